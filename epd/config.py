@@ -1,0 +1,102 @@
+"""Every number that an operator may want to change, in one place, with its unit in its name.
+
+Plain frozen structs, read from flags or a TOML/JSON file by the command line and handed down; no
+module reads the environment or a global.  Defaults serve the bundled tiny model on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names the setting and the remedy."""
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the gateway refuses before it does any work (faults F33, F39, F46)."""
+
+    max_body_nbytes: int = 64 << 20
+    max_images: int = 16
+    max_image_nbytes: int = 32 << 20
+    max_pixels: int = 64_000_000
+    max_side_ratio: int = 200
+    max_open_requests: int = 256
+    max_choices: int = 16
+    fetch_timeout_s: float = 10.0
+    max_redirects: int = 3
+    allow_private_networks: bool = False  # http(s) images from loopback, link-local, private ranges
+    retry_after_s: int = 1
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Deadlines and intervals.  Times are never a way to free memory, only to give up on work."""
+
+    request_timeout_s: float = 120.0
+    accept_timeout_s: float = 5.0  # gateway waits for RequestAccepted
+    stall_timeout_s: float = 30.0  # gateway waits for the next token of a running attempt
+    abort_timeout_s: float = 5.0  # gateway waits for RequestAborted
+    retry_interval_s: float = 0.5  # grants, commits, cancels, joins are repeated
+    fence_interval_s: float = 0.5
+    tombstone_s: float = 60.0
+    heartbeat_interval_s: float = 0.5
+    suspect_after_s: float = 1.5
+    lost_after_s: float = 3.0
+    drain_timeout_s: float = 30.0
+    max_attempts: int = 4
+
+
+class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_queue: int = 512  # images waiting or being encoded
+    max_batch_patches: int = 8192  # of one vision batch
+    cache_nbytes: int = 64 << 20  # resident rows
+
+
+class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_queue: int = 512
+    pool_nbytes: int = 32 << 20  # receive pool, split into slots
+    slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
+    max_slots_share_per_peer: float = 1.0
+
+
+class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_queue: int = 512
+    max_running: int = 256
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device: str = "cpu"
+    dtype: str = "float32"
+    block_size: int = 16
+    kv_nbytes: int = 128 << 20
+    max_step_tokens: int = 1024  # token budget of a step
+    max_chunk_tokens: int = 512  # of one prefill chunk
+    threads: int = 0  # 0: share the machine's cores between its instances
+    checksums: bool = True
+
+
+class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One serving process."""
+
+    instance_id: str
+    roles: tuple[str, ...]
+    model_dir: str
+    gateway_endpoint: str = ""
+    endpoint: str = ""
+    timing: Timing = Timing()
+    encode: EncodeConfig = EncodeConfig()
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    engine: EngineConfig = EngineConfig()
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    instance_id: str = "gateway"
+    model_dir: str = ""
+    model_name: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    endpoint: str = ""
+    tenant: str = ""
+    limits: Limits = Limits()
+    timing: Timing = Timing()

@@ -1,0 +1,181 @@
+"""Ports of the model: what a role may ask of a device.
+
+An engine is asynchronous at its edge and single-minded inside: `encode` and `step` are queued on the
+device's one launch thread, which keeps launch order; image decode and resize go to a pool.  The
+completion (a returned call on CPU, a CUDA event on GPU) becomes a future of the loop.  Engines hold
+no request state: what a step needs is in the batch, and the same batch gives the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from epd.messages import KvLayout, RowContract, SamplingParams, TokenLogprobs
+
+
+class MediaError(Exception):
+    """A picture cannot be used (truncated, not an image, too big); the text is for the client."""
+
+
+class EngineError(Exception):
+    """A step or batch failed on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """A picture ready for the vision tower."""
+
+    pixels: Any  # engine's own: tensor [num_patches, patch_dim] for the Qwen families
+    grid_thw: tuple[int, int, int]
+    num_patches: int  # cost measure for batching
+    num_rows: int  # embedding rows that it will give
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Embeddings of one picture: `[num_rows, row_width]`, contiguous; deepstack side by side."""
+
+    tensor: Any
+    num_rows: int
+    nbytes: int
+
+    def buffer(self) -> memoryview:
+        """The bytes, without a copy (host memory)."""
+        return _bytes_of(self.tensor)
+
+
+def _bytes_of(tensor: Any) -> memoryview:
+    if isinstance(tensor, bytes | bytearray | memoryview):
+        return memoryview(tensor).cast("B")
+    import torch  # an engine that made a tensor has it; the simulator never comes here
+
+    return memoryview(tensor.detach().view(torch.uint8).numpy()).cast("B")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeFailure:
+    """One picture of a batch failed; its neighbours are not affected (fault F13)."""
+
+    reason: str
+
+
+class VisionEngine(Protocol):
+    """The vision tower of one device."""
+
+    contract: RowContract
+
+    async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
+        """Decode, resize, normalise, patchify compressed bytes, on the pool.
+
+        Raises MediaError, also when the picture does not give the `grid_thw` that the gateway
+        computed from its header.
+        """
+        ...
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        """Run the tower over a batch; one result per item, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """Embedding rows that replace placeholders of the chunk.
+
+    Rows `[row_start, row_start + count)` of the item go to positions `[at, at + count)` of the
+    chunk.  `chunks`: the item's rows as byte views in slot order (each whole rows), or one tensor.
+    """
+
+    at: int
+    row_start: int
+    count: int
+    rows: Any  # Rows, or list[memoryview] of whole rows
+
+
+@dataclass(slots=True)
+class StepSequence:
+    """One request's part of a step: a chunk of its tokens, prompt or generated."""
+
+    request_id: str
+    token_ids: Sequence[int]  # the chunk
+    start: int  # index of its first token in the whole sequence
+    block_table: Sequence[int]  # covers start + len(token_ids) tokens
+    positions: Any  # None: index + rope_delta in all axes; else [3][len] ints of this chunk
+    rope_delta: int = 0
+    spans: Sequence[RowSpan] = ()
+    sample: SamplingParams | None = None  # None: this chunk does not reach the last prompt token
+    output_index: int = 0  # index of the token to be sampled among the output tokens
+    prompt_ids: Sequence[int] = ()  # repetition penalty reads them
+    output_ids: Sequence[int] = ()  # emitted so far, penalties read them
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """This sequence failed in this step (bad input, non-finite logits); others are unharmed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Per sequence of the batch, in order: the sampled token, None (no sample asked), or failure."""
+
+    outcomes: list[TokenLogprobs | None | StepFailure]
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopePositions:
+    """Multimodal positions of a prompt, computed once: `[3][num_tokens]` and the decode delta."""
+
+    positions: Any  # None for models with linear positions
+    delta: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLayout:
+    """Where an item's rows stand in the prompt, for position computation."""
+
+    offset: int
+    num_rows: int
+    grid_thw: tuple[int, int, int]
+
+
+class LanguageEngine(Protocol):
+    """The language model of one device with its paged KV pool."""
+
+    kv_layout: KvLayout
+    num_blocks: int
+    row_contract: RowContract | None  # None: a text-only model
+    max_context: int
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        """Pure and cheap."""
+        ...
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        """Place the KV pool, `num_blocks * block_nbytes` bytes, into registered memory. Once."""
+        ...
+
+    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
+        """The bytes of blocks, to be written to a decode instance."""
+        ...
+
+    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+        """One forward over a mixed batch of prefill chunks and decodes, then sampling.
+
+        Raises EngineError when the whole step failed.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters an engine keeps for metrics."""
+
+    steps: int = 0
+    tokens: int = 0
+    images: int = 0
+    busy_s: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,174 @@
+"""Ports of the two planes, and of time: what a role may assume of the outside.
+
+Control plane: `Bus` moves small typed messages, at most once, in order per peer, and never blocks
+on a peer.  Data plane: `TransferEngine` moves bytes into a peer's registered memory and says
+nothing; a role follows a write with a `Commit` message.  The two fail differently, so they are two
+ports.  Each has several adapters (ZMQ, in-process, simulated; local, shm, simulated) and each
+adapter passes the one contract kit of its port (tests/contract/).
+
+Ownership rule of the data plane: memory that a write reads from or lands in belongs to the
+TRANSFER machine until the outcome is known.  `Written` and `Failed` are definite.  `Unknown` means
+that bytes may still be read from the source or land in the target: both stay owned until `fence`
+says that the other side cannot touch them any more.  A time-out is never a fence (fault F7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from epd.messages import Address, Message, RemoteRegion
+
+Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
+
+
+class Clock(Protocol):
+    """Time as roles see it; virtual in the simulator."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds, for durations and timers."""
+        ...
+
+    def wall_s(self) -> float:
+        """Wall-clock seconds, comparable between processes of one host or NTP-synchronised hosts."""
+        ...
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> TimerHandle:
+        """Run `callback` on the loop once `now_s() >= when_s`."""
+        ...
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Random(Protocol):
+    """Keyed randomness: equal keys give equal draws in the simulator, whatever the order of calls."""
+
+    def uniform(self, *key: object) -> float:
+        """In [0, 1)."""
+        ...
+
+    def integer(self, *key: object) -> int:
+        """In [0, 2**63)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message as the bus hands it to the role: decoded, with its sender's life and payloads."""
+
+    source: str
+    epoch: int
+    message: Message
+    payloads: tuple[Any, ...] = ()
+
+
+class Bus(Protocol):
+    """The control plane of one instance."""
+
+    address: Address
+
+    def connect(self, peer: Address) -> None:
+        """Learn how to reach a peer; a new epoch replaces the old connection. Never blocks."""
+        ...
+
+    def disconnect(self, instance_id: str) -> None:
+        """Forget a peer and drop what is queued for it."""
+        ...
+
+    def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
+        """Queue a message.  False: not queued (unknown peer, or its queue is full); never raises."""
+        ...
+
+    def start(self, deliver: Callable[[Received], None]) -> None:
+        """Begin receiving; `deliver` is called on the loop, in order per peer, and must not raise."""
+        ...
+
+    async def close(self) -> None:
+        """Flush briefly, close sockets, remove ipc files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """All bytes are in the target's memory and the source is not read any more."""
+
+    nbytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """Definite: no byte of this write lands from now on and the source is not read any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteUnknown:
+    """Bytes may still move.  Source and target stay owned until fenced (faults F6 to F8)."""
+
+    reason: str
+
+
+WriteOutcome = Written | WriteFailed | WriteUnknown
+
+
+class Region(Protocol):
+    """Own registered memory: `num_slots` slots of `slot_nbytes`, registered once, never moved."""
+
+    remote: RemoteRegion
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole memory, writable, `num_slots * slot_nbytes` bytes."""
+        ...
+
+    def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
+        """What was written to `slots`, in order, `nbytes` in all; no copy."""
+        ...
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """The lease ended: drop references deposited for these slots (local backend)."""
+        ...
+
+
+class TransferEngine(Protocol):
+    """The data plane of one instance: one engine per process, not per request."""
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> Region:
+        """Allocate and register memory that peers may write to.
+
+        `by_reference`: a producer in this very process may deposit its buffers instead of copying
+        bytes; `views` then returns the deposited buffers.  Raises `TransportError` with a remedy.
+        """
+        ...
+
+    async def write(
+        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> WriteOutcome:
+        """Write buffers, concatenated, into `slots` in order, filling each slot but the last."""
+        ...
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        """True once this epoch of the peer can never write to our memory again; False: cannot tell.
+
+        Bounded: answers within about a second.  The caller retries with back-off.
+        """
+        ...
+
+    def revoke(self, region: Region) -> None:
+        """Make the region unreachable for new writes and release it."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for writes in flight, release all memory, remove shared memory segments."""
+        ...
+
+
+class TransportError(Exception):
+    """A transport cannot do what was asked; the text names the thing and the remedy."""
