@@ -1,0 +1,15 @@
+"""A vision-language model of 5.7 M parameters that reads text in pictures, and all that made it.
+
+Small enough to be committed, real enough that a damaged, swapped or late embedding shows in the
+answer: it is what the demo and the end-to-end tests of `epd` serve. README.md says how it was
+trained and how well it reads. Importing this package, or any module of it that paints, asks or
+samples, loads neither torch nor transformers.
+"""
+
+from pathlib import Path
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+"""The committed checkpoint directory, in the layout of a published Qwen3-VL."""
+
+SAMPLES = Path(__file__).parent / "samples"
+"""The committed sample pictures and `samples.json`."""
