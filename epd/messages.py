@@ -420,12 +420,13 @@ AnyMessage = (
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """The header frame: who speaks, in which life, and what it says."""
+    """The header frame: who speaks, in which life, what it says, and to which life."""
 
     version: int
     source: str  # instance id
     epoch: int
     message: AnyMessage
+    target_epoch: int = 0  # the life it is meant for; 0: any (the sender has not met the peer yet)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,108 @@
+"""Frames of the control plane: what goes on the wire and what is let in from it.
+
+A bus message is `[header, payload, ...]`.  The header is one msgpack `Envelope`; payloads are raw
+bytes (compressed images) and are never parsed here.  Everything that arrives is hostile until
+`unpack` has passed it: it raises `FrameRejected` with a `kind` that is counted, and nothing else,
+whatever the bytes are.  A connection's routing id is `instance_id:epoch`; a header that names
+another source is a forgery.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from epd.messages import PROTOCOL_VERSION, Address, Envelope, Message, decode, encode
+from epd.transport.base import Buffer, Received, TransportError
+
+INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """What one bus message may weigh; above it the message is dropped and counted.
+
+    The header bound also bounds the time for which one hostile header can hold the loop (a 4 MiB
+    one decodes in well under 0.2 s); a prompt of 500k tokens fits.
+    """
+
+    max_header_nbytes: int = 4 << 20
+    max_payload_nbytes: int = 64 << 20  # all payloads of one message together
+    max_payloads: int = 16
+
+
+class FrameRejected(Exception):
+    """These frames are not a message of ours; `kind` is the name under which it is counted."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+
+
+def routing_id(address: Address) -> bytes:
+    """The name of a connection: one life of one instance."""
+    return f"{address.instance_id}:{address.epoch}".encode()
+
+
+def check_instance_id(instance_id: str) -> None:
+    """Raises TransportError unless the id is short and safe in file names and routing ids."""
+    if not INSTANCE_ID.fullmatch(instance_id):
+        raise TransportError(
+            f"instance id {instance_id!r} cannot be used: give 1 to 100 letters, digits, "
+            "'.', '_' or '-', beginning with a letter or digit"
+        )
+
+
+def pack(source: Address, target_epoch: int, message: Any) -> bytes:
+    """Message to header frame."""
+    return encode(
+        Envelope(PROTOCOL_VERSION, source.instance_id, source.epoch, message, target_epoch)
+    )
+
+
+def weigh(header: bytes, payloads: Sequence[Buffer], limits: FrameLimits) -> int:
+    """Bytes of all payloads.  Raises FrameRejected when the receiver would refuse the message."""
+    if len(header) > limits.max_header_nbytes:
+        raise FrameRejected("oversized_header", f"{len(header)} bytes")
+    if len(payloads) > limits.max_payloads:
+        raise FrameRejected("too_many_frames", f"{len(payloads)} payloads")
+    nbytes = sum(memoryview(payload).nbytes for payload in payloads)
+    if nbytes > limits.max_payload_nbytes:
+        raise FrameRejected("oversized_payload", f"{nbytes} bytes")
+    return nbytes
+
+
+def unpack(
+    sender: bytes | None,
+    header: Buffer,
+    payloads: tuple[Any, ...],
+    own_epoch: int,
+    limits: FrameLimits,
+) -> Received:
+    """Frames to message; `sender` is the connection's routing id (None: not known, trusted).
+
+    Raises FrameRejected, whatever the bytes are.
+    """
+    weigh(header, payloads, limits)
+    envelope = _decode(header)
+    if envelope.version != PROTOCOL_VERSION:
+        raise FrameRejected("version", f"{envelope.version} instead of {PROTOCOL_VERSION}")
+    if sender is not None and sender != _spelled(envelope):
+        raise FrameRejected("spoofed_source", f"{envelope.source!r} over {sender!r}")
+    if envelope.target_epoch not in (0, own_epoch):
+        raise FrameRejected("stale_target", f"meant for epoch {envelope.target_epoch}")
+    message: Message = envelope.message
+    return Received(envelope.source, envelope.epoch, message, payloads)
+
+
+def _decode(header: Buffer) -> Envelope:
+    try:
+        return decode(header)
+    except Exception as error:  # msgspec errors, but also RecursionError on deep nesting
+        raise FrameRejected("malformed", type(error).__name__) from None
+
+
+def _spelled(envelope: Envelope) -> bytes:
+    return f"{envelope.source}:{envelope.epoch}".encode(errors="replace")

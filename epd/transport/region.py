@@ -1,0 +1,180 @@
+"""Registered memory cut into slots, and the arithmetic of writing into them.
+
+`SlotRegion` is what every host-memory backend hands out: one block of memory that is never moved,
+seen as `num_slots` slots.  Besides bytes it can hold *deposits*: buffers of a producer in the same
+process, kept by reference for the slots they were written to, until the lease ends (`forget`) or
+the slots are written again.  `plan` turns "these buffers, into those slots" into copies; it checks
+everything before the first byte moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from epd.messages import RemoteRegion
+from epd.transport.base import Buffer, TransportError
+
+RegionKey = tuple[str, int, str]  # instance id, epoch, region id
+
+Piece = tuple[int, memoryview]  # offset in the target region, bytes to put there
+
+
+class WriteRefused(TransportError):
+    """This write cannot be done and no byte of it has moved; the text says why."""
+
+
+def key_of(remote: RemoteRegion) -> RegionKey:
+    return (remote.instance_id, remote.epoch, remote.region_id)
+
+
+def check_shape(name: str, num_slots: int, slot_nbytes: int) -> int:
+    """Bytes of a region.  Raises TransportError for an empty one."""
+    if num_slots < 1 or slot_nbytes < 1:
+        raise TransportError(
+            f"region {name!r} would have {num_slots} slots of {slot_nbytes} bytes: "
+            "both must be at least 1"
+        )
+    return num_slots * slot_nbytes
+
+
+def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    """Buffers as flat bytes, empty ones left out.  Raises WriteRefused if not contiguous."""
+    try:
+        views = [memoryview(buffer) for buffer in buffers]
+        return [view.cast("B") for view in views if view.nbytes]
+    except TypeError as error:
+        raise WriteRefused(f"a source buffer is not contiguous bytes: {error}") from None
+
+
+def runs(slots: Sequence[int], slot_nbytes: int, nbytes: int) -> list[tuple[int, int]]:
+    """`(offset, length)` in the region of the first `nbytes` of `slots`; neighbours are merged."""
+    merged: list[tuple[int, int]] = []
+    for slot in slots:
+        length = min(slot_nbytes, nbytes)
+        if length <= 0:
+            break
+        nbytes -= length
+        offset = slot * slot_nbytes
+        if merged and sum(merged[-1]) == offset:
+            merged[-1] = (merged[-1][0], merged[-1][1] + length)
+        else:
+            merged.append((offset, length))
+    return merged
+
+
+def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int]) -> list[Piece]:
+    """Copies that put `source`, concatenated, into `slots`.  Raises WriteRefused."""
+    nbytes = sum(view.nbytes for view in source)
+    check_slots(target, slots)
+    if nbytes > len(slots) * target.slot_nbytes:
+        raise WriteRefused(
+            f"{nbytes} bytes do not fit {len(slots)} slots of {target.slot_nbytes} bytes"
+        )
+    pieces: list[Piece] = []
+    remaining = iter(source)
+    view = memoryview(b"")
+    for offset, length in runs(slots, target.slot_nbytes, nbytes):
+        while length:
+            if not view.nbytes:
+                view = next(remaining)
+            step = min(length, view.nbytes)
+            pieces.append((offset, view[:step]))
+            view, offset, length = view[step:], offset + step, length - step
+    return pieces
+
+
+def check_slots(target: RemoteRegion, slots: Sequence[int]) -> None:
+    """Raises WriteRefused unless the slots are distinct and in the region."""
+    if len(set(slots)) != len(slots):
+        raise WriteRefused("a slot is named twice")
+    for slot in slots:
+        if not 0 <= slot < target.num_slots:
+            raise WriteRefused(f"slot {slot} is not one of the region's {target.num_slots}")
+
+
+def cut(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
+    """Bytes `[start, stop)` of the concatenated buffers, as views."""
+    views: list[memoryview] = []
+    at = 0
+    for buffer in buffers:
+        lower, upper = max(start - at, 0), min(stop - at, buffer.nbytes)
+        if lower < upper:
+            views.append(buffer[lower:upper])
+        at += buffer.nbytes
+    return views
+
+
+class _Deposit:
+    """Buffers kept by reference for the slots of one write."""
+
+    def __init__(self, slots: tuple[int, ...], buffers: list[memoryview]) -> None:
+        self.slots = slots
+        self.buffers = buffers
+        self.nbytes = sum(buffer.nbytes for buffer in buffers)
+
+
+class SlotRegion:
+    """One region; `memory` is `num_slots * slot_nbytes` writable bytes."""
+
+    def __init__(self, remote: RemoteRegion, memory: memoryview, *, by_reference: bool) -> None:
+        self.remote = remote
+        self.by_reference = by_reference
+        self.revoked = False
+        self._memory = memory
+        self._deposits: dict[int, _Deposit] = {}  # by each of its slots
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole memory, writable; deposits are not in it."""
+        return self._memory
+
+    def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
+        """The first `nbytes` of what was written to `slots`, in order; no copy.
+
+        A view per slot, or for slots that hold exactly one deposit its buffers as they were given.
+        Raises WriteRefused when the slots are not in the region or hold less.
+        """
+        check_slots(self.remote, slots)
+        if nbytes > len(slots) * self.remote.slot_nbytes:
+            raise WriteRefused(f"{nbytes} bytes asked of {len(slots)} slots")
+        deposit = self._deposits.get(slots[0]) if slots else None
+        if deposit is not None and deposit.slots == tuple(slots):
+            views = cut(deposit.buffers, 0, nbytes)
+        else:
+            views = [view for slot in slots for view in self._slot_views(slot)]
+            views = cut(views, 0, nbytes)
+        if sum(view.nbytes for view in views) < nbytes:
+            raise WriteRefused(f"fewer than {nbytes} bytes were deposited in slots {list(slots)}")
+        return views
+
+    def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
+        """Keep a producer's buffers for `slots` instead of their bytes."""
+        self.forget(slots)
+        deposit = _Deposit(tuple(slots), buffers)
+        for slot in slots:
+            self._deposits[slot] = deposit
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Drop the deposits that touch these slots."""
+        for slot in slots:
+            deposit = self._deposits.get(slot)
+            for touched in deposit.slots if deposit else ():
+                self._deposits.pop(touched, None)
+
+    def num_deposits(self) -> int:
+        """Slots that hold a reference now; zero at quiescence."""
+        return len(self._deposits)
+
+    def release(self) -> None:
+        """Revoked: drop every reference.  Views that are out stay valid until dropped."""
+        self.revoked = True
+        self._deposits.clear()
+        self._memory = memoryview(b"")
+
+    def _slot_views(self, slot: int) -> list[memoryview]:
+        slot_nbytes = self.remote.slot_nbytes
+        deposit = self._deposits.get(slot)
+        if deposit is None:
+            return [self._memory[slot * slot_nbytes : (slot + 1) * slot_nbytes]]
+        start = deposit.slots.index(slot) * slot_nbytes
+        return cut(deposit.buffers, start, start + slot_nbytes)
