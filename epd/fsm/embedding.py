@@ -1,0 +1,231 @@
+"""EMBEDDING: the rows of one `mm_hash` at a prefill instance, whoever wants them.
+
+Theory of operation
+-------------------
+One machine per hash, so one load per hash (fault F37): requests are *waiters*, each with a room of
+its own at some encoder.  The first waiter's room becomes the load; the others follow.  If the load
+fails, the next room takes over, so that one lost encoder fails nobody who has another.  When rows
+are resident, the rooms that were not needed are cancelled.
+
+References keep rows from the moment they are wanted until their last consumer has used them; only
+unreferenced rows can be evicted (faults F23, F24).  When all waiters leave during a load it is
+ABANDONED: the memory is the transfer's until the outcome arrives, then the rows stay as cache or
+the slots return (F21); a new waiter meanwhile joins the same load (F22).  The slots themselves are
+owned by TRANSFER until published, by this machine while RESIDENT.
+
+Source: the asynchronous-load change of vLLM's encoder-cache connector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    unless,
+)
+
+
+class S(State):
+    ABSENT = "owns nothing"
+    REQUESTED = "waits for slots of the receive pool"
+    LOADING = "a transfer owns the slots; waiters wait"
+    RESIDENT = "owns the rows and their slots"
+    ABANDONED = "nobody waits; the transfer owns the slots until its outcome arrives"
+    FAILED = "no room is left to try; owns nothing"
+    QUARANTINED = "the load's outcome is unknown; its slots stay with the transfer until fenced"
+    EVICTED = "the slots went back to the pool"
+
+
+class Do(Effect):
+    OPEN_TRANSFER = "lease slots and grant them for the current room"
+    CANCEL_TRANSFER = "stop the current load"
+    CANCEL_ROOM = "tell the encoder that the leaving waiter's room is not needed"
+    CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
+    NOTIFY_READY = "tell every waiter that the rows are resident"
+    NOTIFY_ONE = "tell the new waiter that the rows are resident"
+    NOTIFY_FAILED = "tell every waiter that the rows will not come"
+    RELEASE_ROWS = "return the slots to the pool"
+
+
+@dataclass(slots=True)
+class Wanted(Event):
+    room: str
+    item: Any
+
+
+@dataclass(slots=True)
+class Unwanted(Event):
+    """A waiter left: it used the rows, or it was aborted."""
+
+    room: str
+
+
+@dataclass(slots=True)
+class LeaseGranted(Event):
+    pass
+
+
+@dataclass(slots=True)
+class Loaded(Event):
+    rows: Any
+    slots: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class LoadFailed(Event):
+    kind: str
+    reason: str
+    retryable: bool
+
+
+@dataclass(slots=True)
+class LoadLost(Event):
+    """The producer was lost; its slots stay fenced."""
+
+    kind: str
+    reason: str
+    retryable: bool
+
+
+@dataclass(slots=True)
+class LoadTimedOut(Event):
+    by_time = True
+    kind: str
+    reason: str
+    retryable: bool
+
+
+@dataclass(slots=True)
+class SlotsReturned(Event):
+    pass
+
+
+@dataclass(slots=True)
+class EvictionRequested(Event):
+    """The pool needs slots."""
+
+
+@dataclass(slots=True)
+class IdleTimePassed(Event):
+    by_time = True
+
+
+class Embedding(Machine):
+    """Rows of one hash; `waiters` maps a room to its item, in order of arrival."""
+
+    __slots__ = ("failure", "room", "rows", "slots", "tried", "waiters")
+
+    def __init__(self, mm_hash: str, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(mm_hash, journal)
+        self.waiters: dict[str, Any] = {}
+        self.room = ""  # of the current load
+        self.tried: set[str] = set()
+        self.rows: Any = None
+        self.slots: tuple[int, ...] = ()
+        self.failure = ("", "", True)
+
+    @property
+    def item(self) -> Any:
+        return self.waiters.get(self.room)
+
+    def untried(self) -> list[str]:
+        return [room for room in self.waiters if room not in self.tried]
+
+
+def others_wait(embedding: Embedding, event: Unwanted) -> bool:
+    return any(room != event.room for room in embedding.waiters)
+
+
+def another_room(embedding: Embedding, event: Event) -> bool:
+    return bool(embedding.untried())
+
+
+def unreferenced(embedding: Embedding, event: Event) -> bool:
+    return not embedding.waiters
+
+
+def add_waiter(embedding: Embedding, event: Wanted) -> None:
+    embedding.waiters[event.room] = event.item
+
+
+def begin(embedding: Embedding, event: Wanted) -> None:
+    add_waiter(embedding, event)
+    embedding.room = event.room
+    embedding.tried.add(event.room)
+
+
+def remove_waiter(embedding: Embedding, event: Unwanted) -> None:
+    embedding.waiters.pop(event.room, None)
+
+
+def next_room(embedding: Embedding, event: Event) -> None:
+    embedding.room = embedding.untried()[0]
+    embedding.tried.add(embedding.room)
+
+
+def keep_rows(embedding: Embedding, event: Loaded) -> None:
+    embedding.rows, embedding.slots = event.rows, event.slots
+
+
+def keep_failure(embedding: Embedding, event: LoadFailed | LoadLost | LoadTimedOut) -> None:
+    embedding.failure = (event.kind, event.reason, event.retryable)
+
+
+_IN_LOAD = (S.REQUESTED, S.LOADING)
+_ENDED = (S.FAILED, S.EVICTED)
+
+# fmt: off: one line per row reads as the table it is
+ROWS = (
+    Row(S.ABSENT, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
+    Row(S.ABSENT, IdleTimePassed, S.EVICTED),
+    Row(_IN_LOAD, Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
+    Row(S.REQUESTED, LeaseGranted, S.LOADING),
+    Row(_IN_LOAD, Unwanted, None, (Do.CANCEL_ROOM,), remove_waiter, others_wait),
+    Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_TRANSFER,), remove_waiter, unless(others_wait)),
+    Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER,), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
+    Row(S.LOADING, Loaded, S.RESIDENT, (Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
+    Row(_IN_LOAD, LoadFailed, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(_IN_LOAD, LoadFailed, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
+    Row(_IN_LOAD, LoadTimedOut, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(_IN_LOAD, LoadTimedOut, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
+    Row(S.REQUESTED, LoadLost, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
+    Row(S.LOADING, LoadLost, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
+    Row(S.ABANDONED, Wanted, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
+    Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.CANCEL_FOLLOWERS,), keep_rows, note="kept as cache (F21)"),
+    Row(S.ABANDONED, LoadFailed, S.FAILED, (), keep_failure),
+    Row(S.ABANDONED, LoadTimedOut, S.FAILED, (), keep_failure),
+    Row(S.ABANDONED, LoadLost, S.QUARANTINED, (), keep_failure),
+    Row(S.RESIDENT, Wanted, None, (Do.NOTIFY_ONE,), add_waiter),
+    Row(S.RESIDENT, Unwanted, None, (), remove_waiter),
+    Row(S.RESIDENT, EvictionRequested, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
+    Row(S.RESIDENT, EvictionRequested, None, when=unless(unreferenced), note="referenced rows stay (F23, F24)"),
+    Row(S.RESIDENT, IdleTimePassed, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
+    Row(S.RESIDENT, IdleTimePassed, None, when=unless(unreferenced)),
+    Row(S.QUARANTINED, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin, note="a new room, new slots"),
+    Row(S.QUARANTINED, Unwanted, None, (), remove_waiter),
+    Row(S.QUARANTINED, SlotsReturned, S.FAILED),
+    Row(S.QUARANTINED, IdleTimePassed, S.FAILED, note="forgets the hash; the slots stay with the transfer"),
+)
+
+IGNORES = (
+    Ignore(_ENDED, (Unwanted, LeaseGranted, SlotsReturned, EvictionRequested, IdleTimePassed, LoadFailed, LoadLost, LoadTimedOut), "it has ended; the transfer owns what is still to return"),
+    Ignore((S.REQUESTED, S.LOADING, S.RESIDENT, S.ABANDONED), (SlotsReturned,), "slots of an earlier load of this hash"),
+    Ignore((S.REQUESTED, S.LOADING, S.ABANDONED), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore((S.QUARANTINED,), (EvictionRequested, LoadFailed, LoadLost, LoadTimedOut), "the load was given up; its slots are the transfer's"),
+    Ignore((S.ABANDONED,), (Unwanted,), "the waiter has left once"),
+)
+
+TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)
+Embedding.table = TABLE

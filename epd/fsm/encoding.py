@@ -1,0 +1,232 @@
+"""ENCODING: the making of one `mm_hash`'s rows at an encode instance (single flight).
+
+Theory of operation
+-------------------
+However many rooms want a hash, it is decoded and encoded once: rooms join the machine, and when the
+rows are resident each room is filled from them (faults F32, F37).  The value is whole: main
+embedding and deepstack are one tensor (F12).  A picture that cannot be used fails this machine and
+its rooms, nothing else (F13).
+
+What cannot be interrupted: image decode on the pool, and a batch on the device.  If all rooms leave
+meanwhile the machine is ABANDONED and waits for the outcome; rows that arrive then are kept as
+cache.  Before a batch has taken it (PREPARED) it can simply be dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    unless,
+)
+
+
+class S(State):
+    ABSENT = "owns nothing"
+    QUEUED = "owns the compressed image, which a pool thread decodes and resizes"
+    PREPARED = "owns patches, waits for a batch"
+    ENCODING = "the device's batch owns the patches"
+    RESIDENT = "owns the rows in the fast tier; rooms may read them"
+    DEMOTED = "owns the rows in the host tier; rooms may read them there"
+    ABANDONED = "no room left; a thread or the device still works on it"
+    FAILED = "cannot be encoded; owns nothing"
+    EVICTED = "rows or patches were dropped; owns nothing"
+
+
+class Do(Effect):
+    START_PREPROCESS = "decode, resize and patchify on the pool"
+    ENQUEUE = "offer the patches to the next batch"
+    DEQUEUE = "take the patches out of the queue for batches"
+    FILL_ROOMS = "tell every room's transfer that its bytes are ready"
+    FILL_ONE = "tell the new room's transfer that its bytes are ready"
+    FAIL_ROOMS = "tell every room's transfer that its source failed"
+    RELEASE_ROWS = "drop the rows and their share of the budget"
+    REPORT_HANG = "the device does not answer: say so in health and log"
+
+
+@dataclass(slots=True)
+class Requested(Event):
+    room: str
+
+
+@dataclass(slots=True)
+class RoomClosed(Event):
+    """The room's transfer does not need the rows any more, delivered or not."""
+
+    room: str
+
+
+@dataclass(slots=True)
+class PreprocessSucceeded(Event):
+    patches: Any
+
+
+@dataclass(slots=True)
+class PreprocessFailed(Event):
+    """The picture cannot be used; the reason is for the client."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class BatchStarted(Event):
+    pass
+
+
+@dataclass(slots=True)
+class EncodeSucceeded(Event):
+    """The event of the producing stream has passed: rows may be read (fault F2)."""
+
+    rows: Any
+
+
+@dataclass(slots=True)
+class EncodeFailed(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class EncodeTimedOut(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class DemotionSucceeded(Event):
+    rows: Any
+
+
+@dataclass(slots=True)
+class EvictionRequested(Event):
+    pass
+
+
+@dataclass(slots=True)
+class IdleTimePassed(Event):
+    by_time = True
+
+
+class Encoding(Machine):
+    """One hash; `rooms` are its open rooms, which hold references to the rows."""
+
+    __slots__ = ("expected", "failure", "image", "in_batch", "patches", "rooms", "rows")
+
+    def __init__(
+        self, mm_hash: str, image: Any, expected: Any, journal: Journal = NULL_JOURNAL
+    ) -> None:
+        super().__init__(mm_hash, journal)
+        self.image = image
+        self.expected = expected  # grid_thw that the gateway computed
+        self.rooms: dict[str, None] = {}
+        self.patches: Any = None
+        self.rows: Any = None
+        self.in_batch = False
+        self.failure = ("", "", True)
+
+
+def others_wait(encoding: Encoding, event: RoomClosed) -> bool:
+    return any(room != event.room for room in encoding.rooms)
+
+
+def in_batch(encoding: Encoding, event: Event) -> bool:
+    return encoding.in_batch
+
+
+def unreferenced(encoding: Encoding, event: Event) -> bool:
+    return not encoding.rooms
+
+
+def add_room(encoding: Encoding, event: Requested) -> None:
+    encoding.rooms[event.room] = None
+
+
+def remove_room(encoding: Encoding, event: RoomClosed) -> None:
+    encoding.rooms.pop(event.room, None)
+
+
+def keep_patches(encoding: Encoding, event: PreprocessSucceeded) -> None:
+    encoding.image, encoding.patches = None, event.patches
+
+
+def enter_batch(encoding: Encoding, event: BatchStarted) -> None:
+    encoding.in_batch = True
+
+
+def keep_rows(encoding: Encoding, event: EncodeSucceeded | DemotionSucceeded) -> None:
+    encoding.patches, encoding.rows, encoding.in_batch = None, event.rows, False
+
+
+def note_bad_picture(encoding: Encoding, event: PreprocessFailed) -> None:
+    encoding.image, encoding.failure = None, ("media", event.reason, False)
+
+
+def note_failure(encoding: Encoding, event: EncodeFailed) -> None:
+    encoding.patches, encoding.in_batch = None, False
+    encoding.failure = ("engine", event.reason, True)
+
+
+def note_timeout(encoding: Encoding, event: EncodeTimedOut) -> None:
+    encoding.failure = ("engine", "the encoder did not answer in time", True)
+
+
+def drop_patches(encoding: Encoding, event: RoomClosed) -> None:
+    remove_room(encoding, event)
+    encoding.patches = None
+
+
+_CACHED = (S.RESIDENT, S.DEMOTED)
+_ENDED = (S.FAILED, S.EVICTED)
+
+# fmt: off: one line per row reads as the table it is
+ROWS = (
+    Row(S.ABSENT, Requested, S.QUEUED, (Do.START_PREPROCESS,), add_room),
+    Row(S.ABSENT, IdleTimePassed, S.EVICTED),
+    Row((S.QUEUED, S.PREPARED, S.ENCODING), Requested, None, (), add_room, note="single flight (F37)"),
+    Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
+    Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_picture, note="fails alone (F13)"),
+    Row(S.QUEUED, RoomClosed, None, (), remove_room, others_wait),
+    Row(S.QUEUED, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "a pool thread owns the image"),
+    Row(S.QUEUED, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
+    Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
+    Row(S.PREPARED, RoomClosed, None, (), remove_room, others_wait),
+    Row(S.PREPARED, RoomClosed, S.EVICTED, (Do.DEQUEUE,), drop_patches, unless(others_wait)),
+    Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.DEQUEUE, Do.FAIL_ROOMS), note_timeout),
+    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.FILL_ROOMS,), keep_rows),
+    Row(S.ENCODING, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure),
+    Row(S.ENCODING, RoomClosed, None, (), remove_room, others_wait),
+    Row(S.ENCODING, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "the device owns the patches"),
+    Row(S.ENCODING, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
+    Row(S.ABANDONED, Requested, S.ENCODING, (), add_room, in_batch, "resurrection (F22)"),
+    Row(S.ABANDONED, Requested, S.QUEUED, (), add_room, unless(in_batch), "resurrection (F22)"),
+    Row(S.ABANDONED, RoomClosed, None, (), remove_room),
+    Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
+    Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
+    Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (), keep_rows, note="kept as cache (F21)"),
+    Row(S.ABANDONED, EncodeFailed, S.FAILED, (), note_failure),
+    Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
+    Row(_CACHED, Requested, None, (Do.FILL_ONE,), add_room),
+    Row(_CACHED, RoomClosed, None, (), remove_room),
+    Row(S.RESIDENT, DemotionSucceeded, S.DEMOTED, (), keep_rows, note="only devices with memory of their own"),
+    Row(_CACHED, EvictionRequested, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
+    Row(_CACHED, EvictionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
+    Row(_CACHED, IdleTimePassed, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
+    Row(_CACHED, IdleTimePassed, None, when=unless(unreferenced)),
+)
+
+IGNORES = (
+    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
+    Ignore(_CACHED, (EncodeTimedOut,), "a late timer"),
+    Ignore((S.QUEUED, S.PREPARED, S.ENCODING, S.ABANDONED), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+)
+
+TABLE = Table("ENCODING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)
+Encoding.table = TABLE

@@ -1,0 +1,255 @@
+"""GENERATION: one request at the gateway, from admission to its one terminal answer.
+
+Theory of operation
+-------------------
+It outlives attempts.  An attempt is a placement on instances; when it fails for a reason that
+another instance may not have, the generation is MIGRATING: the prompt plus the tokens that the
+client already has go elsewhere, and the client sees neither a gap nor a repeat (fault F20).  Tokens
+are numbered by output index, so a duplicate is recognised and a hole is an outcome of its own.
+
+Exactly one terminal answer: FINISHED, FAILED and REJECTED are the only ways out, each reached once,
+and every state has a deadline.  A failed stage is a failed or a retried request, never a success
+without its picture (F40).  When the client leaves, CANCELLING waits until the instances have
+confirmed, so that the gateway's books and theirs agree (F43).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    unless,
+)
+
+
+class S(State):
+    RECEIVED = "asked for; nothing is reserved"
+    PREPARING = "holds a place; media are fetched, the prompt is tokenized"
+    PLACED = "an attempt was sent to its instances; no token yet"
+    STREAMING = "tokens arrive"
+    MIGRATING = "the attempt failed; another one is being placed"
+    CANCELLING = "the client left or has enough; instances are asked to stop"
+    FINISHED = "answered"
+    FAILED = "answered with one clear error"
+    REJECTED = "refused at once"
+
+
+class Do(Effect):
+    DISPATCH = "send the attempt to encode and prefill"
+    PLACE = "choose instances for the next attempt"
+    DELIVER = "hand new tokens to the client"
+    DELIVER_FINAL = "hand the last tokens and the finish reason to the client"
+    ABORT_ATTEMPT = "tell the instances of the attempt to stop"
+    ANSWER_ERROR = "hand the one error to the client"
+    CLOSE = "give the place back"
+    ARM_ATTEMPT = "restart the clock that bounds silence of the attempt"
+    ARM_ABORT = "bound the wait for confirmations"
+
+
+@dataclass(slots=True)
+class Admitted(Event):
+    pass
+
+
+@dataclass(slots=True)
+class Refused(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class PreparationFailed(Event):
+    """The API already answered: bad input is its own error."""
+
+
+@dataclass(slots=True)
+class Placed(Event):
+    placement: Any
+
+
+@dataclass(slots=True)
+class NoTopology(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class Accepted(Event):
+    pass
+
+
+@dataclass(slots=True)
+class TokensArrived(Event):
+    chunk: Any
+
+
+@dataclass(slots=True)
+class FinalTokensArrived(Event):
+    chunk: Any
+
+
+@dataclass(slots=True)
+class TokensMissed(Event):
+    """A chunk starts beyond the next index: something between was lost."""
+
+    reason: str
+    kind: str = "lost"
+    retryable: bool = True
+
+
+@dataclass(slots=True)
+class AttemptFailed(Event):
+    kind: str
+    reason: str
+    retryable: bool
+
+
+@dataclass(slots=True)
+class AttemptTimedOut(Event):
+    by_time = True
+    reason: str
+    kind: str = "lost"
+    retryable: bool = True
+
+
+@dataclass(slots=True)
+class CancelRequested(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class AbortConfirmed(Event):
+    pass
+
+
+@dataclass(slots=True)
+class AbortTimedOut(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class DeadlinePassed(Event):
+    by_time = True
+
+
+class Generation(Machine):
+    """One choice of one API request."""
+
+    __slots__ = (
+        "accepted",
+        "attempt",
+        "error",
+        "finish_reason",
+        "max_attempts",
+        "pending_aborts",
+        "placement",
+        "prompt",
+        "stream",
+        "token_ids",
+    )
+
+    def __init__(self, request_id: str, max_attempts: int, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(request_id, journal)
+        self.attempt = 0
+        self.max_attempts = max_attempts
+        self.prompt: Any = None  # what the API prepared
+        self.placement: Any = None
+        self.accepted = False
+        self.token_ids: list[int] = []  # delivered so far, over all attempts
+        self.finish_reason = ""
+        self.error = ("", "")  # kind, reason
+        self.pending_aborts: set[str] = set()
+        self.stream: Any = None
+
+
+def may_retry(generation: Generation, event: Any) -> bool:
+    return event.retryable and generation.attempt < generation.max_attempts
+
+
+def begin_attempt(generation: Generation, event: Placed) -> None:
+    generation.attempt += 1
+    generation.accepted = False
+    generation.placement = event.placement
+
+
+def note_accepted(generation: Generation, event: Accepted) -> None:
+    generation.accepted = True
+
+
+def append_tokens(generation: Generation, event: TokensArrived | FinalTokensArrived) -> None:
+    generation.token_ids.extend(event.chunk.token_ids)
+    generation.finish_reason = event.chunk.finish_reason
+
+
+def note_failure(generation: Generation, event: Any) -> None:
+    generation.error = (event.kind, event.reason)
+
+
+def note_refusal(generation: Generation, event: Refused) -> None:
+    generation.error = ("busy", event.reason)
+
+
+def note_no_topology(generation: Generation, event: NoTopology) -> None:
+    kind, reason = generation.error
+    generation.error = ("unavailable", f"{event.reason} (after: {reason})" if kind else event.reason)
+
+
+def note_deadline(generation: Generation, event: DeadlinePassed) -> None:
+    generation.error = ("deadline", "the request did not finish before its deadline")
+
+
+_OPEN = (S.PLACED, S.STREAMING)
+_ENDED = (S.FINISHED, S.FAILED, S.REJECTED)
+_FAIL = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
+_RETRY = (Do.ABORT_ATTEMPT, Do.PLACE)
+
+# fmt: off: one line per row reads as the table it is
+ROWS = (
+    Row(S.RECEIVED, Admitted, S.PREPARING),
+    Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
+    Row(S.RECEIVED, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR,), note_deadline),
+    Row(S.PREPARING, Placed, S.PLACED, (Do.DISPATCH, Do.ARM_ATTEMPT), begin_attempt),
+    Row(S.PREPARING, NoTopology, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
+    Row(S.PREPARING, PreparationFailed, S.FAILED, (Do.CLOSE,)),
+    Row(S.PREPARING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
+    Row(S.PREPARING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
+    Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
+    Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT), append_tokens),
+    Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE), append_tokens),
+    Row(_OPEN, TokensMissed, S.MIGRATING, _RETRY, note_failure, may_retry, "a hole in the stream"),
+    Row(_OPEN, TokensMissed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
+    Row(_OPEN, AttemptFailed, S.MIGRATING, _RETRY, note_failure, may_retry, "elsewhere (F19, F20)"),
+    Row(_OPEN, AttemptFailed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
+    Row(_OPEN, AttemptTimedOut, S.MIGRATING, _RETRY, note_failure, may_retry),
+    Row(_OPEN, AttemptTimedOut, S.FAILED, _FAIL, note_failure, unless(may_retry)),
+    Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT), note="F43"),
+    Row(_OPEN, DeadlinePassed, S.FAILED, _FAIL, note_deadline),
+    Row(S.MIGRATING, Placed, S.PLACED, (Do.DISPATCH, Do.ARM_ATTEMPT), begin_attempt),
+    Row(S.MIGRATING, NoTopology, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
+    Row(S.MIGRATING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
+    Row(S.MIGRATING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
+    Row(S.CANCELLING, AbortConfirmed, S.FINISHED, (Do.CLOSE,)),
+    Row(S.CANCELLING, FinalTokensArrived, S.FINISHED, (Do.CLOSE,), note="it was faster"),
+    Row(S.CANCELLING, AttemptFailed, S.FINISHED, (Do.CLOSE,)),
+    Row(S.CANCELLING, AbortTimedOut, S.FINISHED, (Do.CLOSE,), note="instances end it by its deadline"),
+    Row(S.CANCELLING, DeadlinePassed, S.FINISHED, (Do.CLOSE,)),
+)
+
+IGNORES = (
+    Ignore((S.CANCELLING,), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, CancelRequested), "nobody reads it any more"),
+    Ignore((S.STREAMING, S.MIGRATING), (Accepted,), "a late confirmation"),
+    Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut), "of the attempt that was given up"),
+    Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed, AbortTimedOut), "of an attempt that was given up"),
+    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut, CancelRequested, AbortConfirmed, AbortTimedOut, DeadlinePassed, PreparationFailed), "the one answer was given"),
+)
+
+TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES)
+Generation.table = TABLE

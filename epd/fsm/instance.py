@@ -1,0 +1,129 @@
+"""INSTANCE: one life (epoch) of a serving process, as the gateway's registry sees it.
+
+Theory of operation
+-------------------
+An instance joins again and again until welcomed, so any start order works (faults F17, F18).  While
+its heartbeats arrive it is HEALTHY.  A missed one makes it SUSPECT: nothing new is placed there,
+nothing is given up.  Silence beyond the bound makes it LOST, for good: its epoch is never trusted
+again, its requests move elsewhere, and its peers are told so that they fence it.  LOST is not dead:
+a stalled process may wake up and write, which is why memory is freed by fencing and not by this
+machine (fault F7).  A process that returns joins with a new epoch, which is a new machine (F44).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+
+
+class S(State):
+    JOINING = "known by name; not checked yet"
+    HEALTHY = "takes work"
+    SUSPECT = "silent; keeps its work, gets no new"
+    DRAINING = "finishes its work, gets no new"
+    LOST = "this epoch is over; its memory is fenced by its peers"
+    LEFT = "said good-bye with nothing open"
+
+
+class Do(Effect):
+    WELCOME = "answer the join"
+    REFUSE = "answer the join with the reason"
+    PUBLISH = "send the registry to every instance"
+    FAIL_ATTEMPTS = "tell every generation that used it"
+    DISCONNECT = "forget the connection"
+
+
+@dataclass(slots=True)
+class JoinAccepted(Event):
+    pass
+
+
+@dataclass(slots=True)
+class JoinRejected(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class HeartbeatReceived(Event):
+    load: Any
+
+
+@dataclass(slots=True)
+class HeartbeatMissed(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class HeartbeatsEnded(Event):
+    """Silent beyond the bound."""
+
+    by_time = True
+
+
+@dataclass(slots=True)
+class DrainAnnounced(Event):
+    pass
+
+
+@dataclass(slots=True)
+class LeftReceived(Event):
+    pass
+
+
+@dataclass(slots=True)
+class EpochReplaced(Event):
+    """The same name joined with a new epoch: the old process is gone or fenced."""
+
+
+class Instance(Machine):
+    """One epoch of an instance: `key` is `id:epoch`."""
+
+    __slots__ = ("info", "load", "reason", "seen_s")
+
+    def __init__(self, info: Any, load: Any, now_s: float, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(f"{info.address.instance_id}:{info.address.epoch}", journal)
+        self.info = info
+        self.load = load
+        self.seen_s = now_s
+        self.reason = ""
+
+
+def keep_load(instance: Instance, event: HeartbeatReceived) -> None:
+    instance.load = event.load
+
+
+def keep_reason(instance: Instance, event: JoinRejected) -> None:
+    instance.reason = event.reason
+
+
+_LOSS = (Do.FAIL_ATTEMPTS, Do.PUBLISH, Do.DISCONNECT)
+_ENDED = (S.LOST, S.LEFT)
+
+# fmt: off: one line per row reads as the table it is
+ROWS = (
+    Row(S.JOINING, JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH)),
+    Row(S.JOINING, JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),
+    Row(S.JOINING, HeartbeatsEnded, S.LOST, (Do.DISCONNECT,)),
+    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), JoinAccepted, None, (Do.WELCOME,), note="its welcome was lost"),
+    Row(S.HEALTHY, HeartbeatReceived, None, (), keep_load),
+    Row(S.HEALTHY, HeartbeatMissed, S.SUSPECT),
+    Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (), keep_load),
+    Row((S.HEALTHY, S.SUSPECT), HeartbeatsEnded, S.LOST, _LOSS),
+    Row((S.HEALTHY, S.SUSPECT), DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
+    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), EpochReplaced, S.LOST, _LOSS, note="restarted (F44)"),
+    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), LeftReceived, S.LEFT, _LOSS),
+    Row(S.DRAINING, HeartbeatReceived, None, (), keep_load),
+    Row(S.DRAINING, HeartbeatsEnded, S.LOST, _LOSS),
+)
+
+IGNORES = (
+    Ignore((S.SUSPECT, S.DRAINING, S.JOINING), (HeartbeatMissed,), "only HeartbeatsEnded counts here"),
+    Ignore((S.JOINING,), (HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced), "not a member yet"),
+    Ignore((S.DRAINING,), (DrainAnnounced,), "said before"),
+    Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, HeartbeatMissed, HeartbeatsEnded, DrainAnnounced, LeftReceived, EpochReplaced), "this epoch is over; the process must join with a new one"),
+)
+
+TABLE = Table("INSTANCE", __doc__ or "", S, S.JOINING, _ENDED, ROWS, IGNORES)
+Instance.table = TABLE
