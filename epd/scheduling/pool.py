@@ -1,0 +1,161 @@
+"""Fixed pools of numbered units: slots of the receive pool, blocks of the KV cache.
+
+A unit is free or leased; taking and giving back are the only operations, and the books must balance:
+giving back what is not leased raises, because it means that two owners believed in one unit, which
+is the fault that corrupts memory silently (faults F3, F7).
+
+`LeaseQueue` is the fair line in front of a pool.  Whoever does not fit waits in order of arrival;
+a peer over its quota is passed over, so that one dead encoder's rooms cannot starve the living
+(fault F41).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+
+class PoolError(Exception):
+    """The books of a pool do not balance: a bug, never a user's mistake."""
+
+
+class Pool:
+    """`size` units, lowest free numbers first (deterministic)."""
+
+    __slots__ = ("_free", "_leased", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free: deque[int] = deque(range(size))
+        self._leased: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_leased(self) -> int:
+        return len(self._leased)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """`count` units, or None if there are not enough; never some of them."""
+        if count > len(self._free):
+            return None
+        units = tuple(self._free.popleft() for _ in range(count))
+        self._leased.update(units)
+        return units
+
+    def give_back(self, units: Iterable[int]) -> None:
+        for unit in units:
+            if unit not in self._leased:
+                raise PoolError(f"unit {unit} was given back but is not leased")
+            self._leased.remove(unit)
+            self._free.append(unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A wish for `count` units; `peer` is who will write into them."""
+
+    key: str
+    count: int
+    peer: str
+
+
+class LeaseQueue:
+    """First come, first served before a `Pool`, within a quota per peer."""
+
+    def __init__(self, pool: Pool, max_per_peer: int) -> None:
+        self._pool = pool
+        self._max_per_peer = max_per_peer
+        self._waiting: dict[str, Lease] = {}
+        self._held: dict[str, Lease] = {}
+        self._per_peer: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def fits(self, count: int) -> bool:
+        """Whether such a lease can ever be granted."""
+        return count <= min(self._pool.size, self._max_per_peer)
+
+    def join(self, lease: Lease) -> None:
+        self._waiting[lease.key] = lease
+
+    def leave(self, key: str) -> bool:
+        return self._waiting.pop(key, None) is not None
+
+    def wanted(self) -> int:
+        """Units that the first of the line lacks; what eviction should aim for."""
+        for lease in self._waiting.values():
+            if self._within_quota(lease):
+                return max(0, lease.count - self._pool.num_free)
+        return 0
+
+    def grants(self) -> Iterator[tuple[Lease, tuple[int, ...]]]:
+        """Grant in order; stops at the first that lacks units, passes over peers at their quota."""
+        for lease in list(self._waiting.values()):
+            if not self._within_quota(lease):
+                continue
+            units = self._pool.take(lease.count)
+            if units is None:
+                return
+            del self._waiting[lease.key]
+            self._held[lease.key] = lease
+            self._per_peer[lease.peer] = self._per_peer.get(lease.peer, 0) + lease.count
+            yield lease, units
+
+    def settled(self, key: str) -> None:
+        """The peer will not write for this lease any more: it leaves the peer's quota."""
+        lease = self._held.pop(key, None)
+        if lease is None:
+            return
+        left = self._per_peer[lease.peer] - lease.count
+        if left:
+            self._per_peer[lease.peer] = left
+        else:
+            del self._per_peer[lease.peer]
+
+    def _within_quota(self, lease: Lease) -> bool:
+        held = self._per_peer.get(lease.peer, 0)
+        return held == 0 or held + lease.count <= self._max_per_peer
+
+
+class LruCache:
+    """Order of use among unreferenced entries, bounded by bytes (or slots); policy only.
+
+    `touch` and `add` make an entry the youngest; `victims` names the oldest unreferenced ones until
+    `needed` is covered, examining each entry at most once (bounded work, fault F31).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._sizes: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._sizes
+
+    def add(self, key: str, size: int) -> None:
+        self._sizes[key] = size
+        self.used += size
+
+    def touch(self, key: str) -> None:
+        self._sizes[key] = self._sizes.pop(key)
+
+    def remove(self, key: str) -> None:
+        self.used -= self._sizes.pop(key, 0)
+
+    def victims(self, needed: int, evictable: Callable[[str], bool]) -> list[str]:
+        chosen: list[str] = []
+        for key, size in self._sizes.items():
+            if needed <= 0:
+                break
+            if evictable(key):
+                chosen.append(key)
+                needed -= size
+        return chosen
