@@ -3,8 +3,8 @@
 A copy below `inline_nbytes` is cheaper on the loop than a trip to a thread (about 100 us).  A
 bigger one runs on a pool thread, in numpy, which lets go of the interpreter lock meanwhile.  A copy
 that has begun cannot be taken back: cancelling the caller leaves the thread running, so the copier
-keeps
-every copy in `in_flight` until its thread is really done, and whoever frees memory waits for that.
+keeps every copy in `in_flight` until its thread is really done, and whoever frees memory waits for
+it.
 """
 
 from __future__ import annotations
