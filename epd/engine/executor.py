@@ -1,0 +1,183 @@
+"""Blocking work off the event loop: one launch thread per device, a small pool for pictures.
+
+Theory of operation
+-------------------
+`launch` queues a call for the device's one launch thread, so calls run in the order in which they
+were queued, whatever awaits them.  `compute` hands picture decoding to a pool.  Both give an asyncio
+future, resolved through `call_soon_threadsafe`.
+
+When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
+its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
+callback and goes on to the next call.
+
+Cancelling the future does not cancel the work: it goes on and its result is dropped.  The queue
+entry, and through it every tensor of the call, lives until the completion has fired, so nothing is
+freed under a running kernel.
+
+Both queues have a bound; a full one raises EngineError at once (the role's own queue is where work
+waits).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from epd.engine.base import EngineError
+
+T = TypeVar("T")
+Deliver = Callable[[BaseException | None], None]
+
+
+class Completion(Protocol):
+    """Says when the work that the calling thread has launched is done."""
+
+    def watch(self, deliver: Deliver) -> None:
+        """Call `deliver(error or None)` once, from any thread, when all work launched so far by the
+        calling thread is done.  Does not block."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is watched, at most so long."""
+        ...
+
+
+class ReturnCompletion:
+    """A device that is done when the call has returned: the CPU."""
+
+    def watch(self, deliver: Deliver) -> None:
+        deliver(None)
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+class _Job:
+    """A call and the future that waits for it."""
+
+    __slots__ = ("arguments", "function", "future", "loop")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def resolve(self, result: Any, error: BaseException | None) -> None:
+        """From any thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._settle, result, error)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self.future.done():  # cancelled: the result is dropped
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+
+class _Threads:
+    """Threads that serve one bounded queue in order."""
+
+    def __init__(self, name: str, num_threads: int, max_queue: int, completion: Completion) -> None:
+        self._name = name
+        self._max_queue = max_queue
+        self._completion = completion
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
+            for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> asyncio.Future[T]:
+        if self._closed:
+            raise EngineError(f"{self._name} is closed; no new work is accepted")
+        if self._jobs.qsize() >= self._max_queue:
+            raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
+        job = _Job(function, arguments, asyncio.get_running_loop())
+        self._jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """No new work; what is queued still runs."""
+        if not self._closed:
+            self._closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
+
+    def join(self, until_s: float) -> bool:
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._run(job)
+            del job  # its tensors must not outlive it until the next call arrives
+
+    def _run(self, job: _Job) -> None:
+        try:
+            result = job.function(*job.arguments)
+        except BaseException as error:  # noqa: BLE001  the thread must survive any call (F14)
+            job.resolve(None, error)
+            return
+        try:
+            self._completion.watch(lambda error: job.resolve(result, error))
+        except BaseException as error:  # noqa: BLE001  a device that cannot record an event
+            job.resolve(None, error)
+
+
+class DeviceExecutor:
+    """The threads of one device."""
+
+    def __init__(
+        self,
+        name: str = "device",
+        *,
+        num_pool_threads: int = 2,
+        max_queue: int = 1024,
+        completion: Completion | None = None,
+    ) -> None:
+        self._completion: Completion = completion or ReturnCompletion()
+        self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion)
+        self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, ReturnCompletion())
+
+    def launch(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Run on the launch thread, after everything launched before.  Raises EngineError."""
+        return self._launch.submit(function, arguments)
+
+    def compute(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Run on a pool thread, in no promised order.  Raises EngineError."""
+        return self._pool.submit(function, arguments)
+
+    async def close(self, timeout_s: float = 5.0) -> bool:
+        """Run what is queued, then stop.  False: a thread still ran after `timeout_s`; threads are
+        daemons, so it does not keep the process alive."""
+        until_s = time.monotonic() + timeout_s
+        self._launch.close()
+        self._pool.close()
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def wait() -> None:
+            joined = all([self._launch.join(until_s), self._pool.join(until_s)])
+            self._completion.close(max(0.0, until_s - time.monotonic()))
+            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(joined))
+
+        threading.Thread(target=wait, name="executor-close", daemon=True).start()
+        return bool(await done)

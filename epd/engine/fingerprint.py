@@ -1,0 +1,49 @@
+"""Who is the same model?  Fingerprints that a process without torch can compute.
+
+Two instances may exchange embeddings and KV only when their weights, configuration and image
+processing agree.  Hashing gigabytes at every start is out of the question, so the fingerprint covers
+the configuration, every tensor's name, dtype, shape and offsets, and a sample of each file's bytes:
+another fine-tune of the same shape has other bytes nearly everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from epd.engine.checkpoint import read_config, read_header, read_preprocessor, weight_files
+
+_SAMPLES = 16
+_SAMPLE_NBYTES = 4096
+
+
+def _update_json(digest: hashlib._Hash, value: object) -> None:
+    digest.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _update_sample(digest: hashlib._Hash, path: Path) -> None:
+    """Evenly spread pieces of the file, the first and the last among them."""
+    nbytes = path.stat().st_size
+    with path.open("rb") as file:
+        for i in range(_SAMPLES):
+            file.seek(max(0, nbytes - _SAMPLE_NBYTES) * i // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_NBYTES))
+
+
+def model_fingerprint(model_dir: Path | str) -> str:
+    """32 hex digits that are equal for copies of one checkpoint.  Raises ModelError."""
+    digest = hashlib.sha256()
+    _update_json(digest, read_config(model_dir))
+    _update_json(digest, read_preprocessor(model_dir))
+    for file in weight_files(model_dir):
+        _update_json(digest, read_header(file))
+        _update_sample(digest, file)
+    return digest.hexdigest()[:32]
+
+
+def processor_fingerprint(model_dir: Path | str) -> str:
+    """32 hex digits of all that turns a picture into patches; part of every `mm_hash`."""
+    digest = hashlib.sha256()
+    _update_json(digest, read_preprocessor(model_dir))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,175 @@
+"""Stage-only loading: an encode worker holds no language model, a prefill worker no vision tower.
+
+Theory of operation
+-------------------
+The whole model class of transformers is built with every parameter on the meta device, the
+submodules of the other stages are dropped, and only the tensors that are left are read from the
+safetensors files.  Parameters go to meta by patching `register_parameter`, not with
+`torch.device("meta")`, which would also ruin the non-persistent buffers (rope frequencies) that no
+checkpoint can restore.
+
+Published checkpoints name their tensors as the model class did when they were saved.  A checkpoint
+name is tried as it is, then through the family's renamings; the first that the model has wins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from epd.engine.checkpoint import Checkpoint, ModelError
+
+if TYPE_CHECKING:
+    from epd.engine.models.base import ModelAdapter
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMED = 3  # tensors named in an error
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch dtype of a configured name.  Raises ModelError."""
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported; use one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built inside have shapes but no weights; buffers are real."""
+    from transformers.initialization import no_init_weights
+
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: str) -> nn.Module:
+    """The model with the weights of one stage ("vision" or "language"), in eval mode.
+
+    What belongs to the other stage is None.  Raises ModelError, naming what is wrong.
+    """
+    with parameters_on_meta():
+        model = adapter.build()
+    for path in adapter.other_modules(stage):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, None)
+    tied = _tied_names(model)
+    wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    sources = _match(adapter, wanted)
+    state = _read(adapter.checkpoint, sources, wanted, dtype, device)
+    for name, source in tied.items():
+        if source in state:
+            state[name] = state[source]
+    model.load_state_dict(state, strict=False, assign=True)
+    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if left:
+        raise ModelError(
+            f"no weights for {_some(left)}; the checkpoint is incomplete, copy it again"
+        )
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """Parameter to the one that it shares memory with (the head and the embedding, usually)."""
+    names: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    held = model.state_dict().keys()
+    return {name: source for name, source in names.items() if name in held and source in held}
+
+
+def _match(adapter: ModelAdapter, wanted: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Model name to checkpoint name, shapes checked.  Raises ModelError."""
+    sources: dict[str, str] = {}
+    for stored in adapter.checkpoint.tensors:
+        for name in _candidates(stored, adapter.renames):
+            if name in wanted:
+                sources.setdefault(name, stored)
+                break
+    directory = adapter.checkpoint.directory
+    missing = sorted(wanted.keys() - sources.keys())
+    if missing:
+        raise ModelError(
+            f"{directory} lacks {len(missing)} tensors of {adapter.model_type}: {_some(missing)}; "
+            "the checkpoint is incomplete or its config.json belongs to another model"
+        )
+    for name, stored in sources.items():
+        found, expected = adapter.checkpoint.tensors[stored].shape, tuple(wanted[name].shape)
+        if found != expected and not adapter.is_transposed(name, found, expected):
+            raise ModelError(
+                f"{directory}: tensor {stored} has shape {list(found)} where config.json needs "
+                f"{list(expected)}; config.json and weights belong to different models"
+            )
+    return sources
+
+
+def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    name = stored
+    yield name
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+        yield name
+
+
+def _read(
+    checkpoint: Checkpoint,
+    sources: dict[str, str],
+    wanted: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    device: str,
+) -> dict[str, torch.Tensor]:
+    """The tensors, file by file, floating ones converted to `dtype`.  Raises ModelError."""
+    from safetensors import safe_open
+
+    by_file: dict[Path, list[str]] = defaultdict(list)
+    for name, stored in sources.items():
+        by_file[checkpoint.tensors[stored].file].append(name)
+    state: dict[str, torch.Tensor] = {}
+    for file, names in by_file.items():
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name in names:
+                    tensor = reader.get_tensor(sources[name])
+                    if tensor.shape != wanted[name].shape:
+                        tensor = tensor.transpose(1, 2).contiguous()
+                    state[name] = _convert(tensor, dtype, device)
+        except Exception as error:  # safetensors raises its own error type from Rust, and OSError
+            raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
+    return state
+
+
+def _convert(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """On the device, in `dtype`; always own memory, so that the mapped file can be let go."""
+    target = dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(device=device, dtype=target, copy=True)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def materialised(model: Any) -> dict[str, int]:
+    """Name to bytes of every parameter that has weights (what a stage really holds)."""
+    return {
+        name: parameter.numel() * parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if not parameter.is_meta
+    }

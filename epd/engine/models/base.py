@@ -1,0 +1,126 @@
+"""What the engine must know of a model family, and nothing more.
+
+A family is a small subclass of `ModelAdapter`: which transformers class, which modules belong to
+which stage, how older checkpoints name their tensors, how its vision part turns patches into rows,
+and how positions run.  Everything else (loading, batching, attention, sampling) is common.  The
+modelling file of transformers is imported when a model is built, never before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from epd.engine.base import MediaLayout, Patches, RopePositions
+from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.messages import KvLayout, RowContract
+
+
+class ModelAdapter:
+    """One checkpoint of one family; subclasses fill in the class attributes."""
+
+    model_type: ClassVar[str]
+    modelling: ClassVar[str]  # module under transformers.models
+    class_name: ClassVar[str]
+    vision_modules: ClassVar[tuple[str, ...]] = ()  # dotted names; empty: text only
+    language_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ()  # (pattern, replacement), applied in order
+
+    def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
+        """`attention`: name of the attention of the language model (see attention.py)."""
+        from transformers import AutoConfig
+
+        self.checkpoint = checkpoint
+        try:
+            self.config: Any = AutoConfig.from_pretrained(checkpoint.directory)
+        except Exception as error:  # whatever a damaged config trips over
+            raise ModelError(
+                f"{checkpoint.directory}/config.json is not a usable {self.model_type} config "
+                f"({error}); restore the file"
+            ) from error
+        self.config._attn_implementation = "sdpa"
+        self.text_config: Any = self.config.get_text_config()
+        self.text_config._attn_implementation = attention
+        kinds = set(getattr(self.text_config, "layer_types", None) or ()) - {"full_attention"}
+        if kinds:
+            raise ModelError(
+                f"{checkpoint.directory} uses {', '.join(sorted(kinds))}, which this engine lacks; "
+                "use a checkpoint with full attention only"
+            )
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    def build(self) -> Any:
+        """The transformers model, attention chosen; the caller decides where parameters live."""
+        module = importlib.import_module(f"transformers.models.{self.modelling}")
+        return getattr(module, self.class_name)(self.config)
+
+    @property
+    def has_vision(self) -> bool:
+        return bool(self.vision_modules)
+
+    def other_modules(self, stage: str) -> tuple[str, ...]:
+        """Modules to drop in a worker of `stage` ("vision" or "language")."""
+        return self.language_modules if stage == "vision" else self.vision_modules
+
+    def is_transposed(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+        """True when published checkpoints store this tensor with its last two axes swapped."""
+        return False
+
+    # --- shapes -----------------------------------------------------------------------------------
+
+    @property
+    def num_deepstack(self) -> int:
+        """Levels of vision features that are added to the first language layers."""
+        return 0
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and answer together."""
+        return int(self.text_config.max_position_embeddings)
+
+    def row_contract(self, dtype: torch.dtype) -> RowContract:
+        hidden = int(self.text_config.hidden_size)
+        width = hidden * (1 + self.num_deepstack)
+        name = str(dtype).removeprefix("torch.")
+        return RowContract(hidden, width, self.num_deepstack, name, width * dtype.itemsize)
+
+    def kv_layout(self, dtype: torch.dtype, block_size: int) -> KvLayout:
+        text = self.text_config
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        heads, layers = int(text.num_key_value_heads), int(text.num_hidden_layers)
+        nbytes = layers * 2 * block_size * heads * int(head_dim) * dtype.itemsize
+        name = str(dtype).removeprefix("torch.")
+        return KvLayout(layers, block_size, heads, int(head_dim), name, nbytes)
+
+    # --- language ---------------------------------------------------------------------------------
+
+    def language_model(self, model: Any) -> nn.Module:
+        """The decoder stack (embedding to final norm) of a loaded model."""
+        return model.model.language_model  # type: ignore[no-any-return]
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        """None: linear positions."""
+        return RopePositions(positions=None, delta=0)
+
+    # --- vision -----------------------------------------------------------------------------------
+
+    def image_processor(self) -> Any:
+        """The Hugging Face processor (PIL variant: no torchvision) with the directory's settings."""
+        raise ModelError(f"{self.model_type} takes no images; give it no encode role")
+
+    def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Pixels fp32 and grid_thw of a PIL image; runs on a pool thread."""
+        raise NotImplementedError
+
+    def encode(self, model: Any, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:
+        """Rows of all pictures, `[sum of num_rows, row_width]`, in order."""
+        raise NotImplementedError
+
+    def smallest_image(self) -> tuple[int, int]:
+        """Width and height of a picture that costs little, for the warm-up."""
+        return 32, 32

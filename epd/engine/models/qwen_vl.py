@@ -1,0 +1,73 @@
+"""The Qwen vision families: multimodal rope, native resolution, deepstack from Qwen3-VL on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from epd.engine.base import MediaLayout, Patches, RopePositions
+from epd.engine.models.base import ModelAdapter
+from epd.engine.rope import mrope_positions
+
+
+class Qwen2VL(ModelAdapter):
+    model_type = "qwen2_vl"
+    modelling = "qwen2_vl.modeling_qwen2_vl"
+    class_name = "Qwen2VLForConditionalGeneration"
+    vision_modules = ("model.visual",)
+    renames = (
+        (r"^visual\.", "model.visual."),
+        (r"^model\.(?!language_model\.|visual\.)", "model.language_model."),
+    )
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        return mrope_positions(num_tokens, items, self.config.vision_config.spatial_merge_size)
+
+    def image_processor(self) -> Any:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+
+        return Qwen2VLImageProcessorPil(**self.checkpoint.preprocessor)
+
+    def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        features = processor(images=[image], return_tensors="pt")
+        frames, rows, columns = features["image_grid_thw"][0].tolist()
+        return features["pixel_values"], (frames, rows, columns)
+
+    def encode(self, model: Any, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:
+        visual = model.model.visual
+        device = next(visual.parameters()).device
+        pixels = torch.cat([patches.pixels for patches in batch]).to(device=device, dtype=dtype)
+        grid = torch.tensor([patches.grid_thw for patches in batch], device=device)
+        output = visual(pixels, grid_thw=grid, return_dict=True)
+        levels = list(getattr(output, "deepstack_features", None) or ())
+        return torch.cat([output.pooler_output, *levels], dim=-1)
+
+
+class Qwen2_5VL(Qwen2VL):
+    model_type = "qwen2_5_vl"
+    modelling = "qwen2_5_vl.modeling_qwen2_5_vl"
+    class_name = "Qwen2_5_VLForConditionalGeneration"
+
+
+class Qwen3VL(Qwen2VL):
+    model_type = "qwen3_vl"
+    modelling = "qwen3_vl.modeling_qwen3_vl"
+    class_name = "Qwen3VLForConditionalGeneration"
+
+    @property
+    def num_deepstack(self) -> int:
+        return len(self.config.vision_config.deepstack_visual_indexes)
+
+
+class Qwen3VLMoe(Qwen3VL):
+    model_type = "qwen3_vl_moe"
+    modelling = "qwen3_vl_moe.modeling_qwen3_vl_moe"
+    class_name = "Qwen3VLMoeForConditionalGeneration"
+
+    def is_transposed(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+        """Published experts are [experts, in, out]; the model multiplies by [experts, out, in]."""
+        return ".mlp.experts." in name and found == (expected[0], expected[2], expected[1])

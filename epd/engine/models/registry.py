@@ -1,0 +1,25 @@
+"""From a checkpoint's `model_type` to the adapter of its family."""
+
+from __future__ import annotations
+
+from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.engine.models.base import ModelAdapter
+from epd.engine.models.llava_onevision import LlavaOnevision
+from epd.engine.models.qwen_vl import Qwen2_5VL, Qwen2VL, Qwen3VL, Qwen3VLMoe
+from epd.engine.models.text import Llama, Qwen3
+
+ADAPTERS: dict[str, type[ModelAdapter]] = {
+    adapter.model_type: adapter
+    for adapter in (Qwen2VL, Qwen2_5VL, Qwen3VL, Qwen3VLMoe, LlavaOnevision, Qwen3, Llama)
+}
+
+
+def adapter_for(checkpoint: Checkpoint, attention: str = "sdpa") -> ModelAdapter:
+    """The adapter of a checkpoint.  Raises ModelError when the family is not supported."""
+    adapter = ADAPTERS.get(checkpoint.model_type)
+    if adapter is None:
+        raise ModelError(
+            f"{checkpoint.directory} is a {checkpoint.model_type!r} model; supported are "
+            f"{', '.join(sorted(ADAPTERS))}"
+        )
+    return adapter(checkpoint, attention)

@@ -1,0 +1,193 @@
+"""Tiny random-weight checkpoints of every supported family, complete directories for any test.
+
+`make_model(family, directory)` writes config, weights (in the layout that save_pretrained gives, the
+published one), tokenizer, chat template, image processor settings and generation config.  Pictures
+of 40 to 100 pixels give 4 to 40 rows.  Weights are drawn wider than usual (`initializer_range`), so
+that logits differ by much more than rounding and a wrong row changes tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "llava_onevision",
+    "qwen3",
+    "llama",
+)
+VISION_FAMILIES = FAMILIES[:5]
+EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
+
+_IMAGE, _VIDEO, _VISION_START, _VISION_END = 262, 263, 259, 260
+_RANGE = 0.15
+_TEXT: dict[str, Any] = {
+    "vocab_size": 272,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": _RANGE,
+    "bos_token_id": None,
+    "eos_token_id": 258,
+    "pad_token_id": None,
+}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+_TOKENS = {
+    "image_token_id": _IMAGE,
+    "video_token_id": _VIDEO,
+    "vision_start_token_id": _VISION_START,
+    "vision_end_token_id": _VISION_END,
+}
+_PIXELS = {"size": {"shortest_edge": 1024, "longest_edge": 16384}, "patch_size": 8, "merge_size": 2}
+_LLAVA_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|image_pad|>\n{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _qwen2_vl() -> dict[str, Any]:
+    vision = {
+        "depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2,
+        "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "initializer_range": _RANGE,
+    }  # fmt: skip
+    text = _TEXT | {"rope_parameters": _MROPE}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False} | _TOKENS
+
+
+def _qwen2_5_vl() -> dict[str, Any]:
+    vision = {
+        "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+        "intermediate_size": 64, "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "window_size": 32, "fullatt_block_indexes": [1], "initializer_range": _RANGE,
+    }  # fmt: skip
+    text = _TEXT | {"rope_parameters": _MROPE}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False} | _TOKENS
+
+
+def _qwen3_vl() -> dict[str, Any]:
+    vision = {
+        "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+        "intermediate_size": 64, "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1],
+        "initializer_range": _RANGE,
+    }  # fmt: skip
+    rope = _MROPE | {"mrope_interleaved": True}
+    text = _TEXT | {"head_dim": 16, "rope_parameters": rope}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": True} | _TOKENS
+
+
+def _qwen3_vl_moe() -> dict[str, Any]:
+    config = _qwen3_vl() | {"tie_word_embeddings": False}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    config["text_config"] = config["text_config"] | experts
+    return config
+
+
+def _llava_onevision() -> dict[str, Any]:
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
+        "vision_use_head": False, "initializer_range": _RANGE,
+    }  # fmt: skip
+    sides = (32, 64, 96)
+    return {
+        "text_config": _TEXT | {"model_type": "qwen2"},
+        "vision_config": vision,
+        "image_token_id": _IMAGE,
+        "video_token_id": _VIDEO,
+        "image_grid_pinpoints": [[height, width] for height in sides for width in sides],
+        "vision_aspect_ratio": "anyres_max_4",
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "tie_word_embeddings": False,
+    }
+
+
+_CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", _qwen2_vl()),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
+    "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", _qwen3_vl()),
+    "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe()),
+    "llava_onevision": (
+        "LlavaOnevisionConfig",
+        "LlavaOnevisionForConditionalGeneration",
+        _llava_onevision(),
+    ),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _TEXT | {"head_dim": 16}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
+}
+
+
+def make_model(family: str, directory: Path | str, **save: Any) -> Path:
+    """Write a checkpoint of `family` into `directory` and return it.
+
+    `save` goes to save_pretrained (`max_shard_size="50KB"` makes a sharded one).
+    """
+    import torch
+
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    config_name, class_name, settings = _CONFIGS[family]
+    transformers = importlib.import_module("transformers")
+    config = getattr(transformers, config_name)(**settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(FAMILIES.index(family))
+        model = getattr(transformers, class_name)(config)
+        _shake(model)
+    model.generation_config.update(
+        eos_token_id=[258, 256], pad_token_id=256, do_sample=False, bos_token_id=None
+    )
+    model.save_pretrained(directory, **save)
+    _write_companions(family, directory)
+    return directory
+
+
+def _shake(model: Any) -> None:
+    """Random biases and norms: a fresh model's zeros and ones would hide a dropped tensor."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def _write_companions(family: str, directory: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(EMBEDDED / name, directory / name)
+    if family == "llava_onevision":
+        (directory / "chat_template.jinja").write_text(_LLAVA_TEMPLATE)
+        settings: dict[str, Any] = {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 32, "width": 32},
+            "image_grid_pinpoints": _llava_onevision()["image_grid_pinpoints"],
+        }
+    elif family in VISION_FAMILIES:
+        settings = {"image_processor_type": "Qwen2VLImageProcessor"} | _PIXELS
+    else:
+        return
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings, indent=1))
+
+
+@cache
+def cached_model(family: str) -> Path:
+    """One directory per family and process; the operating system clears it with its temporary
+    files.  Use the fixture `model_dir` where pytest is at hand."""
+    return make_model(family, Path(tempfile.mkdtemp(prefix=f"tiny-{family}-")))
