@@ -56,7 +56,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512
     pool_nbytes: int = 32 << 20  # receive pool, split into slots
     slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
-    max_slots_share_per_peer: float = 1.0
+    max_slots_share_per_peer: float = 0.75  # in flight (fault F41)
 
 
 class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,284 @@
+"""The actor under every role: messages in, events fired, effects performed, results fired again.
+
+Theory of operation
+-------------------
+An `Actor` is one process's place on the bus.  It owns what roles share: dispatch of messages, named
+timers, supervised tasks, the counters of what went wrong.  A `Role` is a part of it: its methods
+marked `@receives(Message)` turn a message into an event on some machine; its methods marked
+`@performs(Effect)` carry out the effects that come back.  A performer that is a coroutine runs as a
+supervised task, and the event it returns is fired on the same machine.  So the loop
+machine -> effects -> outcome -> machine is closed here, in one place.
+
+Nothing here blocks, and nothing escapes: an illegal event or an exception concludes its own object
+and is counted, and the actor goes on (faults F13, F14, F16).  Tasks are never cancelled as a change
+of state; only closing the actor ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
+from epd.messages import Address, InstanceInfo, Message, Span
+from epd.transport.base import Buffer, Bus, Clock, Random, Received, TimerHandle, TransferEngine
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def receives(*messages: type[Message]) -> Callable[[F], F]:
+    """Mark a method `(self, received)` as the handler of these messages."""
+
+    def mark(method: F) -> F:
+        method.__dict__["epd_receives"] = messages
+        return method
+
+    return mark
+
+
+def performs(*effects: Effect) -> Callable[[F], F]:
+    """Mark a method `(self, machine, event)` as the performer of these effects."""
+
+    def mark(method: F) -> F:
+        method.__dict__["epd_performs"] = effects
+        return method
+
+    return mark
+
+
+class Log:
+    """The port for a role's log lines; the composition root binds it to `logging`."""
+
+    def warning(self, text: str, **fields: object) -> None: ...
+    def info(self, text: str, **fields: object) -> None: ...
+
+
+@dataclass(slots=True)
+class Ports:
+    """Everything outside, injected; the simulator replaces all of it."""
+
+    clock: Clock
+    bus: Bus
+    random: Random
+    transfers: TransferEngine
+    journal: Journal
+    log: Log
+
+
+class Actor:
+    """One process's place on the bus, shared by its roles."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.clock = ports.clock
+        self.bus = ports.bus
+        self.journal = ports.journal
+        self.log = ports.log
+        self.address = ports.bus.address
+        self.roles: list[Role] = []
+        self.counters: Counter[str] = Counter()
+        self.peers: dict[tuple[str, int], InstanceInfo] = {}
+        self.closing = False
+        self._handlers: dict[type[Message], tuple[Role, Any]] = {}
+        self._timers: dict[str, TimerHandle] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._serial = 0
+
+    def add(self, role: Role) -> None:
+        self.roles.append(role)
+        for message, name in role.handlers.items():
+            if message in self._handlers:
+                raise ValueError(f"two roles of one actor receive {message.__name__}")
+            self._handlers[message] = (role, getattr(role, name))
+
+    def start(self) -> None:
+        self.bus.start(self.deliver)
+        for role in self.roles:
+            role.start()
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def deliver(self, received: Received) -> None:
+        """Hand one decoded message to its role; whatever goes wrong stays with that message."""
+        if self.closing:
+            return
+        found = self._handlers.get(type(received.message))
+        if found is None:
+            self.counters["message_without_role"] += 1
+            return
+        role, handler = found
+        with role.guarded(type(received.message).__name__):
+            handler(received)
+
+    def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
+        """Queue a message; to this very instance it takes the loop's next turn, without a socket."""
+        instance_id = to if isinstance(to, str) else to.instance_id
+        if instance_id == self.address.instance_id:
+            own = Received(instance_id, self.address.epoch, message, tuple(payloads))
+            asyncio.get_running_loop().call_soon(self.deliver, own)
+            return True
+        sent = self.bus.send(instance_id, message, payloads)
+        if not sent:
+            self.counters["message_not_queued"] += 1
+        return sent
+
+    def is_self(self, address: Address) -> bool:
+        own = self.address
+        return address.instance_id == own.instance_id and address.epoch == own.epoch
+
+    # --- timers -----------------------------------------------------------------------------------
+
+    def arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
+        """(Re)start the timer `name`."""
+        self.disarm(name)
+
+        def expire() -> None:
+            self._timers.pop(name, None)
+            if not self.closing:
+                callback()
+
+        self._timers[name] = self.clock.call_at(self.clock.now_s() + max(0.0, delay_s), expire)
+
+    def disarm(self, name: str) -> None:
+        handle = self._timers.pop(name, None)
+        if handle is not None:
+            handle.cancel()
+
+    def until(self, deadline_s: float) -> float:
+        """Seconds from now to a wall-clock deadline."""
+        return deadline_s - self.clock.wall_s()
+
+    @property
+    def num_timers(self) -> int:
+        return len(self._timers)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run a supervised task; its failure is counted and logged, never lost."""
+        self._serial += 1
+        key = f"{name}#{self._serial}"
+
+        async def supervised() -> None:
+            try:
+                await work
+            except Exception as error:
+                self.fault(name, error)
+            finally:
+                self._tasks.pop(key, None)
+
+        self._tasks[key] = asyncio.get_running_loop().create_task(supervised(), name=key)
+
+    def fault(self, where: str, error: Exception) -> None:
+        self.counters["faults"] += 1
+        self.log.warning("fault", where=where, error=repr(error))
+
+    async def close(self) -> None:
+        """End everything of this process; the only place where tasks are cancelled."""
+        self.closing = True
+        for name in list(self._timers):
+            self.disarm(name)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await asyncio.gather(task, return_exceptions=True)
+        await self.bus.close()
+
+    # --- peers ------------------------------------------------------------------------------------
+
+    def peer_info(self, address: Address) -> InstanceInfo | None:
+        return self.peers.get((address.instance_id, address.epoch))
+
+    def spans(self, machine: Machine) -> tuple[Span, ...]:
+        """A machine's story in wall-clock time, for the timeline."""
+        offset_s = self.clock.wall_s() - self.clock.now_s()
+        return tuple(
+            Span(machine.table.name, entry.target, entry.at_s + offset_s)
+            for entry in machine.story
+            if entry.source != entry.target
+        )
+
+
+class _Guarded:
+    """Counts what escapes a handler or performer, and lets the actor go on."""
+
+    __slots__ = ("actor", "where")
+
+    def __init__(self, actor: Actor, where: str) -> None:
+        self.actor = actor
+        self.where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> bool:
+        if kind is None or not issubclass(kind, Exception):
+            return False
+        name = "illegal_events" if issubclass(kind, IllegalEvent) else "faults"
+        self.actor.counters[name] += 1
+        self.actor.log.warning(name, where=self.where, error=repr(error))
+        return True
+
+
+class Role:
+    """A part of an actor: handlers of messages, performers of effects."""
+
+    handlers: ClassVar[dict[type[Message], str]] = {}
+    performers: ClassVar[dict[Effect, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls.handlers, cls.performers = dict(cls.handlers), dict(cls.performers)
+        for name, method in list(vars(cls).items()):
+            marks = getattr(method, "__dict__", {})
+            cls.handlers.update(dict.fromkeys(marks.get("epd_receives", ()), name))
+            cls.performers.update(dict.fromkeys(marks.get("epd_performs", ()), name))
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.clock = actor.clock
+        self._perform = {effect: getattr(self, name) for effect, name in self.performers.items()}
+        actor.add(self)
+
+    def start(self) -> None:
+        """Called once, on the loop, when the bus is receiving."""
+
+    def fire(self, machine: Machine, event: Event) -> None:
+        """Fire, then perform the effects in order; each is guarded on its own."""
+        with self.guarded(machine.key):
+            for effect in machine.fire(event):
+                with self.guarded(f"{effect.name} {machine.key}"):
+                    self._carry_out(effect, machine, event)
+            if machine.terminal:
+                self.ended(machine)
+
+    def _carry_out(self, effect: Effect, machine: Machine, event: Event) -> None:
+        outcome = self._perform[effect](machine, event)
+        if inspect.iscoroutine(outcome):
+            self.actor.spawn(f"{effect.name} {machine.key}", self._finish(machine, outcome))
+
+    async def _finish(self, machine: Machine, work: Coroutine[Any, Any, Event | None]) -> None:
+        event = await work
+        if event is not None and not self.actor.closing:
+            self.fire(machine, event)
+
+    def ended(self, machine: Machine) -> None:
+        """A machine is in a terminal state (may be called again for late events)."""
+
+    def peer_lost(self, peer: Address) -> None:
+        """The gateway declared this epoch of a peer lost."""
+
+    def guarded(self, where: str) -> _Guarded:
+        return _Guarded(self.actor, where)
+
+    def live(self) -> dict[str, int]:
+        """What this role owns now, by kind; all zero when nothing is open (invariant 4)."""
+        return {}

@@ -1,0 +1,320 @@
+"""Both ends of every room at this instance: TRANSFER machines over the bus and the data plane.
+
+The table says what may happen; this role says how: a grant becomes a message, a write goes to the
+transfer engine, a fence is asked until it holds.  What the bytes mean is the owner's: an
+`Owner` gives and takes the memory.  A room has at most one machine per side here; when both ends
+live in one instance the messages take the loop's next turn and the write deposits a reference.
+
+Ended transfers stay as tombstones for `tombstone_s`, so that late messages find an answer and a
+grant cannot revive what was cancelled (fault F42).  Words of a peer count only if they come from the
+epoch that the room was opened with (fault F44).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from epd.config import Timing
+from epd.fsm import transfer as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.transfer import Do, Manifest, Side, Transfer
+from epd.fsm.transfer_table import TABLE
+from epd.messages import (
+    Address,
+    CancelAck,
+    CancelTransfer,
+    Commit,
+    CommitAck,
+    Grant,
+    TransferAborted,
+)
+from epd.roles.base import Actor, Role, performs, receives
+from epd.transport.base import Received, WriteFailed, Written
+
+assert Transfer.table is TABLE  # importing the table binds it to the machine
+
+
+class Owner(Protocol):
+    """Who wants or makes the bytes of a room, and owns the memory behind it."""
+
+    def lease(self, transfer: Transfer) -> None: ...
+    def withdraw_lease(self, transfer: Transfer) -> None: ...
+    def grant(self, transfer: Transfer) -> Grant: ...
+    async def publish(self, transfer: Transfer) -> Event: ...
+    def release_slots(self, transfer: Transfer) -> None: ...
+    def release_source(self, transfer: Transfer) -> None: ...
+    def commit_state(self, transfer: Transfer) -> Any: ...
+    def offer(self, transfer: Transfer) -> None: ...
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None: ...
+
+
+class Transfers(Role):
+    """The registry of rooms of one instance."""
+
+    def __init__(self, actor: Actor, timing: Timing) -> None:
+        super().__init__(actor)
+        self._timing = timing
+        self._rooms: dict[tuple[str, Side], Transfer] = {}
+        self._owners: dict[tuple[str, Side], Owner] = {}
+        self._num_open = 0
+
+    def find(self, room: str, side: Side) -> Transfer | None:
+        return self._rooms.get((room, side))
+
+    def live(self) -> dict[str, int]:
+        return {"transfers": sum(not t.terminal for t in self._rooms.values())}
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def open_consumer(
+        self, room: str, attempt: int, peer: Address, owner: Owner, key: str, deadline_s: float
+    ) -> Transfer:
+        """A room that we want filled: a machine in PENDING, in the owner's line for slots."""
+        transfer = self._open(room, Side.CONSUMER, attempt, peer, deadline_s, key)
+        self._owners[room, Side.CONSUMER] = owner
+        return transfer
+
+    def open_producer(
+        self,
+        room: str,
+        attempt: int,
+        peer: Address,
+        owner: Owner,
+        key: str,
+        manifest: Manifest,
+        deadline_s: float,
+    ) -> Transfer:
+        """A room that we will fill; adopts a machine whose grant or cancel came first."""
+        transfer = self.find(room, Side.PRODUCER)
+        if transfer is None:
+            transfer = self._open(room, Side.PRODUCER, attempt, peer, deadline_s, key)
+        transfer.owner, transfer.meta = key, manifest
+        self._owners[room, Side.PRODUCER] = owner
+        if manifest.offers:
+            self._arm_retry(transfer, None)
+        return transfer
+
+    def _open(
+        self, room: str, side: Side, attempt: int, peer: Address, deadline_s: float, key: str = ""
+    ) -> Transfer:
+        transfer = Transfer(room, side, attempt, peer, key, self.actor.journal)
+        self._rooms[room, side] = transfer
+        self.actor.arm(
+            self._timer(transfer, "deadline"),
+            self.actor.until(deadline_s),
+            lambda: self.fire(transfer, fsm.DeadlinePassed()),
+        )
+        return transfer
+
+    def _timer(self, transfer: Transfer, what: str) -> str:
+        return f"transfer/{transfer.key}/{transfer.side.value}/{what}"
+
+    def _owner(self, transfer: Transfer) -> Owner | None:
+        return self._owners.get((transfer.key, transfer.side))
+
+    def ended(self, transfer: Transfer) -> None:
+        for what in ("deadline", "retry", "grace"):
+            self.actor.disarm(self._timer(transfer, what))
+        transfer.source = None
+
+        def forget() -> None:
+            self._rooms.pop((transfer.key, transfer.side), None)
+            self._owners.pop((transfer.key, transfer.side), None)
+
+        self.actor.arm(self._timer(transfer, "tombstone"), self._timing.tombstone_s, forget)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(Grant)
+    def on_grant(self, received: Received) -> None:
+        message: Grant = received.message
+        transfer = self.find(message.room, Side.PRODUCER)
+        if transfer is None:  # the grant is faster than the request
+            peer = Address(message.region.instance_id, message.region.epoch, "")
+            transfer = self._open(
+                message.room, Side.PRODUCER, message.attempt, peer, message.deadline_s
+            )
+        if self._is_from_peer(transfer, received):
+            self.fire(transfer, fsm.GrantReceived(message))
+
+    @receives(CancelTransfer)
+    def on_cancel(self, received: Received) -> None:
+        message: CancelTransfer = received.message
+        transfer = self.find(message.room, Side.PRODUCER)
+        if transfer is None:  # cancel before request or grant: leave a tombstone that wins (F42)
+            peer = Address(received.source, received.epoch, "")
+            soon_s = self.clock.wall_s() + self._timing.tombstone_s
+            transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, soon_s)
+        if self._is_from_peer(transfer, received):
+            self.fire(transfer, fsm.CancelReceived())
+
+    @receives(Commit)
+    def on_commit(self, received: Received) -> None:
+        message: Commit = received.message
+        self._fire_consumer(
+            received, fsm.CommitReceived(message.nbytes, message.checksum, message.kv)
+        )
+
+    @receives(CancelAck)
+    def on_cancel_ack(self, received: Received) -> None:
+        self._fire_consumer(received, fsm.CancelAcked())
+
+    @receives(TransferAborted)
+    def on_aborted(self, received: Received) -> None:
+        message: TransferAborted = received.message
+        event = fsm.AbortReceived(message.kind, message.reason, message.retryable)
+        self._fire_consumer(received, event)
+
+    @receives(CommitAck)
+    def on_commit_ack(self, received: Received) -> None:
+        transfer = self.find(received.message.room, Side.PRODUCER)
+        if transfer is not None and self._is_from_peer(transfer, received):
+            self.fire(transfer, fsm.CommitAcked())
+
+    def _fire_consumer(self, received: Received, event: Event) -> None:
+        transfer = self.find(received.message.room, Side.CONSUMER)
+        if transfer is not None and self._is_from_peer(transfer, received):
+            self.fire(transfer, event)
+
+    def _is_from_peer(self, transfer: Transfer, received: Received) -> bool:
+        peer = transfer.peer
+        if (peer.instance_id, peer.epoch) == (received.source, received.epoch):
+            return True
+        self.actor.counters["message_of_other_epoch"] += 1
+        return False
+
+    def peer_lost(self, peer: Address) -> None:
+        for transfer in list(self._rooms.values()):
+            if (transfer.peer.instance_id, transfer.peer.epoch) == (peer.instance_id, peer.epoch):
+                self.fire(transfer, fsm.PeerLost())
+
+    # --- effects: words ---------------------------------------------------------------------------
+
+    @performs(Do.SEND_OFFER)
+    def send_offer(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            owner.offer(transfer)
+
+    @performs(Do.SEND_GRANT)
+    def send_grant(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            self.actor.send(transfer.peer, owner.grant(transfer))
+
+    @performs(Do.SEND_COMMIT)
+    def send_commit(self, transfer: Transfer, event: Event) -> None:
+        owner = self._owner(transfer)
+        kv = owner.commit_state(transfer) if owner is not None else None
+        self.actor.send(
+            transfer.peer,
+            Commit(transfer.key, transfer.attempt, transfer.nbytes, transfer.checksum, kv),
+        )
+
+    @performs(Do.SEND_COMMIT_ACK)
+    def send_commit_ack(self, transfer: Transfer, event: Event) -> None:
+        self.actor.send(transfer.peer, CommitAck(transfer.key, transfer.attempt))
+
+    @performs(Do.SEND_CANCEL)
+    def send_cancel(self, transfer: Transfer, event: Event) -> None:
+        self.actor.send(transfer.peer, CancelTransfer(transfer.key, transfer.attempt))
+
+    @performs(Do.SEND_CANCEL_ACK)
+    def send_cancel_ack(self, transfer: Transfer, event: Event) -> None:
+        self.actor.send(transfer.peer, CancelAck(transfer.key, transfer.attempt))
+
+    @performs(Do.SEND_ABORT)
+    def send_abort(self, transfer: Transfer, event: Event) -> None:
+        kind, reason, retryable = transfer.failure
+        self.actor.send(
+            transfer.peer,
+            TransferAborted(
+                transfer.key,
+                transfer.attempt,
+                kind or "cancelled",
+                reason or f"the producer had ended this transfer ({transfer.state.name})",
+                retryable,
+            ),
+        )
+
+    # --- effects: memory --------------------------------------------------------------------------
+
+    @performs(Do.START_WRITE)
+    async def start_write(self, transfer: Transfer, event: Event) -> Event:
+        try:
+            outcome = await self.actor.ports.transfers.write(
+                transfer.source, transfer.grant.region, transfer.grant.slots
+            )
+        except Exception as error:
+            self.actor.fault(f"write {transfer.key}", error)
+            return fsm.WriteOutcomeUnknown(repr(error))
+        if isinstance(outcome, Written):
+            return fsm.WriteSucceeded(outcome.checksum)
+        if isinstance(outcome, WriteFailed):
+            return fsm.WriteRefused(outcome.reason)
+        return fsm.WriteOutcomeUnknown(outcome.reason)
+
+    @performs(Do.PUBLISH)
+    async def publish(self, transfer: Transfer, event: Event) -> Event:
+        owner = self._owner(transfer)
+        if owner is None:
+            return fsm.PublishFailed("nobody owns this room")
+        try:
+            return await owner.publish(transfer)
+        except Exception as error:
+            self.actor.fault(f"publish {transfer.key}", error)
+            return fsm.PublishFailed(repr(error))
+
+    @performs(Do.RELEASE_SOURCE)
+    def release_source(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            owner.release_source(transfer)
+
+    @performs(Do.RELEASE_SLOTS)
+    def release_slots(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            owner.release_slots(transfer)
+
+    @performs(Do.WITHDRAW_LEASE)
+    def withdraw_lease(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            owner.withdraw_lease(transfer)
+
+    @performs(Do.START_FENCE)
+    async def start_fence(self, transfer: Transfer, event: Event) -> Event | None:
+        info = self.actor.peer_info(transfer.peer)
+        host_id, pid = (info.host_id, info.pid) if info is not None else ("", 0)
+        if await self.actor.ports.transfers.fence(transfer.peer, host_id, pid):
+            return fsm.PeerFenced() if not transfer.terminal else None
+        self.actor.arm(
+            self._timer(transfer, "retry"),
+            self._timing.fence_interval_s,
+            lambda: self.fire(transfer, fsm.RetryDue()),
+        )
+        return None
+
+    @performs(Do.CONCLUDE_FAILED)
+    def conclude_failed(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            owner.concluded(transfer, delivered=False)
+
+    @performs(Do.CONCLUDE_DELIVERED)
+    def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
+        if (owner := self._owner(transfer)) is not None:
+            owner.concluded(transfer, delivered=True)
+
+    # --- effects: time ----------------------------------------------------------------------------
+
+    @performs(Do.ARM_RETRY)
+    def _arm_retry(self, transfer: Transfer, event: Event | None) -> None:
+        self.actor.arm(
+            self._timer(transfer, "retry"),
+            self._timing.retry_interval_s,
+            lambda: self.fire(transfer, fsm.RetryDue()),
+        )
+
+    @performs(Do.ARM_GRACE)
+    def arm_grace(self, transfer: Transfer, event: Event) -> None:
+        self.actor.arm(
+            self._timer(transfer, "grace"),
+            self._timing.abort_timeout_s,
+            lambda: self.fire(transfer, fsm.GraceEnded()),
+        )
