@@ -1,0 +1,113 @@
+"""The data plane of one instance: picks the backend for each write.
+
+A write whose target lives in this process goes there directly, by copy or by reference, whichever
+backend allocated the region: when two stages of a request meet in one instance the hop is local,
+with nothing for the role to decide.  Every other write goes to the backend named in the descriptor.
+
+`BACKENDS` is the seam: a new backend is a factory in this table, a class that passes
+tests/contract/transfer_kit.py, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+from epd.messages import Address, RemoteRegion
+from epd.transport.base import (
+    Buffer,
+    Region,
+    TransferEngine,
+    TransportError,
+    WriteFailed,
+    WriteOutcome,
+)
+from epd.transport.host import this_host_id
+from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.region import SlotRegion
+from epd.transport.shm import ShmTransferEngine
+
+BackendFactory = Callable[[str, int, bool], TransferEngine]
+
+
+def _make_shm(instance_id: str, epoch: int, checksums: bool) -> TransferEngine:
+    return ShmTransferEngine(instance_id, epoch, checksums=checksums)
+
+
+BACKENDS: dict[str, BackendFactory] = {"shm": _make_shm}
+
+
+class RoutingTransferEngine:
+    """`TransferEngine` over several backends.
+
+    `memory` is the one table of this process; `preferred` is the backend of own regions: `shm` if
+    other processes must reach them, `local` if all stages are in this process.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        epoch: int,
+        memory: LocalMemory,
+        *,
+        preferred: str = "shm",
+        checksums: bool = False,
+    ) -> None:
+        if preferred != "local" and preferred not in BACKENDS:
+            raise TransportError(
+                f"there is no transfer backend {preferred!r}: choose one of "
+                f"{', '.join(['local', *BACKENDS])}"
+            )
+        self._memory = memory
+        self._local = LocalTransferEngine(instance_id, epoch, memory, checksums=checksums)
+        self._backends: dict[str, TransferEngine] = {}
+        if preferred != "local":
+            self._backends[preferred] = BACKENDS[preferred](instance_id, epoch, checksums)
+        self._preferred: TransferEngine = self._backends.get(preferred, self._local)
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> Region:
+        """Memory of the preferred backend, reachable in this process as well."""
+        region = self._preferred.allocate(name, num_slots, slot_nbytes, by_reference=by_reference)
+        if isinstance(region, SlotRegion):  # host memory
+            self._memory.add(region)
+        return region
+
+    async def write(
+        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> WriteOutcome:
+        """Write through the shortest way to the target.  See `TransferEngine.write`."""
+        if target.backend == "local" or self._memory.find(target) is not None:
+            return await self._local.write(source, target, slots)
+        backend = self._backends.get(target.backend)
+        if backend is None:
+            return WriteFailed(
+                f"this instance has no {target.backend!r} backend to reach {target.instance_id}: "
+                "start both with the same one"
+            )
+        return await backend.write(source, target, slots)
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        """True once no backend can bring bytes of this life of the peer any more."""
+        local = await self._local.fence(peer, host_id, pid)
+        if pid == os.getpid() and host_id in ("", this_host_id()):
+            return local  # a peer in this process writes through the local table alone
+        answers = await asyncio.gather(
+            *(backend.fence(peer, host_id, pid) for backend in self._backends.values())
+        )
+        return local and all(answers)
+
+    def revoke(self, region: Region) -> None:
+        """Out of every table; see `TransferEngine.revoke`."""
+        if isinstance(region, SlotRegion):
+            self._memory.remove(region)
+        backend = self._backends.get(region.remote.backend, self._local)
+        backend.revoke(region)
+
+    async def close(self) -> None:
+        """Close all backends; each waits for its own writes."""
+        await self._local.close()
+        for backend in self._backends.values():
+            await backend.close()

@@ -1,0 +1,234 @@
+"""Files in /dev/shm that are locked for as long as their owner lives.
+
+Plain files and mmap instead of `multiprocessing.shared_memory`, whose resource tracker unlinks
+segments of others and which learns of a full /dev/shm from SIGBUS.
+
+The owner holds an exclusive `flock` from creation on.  The kernel drops it when the process has
+died, in whatever way, and only after its last thread has left its memory: a free lock is proof that
+the owner can write nothing any more.  Unlike a pid it cannot be recycled, and it means the same in
+every container that shares the directory.  `sweep` therefore removes what nobody holds; a new file
+that a sweep catches before it is locked is simply made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+
+from epd.transport.base import TransportError
+
+DIRECTORY = "/dev/shm"
+PREFIX = "epd-"
+MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it
+PAGE_NBYTES = mmap.PAGESIZE
+NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
+
+
+class SegmentGone(Exception):
+    """There is no such segment, or it is not what its descriptor says."""
+
+
+class Segment:
+    """An open, mapped file; `memory` is all of it."""
+
+    def __init__(self, path: str, fd: int, nbytes: int) -> None:
+        self.path = path
+        self._fd = fd
+        self.memory = memoryview(mmap.mmap(fd, nbytes)) if nbytes else memoryview(b"")
+
+    @classmethod
+    def create(cls, stem: str, nbytes: int, directory: str = DIRECTORY) -> Segment:
+        """A new segment named `stem` plus a random part, every page reserved and touched.
+
+        Takes about 0.3 s per GiB, more on a cold virtual machine.  Raises TransportError.
+        """
+        while True:
+            path = os.path.join(directory, f"{stem}-{secrets.token_hex(4)}")
+            fd = _create_locked(path)
+            if fd is not None:
+                break
+        try:
+            _reserve(fd, nbytes, os.path.basename(stem), directory)
+            segment = cls(path, fd, nbytes)
+        except OSError as error:
+            os.unlink(path)
+            os.close(fd)
+            raise TransportError(f"shared memory {path} cannot be mapped: {error}") from None
+        except TransportError:
+            os.unlink(path)
+            os.close(fd)
+            raise
+        _touch(segment.memory)
+        return segment
+
+    @classmethod
+    def attach(cls, name: str, nbytes: int, directory: str = DIRECTORY) -> Segment:
+        """Map a peer's segment.  Raises SegmentGone."""
+        path = os.path.join(directory, name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise SegmentGone(f"{name}: {error.strerror}") from None
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+                raise SegmentGone("not a segment of this user")
+            if info.st_size != nbytes:
+                raise SegmentGone(f"it has {info.st_size} bytes, not {nbytes}")
+            return cls(path, fd, nbytes)
+        except (OSError, SegmentGone) as error:
+            os.close(fd)
+            raise SegmentGone(f"{name}: {error}") from None
+
+    def is_served(self) -> bool:
+        """The owner lives and has not revoked it (asked by a peer that attached it)."""
+        return self._fd >= 0 and os.fstat(self._fd).st_nlink > 0 and is_locked(self._fd)
+
+    def unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def close(self) -> None:
+        """Let go of the file; the pages go with the last view of them.  Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self.memory = memoryview(b"")
+
+
+class LifeLock:
+    """A file that is locked while one life of an instance may touch shared memory."""
+
+    def __init__(self, instance_id: str, epoch: int, directory: str = DIRECTORY) -> None:
+        self.path = life_path(instance_id, epoch, directory)
+        try:
+            fd = _create_locked(self.path)
+        except FileExistsError:
+            fd = None
+        if fd is None:
+            raise TransportError(
+                f"instance {instance_id} with epoch {epoch} exists already ({self.path}): "
+                "each start of an instance needs an epoch of its own"
+            )
+        self._fd = fd
+
+    def release(self) -> None:
+        """This life is over and holds no mapping of a peer any more.  Idempotent."""
+        if self._fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def life_path(instance_id: str, epoch: int, directory: str = DIRECTORY) -> str:
+    return os.path.join(directory, f"{PREFIX}{instance_id}-{epoch}.alive")
+
+
+def is_life_over(instance_id: str, epoch: int, directory: str = DIRECTORY) -> bool | None:
+    """True: that life has ended; False: it goes on; None: it has left no trace here."""
+    try:
+        fd = os.open(
+            life_path(instance_id, epoch, directory), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        )
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return False
+    try:
+        return not is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def sweep(prefix: str = PREFIX, directory: str = DIRECTORY) -> list[str]:
+    """Remove the files of dead owners whose names begin with `prefix`; returns their names."""
+    removed = []
+    for name in sorted(os.listdir(directory)):
+        if not name.startswith(prefix) or not NAME.fullmatch(name):
+            continue
+        path = os.path.join(directory, name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # another user's, or gone meanwhile
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+            removed.append(name)
+        except OSError:  # held: its owner lives
+            pass
+        finally:
+            os.close(fd)
+    return removed
+
+
+def is_locked(fd: int) -> bool:
+    """Somebody else holds the exclusive lock of this open file."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def _create_locked(path: str) -> int | None:
+    """File descriptor of a new file that we hold; None if a sweep was faster than the lock.
+
+    Raises FileExistsError, or TransportError when the directory cannot be written.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise TransportError(
+            f"shared memory file {path} cannot be made: {error.strerror}; "
+            f"{os.path.dirname(path)} must be a writable tmpfs"
+        ) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:
+            return fd
+    except BlockingIOError:
+        pass
+    os.close(fd)
+    return None
+
+
+def _reserve(fd: int, nbytes: int, what: str, directory: str) -> None:
+    """Take every page now, so that a full /dev/shm is an error here and not SIGBUS later."""
+    free_nbytes = _free_nbytes(directory)
+    try:
+        if nbytes > free_nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        raise TransportError(
+            f"shared memory for {what} needs {nbytes / 2**20:.1f} MiB and {directory} has "
+            f"{free_nbytes / 2**20:.1f} MiB free ({error.strerror}): lower pool_nbytes or "
+            f"kv_nbytes, or enlarge it (mount -o remount,size=... {directory}; "
+            "docker run --shm-size=...)"
+        ) from None
+
+
+def _free_nbytes(directory: str) -> int:
+    info = os.statvfs(directory)
+    return info.f_bavail * info.f_frsize
+
+
+def _touch(memory: memoryview) -> None:
+    whole = memory.obj
+    assert isinstance(whole, mmap.mmap)
+    try:
+        whole.madvise(MADV_POPULATE_WRITE)
+    except OSError:  # an older kernel
+        for offset in range(0, len(whole), PAGE_NBYTES):
+            whole[offset] = 0
