@@ -205,8 +205,8 @@ def _attend_chunk(
         )
     return scaled_dot_product_attention(
         query[:, :, here],
-        keys[chunk.blocks].flatten(0, 1).transpose(0, 1)[None],
-        values[chunk.blocks].flatten(0, 1).transpose(0, 1)[None],
+        keys.index_select(0, chunk.blocks).flatten(0, 1).transpose(0, 1)[None],
+        values.index_select(0, chunk.blocks).flatten(0, 1).transpose(0, 1)[None],
         attn_mask=chunk.mask,
         scale=scaling,
         enable_gqa=grouped,
@@ -222,11 +222,13 @@ def _attend_decodes(
 ) -> torch.Tensor:
     """`[n, num_heads, head_dim]`; the heads of one KV head are packed as its queries."""
     num_kv_heads, head_dim = keys.shape[-2:]
+    gathered = (len(group.at), -1, num_kv_heads, head_dim)
+    blocks = group.blocks.view(-1)  # index_select copies whole blocks; advanced indexing does not
     packed = query[0].index_select(1, group.at).transpose(0, 1)
     attended = scaled_dot_product_attention(
         packed.reshape(len(group.at), num_kv_heads, -1, head_dim),
-        keys[group.blocks].flatten(1, 2).transpose(1, 2),
-        values[group.blocks].flatten(1, 2).transpose(1, 2),
+        keys.index_select(0, blocks).view(gathered).transpose(1, 2),
+        values.index_select(0, blocks).view(gathered).transpose(1, 2),
         attn_mask=group.mask,
         scale=scaling,
     )

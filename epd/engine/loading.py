@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 _NAMED = 3  # tensors named in an error
 
 
@@ -65,8 +66,15 @@ def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: st
 
     What belongs to the other stage is None.  Raises ModelError, naming what is wrong.
     """
-    with parameters_on_meta():
-        model = adapter.build()
+    _check_stored(adapter.checkpoint)
+    try:
+        with parameters_on_meta():
+            model = adapter.build()
+    except Exception as error:  # whatever contradictory sizes trip over
+        raise ModelError(
+            f"{adapter.checkpoint.directory}/config.json does not describe a {adapter.model_type} "
+            f"model ({error}); restore the file"
+        ) from error
     for path in adapter.other_modules(stage):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
@@ -86,6 +94,21 @@ def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: st
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     return model.eval().requires_grad_(False)
+
+
+def _check_stored(checkpoint: Checkpoint) -> None:
+    """Refuse weights that would load without an error and mean something else."""
+    if "quantization_config" in checkpoint.config:
+        raise ModelError(
+            f"{checkpoint.directory} is quantised, which this engine does not read; use the "
+            "bfloat16 checkpoint"
+        )
+    for name, entry in checkpoint.tensors.items():
+        if entry.dtype not in STORED_DTYPES:
+            raise ModelError(
+                f"{checkpoint.directory}: tensor {name} is stored as {entry.dtype}; weights must be "
+                f"one of {', '.join(STORED_DTYPES)}"
+            )
 
 
 def _tied_names(model: nn.Module) -> dict[str, str]:

@@ -39,7 +39,7 @@ class Request:
     rows: list[Any]  # per picture: Rows, or list of byte views
     rope: RopePositions
     blocks: list[int] = field(default_factory=list)
-    sampling: SamplingParams = SamplingParams(max_tokens=16)
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=16))
     computed: int = 0
     output: list[TokenLogprobs] = field(default_factory=list)
 
