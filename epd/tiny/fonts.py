@@ -5,12 +5,14 @@ the evaluation; training adds the DejaVu and STIX faces where it finds them, for
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import ImageFont
 
+NARROWEST_BLANK = 0.3  # ems
 BUILT_IN = ""  # stands for Pillow's own font
 SYSTEM_FOLDER = Path("/usr/share/fonts/truetype/dejavu")
 MORE_FACES = (
@@ -47,18 +49,22 @@ def face(name: str, size: int) -> Face:
         font = font.font_variant(layout_engine=ImageFont.Layout.BASIC)
     else:
         font = ImageFont.truetype(name, size, layout_engine=ImageFont.Layout.BASIC)
-    return Face(font, size, {chr(code): font.getlength(chr(code)) for code in range(32, 127)})
+    advance = {chr(code): font.getlength(chr(code)) for code in range(32, 127)}
+    # Hinted to whole px, a small blank may be no wider than the gap between two letters.
+    advance[" "] = max(advance[" "], float(math.ceil(size * NARROWEST_BLANK)))
+    return Face(font, size, advance)
 
 
 BUILT_IN_ONLY = (BUILT_IN,)
 
 
 def installed() -> tuple[str, ...]:
-    """Every font there is to train with; Pillow's own counts four times."""
+    """Every font there is to train with; Pillow's own counts for ten, as it is what
+    the demo and the evaluation are painted with."""
     folders = [SYSTEM_FOLDER]
     matplotlib = find_spec("matplotlib")
     if matplotlib is not None and matplotlib.origin is not None:
         folders.insert(0, Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf")
     folder = next((one for one in folders if one.is_dir()), SYSTEM_FOLDER)
     found = (folder / f"{name}.ttf" for name in MORE_FACES)
-    return (BUILT_IN,) * 4 + tuple(str(path) for path in found if path.is_file())
+    return (BUILT_IN,) * 10 + tuple(str(path) for path in found if path.is_file())

@@ -186,7 +186,7 @@ class Typesetter:
             Span(line, left + (block_width - width) * shift, top + row * spacing)
             for row, (line, width) in enumerate(zip(lines, widths, strict=True))
         )
-        boxes = ()
+        boxes: tuple[Box, ...] = ()
         if page.difficulty > 0.5 and not page.dense and dice.random() < 0.12:
             boxes = self._frame(page, left, top, block_width, block_height, face.size)
         return Layout(spans, face, Content(tuple(lines)), boxes)
@@ -282,7 +282,7 @@ class Typesetter:
                 spans.append(Span(value, right - face.width(value), y))
             else:
                 spans.append(Span(_join((key, value), joint), left, y))
-        boxes = ()
+        boxes: tuple[Box, ...] = ()
         if page.difficulty > 0.5 and dice.random() < 0.2:
             block = (right - left) if in_columns else width
             boxes = self._frame(page, left, top, block, height, face.size)

@@ -28,12 +28,18 @@ CHAR_CLASSES = 96  # printable ASCII; 0 (the blank) stands for none
 VISION_ROPE_BASE = 10_000.0
 
 
-def build_model(config_directory: Path) -> Any:
-    """A model in fp32 with fresh weights, of the architecture in a directory's config.json."""
+def build_model(config_directory: Path, weights_directory: Path | None = None) -> Any:
+    """A model in fp32 of the architecture in a directory's config.json, its weights fresh or
+    read from another directory."""
+    if weights_directory is not None:
+        return Qwen3VLForConditionalGeneration.from_pretrained(
+            weights_directory, dtype=torch.float32, attn_implementation="sdpa"
+        )
     config = Qwen3VLConfig.from_pretrained(config_directory)
     config._attn_implementation = "sdpa"
     config.dtype = torch.float32
-    model = Qwen3VLForConditionalGeneration(config).float()
+    model: Any = Qwen3VLForConditionalGeneration(config)
+    model = model.float()
     initialize(model)
     model.tie_weights()
     return model
@@ -72,7 +78,8 @@ def parameter_count(model: nn.Module) -> int:
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding over the last axis, halves paired."""
     first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+    turned: Tensor = x * cos + torch.cat((-second, first), -1) * sin
+    return turned
 
 
 def rms_norm(x: Tensor, norm: Any) -> Tensor:
@@ -88,7 +95,8 @@ def vision_block(block: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.to(query.dtype), sin.to(query.dtype)
     mixed = F.scaled_dot_product_attention(rotated(query, cos, sin), rotated(key, cos, sin), value)
     x = x + block.attn.proj(mixed.transpose(1, 2).reshape(x.shape))
-    return x + block.mlp(block.norm2(x))
+    result: Tensor = x + block.mlp(block.norm2(x))
+    return result
 
 
 def text_layer(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -107,7 +115,8 @@ def text_layer(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
     x = rms_norm(hidden, layer.post_attention_layernorm)
-    return hidden + mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+    result: Tensor = hidden + mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+    return result
 
 
 class AspectTables:
@@ -241,11 +250,10 @@ class Objective(nn.Module):
         self.forward_pass = TrainingForward(model)
         hidden = model.config.text_config.hidden_size
         count = 1 + len(model.config.vision_config.deepstack_visual_indexes)
-        self.heads = nn.ModuleList(
-            nn.Linear(hidden, CHARS_PER_CELL * CHAR_CLASSES) for _ in range(count)
-        )
-        for head in self.heads:
+        heads = [nn.Linear(hidden, CHARS_PER_CELL * CHAR_CLASSES) for _ in range(count)]
+        for head in heads:
             nn.init.zeros_(head.weight)
+        self.heads = nn.ModuleList(heads)
         self.seeing_weight = seeing_weight
 
     def forward(

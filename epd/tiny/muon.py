@@ -22,9 +22,10 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
-        square = x @ x.mT
+        square = torch.matmul(x, x.mT)
         x = LINEAR * x + (CUBIC * square + QUINTIC * (square @ square)) @ x
-    return x.mT if is_tall else x
+    result: torch.Tensor = x.mT if is_tall else x
+    return result
 
 
 class Muon:

@@ -178,14 +178,14 @@ def draw_ink(layout: Layout, page: Page) -> tuple[Image.Image, list[Glyph]]:
     glyphs: list[Glyph] = []
     advance = layout.face.advance
     for span in layout.spans:
-        x, y = int(span.x), int(span.y)
-        draw.text((x, y), span.text, fill=255, font=layout.face.font)
-        pen, middle = float(x), y + layout.face.size * 0.62
-        for char in span.text:
-            width = advance[char]
-            if char != " ":
-                glyphs.append(Glyph(char, pen + width / 2, middle))
-            pen += width
+        pen, top = float(int(span.x)), int(span.y)
+        middle = top + layout.face.size * 0.62
+        for word in span.text.split(" "):
+            draw.text((int(pen), top), word, fill=255, font=layout.face.font)
+            for char in word:
+                glyphs.append(Glyph(char, pen + advance[char] / 2, middle))
+                pen += advance[char]
+            pen += advance[" "]
     for box in layout.boxes:
         if box.inverse:
             area = (box.left, box.top, box.right, box.bottom)

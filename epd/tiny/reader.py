@@ -20,6 +20,7 @@ from transformers import Qwen2VLImageProcessorPil, Qwen3VLForConditionalGenerati
 
 from epd.tiny import CHECKPOINT
 from epd.tiny.tasks import Message, Sample
+from epd.tiny.vocabulary import IMAGE_PAD
 
 Inputs = dict[str, torch.Tensor]
 
@@ -36,12 +37,11 @@ class Reader:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
+        _hush(transformers.logging)
         self.device = device
         self.dtype = dtype
-        self.model = Qwen3VLForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)
-        self.model.to(device).eval()
+        model: Any = Qwen3VLForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype)
+        self.model = model.to(device).eval()
         self.tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         self.image_processor = Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
         template = (checkpoint / "chat_template.jinja").read_text()
@@ -70,11 +70,10 @@ class Reader:
             pictures["pixel_values"] = pictures["pixel_values"].to(self.dtype)
             prompt = self._expand(prompt, pictures["image_grid_thw"])
         ids = torch.tensor([self.tokenizer.encode(prompt).ids])
-        image_token = self.tokenizer.token_to_id(IMAGE_PLACEHOLDER)
         tensors = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
-            "mm_token_type_ids": (ids == image_token).int(),
+            "mm_token_type_ids": torch.eq(ids, IMAGE_PAD).int(),
             **pictures,
         }
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
@@ -85,6 +84,12 @@ class Reader:
         rows = (grids.prod(-1) // self._patches_per_row).tolist()
         pieces = zip(rows, rest, strict=True)
         return first + "".join(IMAGE_PLACEHOLDER * count + piece for count, piece in pieces)
+
+
+def _hush(logging: Any) -> None:
+    """No progress bars and no advice while loading."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 @functools.cache

@@ -29,6 +29,7 @@ SEEING_SHARE = 0.14  # of the time, vision alone
 RAMP_SHARE = 0.15  # of the time, from the easiest to the hardest once the loss is low
 LOW_LOSS = 0.5
 CONSTANT_SHARE = 0.3  # of the time at the full learning rate, then a cosine down
+GO_ON_RATE = 0.6  # factor on the learning rates when going on from a trained checkpoint
 WARM_UP = 200  # steps
 LOG_EVERY = 200  # steps
 
@@ -45,8 +46,12 @@ class Rates:
 class Schedule:
     """What to train on and how fast, from the share of the time that has passed."""
 
-    def __init__(self) -> None:
-        self.difficulty = 0.0
+    def __init__(self, can_read: bool) -> None:
+        """`can_read`: the weights are trained already; no seeing stage, the hardest at once."""
+        self.difficulty = float(can_read)
+        self.seeing_share = 0.0 if can_read else SEEING_SHARE
+        self.constant_share = 0.0 if can_read else CONSTANT_SHARE
+        self.peak = GO_ON_RATE if can_read else 1.0
         self._last = 0.0
         self._loss: float | None = None
 
@@ -58,30 +63,31 @@ class Schedule:
     def stage(self, share: float) -> tuple[float, bool]:
         """(difficulty, seeing only) at a share of the time."""
         step, self._last = share - self._last, share
-        if share < SEEING_SHARE:
-            return 0.2 + 0.8 * share / SEEING_SHARE, True
+        if share < self.seeing_share:
+            return 0.2 + 0.8 * share / self.seeing_share, True
         if self._loss is not None and self._loss < LOW_LOSS:
             self.difficulty += step / RAMP_SHARE
-        at_least = (share - SEEING_SHARE - 0.2) / 0.3  # never wait for ever
+        at_least = (share - self.seeing_share - 0.2) / 0.3  # never wait for ever
         self.difficulty = min(1.0, max(self.difficulty, at_least))
         return self.difficulty, False
 
-    @staticmethod
-    def rate(share: float, steps: int, reading_steps: int) -> float:
+    def rate(self, share: float, steps: int, reading_steps: int) -> float:
         """Factor on the learning rates; each stage warms up."""
-        warm = min(1.0, (steps + 1) / WARM_UP)
+        warm = self.peak * min(1.0, (steps + 1) / WARM_UP)
         if reading_steps:
             warm *= min(1.0, (reading_steps + 1) / WARM_UP)
-        if share < CONSTANT_SHARE:
+        if share < self.constant_share:
             return warm
-        falling = 0.5 * (1 + math.cos(math.pi * (share - CONSTANT_SHARE) / (1 - CONSTANT_SHARE)))
-        return warm * (0.01 + 0.99 * falling)
+        falling = (share - self.constant_share) / (1 - self.constant_share)
+        return warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * falling)))
 
 
 class Trainer:
     """The model, its optimizers and the step, eager or replayed."""
 
-    def __init__(self, buckets: list[Bucket], device: str, seed: int) -> None:
+    def __init__(
+        self, buckets: list[Bucket], device: str, seed: int, start_from: Path | None = None
+    ) -> None:
         import torch
 
         from epd.tiny.model import AspectTables, Objective, build_model
@@ -95,7 +101,7 @@ class Trainer:
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape
             torch.backends.cuda.enable_math_sdp(False)
-        self.model = build_model(CHECKPOINT).to(self.device).train()
+        self.model = build_model(CHECKPOINT, start_from).to(self.device).train()
         self.rates = Rates()
         # Scalars on the device: a recorded step reads their present value.
         self._adam_rate = torch.tensor(self.rates.adam, device=self.device)
@@ -121,7 +127,7 @@ class Trainer:
         self._batches: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
-        self._side = torch.cuda.Stream() if self.on_gpu else None
+        self._side = torch.cuda.Stream() if self.on_gpu else None  # type: ignore[no-untyped-call]
 
     def set_rates(self, factor: float, share: float) -> None:
         self._adam_rate.fill_(self.rates.adam * factor)
@@ -215,12 +221,17 @@ class Trainer:
 
 
 def train(
-    trainer: Trainer, feed: BatchFeed, recording: threading.Lock, seconds: float, max_steps: int
+    trainer: Trainer,
+    feed: BatchFeed,
+    recording: threading.Lock,
+    seconds: float,
+    max_steps: int,
+    can_read: bool = False,
 ) -> dict[str, Any]:
     """Runs until the time or the steps are up; returns what happened."""
     import torch
 
-    schedule = Schedule()
+    schedule = Schedule(can_read)
     started = time.monotonic()
     steps = reading_steps = images = 0
     waited, logged = 0.0, started
@@ -267,14 +278,18 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start-from", type=Path, help="a trained checkpoint to go on from")
     arguments = parser.parse_args()
     buckets = make_buckets(arguments.tokens)
     feed = BatchFeed(buckets, arguments.seed, arguments.workers)  # forks: before torch is loaded
-    trainer = Trainer(buckets, arguments.device, arguments.seed)
+    trainer = Trainer(buckets, arguments.device, arguments.seed, arguments.start_from)
     recording = threading.Lock()
     feed.start(pin_memory=trainer.on_gpu, pinning=recording)
     try:
-        summary = train(trainer, feed, recording, arguments.seconds, arguments.steps)
+        summary = train(
+            trainer, feed, recording, arguments.seconds, arguments.steps,
+            can_read=arguments.start_from is not None,
+        )  # fmt: skip
     finally:
         feed.close()
     trainer.save(arguments.out)
