@@ -65,7 +65,7 @@ ROWS = (
     Row(S.PENDING, DeadlinePassed, S.EXPIRED, (Do.SEND_ABORT, Do.CONCLUDE_FAILED), note_late, when=unless(is_consumer)),
     # A grant exists.
     Row(S.RESERVED, BytesReady, S.WRITING, (Do.START_WRITE,), keep_source, contract_holds),
-    Row(S.RESERVED, BytesReady, S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT), keep_broken_bytes, unless(contract_holds), note="contract drift (F11)"),
+    Row(S.RESERVED, BytesReady, S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED), keep_broken_bytes, unless(contract_holds), note="contract drift (F11)"),
     Row(S.RESERVED, GrantReceived, None, note="a repeated grant"),
     Row(S.RESERVED, SourceFailed, S.FAILED, (Do.SEND_ABORT,), keep_failure),
     Row(S.RESERVED, CancelReceived, S.CANCELLED, (Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED)),
