@@ -51,6 +51,7 @@ class Do(Effect):
     CANCEL_TRANSFER = "stop the current load"
     CANCEL_ROOM = "tell the encoder that the leaving waiter's room is not needed"
     CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
+    KEEP_ROWS = "enter the order of use, from which unreferenced rows are evicted"
     NOTIFY_READY = "tell every waiter that the rows are resident"
     NOTIFY_ONE = "tell the new waiter that the rows are resident"
     NOTIFY_FAILED = "tell every waiter that the rows will not come"
@@ -68,6 +69,7 @@ class Unwanted(Event):
     """A waiter left: it used the rows, or it was aborted."""
 
     room: str
+    item: Any = None
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ ROWS = (
     Row(_IN_LOAD, Unwanted, None, (Do.CANCEL_ROOM,), remove_waiter, others_wait),
     Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_TRANSFER,), remove_waiter, unless(others_wait)),
     Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER,), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
-    Row(S.LOADING, Loaded, S.RESIDENT, (Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
+    Row(S.LOADING, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
     Row(_IN_LOAD, LoadFailed, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
     Row(_IN_LOAD, LoadFailed, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(_IN_LOAD, LoadTimedOut, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
@@ -203,7 +205,7 @@ ROWS = (
     Row(S.LOADING, LoadLost, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
     Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.ABANDONED, Wanted, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
-    Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.CANCEL_FOLLOWERS,), keep_rows, note="kept as cache (F21)"),
+    Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, LoadFailed, S.FAILED, (), keep_failure),
     Row(S.ABANDONED, LoadTimedOut, S.FAILED, (), keep_failure),
     Row(S.ABANDONED, LoadLost, S.QUARANTINED, (), keep_failure),

@@ -148,6 +148,9 @@ class Actor:
         if handle is not None:
             handle.cancel()
 
+    def armed(self, name: str) -> bool:
+        return name in self._timers
+
     def until(self, deadline_s: float) -> float:
         """Seconds from now to a wall-clock deadline."""
         return deadline_s - self.clock.wall_s()
@@ -247,6 +250,10 @@ class Role:
         self.clock = actor.clock
         self._perform = {effect: getattr(self, name) for effect, name in self.performers.items()}
         actor.add(self)
+
+    def extend(self, part: Role) -> None:
+        """Let another role perform some effects of the machines that this one fires."""
+        self._perform.update(part._perform)
 
     def start(self) -> None:
         """Called once, on the loop, when the bus is receiving."""

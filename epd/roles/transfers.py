@@ -37,7 +37,6 @@ assert Transfer.table is TABLE  # importing the table binds it to the machine
 class Owner(Protocol):
     """Who wants or makes the bytes of a room, and owns the memory behind it."""
 
-    def lease(self, transfer: Transfer) -> None: ...
     def withdraw_lease(self, transfer: Transfer) -> None: ...
     def grant(self, transfer: Transfer) -> Grant: ...
     async def publish(self, transfer: Transfer) -> Event: ...
@@ -121,7 +120,9 @@ class Transfers(Role):
             self._rooms.pop((transfer.key, transfer.side), None)
             self._owners.pop((transfer.key, transfer.side), None)
 
-        self.actor.arm(self._timer(transfer, "tombstone"), self._timing.tombstone_s, forget)
+        name = self._timer(transfer, "tombstone")
+        if not self.actor.armed(name):
+            self.actor.arm(name, self._timing.tombstone_s, forget)
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -76,10 +76,6 @@ class LeaseQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def fits(self, count: int) -> bool:
-        """Whether such a lease can ever be granted."""
-        return count <= min(self._pool.size, self._max_per_peer)
-
     def join(self, lease: Lease) -> None:
         self._waiting[lease.key] = lease
 
@@ -87,7 +83,7 @@ class LeaseQueue:
         return self._waiting.pop(key, None) is not None
 
     def wanted(self) -> int:
-        """Units that the first of the line lacks; what eviction should aim for."""
+        """Units that the first of the line lacks: what eviction should aim for."""
         for lease in self._waiting.values():
             if self._within_quota(lease):
                 return max(0, lease.count - self._pool.num_free)
@@ -120,6 +116,44 @@ class LeaseQueue:
     def _within_quota(self, lease: Lease) -> bool:
         held = self._per_peer.get(lease.peer, 0)
         return held == 0 or held + lease.count <= self._max_per_peer
+
+
+class Budget:
+    """Promises of memory to requests, all or nothing, first come first served (fault F24).
+
+    A request that needs several pictures at once must not hold some and wait for others that a
+    second one holds: it waits in line until all its slots are promised.  Resident rows that nobody
+    references are outside the budget; they are evicted when a promise is called in.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = 0
+        self._waiting: dict[str, int] = {}
+        self._promised: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._promised)
+
+    def join(self, key: str, count: int) -> None:
+        self._waiting[key] = count
+
+    def leave(self, key: str) -> None:
+        """Wait no more, or give the promise back."""
+        self._waiting.pop(key, None)
+        self.used -= self._promised.pop(key, 0)
+
+    def grants(self) -> Iterator[str]:
+        """The keys that can be promised now, in order."""
+        for key, count in list(self._waiting.items()):
+            if key not in self._waiting:
+                continue
+            if self.used + count > self.size:
+                return
+            del self._waiting[key]
+            self._promised[key] = count
+            self.used += count
+            yield key
 
 
 class LruCache:

@@ -61,7 +61,7 @@ class Received:
 
     source: str
     epoch: int
-    message: Message
+    message: Any  # a Message; which one, its handler knows
     payloads: tuple[Any, ...] = ()
 
 
@@ -96,7 +96,7 @@ class Written:
     """All bytes are in the target's memory and the source is not read any more."""
 
     nbytes: int
-    checksum: int
+    checksum: int  # of the bytes in slot order; 0: not computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,10 @@ class TransferEngine(Protocol):
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
     ) -> WriteOutcome:
         """Write buffers, concatenated, into `slots` in order, filling each slot but the last."""
+        ...
+
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """The checksum that `Written` carries, of these bytes in order; off the loop when large."""
         ...
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:

@@ -1,0 +1,175 @@
+"""The decode role: KV in, tokens out.
+
+An offer becomes a request that waits for blocks (all that it can ever need), then for the bytes.  The
+grant names the blocks of the prompt; the commit carries what decoding needs besides KV: the first
+token, the rope delta (fault F26), the number of tokens, blocks and layers, which are checked against
+what was granted before a single token is decoded.
+"""
+
+from __future__ import annotations
+
+from epd.config import DecodeConfig
+from epd.fsm import request as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.kernel import Event
+from epd.fsm.request import Do, Request
+from epd.fsm.transfer import Transfer
+from epd.messages import Address, CancelTransfer, Grant, KvOffer, KvState, RequestFailed
+from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.requests import Requests
+from epd.roles.transfers import Transfers
+from epd.transport.base import Received
+
+
+class DecodeRole(Role):
+    """Owner of the consumer side of P to D."""
+
+    def __init__(
+        self, actor: Actor, transfers: Transfers, requests: Requests, config: DecodeConfig
+    ) -> None:
+        super().__init__(actor)
+        self._transfers = transfers
+        self._requests = requests
+        self._config = config
+        self.draining = False
+        requests.extend(self)
+
+    @receives(KvOffer)
+    def on_kv_offer(self, received: Received) -> None:
+        message: KvOffer = received.message
+        key = f"{message.request_id}/{message.attempt}"
+        if self._requests.get(key) is not None:
+            return  # repeated
+        if self._requests.has_ended(key):
+            self.actor.send(received.source, CancelTransfer(message.room, message.attempt))
+            return
+        kind, reason, retryable = self._refusal(message)
+        if reason:
+            self.actor.send(received.source, CancelTransfer(message.room, message.attempt))
+            self.actor.send(
+                message.gateway,
+                RequestFailed(message.request_id, message.attempt, kind, reason, retryable),
+            )
+            return
+        request = Request(key, message, message.token_ids, self.actor.journal)
+        request.kv_room = message.room
+        request.decode_here = True
+        self._requests.open(request)
+        transfer = self._transfers.open_consumer(
+            message.room,
+            message.attempt,
+            Address(received.source, received.epoch, ""),
+            self,
+            key,
+            message.deadline_s,
+        )
+        prompt_blocks = self._requests.num_blocks_for(message.num_prompt_tokens)
+        transfer.nbytes = prompt_blocks * self._requests.engine.kv_layout.block_nbytes
+        transfer.meta = message
+        self._requests.fire(request, fsm.KvOffered())
+
+    def _refusal(self, message: KvOffer) -> tuple[str, str, bool]:
+        own = self._requests.engine.kv_layout
+        if self.draining:
+            return "busy", "the decode instance is draining", True
+        if len(self._requests) >= self._config.max_queue:
+            return "busy", f"the decode instance has {self._config.max_queue} requests open", True
+        if message.layout != own:
+            return "contract", f"KV layouts differ: prefill {message.layout}, decode {own}", False
+        needed, size = self._requests.num_blocks_for(_num_tokens(message)), self._requests.pool.size
+        if needed > size:
+            return (
+                "capacity",
+                f"{_num_tokens(message)} tokens need {needed} KV blocks and the decode instance has "
+                f"{size}; ask for fewer tokens, or raise engine.kv_nbytes",
+                False,
+            )
+        return "", "", False
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    @performs(Do.RESERVE_BLOCKS)
+    def reserve_blocks(self, request: Request, event: Event) -> None:
+        def leased(blocks: tuple[int, ...]) -> None:
+            transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
+            if transfer is None:
+                self._requests.return_blocks(blocks)
+            else:
+                self._transfers.fire(transfer, transfer_fsm.SlotsLeased(blocks))
+
+        count = self._requests.num_blocks_for(_num_tokens(request.message))
+        self._requests.lease_blocks(request.kv_room, count, request.kv_room, leased)
+
+    @performs(Do.CANCEL_TRANSFER)
+    def cancel_transfer(self, request: Request, event: Event) -> None:
+        transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
+        if transfer is not None:
+            self._transfers.fire(transfer, transfer_fsm.CancelRequested())
+
+    # --- Owner of the consumer side ---------------------------------------------------------------
+
+    def grant(self, transfer: Transfer) -> Grant:
+        offer: KvOffer = transfer.meta
+        prompt_blocks = self._requests.num_blocks_for(offer.num_prompt_tokens)
+        return Grant(
+            transfer.key,
+            transfer.attempt,
+            "",
+            self._requests.region.remote,
+            transfer.slots[:prompt_blocks],
+            None,
+            offer.num_prompt_tokens,
+            offer.deadline_s,
+        )
+
+    async def publish(self, transfer: Transfer) -> Event:
+        kv: KvState | None = transfer.kv
+        offer: KvOffer = transfer.meta
+        prompt_blocks = self._requests.num_blocks_for(offer.num_prompt_tokens)
+        layers = self._requests.engine.kv_layout.num_layers
+        expected = (offer.num_prompt_tokens, prompt_blocks, layers)
+        if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
+            return transfer_fsm.PublishFailed(f"KV state {kv} does not match {expected}")
+        if transfer.checksum:
+            views = self._requests.region.views(transfer.slots[:prompt_blocks], transfer.nbytes)
+            found = await self.actor.ports.transfers.checksum(views)
+            if found != transfer.checksum:
+                return transfer_fsm.PublishFailed(
+                    f"checksum of {transfer.key} is {found:#x}, prefill wrote "
+                    f"{transfer.checksum:#x}"
+                )
+        return transfer_fsm.Published()
+
+    def release_slots(self, transfer: Transfer) -> None:
+        self._requests.return_blocks(transfer.slots)
+
+    def withdraw_lease(self, transfer: Transfer) -> None:
+        self._requests.leave_line(transfer.key)
+
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
+        request = self._requests.get(transfer.owner)
+        if request is None:
+            if delivered:
+                self._requests.return_blocks(transfer.slots)
+            return
+        if delivered:
+            outcome: Event = fsm.RemoteKvArrived(transfer.slots, transfer.kv)
+        elif transfer.failure[0] == "withdrawn":
+            outcome = fsm.KvWithdrawn()
+        else:
+            outcome = fsm.KvFailed(*transfer.failure)
+        self._requests.fire(request, outcome)
+
+    def release_source(self, transfer: Transfer) -> None:
+        raise AssertionError("the consumer of KV has no source")
+
+    def commit_state(self, transfer: Transfer) -> None:
+        return None
+
+    def offer(self, transfer: Transfer) -> None:
+        raise AssertionError("decode offers no KV")
+
+
+def _num_tokens(offer: KvOffer) -> int:
+    """Tokens whose KV the request can ever need here."""
+    return offer.num_prompt_tokens + offer.sampling.max_tokens - offer.num_emitted

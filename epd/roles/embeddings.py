@@ -1,0 +1,287 @@
+"""The receive pool of a prefill instance: EMBEDDING machines over slots, leases and a budget.
+
+Registered once for the process's life (fault F5): slots are leased, not registrations.  A picture
+takes as many slots as its rows need, each holding whole rows, in any order, so the pool cannot
+fragment.  Three books, each with one reason: the `Budget` promises a request all the slots of all its
+pictures before it may want one of them (fault F24); the `LeaseQueue` hands out free slots in order
+within a quota per encoder (fault F41); the `LruCache` knows which resident rows nobody references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from epd.config import PrefillConfig
+from epd.fsm import embedding as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.embedding import Do, Embedding
+from epd.fsm.kernel import Event
+from epd.fsm.transfer import Transfer
+from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
+from epd.roles.base import Actor, Role, performs
+from epd.roles.transfers import Transfers
+from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
+
+DEFAULT_ROWS_PER_SLOT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One item of one request that waits for rows."""
+
+    item: MediaItem
+    attempt: int
+    deadline_s: float
+    ready: Callable[[str, Any], None]  # room, rows
+    failed: Callable[[str, str, bool], None]  # kind, reason, retryable
+
+
+class Embeddings(Role):
+    """Owner of the consumer side of E to P."""
+
+    def __init__(
+        self, actor: Actor, transfers: Transfers, contract: RowContract, config: PrefillConfig
+    ) -> None:
+        super().__init__(actor)
+        self._transfers = transfers
+        self._contract = contract
+        slot_nbytes = config.slot_nbytes or DEFAULT_ROWS_PER_SLOT * contract.row_nbytes
+        self._rows_per_slot = max(1, slot_nbytes // contract.row_nbytes)
+        slot_nbytes = self._rows_per_slot * contract.row_nbytes
+        num_slots = max(1, config.pool_nbytes // slot_nbytes)
+        self.region = actor.ports.transfers.allocate(
+            "rows", num_slots, slot_nbytes, by_reference=True
+        )
+        self.pool = Pool(num_slots)
+        quota = max(1, int(num_slots * config.max_slots_share_per_peer))
+        self._leases = LeaseQueue(self.pool, quota)
+        self._budget = Budget(num_slots)
+        self._cache = LruCache(num_slots)
+        self._embeddings: dict[str, Embedding] = {}
+        self._granted: dict[str, Callable[[], None]] = {}  # request waiting for its promise
+
+    def live(self) -> dict[str, int]:
+        resident = sum(len(e.slots) for e in self._embeddings.values() if e.state is fsm.S.RESIDENT)
+        return {
+            "embeddings_loading": sum(
+                e.state is not fsm.S.RESIDENT for e in self._embeddings.values()
+            ),
+            "embedding_references": sum(len(e.waiters) for e in self._embeddings.values()),
+            "slots": self.pool.num_leased - resident,
+            "slot_promises": len(self._budget),
+            "lease_line": len(self._leases),
+        }
+
+    # --- for requests -----------------------------------------------------------------------------
+
+    def num_slots_for(self, num_rows: int) -> int:
+        return -(-num_rows // self._rows_per_slot)
+
+    def refusal(self, items: tuple[MediaItem, ...]) -> str:
+        """Why these items can never be resident together; empty if they can."""
+        needed = sum(self.num_slots_for(item.num_rows) for item in items)
+        if needed <= self.pool.size:
+            return ""
+        return (
+            f"the pictures need {needed} slots of {self.region.remote.slot_nbytes} bytes and the "
+            f"receive pool has {self.pool.size}; send fewer or smaller pictures, or raise "
+            "prefill.pool_nbytes"
+        )
+
+    def promise(
+        self, key: str, items: tuple[MediaItem, ...], granted: Callable[[], None]
+    ) -> None:
+        """Call `granted` once all slots of these items are promised; it may be at once."""
+        self._granted[key] = granted
+        self._budget.join(key, sum(self.num_slots_for(item.num_rows) for item in items))
+        self._pump_budget()
+
+    def give_up(self, key: str) -> None:
+        """The request needs its promise no longer (idempotent)."""
+        self._granted.pop(key, None)
+        self._budget.leave(key)
+        self._pump_budget()
+
+    def want(self, want: Want) -> None:
+        embedding = self._embeddings.get(want.item.mm_hash)
+        if embedding is None:
+            embedding = Embedding(want.item.mm_hash, self.actor.journal)
+            self._embeddings[want.item.mm_hash] = embedding
+        self.fire(embedding, fsm.Wanted(want.item.room, want))
+
+    def unwant(self, mm_hash: str, room: str) -> None:
+        embedding = self._embeddings.get(mm_hash)
+        if embedding is not None and room in embedding.waiters:
+            self.fire(embedding, fsm.Unwanted(room, embedding.waiters[room]))
+            self._pump_leases()
+
+    def _pump_budget(self) -> None:
+        for key in self._budget.grants():
+            granted = self._granted.pop(key, None)
+            if granted is not None:
+                with self.guarded(f"promise {key}"):
+                    granted()
+
+    def _pump_leases(self) -> None:
+        """Hand out slots; if the first of the line lacks some, evict what nobody references."""
+        for _ in range(2):
+            for lease, slots in self._leases.grants():
+                self._start(lease, slots)
+            lacking = self._leases.wanted()
+            victims = self._cache.victims(lacking, lambda k: not self._embeddings[k].waiters)
+            if not lacking or not victims:
+                return
+            for key in victims:
+                self.fire(self._embeddings[key], fsm.EvictionRequested())
+
+    def _start(self, lease: Lease, slots: tuple[int, ...]) -> None:
+        transfer = self._transfers.find(lease.key, transfer_fsm.Side.CONSUMER)
+        if transfer is None:
+            self._return_slots(lease.key, slots)
+            return
+        embedding = self._embeddings.get(transfer.owner)
+        if embedding is not None and embedding.room == lease.key:
+            self.fire(embedding, fsm.LeaseGranted())
+        self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
+
+    def _return_slots(self, room: str, slots: tuple[int, ...]) -> None:
+        self._leases.settled(room)
+        self.region.forget(slots)
+        self.pool.give_back(slots)
+
+    # --- effects of EMBEDDING ---------------------------------------------------------------------
+
+    @performs(Do.OPEN_TRANSFER)
+    def open_transfer(self, embedding: Embedding, event: Event) -> None:
+        want: Want = embedding.waiters[embedding.room]
+        item = want.item
+        transfer = self._transfers.open_consumer(
+            item.room, want.attempt, item.encoder, self, embedding.key, want.deadline_s
+        )
+        transfer.nbytes = item.num_rows * self._contract.row_nbytes
+        transfer.meta = want
+        count = self.num_slots_for(item.num_rows)
+        self._leases.join(Lease(item.room, count, item.encoder.instance_id))
+        self._pump_leases()
+
+    @performs(Do.CANCEL_TRANSFER)
+    def cancel_transfer(self, embedding: Embedding, event: Event) -> None:
+        transfer = self._transfers.find(embedding.room, transfer_fsm.Side.CONSUMER)
+        if transfer is not None:
+            self._transfers.fire(transfer, transfer_fsm.CancelRequested())
+
+    @performs(Do.CANCEL_ROOM)
+    def cancel_room(self, embedding: Embedding, event: fsm.Unwanted) -> None:
+        if event.room not in embedding.tried:
+            self._dismiss(event.item)
+
+    @performs(Do.CANCEL_FOLLOWERS)
+    def cancel_followers(self, embedding: Embedding, event: Event) -> None:
+        for room in embedding.untried():
+            self._dismiss(embedding.waiters[room])
+
+    def _dismiss(self, want: Want) -> None:
+        """The encoder may drop this room: its rows are here already, or nobody wants them."""
+        self.actor.send(want.item.encoder, CancelTransfer(want.item.room, want.attempt))
+
+    @performs(Do.KEEP_ROWS)
+    def keep_rows(self, embedding: Embedding, event: Event) -> None:
+        self._cache.add(embedding.key, len(embedding.slots))
+
+    @performs(Do.NOTIFY_READY)
+    def notify_ready(self, embedding: Embedding, event: Event) -> None:
+        for want in list(embedding.waiters.values()):
+            want.ready(want.item.room, embedding.rows)
+
+    @performs(Do.NOTIFY_ONE)
+    def notify_one(self, embedding: Embedding, event: fsm.Wanted) -> None:
+        self._cache.touch(embedding.key)
+        self._dismiss(event.item)
+        event.item.ready(event.room, embedding.rows)
+
+    @performs(Do.NOTIFY_FAILED)
+    def notify_failed(self, embedding: Embedding, event: Event) -> None:
+        for want in list(embedding.waiters.values()):
+            want.failed(*embedding.failure)
+
+    @performs(Do.RELEASE_ROWS)
+    def release_rows(self, embedding: Embedding, event: Event) -> None:
+        self._cache.remove(embedding.key)
+        embedding.rows = None
+        self.region.forget(embedding.slots)
+        self.pool.give_back(embedding.slots)
+
+    def ended(self, embedding: Embedding) -> None:
+        if self._embeddings.get(embedding.key) is embedding:
+            del self._embeddings[embedding.key]
+
+    # --- Owner of the consumer side ---------------------------------------------------------------
+
+    def grant(self, transfer: Transfer) -> Grant:
+        want: Want = transfer.meta
+        return Grant(
+            transfer.key,
+            transfer.attempt,
+            want.item.mm_hash,
+            self.region.remote,
+            transfer.slots,
+            self._contract,
+            want.item.num_rows,
+            want.deadline_s,
+        )
+
+    def withdraw_lease(self, transfer: Transfer) -> None:
+        self._leases.leave(transfer.key)
+
+    async def publish(self, transfer: Transfer) -> Event:
+        views = self.region.views(transfer.slots, transfer.nbytes)
+        if transfer.checksum:
+            found = await self.actor.ports.transfers.checksum(views)
+            if found != transfer.checksum:
+                return transfer_fsm.PublishFailed(
+                    f"checksum of {transfer.key} is {found:#x}, its producer wrote "
+                    f"{transfer.checksum:#x}"
+                )
+        return transfer_fsm.Published()
+
+    def release_slots(self, transfer: Transfer) -> None:
+        self._return_slots(transfer.key, transfer.slots)
+        embedding = self._embeddings.get(transfer.owner)
+        if embedding is not None:
+            self.fire(embedding, fsm.SlotsReturned())
+        self._pump_leases()
+
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
+        self._leases.settled(transfer.key)
+        embedding = self._embeddings.get(transfer.owner)
+        current = embedding is not None and embedding.room == transfer.key
+        if delivered:
+            rows = self.region.views(transfer.slots, transfer.nbytes)
+            if embedding is not None and current:
+                self.fire(embedding, fsm.Loaded(rows, transfer.slots))
+            else:
+                self._return_slots(transfer.key, transfer.slots)
+        elif embedding is not None and current:
+            self.fire(embedding, _load_outcome(transfer))
+        self._pump_leases()
+
+    def release_source(self, transfer: Transfer) -> None:
+        raise AssertionError("the consumer of rows has no source")
+
+    def commit_state(self, transfer: Transfer) -> None:
+        return None
+
+    def offer(self, transfer: Transfer) -> None:
+        raise AssertionError("rows are granted unasked")
+
+
+def _load_outcome(transfer: Transfer) -> Event:
+    """Why a load ended without rows, as the outcome that EMBEDDING knows."""
+    kind, reason, retryable = transfer.failure
+    if transfer.state is transfer_fsm.S.QUARANTINED:
+        return fsm.LoadLost(kind, reason, retryable)
+    if kind == "deadline":
+        return fsm.LoadTimedOut(kind, reason, retryable)
+    return fsm.LoadFailed(kind or "cancelled", reason, retryable)

@@ -1,0 +1,278 @@
+"""The encode role: compressed pictures in, rows out, delivered to whoever granted a room.
+
+A request brings a picture and a room.  The room is a TRANSFER (its consumer grants slots on its own
+time); the picture's hash is an ENCODING, joined by every room that wants the same hash.  Decode and
+resize run on pool threads, overlapping the device; batches are taken in order of arrival under a
+budget of patches, one at a time on the device's launch thread.  When rows are resident, every room's
+transfer is told that its bytes are ready, and it goes its own way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.config import EncodeConfig, Timing
+from epd.engine.base import EncodeFailure, MediaError, VisionEngine
+from epd.fsm import encoding as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.encoding import Do, Encoding
+from epd.fsm.kernel import Event
+from epd.fsm.transfer import Manifest, Transfer
+from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, Grant, StageReport
+from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.transfers import Transfers
+from epd.scheduling.pool import LruCache
+from epd.scheduling.vision_batching import next_batch
+from epd.transport.base import Received
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Who asked for a room: for the report at its end."""
+
+    request_id: str
+    attempt: int
+    gateway: str
+
+
+class EncodeRole(Role):
+    """Holds only the vision tower."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        transfers: Transfers,
+        engine: VisionEngine,
+        config: EncodeConfig,
+        timing: Timing,
+    ) -> None:
+        super().__init__(actor)
+        self._transfers = transfers
+        self._engine = engine
+        self._config = config
+        self._timing = timing
+        self._encodings: dict[str, Encoding] = {}
+        self._prepared: dict[str, Encoding] = {}
+        self._cache = LruCache(config.cache_nbytes)
+        self._askers: dict[str, _Asker] = {}
+        self._batch_running = False
+        self.draining = False
+
+    def live(self) -> dict[str, int]:
+        return {
+            "encodings": sum(e.state not in _AT_REST for e in self._encodings.values()),
+            "encoding_rooms": sum(len(e.rooms) for e in self._encodings.values()),
+            "encode_askers": len(self._askers),
+            "prepared": len(self._prepared),
+        }
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._askers)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(EncodeRequest)
+    def on_encode_request(self, received: Received) -> None:
+        message: EncodeRequest = received.message
+        if message.room in self._askers:  # repeated: its first copy is at work
+            self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
+            return
+        if reason := self._refusal(received):
+            self.actor.send(
+                received.source,
+                EncodeRejected(message.request_id, message.attempt, message.room, reason),
+            )
+            return
+        self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
+        transfer = self._transfers.open_producer(
+            message.room,
+            message.attempt,
+            message.consumer,
+            self,
+            message.mm_hash,
+            Manifest(self._engine.contract, message.num_rows),
+            message.deadline_s,
+        )
+        if transfer.terminal:
+            return  # its cancel came first (F42)
+        self._askers[message.room] = _Asker(message.request_id, message.attempt, received.source)
+        encoding = self._encodings.get(message.mm_hash)
+        if encoding is None:
+            image = received.payloads[0]
+            encoding = Encoding(message.mm_hash, image, message.grid_thw, self.actor.journal)
+            self._encodings[message.mm_hash] = encoding
+        self.fire(encoding, fsm.Requested(message.room))
+
+    def _refusal(self, received: Received) -> str:
+        if self.draining:
+            return "the encode instance is draining"
+        if len(self._askers) >= self._config.max_queue:
+            return f"the encode instance has {self._config.max_queue} pictures open"
+        if len(received.payloads) != 1:
+            return "the request came without its picture"
+        return ""
+
+    # --- effects of ENCODING ----------------------------------------------------------------------
+
+    @performs(Do.START_PREPROCESS)
+    async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
+        self._arm_timeout(encoding)
+        try:
+            patches = await self._engine.preprocess(encoding.image, encoding.expected)
+        except MediaError as error:
+            return fsm.PreprocessFailed(str(error))
+        except Exception as error:
+            self.actor.fault(f"preprocess {encoding.key}", error)
+            return fsm.PreprocessFailed("the picture could not be processed")
+        return fsm.PreprocessSucceeded(patches)
+
+    @performs(Do.ENQUEUE)
+    def enqueue(self, encoding: Encoding, event: Event) -> None:
+        self._prepared[encoding.key] = encoding
+        if not self._batch_running:
+            self._batch_running = True
+            self.actor.spawn("vision batches", self._run_batches())
+
+    @performs(Do.DEQUEUE)
+    def dequeue(self, encoding: Encoding, event: Event) -> None:
+        self._prepared.pop(encoding.key, None)
+
+    async def _run_batches(self) -> None:
+        """One batch after the other until nothing is prepared."""
+        try:
+            while self._prepared:
+                line = ((k, e.patches.num_patches) for k, e in self._prepared.items())
+                keys = next_batch(line, self._config.max_batch_patches)
+                batch = [self._prepared.pop(key) for key in keys]
+                patches = [encoding.patches for encoding in batch]
+                for encoding in batch:
+                    self.fire(encoding, fsm.BatchStarted())
+                for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
+                    self.fire(encoding, outcome)
+                self._make_room()
+        finally:
+            self._batch_running = False
+
+    async def _encode(self, patches: list[Any]) -> list[Event]:
+        try:
+            results = await self._engine.encode(patches)
+        except Exception as error:
+            self.actor.fault("vision batch", error)
+            return [fsm.EncodeFailed(f"the vision batch failed: {error}") for _ in patches]
+        return [
+            fsm.EncodeFailed(result.reason)
+            if isinstance(result, EncodeFailure)
+            else fsm.EncodeSucceeded(result)
+            for result in results
+        ]
+
+    @performs(Do.FILL_ROOMS)
+    def fill_rooms(self, encoding: Encoding, event: Event) -> None:
+        self._keep(encoding)
+        for room in list(encoding.rooms):
+            self._fill(encoding, room)
+
+    @performs(Do.FILL_ONE)
+    def fill_one(self, encoding: Encoding, event: fsm.Requested) -> None:
+        self._keep(encoding)
+        self._fill(encoding, event.room)
+
+    def _fill(self, encoding: Encoding, room: str) -> None:
+        transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
+        if transfer is not None:
+            rows = encoding.rows
+            ready = transfer_fsm.BytesReady([rows.buffer()], rows.nbytes)
+            self._transfers.fire(transfer, ready)
+
+    @performs(Do.FAIL_ROOMS)
+    def fail_rooms(self, encoding: Encoding, event: Event) -> None:
+        for room in list(encoding.rooms):
+            self._report(room, encoding)
+            transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
+            if transfer is not None:
+                self._transfers.fire(transfer, transfer_fsm.SourceFailed(*encoding.failure))
+
+    @performs(Do.RELEASE_ROWS)
+    def release_rows(self, encoding: Encoding, event: Event) -> None:
+        self._cache.remove(encoding.key)
+        encoding.rows = None
+
+    @performs(Do.REPORT_HANG)
+    def report_hang(self, encoding: Encoding, event: Event) -> None:
+        self.actor.counters["device_hangs"] += 1
+        self.actor.log.warning("the vision tower does not answer", mm_hash=encoding.key)
+
+    # --- cache ------------------------------------------------------------------------------------
+
+    def _keep(self, encoding: Encoding) -> None:
+        if encoding.key in self._cache:
+            self._cache.touch(encoding.key)
+        else:
+            self._cache.add(encoding.key, encoding.rows.nbytes)
+        self.actor.disarm(f"encoding/{encoding.key}")
+
+    def _make_room(self) -> None:
+        excess = self._cache.used - self._cache.capacity
+        for key in self._cache.victims(excess, lambda k: not self._encodings[k].rooms):
+            self.fire(self._encodings[key], fsm.EvictionRequested())
+
+    def ended(self, encoding: Encoding) -> None:
+        self.actor.disarm(f"encoding/{encoding.key}")
+        if self._encodings.get(encoding.key) is encoding:
+            del self._encodings[encoding.key]
+
+    def _arm_timeout(self, encoding: Encoding) -> None:
+        self.actor.arm(
+            f"encoding/{encoding.key}",
+            self._timing.request_timeout_s,
+            lambda: self._time_out(encoding),
+        )
+
+    def _time_out(self, encoding: Encoding) -> None:
+        self.fire(encoding, fsm.EncodeTimedOut())
+        if not encoding.terminal:
+            self._arm_timeout(encoding)
+
+    # --- Owner of the producer side ---------------------------------------------------------------
+
+    def release_source(self, transfer: Transfer) -> None:
+        self._close_room(transfer)
+
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
+        self._close_room(transfer)
+
+    def _close_room(self, transfer: Transfer) -> None:
+        encoding = self._encodings.get(transfer.owner)
+        self._report(transfer.key, encoding)
+        if encoding is not None and transfer.key in encoding.rooms:
+            self.fire(encoding, fsm.RoomClosed(transfer.key))
+            self._make_room()
+
+    def _report(self, room: str, encoding: Encoding | None) -> None:
+        asker = self._askers.pop(room, None)
+        if asker is not None and encoding is not None:
+            spans = self.actor.spans(encoding)
+            self.actor.send(asker.gateway, StageReport(asker.request_id, asker.attempt, spans))
+
+    def commit_state(self, transfer: Transfer) -> None:
+        return None
+
+    def offer(self, transfer: Transfer) -> None:
+        raise AssertionError("rows are granted unasked")
+
+    def grant(self, transfer: Transfer) -> Grant:
+        raise AssertionError("an encoder grants nothing")
+
+    async def publish(self, transfer: Transfer) -> Event:
+        raise AssertionError("an encoder publishes nothing")
+
+    def release_slots(self, transfer: Transfer) -> None:
+        raise AssertionError("an encoder leases no slots")
+
+    def withdraw_lease(self, transfer: Transfer) -> None:
+        raise AssertionError("an encoder leases no slots")
+
+
+_AT_REST = (fsm.S.RESIDENT, fsm.S.DEMOTED)

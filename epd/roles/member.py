@@ -1,0 +1,151 @@
+"""Membership of an instance: join, heartbeat, learn of peers, drain, leave.
+
+Joining is repeated until the gateway answers, so any start order works (faults F17, F18), and a
+gateway that restarts is joined again when it says that it does not know us.  The gateway owns the
+registry (fault F35); here only its latest copy is kept: peers to connect to, and epochs that it
+declared lost, which every role is told so that it fences them.
+
+An instance that is itself declared lost must not go on: its peers have fenced this epoch.  It says
+so through `on_expelled`, and its process ends; a supervisor starts it anew with a new epoch (F44).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from epd.config import Timing
+from epd.messages import (
+    PROTOCOL_VERSION,
+    Address,
+    DrainAnnounced,
+    Heartbeat,
+    HeartbeatAck,
+    InstanceInfo,
+    Join,
+    JoinRefused,
+    Leave,
+    Load,
+    Membership,
+    Welcome,
+)
+from epd.roles.base import Actor, Role, receives
+from epd.transport.base import Received
+
+
+class Member(Role):
+    """One instance's side of the registry."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        gateway: Address,
+        info: InstanceInfo,
+        fingerprint: str,
+        timing: Timing,
+        load: Callable[[], Load],
+    ) -> None:
+        super().__init__(actor)
+        self._gateway = gateway
+        self._info = info
+        self._fingerprint = fingerprint
+        self._timing = timing
+        self._load = load
+        self._version = 0
+        self._gateway_epoch = 0
+        self._lost: set[tuple[str, int]] = set()
+        self._beat_s = timing.heartbeat_interval_s
+        self.welcomed = False
+        self.draining = False
+        self.on_expelled: Callable[[str], None] = lambda reason: None
+        self.on_welcome: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        self.actor.bus.connect(self._gateway)
+        self._join()
+
+    # --- joining ----------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        join = Join(PROTOCOL_VERSION, self._fingerprint, self._info)
+        self.actor.send(self._gateway, join)
+        self.actor.arm("member/join", self._timing.retry_interval_s, self._join)
+
+    @receives(Welcome)
+    def on_welcomed(self, received: Received) -> None:
+        message: Welcome = received.message
+        if message.epoch != self._info.address.epoch:
+            return
+        self.actor.disarm("member/join")
+        self._gateway_epoch = received.epoch
+        self._beat_s = message.heartbeat_interval_s
+        if not self.welcomed:
+            self.welcomed = True
+            self.on_welcome()
+        self._beat()
+        if self.draining:
+            self.actor.send(self._gateway, DrainAnnounced())
+
+    @receives(JoinRefused)
+    def on_refused(self, received: Received) -> None:
+        message: JoinRefused = received.message
+        if message.epoch == self._info.address.epoch:
+            self.actor.disarm("member/join")
+            self.actor.disarm("member/beat")
+            self.on_expelled(message.reason)
+
+    # --- heartbeats -------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        self.actor.send(self._gateway, Heartbeat(self._load()))
+        self.actor.arm("member/beat", self._beat_s, self._beat)
+
+    @receives(HeartbeatAck)
+    def on_heartbeat_ack(self, received: Received) -> None:
+        if not received.message.known and not self.actor.armed("member/join"):
+            self._version = 0  # a gateway that restarted counts anew
+            self._join()
+
+    # --- peers ------------------------------------------------------------------------------------
+
+    @receives(Membership)
+    def on_membership(self, received: Received) -> None:
+        message: Membership = received.message
+        if received.epoch == self._gateway_epoch and message.version <= self._version:
+            return
+        self._gateway_epoch, self._version = received.epoch, message.version
+        own = self._info.address.instance_id
+        for info in message.instances:
+            address = info.address
+            key = (address.instance_id, address.epoch)
+            if address.instance_id != own and key not in self.actor.peers:
+                self.actor.bus.connect(address)
+            self.actor.peers[key] = info
+        for address in message.lost:
+            self._note_lost(address)
+        self._forget_old({(i.address.instance_id, i.address.epoch) for i in message.instances})
+
+    def _note_lost(self, address: Address) -> None:
+        key = (address.instance_id, address.epoch)
+        if key in self._lost:
+            return
+        self._lost.add(key)
+        for role in self.actor.roles:
+            role.peer_lost(address)
+
+    def _forget_old(self, present: set[tuple[str, int]]) -> None:
+        """Peers that are neither present nor lost left in order; lost ones stay for fencing."""
+        for key in sorted(self.actor.peers):
+            if key not in present and key not in self._lost:
+                self._note_lost(self.actor.peers[key].address)
+
+    # --- leaving ----------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take no new work; the composition root calls `leave` when nothing is open."""
+        self.draining = True
+        self.actor.send(self._gateway, DrainAnnounced())
+
+    def leave(self) -> None:
+        self.actor.disarm("member/join")
+        self.actor.disarm("member/beat")
+        self.actor.send(self._gateway, Leave())

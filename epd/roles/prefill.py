@@ -1,0 +1,231 @@
+"""The prefill role: prompts in, KV out.
+
+A request with pictures waits until all slots for its rows are promised, then wants each item's rows;
+text-only requests go straight to the batch.  When its first chunk is scheduled, blocks are asked for
+at the decode instance, so that asking and computing overlap; when the prompt is computed, its blocks
+belong to the transfer.  If decode lives here too, the hand-over is a row of the table and no bytes
+move.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epd.config import PrefillConfig
+from epd.engine.base import MediaLayout
+from epd.fsm import request as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.kernel import Event
+from epd.fsm.request import Do, Request
+from epd.fsm.transfer import Manifest, Transfer
+from epd.messages import (
+    Grant,
+    KvOffer,
+    KvState,
+    PrefillRequest,
+    RequestAborted,
+    RequestAccepted,
+    RequestFailed,
+)
+from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.embeddings import Embeddings, Want
+from epd.roles.requests import Requests
+from epd.roles.transfers import Transfers
+from epd.transport.base import Received
+
+
+class PrefillRole(Role):
+    """Holds only the language model; owner of the producer side of P to D."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        transfers: Transfers,
+        requests: Requests,
+        embeddings: Embeddings | None,
+        config: PrefillConfig,
+    ) -> None:
+        super().__init__(actor)
+        self._transfers = transfers
+        self._requests = requests
+        self._embeddings = embeddings  # None: a text-only model
+        self._config = config
+        self._handed_over: dict[str, Request] = {}
+        self.draining = False
+        requests.extend(self)
+
+    def live(self) -> dict[str, int]:
+        return {"kv_handed_over": len(self._handed_over)}
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(PrefillRequest)
+    def on_prefill_request(self, received: Received) -> None:
+        message: PrefillRequest = received.message
+        key = f"{message.request_id}/{message.attempt}"
+        if self._requests.get(key) is not None:
+            return  # repeated
+        if self._requests.has_ended(key):
+            aborted = RequestAborted(message.request_id, message.attempt)
+            self.actor.send(received.source, aborted)
+            return
+        kind, reason, retryable = self._refusal(message)
+        if reason:
+            self.actor.send(
+                message.gateway,
+                RequestFailed(message.request_id, message.attempt, kind, reason, retryable),
+            )
+            return
+        self.actor.send(message.gateway, RequestAccepted(message.request_id, message.attempt))
+        request = Request(key, message, message.token_ids, self.actor.journal)
+        remaining = message.sampling.max_tokens - message.num_emitted
+        request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
+        request.rope = self._requests.engine.rope_positions(
+            len(message.token_ids),
+            [MediaLayout(i.offset, i.num_rows, i.grid_thw) for i in message.items],
+        )
+        request.rope_delta = request.rope.delta
+        self._requests.open(request)
+        arrived = fsm.EmbeddingsRequired() if message.items else fsm.TextOnly()
+        self._requests.fire(request, arrived)
+
+    def _refusal(self, message: PrefillRequest) -> tuple[str, str, bool]:
+        if self.draining:
+            return "busy", "the prefill instance is draining", True
+        if len(self._requests) >= self._config.max_queue:
+            return "busy", f"the prefill instance has {self._config.max_queue} requests open", True
+        if message.items and self._embeddings is None:
+            return "media", "this model takes no pictures", False
+        if message.items and self._embeddings is not None:
+            if reason := self._embeddings.refusal(message.items):
+                return "capacity", reason, False
+        num_tokens = len(message.token_ids)
+        if self.actor.is_self(message.decode):
+            num_tokens += message.sampling.max_tokens - message.num_emitted
+        needed, size = self._requests.num_blocks_for(num_tokens), self._requests.pool.size
+        if needed > size:
+            return (
+                "capacity",
+                f"{num_tokens} tokens need {needed} KV blocks and the instance has {size}; ask for "
+                "fewer tokens, or raise engine.kv_nbytes",
+                False,
+            )
+        return "", "", False
+
+    # --- effects: embeddings ----------------------------------------------------------------------
+
+    @performs(Do.ACQUIRE_EMBEDDINGS)
+    def acquire_embeddings(self, request: Request, event: Event) -> None:
+        message: PrefillRequest = request.message
+        request.missing = {item.room for item in message.items}
+
+        def ready(room: str, rows: Any) -> None:
+            self._requests.fire(request, fsm.EmbeddingReady(room, rows))
+
+        def failed(kind: str, reason: str, retryable: bool) -> None:
+            self._requests.fire(request, fsm.EmbeddingFailed(kind, reason, retryable))
+
+        def granted() -> None:
+            for item in message.items:
+                if request.terminal:
+                    return
+                want = Want(item, message.attempt, message.deadline_s, ready, failed)
+                self._embeddings.want(want)
+
+        self._embeddings.promise(request.key, message.items, granted)
+
+    @performs(Do.RELEASE_EMBEDDINGS)
+    def release_embeddings(self, request: Request, event: Event) -> None:
+        items = getattr(request.message, "items", ())
+        if not items or self._embeddings is None:
+            return
+        request.rows.clear()
+        for item in items:
+            self._embeddings.unwant(item.mm_hash, item.room)
+        self._embeddings.give_up(request.key)
+
+    # --- effects: KV ------------------------------------------------------------------------------
+
+    @performs(Do.OFFER_KV)
+    def offer_kv(self, request: Request, event: Event) -> None:
+        message: PrefillRequest = request.message
+        request.kv_room = f"{request.key}/kv"
+        offer = KvOffer(
+            request.kv_room,
+            message.request_id,
+            message.attempt,
+            len(message.token_ids),
+            message.num_emitted,
+            message.token_ids,
+            message.sampling,
+            self._requests.engine.kv_layout,
+            message.gateway,
+            message.deadline_s,
+        )
+        self._transfers.open_producer(
+            request.kv_room,
+            message.attempt,
+            message.decode,
+            self,
+            request.key,
+            Manifest(None, len(message.token_ids), offers=True, offer=offer),
+            message.deadline_s,
+        )
+        self.actor.send(message.decode, offer)
+
+    @performs(Do.WITHDRAW_OFFER)
+    def withdraw_offer(self, request: Request, event: Event) -> None:
+        transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
+        if transfer is not None:
+            withdrawn = transfer_fsm.SourceFailed("withdrawn", "prefill ended the request", False)
+            self._transfers.fire(transfer, withdrawn)
+
+    @performs(Do.HAND_OVER_KV)
+    def hand_over_kv(self, request: Request, event: Event) -> None:
+        transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
+        self._handed_over[request.kv_room] = request
+        blocks = request.block_table
+        nbytes = len(blocks) * self._requests.engine.kv_layout.block_nbytes
+        source = self._requests.engine.kv_views(blocks)
+        self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
+
+    # --- Owner of the producer side ---------------------------------------------------------------
+
+    def offer(self, transfer: Transfer) -> None:
+        self.actor.send(transfer.peer, transfer.meta.offer)
+
+    def commit_state(self, transfer: Transfer) -> KvState | None:
+        request = self._handed_over.get(transfer.key)
+        if request is None:
+            return None
+        return KvState(
+            num_tokens=len(request.prompt),
+            first_token=request.output[0],
+            rope_delta=request.rope_delta,
+            num_layers=self._requests.engine.kv_layout.num_layers,
+            num_blocks=len(request.block_table),
+        )
+
+    def release_source(self, transfer: Transfer) -> None:
+        request = self._handed_over.pop(transfer.key, None)
+        if request is not None:
+            self._requests.return_blocks(request.block_table)
+
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
+        request = self._requests.get(transfer.owner)
+        if request is None:
+            return
+        outcome: Event = fsm.KvDelivered() if delivered else fsm.KvFailed(*transfer.failure)
+        self._requests.fire(request, outcome)
+
+    def grant(self, transfer: Transfer) -> Grant:
+        raise AssertionError("prefill grants no KV blocks")
+
+    async def publish(self, transfer: Transfer) -> Event:
+        raise AssertionError("prefill publishes no KV")
+
+    def release_slots(self, transfer: Transfer) -> None:
+        raise AssertionError("prefill leases no slots for KV")
+
+    def withdraw_lease(self, transfer: Transfer) -> None:
+        raise AssertionError("prefill leases no slots for KV")
