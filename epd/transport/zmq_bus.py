@@ -95,13 +95,13 @@ class ZmqBus:
             self._admission = self._open_admission(endpoint)
             self._router = self._open_router()
             bound = _bind(self._router, endpoint)
+            dialled = _dialled(bound, endpoint, advertise_host)
         except BaseException:
             self._context.destroy(linger=0)
             raise
         self._ipc_file = _FileIdentity(ipc_path(bound))
         encrypted = cluster_key is not None and is_tcp(bound)
         public_key = cluster_key.server_public if cluster_key and encrypted else ""
-        dialled = _dialled(bound, endpoint, advertise_host)
         self.address = Address(instance_id, epoch, dialled, public_key)
 
     def connect(self, peer: Address) -> None:
@@ -192,7 +192,7 @@ class ZmqBus:
         router.setsockopt(zmq.BACKLOG, 256)
         limits = self._limits
         router.setsockopt(
-            zmq.MAXMSGSIZE, max(limits.max_header_nbytes, limits.max_payload_nbytes)
+            zmq.MAXMSGSIZE, limits.max_header_nbytes + limits.max_payload_nbytes
         )  # a bigger frame costs its sender the connection, before memory is taken for it
         if self._admission is not None and self._key is not None:
             self._key.protect_listener(router)

@@ -1,0 +1,54 @@
+"""LocalBus passes the contract of Bus, with and without real encoding."""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.messages import Leave
+from epd.transport.base import Bus, TransportError
+from epd.transport.local_bus import LocalBus, LocalBusHub
+from tests.contract.bus_kit import BUS_CHECKS, BusNet, Check, Inbox, close, meet, name_of
+
+
+class LocalNet:
+    def __init__(self, codec: bool) -> None:
+        self._hub = LocalBusHub()
+        self._codec = codec
+
+    def make(self, instance_id: str, epoch: int = 1, *, max_queue: int = 1000) -> Bus:
+        return LocalBus(self._hub, instance_id, epoch, codec=self._codec, max_queue=max_queue)
+
+
+@pytest.mark.parametrize("codec", [False, True], ids=["objects", "codec"])
+@pytest.mark.parametrize("check", BUS_CHECKS, ids=name_of)
+async def test_contract(check: Check, codec: bool) -> None:
+    net: BusNet = LocalNet(codec)
+    await check(net)
+
+
+async def test_codec_finds_what_would_not_survive_the_wire() -> None:
+    hub = LocalBusHub()
+    a, b = LocalBus(hub, "a", 1, codec=True), LocalBus(hub, "b", 1, codec=True)
+    _, inbox = meet(a, b)
+    assert not a.send("b", object())  # type: ignore[arg-type]
+    assert not a.send("b", Leave(), [b""] * 17)
+    assert a.dropped == {"unsendable": 2}
+    assert inbox.received == []
+    await close(a, b)
+
+
+async def test_messages_to_a_closed_peer_are_counted() -> None:
+    hub = LocalBusHub()
+    a, b = LocalBus(hub, "a", 1), LocalBus(hub, "b", 1)
+    inbox = Inbox()
+    a.start(inbox)
+    a.connect(b.address)
+    await b.close()
+    assert a.send("b", Leave())
+    assert a.dropped == {"stale_target": 1}
+    await a.close()
+
+
+def test_an_instance_id_that_could_be_a_path_is_refused() -> None:
+    with pytest.raises(TransportError, match="letters, digits"):
+        LocalBus(LocalBusHub(), "../etc", 1)
