@@ -1,0 +1,175 @@
+"""The most valuable test of the data plane: both ends of a room, over every interleaving.
+
+Safety: slots and source are never given back while a write may touch them; each owner hears exactly
+one outcome.  Liveness: from every reachable moment there is a way to quiescence.  And the search
+itself is tested: with a bug of the catalogue put back into the table it must find a path.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.fsm import transfer as t
+from epd.fsm.kernel import Row, Table, TableError, unless
+from epd.fsm.transfer import Do, S, is_consumer
+from epd.fsm.transfer_table import TABLE
+from tests.fsm.mutants import patched
+from tests.fsm.pair_model import PairModel, Scenario, Violation, explore
+
+CALM = {"may_die": False, "may_be_declared_lost": False}
+
+SCENARIOS = {
+    "rows": (Scenario(), 10_000),
+    "kv": (Scenario(offers=True), 10_000),
+    "uncertain engine": (Scenario(engine_is_certain=False), 10_000),
+    "contract drift (F11)": (Scenario(rows_granted=3), 5_000),
+    "short commit (F11)": (Scenario(commit_is_short=True), 10_000),
+    "words lost for good": (Scenario(forgetful=True, **CALM), 3_000),
+    "words lost for good, kv": (Scenario(forgetful=True, offers=True, **CALM), 3_000),
+    "declared lost, wrongly": (Scenario(forgetful=True, may_die=False), 10_000),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_interleaving_keeps_the_laws_and_can_end(name: str) -> None:
+    scenario, at_least = SCENARIOS[name]
+    space = explore(PairModel(scenario))
+    assert len(space.parents) >= at_least, "the search shrank: it would prove less than it says"
+    stuck = space.stuck()
+    assert not stuck, f"no way to quiescence after {space.path(stuck[0])}"
+
+
+def test_delivery_and_every_kind_of_end_are_reached() -> None:
+    """The model is not vacuous: both ends reach every state that the table has for them."""
+    space = explore(PairModel(Scenario(engine_is_certain=False)))
+    assert {pair.producer.state for pair in space.parents} == set(TABLE.states)
+    assert {pair.consumer.state for pair in space.parents} == set(TABLE.states) - {
+        S.PARKED,
+        S.WRITING,
+    }
+    assert any(pair.consumer.memory == "published" for pair in space.parents)
+    assert any(pair.write == "zombie" for pair in space.parents)
+
+
+def test_an_unknown_outcome_stays_owned_while_both_ends_live() -> None:
+    """No word and no timer frees memory that a zombie write may touch: only a fence (F7, F8)."""
+    space = explore(PairModel(Scenario(engine_is_certain=False, **CALM)))
+    stuck = space.stuck()
+    assert stuck
+    assert all(p.write == "zombie" and p.producer.state is S.QUARANTINED for p in stuck)
+    assert {p.producer.memory for p in stuck} == {"owned"}
+    assert {p.consumer.memory for p in stuck} == {"owned"}
+
+
+# --- mutants --------------------------------------------------------------------------------------
+
+MUTANTS: dict[str, tuple[list[tuple[S, type]], list[Row]]] = {
+    "F6: cancel is acknowledged while the write runs": (
+        [(S.WRITING, t.CancelReceived)],
+        [
+            Row(
+                S.WRITING,
+                t.CancelReceived,
+                S.CANCELLED,
+                (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED),
+            )
+        ],
+    ),
+    "F7: the consumer's slots are freed after a grace": (
+        [(S.EXPIRE_PENDING, t.GraceEnded)],
+        [
+            Row(S.EXPIRE_PENDING, t.GraceEnded, S.EXPIRED, (Do.RELEASE_SLOTS,), when=is_consumer),
+            Row(
+                S.EXPIRE_PENDING,
+                t.GraceEnded,
+                S.QUARANTINED,
+                (Do.START_FENCE,),
+                when=unless(is_consumer),
+            ),
+        ],
+    ),
+    "F7: lost is taken for dead": (
+        [(S.RESERVED, t.PeerLost)],
+        [
+            Row(
+                S.RESERVED,
+                t.PeerLost,
+                S.FAILED,
+                (Do.CONCLUDE_FAILED, Do.RELEASE_SLOTS),
+                when=is_consumer,
+            ),
+            Row(S.RESERVED, t.PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), when=unless(is_consumer)),
+        ],
+    ),
+    "F8: the source is freed after an unknown outcome": (
+        [(S.WRITING, t.WriteOutcomeUnknown)],
+        [
+            Row(
+                S.WRITING,
+                t.WriteOutcomeUnknown,
+                S.FAILED,
+                (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED),
+            )
+        ],
+    ),
+    "F11: a grant of other rows is written to": (
+        [(S.PARKED, t.GrantReceived)],
+        [Row(S.PARKED, t.GrantReceived, S.WRITING, (Do.START_WRITE,), t.keep_grant)],
+    ),
+    "F42: a cancel before the grant leaves no tombstone": (
+        [(S.PENDING, t.CancelReceived)],
+        [Row(S.PENDING, t.CancelReceived, None, (Do.SEND_CANCEL_ACK,))],
+    ),
+    "the owner is told twice": (
+        [(S.CANCEL_PENDING, t.WriteSucceeded)],
+        [
+            Row(
+                S.CANCEL_PENDING,
+                t.WriteSucceeded,
+                S.CANCELLED,
+                (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED),
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_search_finds_a_bug_put_back(name: str) -> None:
+    remove, rows = MUTANTS[name]
+    table = patched(TABLE, remove, rows)
+    with pytest.raises(Violation, match="after"):
+        for scenario in (
+            Scenario(engine_is_certain=False, may_be_declared_lost=True),
+            Scenario(rows_granted=3),
+        ):
+            explore(PairModel(scenario, table))
+
+
+def test_the_search_finds_a_retry_that_is_missing() -> None:
+    """With words lost for good, a cancel that is not repeated leaves slots owned for ever."""
+    remove = [(state, t.RetryDue) for state in (S.CANCEL_PENDING, S.EXPIRE_PENDING, S.QUARANTINED)]
+    rows = [
+        Row((S.CANCEL_PENDING, S.EXPIRE_PENDING), t.RetryDue, None),
+        Row(S.QUARANTINED, t.RetryDue, None, (Do.START_FENCE,)),
+    ]
+    space = explore(PairModel(Scenario(forgetful=True, **CALM), patched(TABLE, remove, rows)))
+    assert space.stuck()
+
+
+def test_a_tombstone_cannot_be_revived() -> None:
+    """F42 put back as a row is refused at import: no edge leaves a terminal state."""
+    with pytest.raises(TableError, match="leaves the terminal state CANCELLED"):
+        patched(
+            TABLE,
+            [(S.CANCELLED, t.GrantReceived)],
+            [Row(S.CANCELLED, t.GrantReceived, S.RESERVED)],
+        )
+
+
+def test_an_unpatched_table_survives_patching() -> None:
+    """`patched` itself changes nothing that it was not asked to change."""
+    same: Table = patched(TABLE, [], [])
+    assert same.dispatch.keys() == TABLE.dispatch.keys()
+    for state in TABLE.states:
+        assert same.dispatch[state].keys() == TABLE.dispatch[state].keys()
