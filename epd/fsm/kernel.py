@@ -124,9 +124,11 @@ class StoryEntry(NamedTuple):
 
 
 class Journal(Protocol):
-    """Sees every transition of the machines made with it; gives the story its times."""
+    """Sees the birth and every transition of the machines made with it; gives stories their times."""
 
     def now_s(self) -> float: ...
+
+    def opened(self, machine: Machine) -> None: ...
 
     def observe(self, machine: Machine, event: Event, source: State, target: State) -> None: ...
 
@@ -134,6 +136,9 @@ class Journal(Protocol):
 class _NullJournal:
     def now_s(self) -> float:
         return 0.0
+
+    def opened(self, machine: Machine) -> None:
+        pass
 
     def observe(self, machine: Machine, event: Event, source: State, target: State) -> None:
         pass
@@ -332,6 +337,7 @@ class Machine:
         self._journal = journal
         self._state = self.table.initial
         self._story: deque[StoryEntry] = deque(maxlen=STORY_LENGTH)
+        journal.opened(self)
 
     @property
     def state(self) -> Any:
@@ -340,6 +346,11 @@ class Machine:
     @property
     def terminal(self) -> bool:
         return self._state in self.table.terminal
+
+    @property
+    def held(self) -> bool:
+        """Whether time alone must not end the present state."""
+        return self._state in self.table.held
 
     def fire(self, event: Event) -> tuple[Effect, ...]:
         """Apply an event; the only writer of the state.  Returns the effects to perform, in order."""
