@@ -1,0 +1,62 @@
+# Few verbs. Each makes what it needs; `make` alone tells which there are.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.epd-installed
+
+# Which Python makes the environment; by default the first of 3.11, 3.12, 3.13 that works here.
+PYTHON ?=
+# More flags for pip, e.g. an index or a wheel directory: make test PIP_FLAGS="--find-links DIR"
+PIP_FLAGS ?=
+# Flags for torch alone. Where the default index offers only the CUDA build, name a CPU index here.
+TORCH_FLAGS ?=
+# Extras to install besides `dev`: make demo EXTRAS=,mooncake
+EXTRAS ?=
+# pytest processes of the fast part of the tests
+WORKERS ?= 2
+
+.PHONY: help
+help:  ## Say what there is to make
+	@echo "usage: make VERB [PYTHON=python3.12] [PIP_FLAGS=...] [TORCH_FLAGS=...]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: env
+env: $(STAMP)  ## Make the environment .venv (the other verbs do it by themselves)
+
+.PHONY: demo
+demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three pictures
+	$(BIN)/python -m epd demo
+
+.PHONY: test
+test: $(STAMP)  ## Pass the tests: the fast ones side by side, then those with real processes
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not e2e and not gpu"
+	@if [ -d tests/e2e ]; then $(BIN)/python -m pytest -m "e2e and not gpu"; fi
+
+.PHONY: check
+check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagrams
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_tidy.py
+	$(BIN)/python -m epd diagrams --check
+
+.PHONY: clean
+clean:  ## Remove the environment and everything that was made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find epd tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and by its exact pin, so that no other package's range chooses it.
+$(STAMP): pyproject.toml constraints.txt
+	@python="$$(PYTHON="$(PYTHON)" .ci/find-python)" && \
+	if ! "$(BIN)/python" -c 'import pip' 2>/dev/null; then \
+	  echo "making $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); \
+	fi
+	@echo "installing what epd needs (about 1 GB with torch; minutes on a first run)"
+	$(BIN)/python -m pip install $(PIP_FLAGS) $(TORCH_FLAGS) -c constraints.txt \
+	  "$$(grep -E '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev$(EXTRAS)]"
+	@touch $@

@@ -1,0 +1,33 @@
+"""What holds for every test: one thread per process, no network, marks by directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before anything imports torch: the tests run side by side, and a result may not depend on threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"  # a test that asks a model hub must fail, not wait
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+settings.register_profile(
+    "epd",
+    deadline=None,  # a shared machine stalls; pytest-timeout ends what hangs
+    derandomize=True,  # the same tree gives the same verdict; seeds are the simulator's business
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "epd"))
+
+TESTS = Path(__file__).parent
+MARK_OF_DIRECTORY = {"e2e": pytest.mark.e2e, "gpu": pytest.mark.gpu}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests in tests/e2e and tests/gpu are marked by where they lie."""
+    for item in items:
+        mark = MARK_OF_DIRECTORY.get(item.path.relative_to(TESTS).parts[0])
+        if mark is not None:
+            item.add_marker(mark)

@@ -1,0 +1,241 @@
+"""Style that is a test: sizes, forbidden words, and habits that the roles may not fall into.
+
+Each rule is a function from a parsed file to the lines that break it; `test_rule` runs every rule
+over its files, and `test_each_rule_can_fail` shows every rule a file that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAY_CANCEL_TASKS = ("epd/roles/base.py", "epd/cli/", "epd/sim/")  # shutdown of a whole process
+PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file, parsed."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    def walk(self) -> Iterator[ast.AST]:
+        return ast.walk(self.tree)
+
+
+Finding = tuple[int, str]
+Rule = Callable[[Source], Iterator[Finding]]
+RULES: dict[str, tuple[tuple[str, ...], Rule, str]] = {}
+
+
+def rule(*where: str, breaks: str) -> Callable[[Rule], Rule]:
+    """Register a rule for files below `where`; `breaks` is a source that it must find fault with."""
+
+    def register(check: Rule) -> Rule:
+        RULES[check.__name__] = (where, check, breaks)
+        return check
+
+    return register
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    paths = sorted([*ROOT.glob("epd/**/*.py"), *ROOT.glob("tests/**/*.py")])
+    return tuple(parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+
+
+def parse(path: str, text: str) -> Source:
+    return Source(path, text, ast.parse(text, path))
+
+
+def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in source.walk():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of a name or an attribute chain, with `?` for what is neither."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def imported(source: Source) -> Iterator[tuple[int, str]]:
+    for node in source.walk():
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@rule("epd/", "tests/", breaks="x = 1\n" * 401)
+def file_is_short(source: Source) -> Iterator[Finding]:
+    if len(source.lines) > MAX_FILE_LINES:
+        yield 1, f"{len(source.lines)} lines; at most {MAX_FILE_LINES}: split it by reason to change"
+
+
+@rule("epd/", "tests/", breaks="def f():\n" + "    x = 1\n" * 61)
+def function_is_short(source: Source) -> Iterator[Finding]:
+    for node in functions(source):
+        assert node.end_lineno is not None
+        first = node.body[0]
+        documented = ast.get_docstring(node, clean=False) is not None
+        doc_lines = (first.end_lineno or 0) - first.lineno + 1 if documented else 0
+        lines = node.end_lineno - node.lineno + 1 - doc_lines
+        if lines > MAX_FUNCTION_LINES:
+            yield node.lineno, f"{node.name} has {lines} lines; at most {MAX_FUNCTION_LINES}"
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+@rule("epd/", "tests/", breaks="x = 1\n")
+def module_has_docstring(source: Source) -> Iterator[Finding]:
+    if source.tree.body and ast.get_docstring(source.tree) is None:
+        yield 1, "a module says at its head what it is for"
+
+
+@rule("epd/", "tests/", breaks="x = 1  # TO" + "DO: later\n")
+def nothing_is_put_off(source: Source) -> Iterator[Finding]:
+    for number, line in enumerate(source.lines, 1):
+        if re.search(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", line):
+            yield number, "do it or open an issue"
+
+
+@rule("epd/", "tests/", breaks="x = 1 \n")
+def no_trailing_space(source: Source) -> Iterator[Finding]:
+    for number, line in enumerate(source.text.split("\n"), 1):
+        if line != line.rstrip() or "\t" in line:
+            yield number, "trailing space or tab"
+
+
+# --- faults that hide -----------------------------------------------------------------------------
+
+
+@rule("epd/", breaks="import pickle\n")
+def no_pickle(source: Source) -> Iterator[Finding]:
+    for line, name in imported(source):
+        if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill"}:
+            yield line, f"{name} runs code that a peer chose"
+
+
+@rule("epd/", "tests/", breaks="try:\n    f()\nexcept Exception:\n    pass\n")
+def no_swallowed_exception(source: Source) -> Iterator[Finding]:
+    for node in source.walk():
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        if node.type is None:
+            yield node.lineno, "a bare except catches Ctrl-C and cancellation too"
+        elif dotted(node.type) in {"Exception", "BaseException"} and all(
+            isinstance(statement, ast.Pass | ast.Continue) for statement in node.body
+        ):
+            yield node.lineno, "an exception of any kind is swallowed without a trace"
+
+
+@rule("epd/", breaks="task.cancel()\n")
+def no_task_is_cancelled(source: Source) -> Iterator[Finding]:
+    """Cancelling is an event on a machine; timers and handles may be cancelled, tasks may not."""
+    if source.path.startswith(MAY_CANCEL_TASKS):
+        return
+    for node in source.walk():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = dotted(node.func.value)
+            if node.func.attr == "cancel" and re.search(r"task|future", owner.lower()):
+                yield node.lineno, f"{owner}.cancel(): let it finish, or fire an event"
+
+
+# --- roles, machines, scheduling --------------------------------------------------------------------
+
+
+@rule("epd/roles/", breaks="if machine.state is S.IDLE:\n    pass\n")
+def roles_do_not_ask_the_state(source: Source) -> Iterator[Finding]:
+    for node in source.walk():
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            names = [dotted(operand) for operand in operands]
+            if any(name.endswith((".state", "._state")) for name in names):
+                yield node.lineno, "what depends on the state is a row of its table"
+
+
+@rule(*PURE, breaks="import time\n")
+def time_and_chance_are_injected(source: Source) -> Iterator[Finding]:
+    for line, name in imported(source):
+        if name.split(".")[0] in {"time", "random", "secrets", "uuid", "datetime", "threading"}:
+            yield line, f"{name}: take it from the ports, or the simulator cannot replay it"
+
+
+@rule(*PURE, breaks="async with asyncio.TaskGroup() as group:\n    pass\n")
+def order_is_never_by_address(source: Source) -> Iterator[Finding]:
+    for node in source.walk():
+        if isinstance(node, ast.Attribute | ast.Name):
+            if dotted(node).split(".")[-1] == "TaskGroup" or dotted(node) == "asyncio.wait":
+                yield node.lineno, f"{dotted(node)} goes through a set of tasks"
+        iterated = node.iter if isinstance(node, ast.For | ast.comprehension) else None
+        is_set = isinstance(iterated, ast.Set | ast.SetComp) or (
+            isinstance(iterated, ast.Call) and dotted(iterated.func) in {"set", "frozenset"}
+        )
+        if iterated is not None and is_set:
+            yield iterated.lineno, "sort it, or use a dict: a set of strings has no fixed order"
+
+
+# --- the tests of the rules -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule(name: str) -> None:
+    where, check, _ = RULES[name]
+    checked = [source for source in sources() if source.path.startswith(where)]
+    found = [
+        f"{source.path}:{line}: {text}" for source in checked for line, text in sorted(check(source))
+    ]
+    assert checked, f"no files below {where}"
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_can_fail(name: str) -> None:
+    where, check, breaks = RULES[name]
+    if name == "order_is_never_by_address":
+        breaks = f"async def f():\n    {breaks.replace(chr(10), chr(10) + '    ')}"
+        assert list(check(parse(where[0], "for x in set(names):\n    print(x)\n")))
+    assert list(check(parse(f"{where[0]}broken.py", breaks)))
+    assert not list(check(parse(f"{where[0]}fine.py", '"""A fine module."""\n\nx = 1\n')))
+
+
+def test_no_module_is_called_utils() -> None:
+    vague = {"utils", "util", "helpers", "misc", "common"}
+    found = [source.path for source in sources() if Path(source.path).stem in vague]
+    assert not found, f"name each after what it holds: {found}"
+
+
+def test_what_the_fault_table_names_exists() -> None:
+    """docs/faults.md tells which test shows that a fault is impossible; the test must be there."""
+    text = (ROOT / "docs" / "faults.md").read_text()
+    named = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)))
+    known = {source.path: source.text for source in sources()}
+    missing = [
+        f"{path}::{function}" if function else path
+        for path, function in named
+        if path not in known or (function and f"def {function}(" not in known[path])
+    ]
+    assert named
+    assert not missing, "\n" + "\n".join(missing)
