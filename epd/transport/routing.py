@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import (
@@ -53,17 +53,18 @@ class RoutingTransferEngine:
         *,
         preferred: str = "shm",
         checksums: bool = False,
+        factories: Mapping[str, BackendFactory] = BACKENDS,
     ) -> None:
-        if preferred != "local" and preferred not in BACKENDS:
+        if preferred != "local" and preferred not in factories:
             raise TransportError(
                 f"there is no transfer backend {preferred!r}: choose one of "
-                f"{', '.join(['local', *BACKENDS])}"
+                f"{', '.join(['local', *factories])}"
             )
         self._memory = memory
         self._local = LocalTransferEngine(instance_id, epoch, memory, checksums=checksums)
         self._backends: dict[str, TransferEngine] = {}
         if preferred != "local":
-            self._backends[preferred] = BACKENDS[preferred](instance_id, epoch, checksums)
+            self._backends[preferred] = factories[preferred](instance_id, epoch, checksums)
         self._preferred: TransferEngine = self._backends.get(preferred, self._local)
 
     def allocate(

@@ -1,0 +1,223 @@
+"""Shared memory between real processes that die, freeze and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from epd.messages import Address, RemoteRegion
+from epd.transport.base import TransportError, WriteFailed, Written
+from epd.transport.host import is_process_dead, this_host_id
+from epd.transport.shm import ShmTransferEngine
+from epd.transport.shm_segment import Segment, sweep
+
+CHILD = str(Path(__file__).with_name("shm_child.py"))
+ROOT = str(Path(__file__).parents[2])
+
+
+class Family:
+    """Child processes and this one, in a directory of their own."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._children: list[subprocess.Popen[str]] = []
+        self.engines: list[ShmTransferEngine] = []
+
+    def engine(self, instance_id: str, epoch: int = 1) -> ShmTransferEngine:
+        self.engines.append(ShmTransferEngine(instance_id, epoch, directory=self.directory))
+        return self.engines[-1]
+
+    async def child(self, what: str, instance_id: str, *more: str) -> tuple[int, str]:
+        """Its pid and its first line."""
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", CHILD, self.directory, what, instance_id, *more],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": ROOT},
+        )
+        self._children.append(process)
+        assert process.stdout is not None
+        return process.pid, await asyncio.to_thread(process.stdout.readline)
+
+    async def close(self) -> None:
+        for process in self._children:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        for engine in self.engines:
+            await engine.close()
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.directory))
+
+
+@pytest.fixture
+async def family() -> AsyncIterator[Family]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="epd-test-") as directory:
+        made = Family(directory)
+        yield made
+        await made.close()
+        sweep(directory=directory)
+        assert made.files() == []
+
+
+async def fenced_within(
+    engine: ShmTransferEngine, peer: Address, pid: int, timeout_s: float
+) -> bool:
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s:
+        if await engine.fence(peer, this_host_id(), pid):
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def test_a_writer_killed_in_the_middle_of_writes_is_fenced(family: Family) -> None:
+    consumer = family.engine("consumer")
+    region = consumer.allocate("pool", 16, 1 << 20)
+    descriptor = msgspec.json.encode(region.remote).decode()
+    pid, line = await family.child("write", "producer", "4", descriptor)
+    assert line == "writing\n"
+    peer = Address("producer", 4, "")
+    assert not await fenced_within(consumer, peer, pid, 0.1)
+    os.kill(pid, signal.SIGKILL)  # not reaped: it stays a zombie
+    assert await fenced_within(consumer, peer, pid, 2.0)
+    region.buffer[:] = bytes([0xEE]) * region.buffer.nbytes
+    await asyncio.sleep(0.1)
+    assert region.buffer == bytes([0xEE]) * region.buffer.nbytes, "a byte landed after the fence"
+    assert sweep(directory=family.directory) == ["epd-producer-4.alive"]
+    assert await consumer.fence(peer, this_host_id(), pid)
+
+
+async def test_a_frozen_writer_is_not_fenced(family: Family) -> None:
+    """Fault F7: silence is no proof, however long; after thaw it really writes on."""
+    consumer = family.engine("consumer")
+    region = consumer.allocate("pool", 16, 1 << 20)
+    descriptor = msgspec.json.encode(region.remote).decode()
+    pid, _ = await family.child("write", "producer", "4", descriptor)
+    os.kill(pid, signal.SIGSTOP)
+    assert not await fenced_within(consumer, Address("producer", 4, ""), pid, 0.3)
+    region.buffer[:] = bytes(region.buffer.nbytes)
+    os.kill(pid, signal.SIGCONT)
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        if 0x11 in bytes(region.buffer):
+            break
+    assert 0x11 in bytes(region.buffer)
+
+
+async def test_a_dead_owner_fails_the_write_and_its_files_are_swept(family: Family) -> None:
+    producer = family.engine("producer")
+    pid, line = await family.child("own", "consumer", "1")
+    target = msgspec.json.decode(line, type=RemoteRegion)
+    assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    outcome = await producer.write([bytes(64)], target, (3,))
+    assert isinstance(outcome, WriteFailed) and "its owner is dead" in outcome.reason
+    newcomer = family.engine("newcomer")
+    assert isinstance(await newcomer.write([bytes(64)], target, (3,)), WriteFailed)
+    assert len([name for name in family.files() if "-consumer-" in name]) == 2
+    _, line = await family.child("own", "consumer", "2")  # sweeps what its earlier life left
+    assert not [name for name in family.files() if "-consumer-1" in name]
+    target = msgspec.json.decode(line, type=RemoteRegion)
+    assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
+
+
+async def test_sweep_leaves_the_living_alone(family: Family) -> None:
+    family.engine("here").allocate("pool", 1, 4096)
+    await family.child("own", "there", "1")
+    stranger = Path(family.directory, "somebody-elses")
+    stranger.touch()
+    before = family.files()
+    assert sweep(directory=family.directory) == []
+    assert family.files() == before
+    stranger.unlink()
+
+
+async def test_a_peer_on_another_host_cannot_reach_us(family: Family) -> None:
+    consumer = family.engine("consumer")
+    family.engine("producer")
+    peer = Address("producer", 1, "")
+    assert not await consumer.fence(peer, this_host_id(), os.getpid())
+    assert await consumer.fence(peer, "another-boot-id", os.getpid())
+    assert not await consumer.fence(Address("../x", 1, ""), this_host_id(), 1)
+
+
+async def test_without_a_trace_only_a_dead_process_is_fenced(family: Family) -> None:
+    consumer = family.engine("consumer")
+    peer = Address("unseen", 1, "")
+    assert not await consumer.fence(peer, this_host_id(), os.getpid())
+    assert not await consumer.fence(peer, this_host_id(), 0)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_process_dead(process.pid), "a zombie is dead"
+        assert await consumer.fence(peer, this_host_id(), process.pid)
+    assert is_process_dead(process.pid)
+
+
+async def test_an_epoch_is_used_once(family: Family) -> None:
+    family.engine("a", 1)
+    with pytest.raises(TransportError, match="an epoch of its own"):
+        ShmTransferEngine("a", 1, directory=family.directory)
+
+
+async def test_full_shared_memory_is_one_clear_error(family: Family) -> None:
+    engine = family.engine("a")
+    with pytest.raises(TransportError, match=r"kv needs .* MiB .* free .*: lower .*--shm-size"):
+        engine.allocate("kv", 1 << 20, 1 << 30)
+    assert family.files() == ["epd-a-1.alive"]
+
+
+async def test_names_that_are_paths_are_refused(family: Family) -> None:
+    engine = family.engine("a")
+    with pytest.raises(TransportError, match="file name"):
+        engine.allocate("../pool", 1, 64)
+    with pytest.raises(TransportError, match="letters, digits"):
+        ShmTransferEngine("../a", 1, directory=family.directory)
+    with pytest.raises(TransportError, match="writable tmpfs"):
+        ShmTransferEngine("a", 2, directory="/proc")
+
+
+async def test_a_link_is_not_followed(family: Family, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(bytes(64))
+    os.symlink(precious, os.path.join(family.directory, "epd-b-1-pool-00"))
+    target = RemoteRegion("shm", "b", 1, "pool", "epd-b-1-pool-00", 64, 1)
+    assert isinstance(await family.engine("a").write([b"x"], target, (0,)), WriteFailed)
+    assert precious.read_bytes() == bytes(64)
+    os.unlink(os.path.join(family.directory, "epd-b-1-pool-00"))
+
+
+async def test_a_new_segment_that_a_sweep_caught_is_made_again(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gap between creation and lock: a sweep that falls into it removes the file."""
+    import fcntl
+
+    real_flock, caught = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        if not caught:
+            caught.extend(os.listdir(family.directory))
+            for name in caught:
+                os.unlink(os.path.join(family.directory, name))
+        real_flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    segment = Segment.create("epd-a-1-pool", 4096, family.directory)
+    assert len(caught) == 1 and family.files() == [os.path.basename(segment.path)]
+    assert segment.path.rpartition("/")[2] not in caught
+    segment.unlink()
+    segment.close()

@@ -1,0 +1,195 @@
+"""Every backend passes the contract of TransferEngine and leaves neither files nor descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import numpy as np
+import pytest
+
+from epd.messages import Address
+from epd.transport.base import TransferEngine, TransportError, WriteFailed, Written
+from epd.transport.host import this_host_id
+from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.region import WriteRefused
+from epd.transport.routing import RoutingTransferEngine
+from epd.transport.shm import ShmTransferEngine
+from tests.contract.transfer_kit import (
+    BIG_TRANSFER_CHECKS,
+    TRANSFER_CHECKS,
+    Check,
+    name_of,
+    pattern,
+)
+
+Make = Callable[[str, int], TransferEngine]
+
+
+class World:
+    """Engines of one kind, and a directory of their own in shared memory."""
+
+    def __init__(self, make: Make, directory: str) -> None:
+        self._make = make
+        self._directory = directory
+        self._engines: list[TransferEngine] = []
+
+    def engine(self, instance_id: str, epoch: int = 1) -> TransferEngine:
+        engine = self._make(instance_id, epoch)
+        self._engines.append(engine)
+        return engine
+
+    async def dead_peer(self) -> tuple[Address, str, int]:
+        code = (
+            "import os, signal\n"
+            "from epd.transport.shm import ShmTransferEngine\n"
+            f"engine = ShmTransferEngine('casualty', 3, directory={self._directory!r})\n"
+            "engine.allocate('pool', 2, 4096)\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+        await process.wait()
+        return Address("casualty", 3, ""), this_host_id(), process.pid
+
+    async def close(self) -> None:
+        for engine in self._engines:
+            await engine.close()
+
+
+def _local(directory: str) -> Make:
+    memory = LocalMemory()
+    return lambda name, epoch: LocalTransferEngine(name, epoch, memory, checksums=True)
+
+
+def _shm(directory: str) -> Make:
+    return lambda name, epoch: ShmTransferEngine(name, epoch, checksums=True, directory=directory)
+
+
+def _routing(directory: str, preferred: str, memory: Callable[[], LocalMemory]) -> Make:
+    def make_shm(name: str, epoch: int, checksums: bool) -> TransferEngine:
+        return ShmTransferEngine(name, epoch, checksums=checksums, directory=directory)
+
+    return lambda name, epoch: RoutingTransferEngine(
+        name, epoch, memory(), preferred=preferred, checksums=True, factories={"shm": make_shm}
+    )
+
+
+def _all_in_one(directory: str) -> Make:
+    memory = LocalMemory()
+    return _routing(directory, "local", lambda: memory)
+
+
+def _stages_meet(directory: str) -> Make:
+    memory = LocalMemory()
+    return _routing(directory, "shm", lambda: memory)
+
+
+def _stages_apart(directory: str) -> Make:
+    return _routing(directory, "shm", LocalMemory)  # as if each were a process of its own
+
+
+KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart]
+
+
+@pytest.fixture
+def directory() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="epd-test-") as made:
+        yield made
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__.strip("_"))
+async def world(request: pytest.FixtureRequest, directory: str) -> AsyncIterator[World]:
+    descriptors_before = len(os.listdir("/proc/self/fd"))
+    made = World(request.param(directory), directory)
+    yield made
+    await made.close()
+    left = [name for name in os.listdir(directory) if "casualty" not in name]
+    assert left == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors_before
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        assert directory not in maps.read()
+
+
+@pytest.mark.parametrize("check", TRANSFER_CHECKS, ids=name_of)
+async def test_contract(check: Check, world: World) -> None:
+    await check(world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", BIG_TRANSFER_CHECKS, ids=name_of)
+async def test_contract_with_big_buffers(check: Check, world: World) -> None:
+    await check(world)
+
+
+# --- what only hops inside a process promise ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [_local, _all_in_one, _stages_meet])
+async def test_a_deposit_is_the_producers_own_memory(directory: str, kind: Callable) -> None:
+    world = World(kind(directory), directory)
+    producer, consumer = world.engine("encode"), world.engine("prefill")
+    region = consumer.allocate("rows", 8, 1000, by_reference=True)
+    rows = [np.full(1500, 1, np.uint8), np.full(1000, 2, np.uint8)]
+    assert isinstance(await producer.write(rows, region.remote, (4, 2, 7)), Written)
+    views = region.views((4, 2, 7), 2500)
+    shared = [
+        np.shares_memory(np.frombuffer(view, np.uint8), array)
+        for view, array in zip(views, rows, strict=True)
+    ]
+    assert shared == [True, True]
+    assert region.num_deposits() == 3  # type: ignore[attr-defined]
+    region.forget((2,))
+    assert region.num_deposits() == 0  # type: ignore[attr-defined]
+    await world.close()
+
+
+async def test_fewer_bytes_than_asked_is_an_error(directory: str) -> None:
+    world = World(_local(directory), directory)
+    producer, consumer = world.engine("encode"), world.engine("prefill")
+    region = consumer.allocate("rows", 8, 1000, by_reference=True)
+    await producer.write([bytes(1200)], region.remote, (1, 2))
+    with pytest.raises(WriteRefused, match="fewer than 1201"):
+        region.views((1, 2), 1201)
+    with pytest.raises(WriteRefused, match="not one of"):
+        region.views((8,), 1)
+    await world.close()
+
+
+async def test_without_a_common_backend_the_write_fails_with_a_remedy(directory: str) -> None:
+    alone = RoutingTransferEngine("a", 1, LocalMemory(), preferred="local")
+    world = World(_shm(directory), directory)
+    region = world.engine("b").allocate("pool", 1, 64)
+    outcome = await alone.write([bytes(64)], region.remote, (0,))
+    assert isinstance(outcome, WriteFailed) and "start both with the same one" in outcome.reason
+    await alone.close()
+    await world.close()
+
+
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    with pytest.raises(TransportError, match="'carrier-pigeon': choose one of local, shm"):
+        RoutingTransferEngine("a", 1, LocalMemory(), preferred="carrier-pigeon")
+
+
+async def test_a_fenced_neighbour_in_this_process_is_barred(directory: str) -> None:
+    world = World(_stages_meet(directory), directory)
+    producer, consumer = world.engine("encode"), world.engine("prefill")
+    region = consumer.allocate("rows", 1, 64)
+    assert await consumer.fence(Address("encode", 1, ""), this_host_id(), os.getpid())
+    assert isinstance(await producer.write([bytes(64)], region.remote, (0,)), WriteFailed)
+    reborn = world.engine("encode", 2)
+    assert isinstance(await reborn.write([bytes(64)], region.remote, (0,)), Written)
+    await world.close()
+
+
+async def test_checksums_off_is_zero(directory: str) -> None:
+    make: Make = functools.partial(ShmTransferEngine, directory=directory)
+    world = World(make, directory)
+    region = world.engine("b").allocate("pool", 1, 1 << 20)
+    data = pattern(1 << 20)
+    assert await world.engine("a").write([data], region.remote, (0,)) == Written(1 << 20, 0)
+    assert region.buffer == data
+    await world.close()
