@@ -1,0 +1,85 @@
+"""What computing costs: a device that does one thing at a time, and a pool of host threads.
+
+Work takes virtual time and its effect happens at the end of that time, in the process that asked:
+memory is read and written late, so blocks that are given away during a step show up as wrong
+bytes.  A device can hang (nothing ends until it is released), fail its next works (out of memory)
+and be slow (its process's `slowness`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from epd.engine.base import EngineError
+from epd.sim.loop import SimLoop
+from epd.sim.process import SimProcess
+from epd.sim.rand import KeyedRandom
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, roughly those of the bundled model on CPU cores."""
+
+    preprocess_s: float = 0.004
+    encode_base_s: float = 0.003
+    encode_per_patch_s: float = 0.0001
+    step_base_s: float = 0.002
+    step_per_token_s: float = 0.00005
+    jitter: float = 0.4  # a work takes between 1 and 1 + jitter times as long
+    pool_threads: int = 2
+
+
+class SimDevice:
+    """Works in order of launch, one at a time (`width` at a time for a pool)."""
+
+    def __init__(self, loop: SimLoop, process: SimProcess, random: KeyedRandom, name: str) -> None:
+        self.hung = False
+        self.fail_next = 0
+        self.num_started = 0
+        self._loop = loop
+        self._process = process
+        self._random = random.stream(process.name, name)
+        self._free_at_s = [0.0]
+        self._waiting: list[Callable[[], None]] = []
+
+    def widen(self, width: int) -> SimDevice:
+        self._free_at_s = [0.0] * width
+        return self
+
+    async def run(self, cost_s: float, jitter: float, work: Callable[[], Any]) -> Any:
+        """Raises what `work` raises, or EngineError when the device was told to fail."""
+        self.num_started += 1
+        loop = self._loop
+        fails = self.fail_next > 0
+        self.fail_next -= fails
+        cost_s *= (1 + jitter * self._random.uniform(self.num_started)) * self._process.slowness
+        lane = min(range(len(self._free_at_s)), key=self._free_at_s.__getitem__)
+        ends_s = max(loop.now_s, self._free_at_s[lane]) + cost_s
+        self._free_at_s[lane] = ends_s
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def finish() -> None:
+            if self.hung:
+                self._waiting.append(finish)
+                return
+            if future.done():
+                return
+            try:
+                if fails:
+                    raise EngineError("the device is out of memory; send fewer or smaller pictures")
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+        loop.call_at(ends_s, finish, context=self._process.context)
+        return await asyncio.shield(future)
+
+    def release(self) -> None:
+        """The device goes on after a hang."""
+        self.hung = False
+        waiting, self._waiting = self._waiting, []
+        for finish in waiting:
+            self._loop.call_soon(finish, context=self._process.context)

@@ -1,0 +1,162 @@
+"""Simulated engines: the ports of `epd.engine.base` over `epd.sim.golden` and `epd.sim.device`.
+
+The language engine keeps its KV in the pool memory that the role attached, so that bytes which a
+transfer wrote, or another request overwrote, are what it computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from epd.engine.base import (
+    EncodeFailure,
+    EngineError,
+    MediaError,
+    MediaLayout,
+    Patches,
+    RopePositions,
+    Rows,
+    RowSpan,
+    StepFailure,
+    StepResult,
+    StepSequence,
+)
+from epd.messages import TokenLogprobs
+from epd.sim import golden
+from epd.sim.device import Costs, SimDevice
+from epd.sim.golden import BLOCK_SIZE, RECORD_NBYTES, ROW_NBYTES, Picture
+
+BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
+_INDEX_LOW = bytes(index & 0xFF for index in range(65536))
+
+
+class SimVisionEngine:
+    """The `VisionEngine` port."""
+
+    contract = golden.ROW_CONTRACT
+
+    def __init__(self, device: SimDevice, pool: SimDevice, costs: Costs) -> None:
+        self.device = device
+        self._pool = pool
+        self._costs = costs
+        self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
+
+    async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
+        def decode() -> Patches:
+            try:
+                picture = Picture.parse(bytes(image))
+            except ValueError:
+                raise MediaError("the image is damaged: send it again as PNG or JPEG") from None
+            if picture.flaw == "broken" or tuple(grid_thw) != picture.grid_thw:
+                raise MediaError("the image is truncated")
+            t, h, w = picture.grid_thw
+            return Patches(picture, picture.grid_thw, t * h * w, picture.num_rows)
+
+        patches: Patches = await self._pool.run(
+            self._costs.preprocess_s, self._costs.jitter, decode
+        )
+        return patches
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        num_patches = sum(item.num_patches for item in batch)
+        cost_s = self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
+        slow = any(item.pixels.flaw == "slow" for item in batch)
+        results: list[Rows | EncodeFailure] = await self.device.run(
+            cost_s * (20 if slow else 1),
+            self._costs.jitter,
+            lambda: [self._rows(item.pixels) for item in batch],
+        )
+        return results
+
+    def _rows(self, picture: Picture) -> Rows | EncodeFailure:
+        if picture.flaw == "unencodable":
+            return EncodeFailure("non-finite embeddings")
+        self.num_encoded[picture.name] = self.num_encoded.get(picture.name, 0) + 1
+        content = picture.rows()
+        return Rows(content, picture.num_rows, len(content))
+
+
+class SimLanguageEngine:
+    """The `LanguageEngine` port."""
+
+    kv_layout = golden.KV_LAYOUT
+    row_contract = golden.ROW_CONTRACT
+    max_context = 4096
+
+    def __init__(self, device: SimDevice, costs: Costs, num_blocks: int) -> None:
+        self.device = device
+        self.num_blocks = num_blocks
+        self.violations: list[str] = []  # what a step found wrong in its own memory
+        self.step_sizes: list[int] = []
+        self._costs = costs
+        self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        return golden.rope_positions(num_tokens, items)
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        self._kv = buffer
+
+    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
+        return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
+
+    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+        if not batch:
+            raise EngineError("an empty step")
+        num_tokens = sum(len(sequence.token_ids) for sequence in batch)
+        cost_s = self._costs.step_base_s + num_tokens * self._costs.step_per_token_s
+        result: StepResult = await self.device.run(
+            cost_s, self._costs.jitter, lambda: self._forward(batch, cost_s)
+        )
+        return result
+
+    def _forward(self, batch: Sequence[StepSequence], cost_s: float) -> StepResult:
+        """All prefixes are read before anything is written, as one forward does per layer."""
+        prefixes = [self._prefix(sequence) for sequence in batch]
+        outcomes = [self._run(s, prefix) for s, prefix in zip(batch, prefixes, strict=True)]
+        return StepResult(outcomes, cost_s)
+
+    def _prefix(self, sequence: StepSequence) -> bytes:
+        return b"".join(self.kv_views(sequence.block_table))[: sequence.start * RECORD_NBYTES]
+
+    def _run(
+        self, sequence: StepSequence, prefix: bytes
+    ) -> TokenLogprobs | None | StepFailure:
+        start, table = sequence.start, sequence.block_table
+        needed = start + len(sequence.token_ids)
+        if needed > len(table) * BLOCK_SIZE:
+            return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
+        if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
+            self.violations.append(f"{sequence.request_id}: KV of another text at its blocks")
+        rows = _rows_by_position(sequence.spans)
+        last = prefix[-RECORD_NBYTES:]
+        written = bytearray()
+        for at, token_id in enumerate(sequence.token_ids):
+            if sequence.positions is None:
+                rope = golden.linear_key(start + at + sequence.rope_delta)
+            else:
+                rope = golden.rope_key(sequence.positions, at)
+            row = rows.get(at, b"")
+            if token_id == golden.IMAGE_TOKEN and not row:
+                self.violations.append(f"{sequence.request_id}: a placeholder without its row")
+            last = golden.record(last, start + at, token_id, rope, row)
+            index = start + at
+            block, within = table[index // BLOCK_SIZE], index % BLOCK_SIZE
+            offset = block * BLOCK_NBYTES + within * RECORD_NBYTES
+            self._kv[offset : offset + RECORD_NBYTES] = last
+            written += last
+        if sequence.sample is None:
+            return None
+        token_id = golden.next_token(prefix + written, sequence.sample, sequence.output_index)
+        return TokenLogprobs(token_id, -0.5)
+
+
+def _rows_by_position(spans: Sequence[RowSpan]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for span in spans:
+        rows = span.rows.buffer() if isinstance(span.rows, Rows) else b"".join(span.rows)
+        for offset in range(span.count):
+            at = (span.row_start + offset) * ROW_NBYTES
+            found[span.at + offset] = bytes(rows[at : at + ROW_NBYTES])
+    return found

@@ -1,0 +1,284 @@
+"""An asyncio event loop on virtual time: one thread, no I/O, the same order in every run.
+
+Theory of operation
+-------------------
+Callbacks that are ready run first in, first out; when none is, time jumps to the next timer.  Equal
+times keep the order in which they were asked for.  Time stands still while a callback runs, so a
+process is never preempted inside one, as in a real event loop; what a computation costs is a timer
+that its simulated engine sets.
+
+Each callback belongs to the process of the context that it was made in (`epd.sim.process`).  Before
+it runs, its process is asked whether it still lives.  Tasks of killed processes are kept here until
+the world ends: garbage collection of a coroutine would run its `finally` blocks, which `kill -9`
+does not do.
+
+`asyncio` itself iterates sets of tasks (`TaskGroup`, `wait`); tasks and futures made here hash by
+their number, so that those orders are the same everywhere.
+
+What would leave the simulation raises `SimulationEscape`: sockets, subprocesses, signals, threads
+here, wall-clock reads in `epd.sim.guard`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from epd.sim.process import SimProcess, process_of
+
+EXECUTOR_COST_S = 0.0005
+SAME_TIME_LIMIT = 200_000
+
+
+class SimulationEscape(RuntimeError):
+    """Code under simulation tried to reach the real world."""
+
+
+class Deadlock(RuntimeError):
+    """Nothing can run any more, and the run has not ended."""
+
+
+class StepLimitReached(RuntimeError):
+    """The run used more steps than it was allowed: probably a livelock."""
+
+
+class SimFuture(asyncio.Future[Any]):
+    """A future that hashes by its number."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task that hashes by its number."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """See the module's docstring."""
+
+    def __init__(self, *, max_steps: int = 5_000_000) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.steps = 0
+        self.max_steps = max_steps
+        self.describe: Callable[[], str] = lambda: ""  # every machine's story, for failures
+        self.escaped: list[str] = []  # exceptions that nobody handled
+        self.after_step: Callable[[], None] | None = None
+        self._ready_queue: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._serial = itertools.count(1)
+        self._tasks: dict[int, SimTask] = {}
+        self._prune_at = 1024
+        self._frozen = False
+        self.set_task_factory(self._make_task)
+        self.set_exception_handler(self._note_escaped)
+
+    # --- time and order ---------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon(
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self._frozen:
+            self._ready_queue.append(handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if not self._frozen:
+            heapq.heappush(self._timers, (when, next(self._serial), timer))
+        return timer
+
+    def call_later(
+        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer is dropped when its time comes."""
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until `future` is done.  Raises Deadlock, StepLimitReached."""
+        owned = not asyncio.isfuture(future)
+        task = self.create_task(future) if owned else future
+        self.run_while(lambda: not task.done())
+        return task.result()
+
+    def run_until(self, until_s: float) -> None:
+        """Run everything that is due up to and at `until_s`."""
+        guard = self.call_at(until_s, lambda: None)
+        reached: list[bool] = []
+        guard._callback = lambda: reached.append(True)  # type: ignore[attr-defined]
+        self.run_while(lambda: not reached)
+
+    def run_while(self, wanted: Callable[[], bool]) -> None:
+        """Run step by step while `wanted()` holds."""
+        if events._get_running_loop() is not None:
+            raise RuntimeError("a simulation cannot run inside another event loop")
+        events._set_running_loop(self)
+        try:
+            self._run(wanted)
+        finally:
+            events._set_running_loop(None)
+
+    def _run(self, wanted: Callable[[], bool]) -> None:
+        ready = self._ready_queue
+        at_this_time = 0
+        while wanted():
+            if not ready:
+                self._advance()
+                at_this_time = 0
+            handle = ready.popleft()
+            if handle._cancelled:  # type: ignore[attr-defined]
+                continue
+            process = process_of(handle._context)  # type: ignore[attr-defined]
+            if process is not None and not self._may_run(process, handle):
+                continue
+            self.steps += 1
+            at_this_time += 1
+            if self.steps > self.max_steps or at_this_time > SAME_TIME_LIMIT:
+                raise StepLimitReached(f"{self.steps} steps at {self.now_s:.3f} s{self._stories()}")
+            handle._run()
+            if self.after_step is not None:
+                self.after_step()
+
+    def _may_run(self, process: SimProcess, handle: asyncio.Handle) -> bool:
+        if not process.alive:
+            return False
+        if process.stalled:
+            process.parked.append(handle)
+            return False
+        return True
+
+    def _advance(self) -> None:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            heapq.heappop(timers)
+        if not timers:
+            raise Deadlock(f"nothing left to run at {self.now_s:.3f} s{self._stories()}")
+        self.now_s = max(self.now_s, timers[0][0])
+        while timers and timers[0][0] <= self.now_s:
+            self._ready_queue.append(heapq.heappop(timers)[2])
+
+    def _stories(self) -> str:
+        told = self.describe()
+        return f"; the machines:\n{told}" if told else ""
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def kill(self, process: SimProcess) -> None:
+        """`kill -9`: none of its callbacks runs any more."""
+        process.alive = False
+        process.parked.clear()
+
+    def stall(self, process: SimProcess) -> None:
+        """SIGSTOP: its callbacks wait, in order."""
+        process.stalled = True
+
+    def resume(self, process: SimProcess) -> None:
+        """SIGCONT."""
+        if process.stalled:
+            process.stalled = False
+            self._ready_queue.extend(process.parked)
+            process.parked.clear()
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = SimFuture(loop=self)
+        future.number = next(self._serial)
+        return future
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        task = SimTask(coroutine, loop=self, **options)
+        task.number = next(self._serial)
+        if options.get("name") is None:
+            task.set_name(f"task-{task.number}")  # not asyncio's counter, which outlives the loop
+        self._tasks[task.number] = task
+        if len(self._tasks) >= self._prune_at:
+            self._tasks = {n: t for n, t in self._tasks.items() if not t.done()}
+            self._prune_at = max(1024, 2 * len(self._tasks))
+        return task
+
+    def open_tasks(self) -> list[SimTask]:
+        return [task for task in self._tasks.values() if not task.done()]
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        """Inline work that takes a little virtual time."""
+        future = self.create_future()
+
+        def work() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_later(EXECUTOR_COST_S, work)
+        return future
+
+    def freeze(self) -> None:
+        """The world ends: nothing is scheduled any more, and open coroutines are closed quietly."""
+        self._frozen = True
+        self._ready_queue.clear()
+        self._timers.clear()
+        for task in self.open_tasks():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine: Any = task.get_coro()
+            try:
+                coroutine.close()
+            except BaseException:  # it awaited in a `finally`: it is over all the same
+                continue
+        self._tasks.clear()
+        self.close()
+
+    # --- what would leave the simulation ----------------------------------------------------------
+
+    def _note_escaped(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.escaped.append(f"{context.get('message')}: {error!r}")
+
+    def _escape(self, *args: Any, **kwargs: Any) -> Any:
+        raise SimulationEscape("real I/O inside the simulation: use the injected port instead")
+
+    add_reader = remove_reader = add_writer = remove_writer = _escape
+    sock_recv = sock_recv_into = sock_sendall = sock_connect = sock_accept = _escape
+    create_connection = create_server = create_datagram_endpoint = _escape
+    create_unix_connection = create_unix_server = _escape
+    subprocess_shell = subprocess_exec = connect_read_pipe = connect_write_pipe = _escape
+    getaddrinfo = getnameinfo = add_signal_handler = remove_signal_handler = _escape
+    sendfile = start_tls = connect_accepted_socket = _escape
+
+    def _process_events(self, event_list: Any) -> None:
+        """No I/O, no events."""
+
+    def run_forever(self) -> None:
+        raise SimulationEscape("a simulation ends: use run_until or run_until_complete")

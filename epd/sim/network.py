@@ -1,0 +1,311 @@
+"""The control plane in simulation: what a ZMQ bus over TCP can show, and under stress a bit more.
+
+Theory of operation
+-------------------
+A link is one direction between two instance ids, with the sender's life.  Messages are really
+packed and unpacked by the production codec.  Each gets an arrival time of its own; arrivals on one
+link keep their order (one TCP connection), arrivals on different links do not.
+
+What a real bus shows and this one does by default: delay and jitter; a partition that holds
+messages back until it heals (TCP repeats them) or resets the connection (they are gone); what was
+in flight to a process when it died is gone, what is sent later waits for whoever listens at that
+endpoint next, and is refused there if it was meant for another life; a stalled peer's messages wait;
+a full queue refuses (`send` is False); `disconnect` drops what has not left yet.
+
+Stress, only where a drill asks: `loss` and `duplication` of single messages, and `reordering` within
+a link.  The messages' contract (idempotent, at most once) allows them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from epd.messages import Address, Message
+from epd.sim.loop import SimLoop
+from epd.sim.process import SimProcess
+from epd.sim.rand import KeyedRandom
+from epd.transport.base import Buffer, Received
+from epd.transport.codec import FrameLimits, FrameRejected, pack, routing_id, unpack, weigh
+
+Trace = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How links behave; seconds and probabilities per message."""
+
+    delay_s: float = 0.0002
+    jitter_s: float = 0.0006
+    slow_share: float = 0.01  # of messages that take `slow_s` more
+    slow_s: float = 0.02
+    loss: float = 0.0
+    duplication: float = 0.0
+    reordering: bool = False
+    max_queue: int = 1000
+
+
+@dataclass(slots=True)
+class Parcel:
+    """One message under way."""
+
+    key: tuple[object, ...]
+    sender: bytes
+    header: bytes
+    payloads: tuple[Buffer, ...]
+    text: str
+
+
+class Link:
+    """One direction from one life of an instance to an instance id."""
+
+    __slots__ = ("generation", "held", "last_arrival_s", "num_in_flight", "peer", "source")
+
+    def __init__(self, source: SimProcess, peer: Address) -> None:
+        self.source = source
+        self.peer = peer
+        self.generation = 0  # raised by a reset: what is in flight then never arrives
+        self.num_in_flight = 0
+        self.held: deque[Parcel] = deque()  # nobody listens there, or a partition
+        self.last_arrival_s = 0.0
+
+
+class Network:
+    """All links of a world."""
+
+    def __init__(
+        self, loop: SimLoop, random: KeyedRandom, trace: Trace, conditions: Conditions
+    ) -> None:
+        self.loop = loop
+        self.random = random
+        self.trace = trace
+        self.conditions = conditions
+        self.per_link: dict[tuple[str, str], Conditions] = {}
+        self.buses: dict[str, SimBus] = {}
+        self.links: dict[tuple[str, str], Link] = {}
+        self.blocked: set[tuple[str, str]] = set()
+        self.counters: Counter[str] = Counter()
+        self.on_message: Callable[[str, str, Message], None] | None = None
+        self._occurrences: Counter[tuple[object, ...]] = Counter()
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def block(self, source: str, target: str) -> None:
+        """Nothing gets from `source` to `target`; what is sent waits."""
+        self.blocked.add((source, target))
+
+    def heal(self, source: str, target: str) -> None:
+        self.blocked.discard((source, target))
+        self.flush(target)
+
+    def heal_all(self) -> None:
+        """No partition, no stress: the network a liveness check may rely on."""
+        self.conditions = Conditions()
+        self.per_link.clear()
+        for source, target in sorted(self.blocked):
+            self.heal(source, target)
+
+    def reset(self, source: str, target: str) -> None:
+        """The connection breaks: what is in flight is lost, what comes later takes a new one."""
+        for link in self._links(source, target):
+            self.counters["reset"] += link.num_in_flight
+            link.generation += 1
+            link.num_in_flight = 0
+
+    def process_died(self, process: SimProcess) -> None:
+        """Its unsent messages die with it; what was under way to it is lost."""
+        for key, link in list(self.links.items()):
+            if link.source is process:
+                link.held.clear()
+                del self.links[key]
+            elif link.peer.instance_id == process.instance_id:
+                link.generation += 1
+                link.num_in_flight = 0
+        if (bus := self.buses.get(process.instance_id)) and bus.process is process:
+            del self.buses[process.instance_id]
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def link(self, source: SimProcess, peer: Address) -> Link:
+        key = (source.name, peer.instance_id)
+        link = self.links.get(key)
+        if link is not None and link.peer.epoch == 0:
+            link.peer = peer  # learnt who it is: the same connection
+        if link is None or link.peer.epoch != peer.epoch:
+            link = self.links[key] = Link(source, peer)
+        return link
+
+    def _links(self, source: str, target: str) -> list[Link]:
+        return [
+            link
+            for link in self.links.values()
+            if link.source.instance_id == source and link.peer.instance_id == target
+        ]
+
+    def submit(self, link: Link, message: Message, parcel: Parcel) -> bool:
+        """Take a parcel onto its way; False when the link's queue is full."""
+        source, target = link.source.instance_id, link.peer.instance_id
+        conditions = self.per_link.get((source, target), self.conditions)
+        if link.num_in_flight + len(link.held) >= conditions.max_queue:
+            return False
+        if self.on_message is not None:
+            self.on_message(source, target, message)
+        if self.random.chance(conditions.loss, "loss", *parcel.key):
+            self.counters["lost"] += 1
+            self.trace("lost", source, target, parcel.text)
+            return True
+        self._send(link, parcel, conditions, "")
+        if self.random.chance(conditions.duplication, "duplicate", *parcel.key):
+            self.counters["duplicated"] += 1
+            self._send(link, parcel, conditions, "again")
+        return True
+
+    def occurrence(self, key: tuple[object, ...]) -> int:
+        self._occurrences[key] += 1
+        return self._occurrences[key]
+
+    def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str) -> None:
+        if link.held or self._is_blocked(link):
+            link.held.append(parcel)
+            return
+        random = self.random
+        delay_s = conditions.delay_s + conditions.jitter_s * random.uniform(
+            "jitter", copy, *parcel.key
+        )
+        if random.chance(conditions.slow_share, "slow", copy, *parcel.key):
+            delay_s += conditions.slow_s
+        arrival_s = self.loop.now_s + delay_s
+        if not conditions.reordering and not copy:
+            arrival_s = link.last_arrival_s = max(arrival_s, link.last_arrival_s)
+        link.num_in_flight += 1
+        self.loop.call_at(arrival_s, self._arrive, link, parcel, link.generation)
+
+    def _is_blocked(self, link: Link) -> bool:
+        return (link.source.instance_id, link.peer.instance_id) in self.blocked
+
+    def _arrive(self, link: Link, parcel: Parcel, generation: int) -> None:
+        if generation != link.generation:
+            return
+        bus = self.buses.get(link.peer.instance_id)
+        if bus is None or not bus.listening or self._is_blocked(link):
+            link.num_in_flight -= 1
+            if link.source.alive or link.source.exited:
+                link.held.append(parcel)
+            return
+        self.trace("arrive", link.source.name, bus.process.name, parcel.text)
+        self.loop.call_soon(
+            self._hand_over, link, bus, parcel, generation, context=bus.process.context
+        )
+
+    def _hand_over(self, link: Link, bus: SimBus, parcel: Parcel, generation: int) -> None:
+        """In the receiver's process: a stalled one counts against the sender's queue."""
+        if generation == link.generation:
+            link.num_in_flight -= 1
+        bus.receive(parcel)
+
+    def flush(self, target: str) -> None:
+        """Somebody listens at `target` again, or a partition is over."""
+        for link in list(self.links.values()):
+            if link.peer.instance_id != target or self._is_blocked(link):
+                continue
+            waiting, link.held = link.held, deque()
+            for parcel in waiting:
+                source = link.source.instance_id
+                self._send(link, parcel, self.per_link.get((source, target), self.conditions), "")
+
+
+class SimBus:
+    """The `Bus` port of one simulated process."""
+
+    def __init__(self, network: Network, process: SimProcess, endpoint: str = "") -> None:
+        self.process = process
+        self.dropped: Counter[str] = Counter()
+        self.address = Address(
+            process.instance_id, process.epoch, endpoint or f"sim://{process.instance_id}"
+        )
+        self._network = network
+        self._peers: dict[str, Address] = {}
+        self._deliver: Callable[[Received], None] | None = None
+        self._limits = FrameLimits()
+        self._closed = False
+        network.buses[process.instance_id] = self
+
+    @property
+    def listening(self) -> bool:
+        return self._deliver is not None
+
+    def connect(self, peer: Address) -> None:
+        known = self._peers.get(peer.instance_id)
+        if known is not None and known != peer and known.epoch not in (0, peer.epoch):
+            self.disconnect(peer.instance_id)
+        if not self._closed:
+            self._peers[peer.instance_id] = peer
+
+    def disconnect(self, instance_id: str) -> None:
+        peer = self._peers.pop(instance_id, None)
+        if peer is not None:
+            key = (self.process.name, instance_id)
+            link = self._network.links.pop(key, None)
+            if link is not None:
+                link.generation += 1
+                link.held.clear()
+
+    def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
+        peer = self._peers.get(instance_id)
+        if peer is None or self._closed:
+            self._network.counters["no_peer"] += 1
+            return False
+        try:
+            header = pack(self.address, peer.epoch, message)
+            views = tuple(memoryview(payload).cast("B") for payload in payloads)
+            weigh(header, views, self._limits)
+        except (FrameRejected, TypeError, ValueError):
+            self.dropped["unsendable"] += 1
+            return False
+        text = describe(message)
+        key = (self.process.name, instance_id, text)
+        parcel = Parcel(
+            (*key, self._network.occurrence(key)), routing_id(self.address), header, views, text
+        )
+        return self._network.submit(self._network.link(self.process, peer), message, parcel)
+
+    def start(self, deliver: Callable[[Received], None]) -> None:
+        self._deliver = deliver
+        self._network.flush(self.process.instance_id)
+
+    async def close(self) -> None:
+        """What was sent before is on its way; nobody listens here any more."""
+        self._closed = True
+        self._deliver = None
+        if self._network.buses.get(self.process.instance_id) is self:
+            del self._network.buses[self.process.instance_id]
+
+    def receive(self, parcel: Parcel) -> None:
+        """Unpack and deliver, as production does it."""
+        if self._deliver is None:
+            return
+        try:
+            received = unpack(
+                parcel.sender, parcel.header, parcel.payloads, self.address.epoch, self._limits
+            )
+        except FrameRejected as rejected:
+            self.dropped[rejected.kind] += 1
+            return
+        try:
+            self._deliver(received)
+        except Exception:
+            self.dropped["handler_error"] += 1
+
+
+def describe(message: Message) -> str:
+    """Type and identity of a message, stable over runs: `Grant 3/1/0`."""
+    for name in ("room", "request_id"):
+        ident = getattr(message, name, None)
+        if ident is not None:
+            attempt = getattr(message, "attempt", "")
+            return f"{type(message).__name__} {ident}#{attempt}"
+    chunks = getattr(message, "chunks", None)
+    if chunks:
+        return "Tokens " + ",".join(f"{c.request_id}@{c.start}" for c in chunks)
+    return type(message).__name__
