@@ -108,6 +108,7 @@ class Load(Record):
     free_kv_blocks: int = 0
     free_slots: int = 0
     queued_images: int = 0
+    live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
 
 
 class SamplingParams(Record):

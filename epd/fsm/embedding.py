@@ -140,6 +140,11 @@ class Embedding(Machine):
     def item(self) -> Any:
         return self.waiters.get(self.room)
 
+    @property
+    def at_rest(self) -> bool:
+        """Cached: nothing is on its way."""
+        return self.state is S.RESIDENT
+
     def untried(self) -> list[str]:
         return [room for room in self.waiters if room not in self.tried]
 

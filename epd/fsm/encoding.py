@@ -133,6 +133,12 @@ class Encoding(Machine):
         self.failure = ("", "", True)
 
 
+    @property
+    def at_rest(self) -> bool:
+        """Cached: nothing is on its way."""
+        return self.state in (S.RESIDENT, S.DEMOTED)
+
+
 def others_wait(encoding: Encoding, event: RoomClosed) -> bool:
     return any(room != event.room for room in encoding.rooms)
 

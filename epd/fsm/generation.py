@@ -149,6 +149,7 @@ class Generation(Machine):
         "error",
         "finish_reason",
         "max_attempts",
+        "num_before",
         "pending_aborts",
         "placement",
         "prompt",
@@ -164,10 +165,17 @@ class Generation(Machine):
         self.placement: Any = None
         self.accepted = False
         self.token_ids: list[int] = []  # delivered so far, over all attempts
+        self.num_before = 0  # of them, by earlier attempts
         self.finish_reason = ""
         self.error = ("", "")  # kind, reason
         self.pending_aborts: set[str] = set()
         self.stream: Any = None
+
+
+    @property
+    def token_ids_of_attempt(self) -> int:
+        """How many tokens the present attempt has delivered."""
+        return len(self.token_ids) - self.num_before
 
 
 def may_retry(generation: Generation, event: Any) -> bool:
@@ -177,6 +185,7 @@ def may_retry(generation: Generation, event: Any) -> bool:
 def begin_attempt(generation: Generation, event: Placed) -> None:
     generation.attempt += 1
     generation.accepted = False
+    generation.num_before = len(generation.token_ids)
     generation.placement = event.placement
 
 

@@ -90,6 +90,16 @@ class Instance(Machine):
         self.reason = ""
 
 
+    @property
+    def takes_work(self) -> bool:
+        return self.state is S.HEALTHY
+
+    @property
+    def present(self) -> bool:
+        """A member: peers may talk to it."""
+        return self.state in (S.HEALTHY, S.SUSPECT, S.DRAINING)
+
+
 def keep_load(instance: Instance, event: HeartbeatReceived) -> None:
     instance.load = event.load
 

@@ -244,6 +244,11 @@ class Request(Machine):
         return int(self.message.attempt)
 
     @property
+    def ended_for_client(self) -> bool:
+        """Nobody reads its tokens any more, whatever still owns its memory."""
+        return self.terminal or self.state is S.ABORTING
+
+    @property
     def num_emitted(self) -> int:
         """Output tokens of earlier attempts, at the end of `prompt`."""
         return int(self.message.num_emitted)

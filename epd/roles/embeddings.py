@@ -63,11 +63,9 @@ class Embeddings(Role):
         self._granted: dict[str, Callable[[], None]] = {}  # request waiting for its promise
 
     def live(self) -> dict[str, int]:
-        resident = sum(len(e.slots) for e in self._embeddings.values() if e.state is fsm.S.RESIDENT)
+        resident = sum(len(e.slots) for e in self._embeddings.values() if e.at_rest)
         return {
-            "embeddings_loading": sum(
-                e.state is not fsm.S.RESIDENT for e in self._embeddings.values()
-            ),
+            "embeddings_loading": sum(not e.at_rest for e in self._embeddings.values()),
             "embedding_references": sum(len(e.waiters) for e in self._embeddings.values()),
             "slots": self.pool.num_leased - resident,
             "slot_promises": len(self._budget),
@@ -280,7 +278,7 @@ class Embeddings(Role):
 def _load_outcome(transfer: Transfer) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
     kind, reason, retryable = transfer.failure
-    if transfer.state is transfer_fsm.S.QUARANTINED:
+    if transfer.held:
         return fsm.LoadLost(kind, reason, retryable)
     if kind == "deadline":
         return fsm.LoadTimedOut(kind, reason, retryable)

@@ -61,7 +61,7 @@ class EncodeRole(Role):
 
     def live(self) -> dict[str, int]:
         return {
-            "encodings": sum(e.state not in _AT_REST for e in self._encodings.values()),
+            "encodings": sum(not e.at_rest for e in self._encodings.values()),
             "encoding_rooms": sum(len(e.rooms) for e in self._encodings.values()),
             "encode_askers": len(self._askers),
             "prepared": len(self._prepared),
@@ -273,6 +273,3 @@ class EncodeRole(Role):
 
     def withdraw_lease(self, transfer: Transfer) -> None:
         raise AssertionError("an encoder leases no slots")
-
-
-_AT_REST = (fsm.S.RESIDENT, fsm.S.DEMOTED)

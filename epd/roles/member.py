@@ -101,9 +101,15 @@ class Member(Role):
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
+        self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)
         if not received.message.known and not self.actor.armed("member/join"):
             self._version = 0  # a gateway that restarted counts anew
             self._join()
+
+    def _rejoin(self) -> None:
+        """The gateway has not answered for long: it may be a new one that does not know us."""
+        self._version = 0
+        self._join()
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -148,4 +154,5 @@ class Member(Role):
     def leave(self) -> None:
         self.actor.disarm("member/join")
         self.actor.disarm("member/beat")
+        self.actor.disarm("member/silence")
         self.actor.send(self._gateway, Leave())

@@ -186,7 +186,7 @@ class Requests(Role):
         outcome: TokenLogprobs | StepFailure | None,
     ) -> None:
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
-        if request.state is fsm.S.ABORTING or request.terminal:
+        if request.ended_for_client:
             self.fire(request, fsm.StepReturned())
             return
         entry.num_computed += count

@@ -1,0 +1,125 @@
+"""The port between the HTTP side and the gateway role: what one generation is, asked and answered.
+
+The API admits first (`Frontend.admit`, a place or a refusal at once), then does its own work (fetch
+media, render, tokenize), then starts the generation.  Leaf: values and protocols only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from epd.messages import SamplingParams, TokenLogprobs
+
+
+class Refused(Exception):
+    """Admission says no, before any work (fault F39)."""
+
+    def __init__(self, status: int, retry_after_s: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status  # 429 or 503
+        self.retry_after_s = retry_after_s
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedItem:
+    """One picture of a prompt: compressed bytes, and what its header says it will give."""
+
+    mm_hash: str  # 64 hex digits
+    offset: int  # of its first placeholder in `token_ids`
+    num_rows: int
+    grid_thw: tuple[int, int, int]
+    image: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One choice to generate; placeholders in `token_ids` are expanded already."""
+
+    token_ids: tuple[int, ...]
+    items: tuple[PreparedItem, ...]
+    sampling: SamplingParams
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationError:
+    """Why a generation ended without an answer."""
+
+    kind: str
+    message: str
+    status: int
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationUpdate:
+    """News of one generation; the last one has a `finish_reason` or an `error`."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str = ""  # "", "stop", "length"
+    error: GenerationError | None = None
+    timeline: list[tuple[str, str, float]] = field(default_factory=list)  # machine, state, t_ms
+
+
+class GenerationStream(Protocol):
+    """Updates in order; iteration ends after the last update or after `cancel`."""
+
+    request_id: str
+
+    def __aiter__(self) -> AsyncIterator[GenerationUpdate]: ...
+
+    def next_ready(self) -> GenerationUpdate | None:
+        """What is there already, so that several tokens leave in one write."""
+        ...
+
+    def cancel(self, reason: str) -> None:
+        """The client left, or has enough (a stop string)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a topology can serve now; `reason` says what is missing."""
+
+    ok: bool
+    reason: str
+    instances: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One sample for /metrics."""
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+    kind: str = "gauge"  # or "counter"
+    help: str = ""
+
+
+class Frontend(Protocol):
+    """What the API may ask of the gateway role."""
+
+    def admit(self) -> Any:
+        """A place for one choice, as a GenerationStream; raises Refused."""
+        ...
+
+    def start_generation(self, stream: Any, generation: Generation) -> None:
+        """The prompt of an admitted stream is ready."""
+        ...
+
+    def preparation_failed(self, stream: Any) -> None:
+        """The API answers this one itself; gives the place back."""
+        ...
+
+    def submit(self, generation: Generation) -> Any:
+        """Admit and start at once; raises Refused."""
+        ...
+
+    def ready(self) -> Readiness: ...
+
+    def metrics(self) -> list[Metric]: ...

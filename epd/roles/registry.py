@@ -1,0 +1,189 @@
+"""The registry: INSTANCE machines, owned by the gateway alone (fault F35).
+
+A join is checked before it counts: protocol version, model fingerprint, and that its KV layout and
+row contract equal those of the instances that it will exchange memory with; a mismatch is refused
+with both values (fault F11).  Heartbeats keep an epoch alive; silence makes it suspect, then lost.
+Every change is published whole, with the epochs that were lost, so that peers connect and fence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from epd.config import Timing
+from epd.fsm import instance as fsm
+from epd.fsm.instance import Do, Instance
+from epd.fsm.kernel import Event
+from epd.messages import (
+    PROTOCOL_VERSION,
+    Address,
+    DrainAnnounced,
+    Heartbeat,
+    HeartbeatAck,
+    InstanceInfo,
+    Join,
+    JoinRefused,
+    Leave,
+    Load,
+    Membership,
+    Welcome,
+)
+from epd.roles.base import Actor, Role, performs, receives
+from epd.transport.base import Received
+
+MAX_LOST = 256
+
+
+class Registry(Role):
+    """All instances of one model behind one gateway."""
+
+    def __init__(self, actor: Actor, fingerprint: str, timing: Timing) -> None:
+        super().__init__(actor)
+        self._fingerprint = fingerprint
+        self._timing = timing
+        self._instances: dict[str, Instance] = {}
+        self._lost: deque[Address] = deque(maxlen=MAX_LOST)
+        self._version = 0
+        self.on_lost: Callable[[Address], None] = lambda address: None
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def instances(self) -> list[Instance]:
+        """By name; of each the latest epoch, lost ones too until they return."""
+        return [self._instances[name] for name in sorted(self._instances)]
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(Join)
+    def on_join(self, received: Received) -> None:
+        message: Join = received.message
+        info = message.info
+        address = info.address
+        if (address.instance_id, address.epoch) != (received.source, received.epoch):
+            self.actor.counters["join_of_another"] += 1
+            return
+        known = self._instances.get(address.instance_id)
+        known_epoch = known.info.address.epoch if known is not None else -1
+        if known is not None and known_epoch > address.epoch:
+            self.actor.counters["join_of_old_epoch"] += 1
+            return  # a newer process has its name; answering would cut that one off
+        if known is not None and known_epoch < address.epoch:
+            self.fire(known, fsm.EpochReplaced())
+        self.actor.bus.connect(address)
+        if known is not None and known_epoch == address.epoch:
+            if known.terminal:
+                self._refuse(info, "this epoch was declared lost; start the instance anew")
+            else:
+                self.fire(known, fsm.JoinAccepted())
+            return
+        instance = Instance(info, Load(), self.clock.now_s(), self.actor.journal)
+        if reason := self._mismatch(message):
+            self.fire(instance, fsm.JoinRejected(reason))
+            return
+        self._instances[address.instance_id] = instance
+        self.fire(instance, fsm.JoinAccepted())
+        self._watch(instance)
+
+    def _mismatch(self, join: Join) -> str:
+        if join.protocol_version != PROTOCOL_VERSION:
+            return f"protocol versions differ: gateway {PROTOCOL_VERSION}, it {join.protocol_version}"
+        if join.model_fingerprint != self._fingerprint:
+            return f"models differ: gateway {self._fingerprint}, it {join.model_fingerprint}"
+        for other in self.instances:
+            if not other.present:
+                continue
+            for name in ("kv_layout", "row_contract"):
+                own, its = getattr(other.info, name), getattr(join.info, name)
+                if own is not None and its is not None and own != its:
+                    return f"{name} differs: {other.info.address.instance_id} {own}, it {its}"
+        return ""
+
+    @receives(Heartbeat)
+    def on_heartbeat(self, received: Received) -> None:
+        instance = self._of(received)
+        known = instance is not None and instance.present
+        if instance is not None and known:
+            self.fire(instance, fsm.HeartbeatReceived(received.message.load))
+            self._watch(instance)
+        self.actor.send(received.source, HeartbeatAck(known))
+
+    @receives(DrainAnnounced)
+    def on_drain(self, received: Received) -> None:
+        if (instance := self._of(received)) is not None:
+            self.fire(instance, fsm.DrainAnnounced())
+
+    @receives(Leave)
+    def on_leave(self, received: Received) -> None:
+        if (instance := self._of(received)) is not None:
+            self.fire(instance, fsm.LeftReceived())
+
+    def _of(self, received: Received) -> Instance | None:
+        instance = self._instances.get(received.source)
+        if instance is None or instance.info.address.epoch != received.epoch:
+            return None
+        return instance
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _watch(self, instance: Instance) -> None:
+        """Restart the two clocks of silence."""
+        instance.seen_s = self.clock.now_s()
+        name = f"instance/{instance.key}"
+        timing = self._timing
+        self.actor.arm(
+            f"{name}/missed",
+            timing.suspect_after_s,
+            lambda: self.fire(instance, fsm.HeartbeatMissed()),
+        )
+        self.actor.arm(
+            f"{name}/ended",
+            timing.lost_after_s,
+            lambda: self.fire(instance, fsm.HeartbeatsEnded()),
+        )
+
+    def ended(self, instance: Instance) -> None:
+        self.actor.disarm(f"instance/{instance.key}/missed")
+        self.actor.disarm(f"instance/{instance.key}/ended")
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    @performs(Do.WELCOME)
+    def welcome(self, instance: Instance, event: Event) -> None:
+        address = instance.info.address
+        self.actor.send(address, Welcome(address.epoch, self._timing.heartbeat_interval_s))
+        self.actor.send(address, self._membership())
+
+    @performs(Do.REFUSE)
+    def refuse(self, instance: Instance, event: Event) -> None:
+        self._refuse(instance.info, instance.reason)
+
+    def _refuse(self, info: InstanceInfo, reason: str) -> None:
+        self.actor.log.warning("join refused", instance=info.address.instance_id, reason=reason)
+        self.actor.send(info.address, JoinRefused(info.address.epoch, reason))
+
+    @performs(Do.PUBLISH)
+    def publish(self, instance: Instance, event: Event) -> None:
+        self._version += 1
+        membership = self._membership()
+        for other in self.instances:
+            if other.present:
+                self.actor.send(other.info.address, membership)
+        self.on_change()
+
+    def _membership(self) -> Membership:
+        present = tuple(i.info for i in self.instances if i.present)
+        return Membership(self._version, present, tuple(self._lost))
+
+    @performs(Do.FAIL_ATTEMPTS)
+    def fail_attempts(self, instance: Instance, event: Event) -> None:
+        address = instance.info.address
+        self._lost.append(address)
+        self.actor.log.warning("instance is gone", instance=instance.key, how=instance.state.name)
+        self.on_lost(address)
+
+    @performs(Do.DISCONNECT)
+    def disconnect(self, instance: Instance, event: Event) -> None:
+        current = self._instances.get(instance.info.address.instance_id)
+        if current is instance:
+            self.actor.bus.disconnect(instance.info.address.instance_id)

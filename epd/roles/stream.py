@@ -1,0 +1,51 @@
+"""What the API reads of one generation: updates in order, ended by exactly one last one.
+
+Bounded by construction: a generation delivers at most `max_tokens` tokens.  `next_ready` takes what
+is there without waiting, so that several tokens leave in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from epd.api.port import GenerationUpdate
+
+
+class Stream:
+    """An async iterator of `GenerationUpdate`; ends after the last update or after `cancel`."""
+
+    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._on_cancel = cancel
+        self._updates: deque[GenerationUpdate] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def push(self, update: GenerationUpdate) -> None:
+        self._updates.append(update)
+        self._news.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+
+    def cancel(self, reason: str) -> None:
+        """Nobody reads any more: the instances are told to stop."""
+        if not self._closed:
+            self._on_cancel(reason)
+
+    def next_ready(self) -> GenerationUpdate | None:
+        return self._updates.popleft() if self._updates else None
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> GenerationUpdate:
+        while not self._updates:
+            if self._closed:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._updates.popleft()
