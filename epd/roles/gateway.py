@@ -102,8 +102,8 @@ class GatewayRole(Role):
         limit = self._limits.max_open_requests
         if len(self._open) >= limit:
             return 429, f"the gateway has {limit} requests open, its limit; try again later"
-        readiness = self.ready()
-        return 503, "" if readiness.ok else readiness.reason
+        chosen = place(self._candidates(), [])
+        return 503, chosen.reason if isinstance(chosen, Unplaceable) else ""
 
     def start_generation(self, stream: Stream, prepared: Prepared) -> None:
         """The prompt is ready: place the first attempt."""

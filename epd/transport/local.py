@@ -121,6 +121,10 @@ class LocalTransferEngine:
             return WriteFailed(str(refused))
         return Written(sum(view.nbytes for view in views), checksum)
 
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`: CRC-32."""
+        return await self._copier.checksum(byte_views(views))
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Bar this life of the peer from our regions and wait for its copies in flight."""
         writer = (peer.instance_id, peer.epoch)

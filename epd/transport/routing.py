@@ -90,6 +90,10 @@ class RoutingTransferEngine:
             )
         return await backend.write(source, target, slots)
 
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`; the same sum on every backend."""
+        return await self._local.checksum(views)
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True once no backend can bring bytes of this life of the peer any more."""
         local = await self._local.fence(peer, host_id, pid)

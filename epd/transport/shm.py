@@ -99,6 +99,10 @@ class ShmTransferEngine:
             return WriteFailed(str(refused))
         return Written(sum(view.nbytes for view in views), checksum)
 
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`: CRC-32."""
+        return await self._copier.checksum(byte_views(views))
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True once that life of the peer is over; lets go of its memory then.
 

@@ -1,0 +1,153 @@
+"""How roles are put together, for every runtime: real processes, one process, the simulator.
+
+Pure wiring over injected ports and engines, so that what is tested in simulation is what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from epd.config import GatewayConfig, InstanceConfig
+from epd.engine.base import LanguageEngine, VisionEngine
+from epd.messages import Address, InstanceInfo, Load
+from epd.roles.base import Actor, Ports
+from epd.roles.decode import DecodeRole
+from epd.roles.embeddings import Embeddings
+from epd.roles.encode import EncodeRole
+from epd.roles.gateway import GatewayRole
+from epd.roles.member import Member
+from epd.roles.prefill import PrefillRole
+from epd.roles.registry import Registry
+from epd.roles.requests import Requests
+from epd.roles.transfers import Transfers
+
+IDLE_CHECK_S = 0.05
+
+
+@dataclass(slots=True)
+class Engines:
+    """What the roles of an instance need of its device."""
+
+    vision: VisionEngine | None = None
+    language: LanguageEngine | None = None
+
+
+class Instance:
+    """One serving instance with any of the roles encode, prefill and decode."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        config: InstanceConfig,
+        engines: Engines,
+        gateway: Address,
+        fingerprint: str,
+        host_id: str,
+        pid: int,
+    ) -> None:
+        self.config = config
+        self.actor = actor = Actor(ports)
+        self.transfers = Transfers(actor, config.timing)
+        self.encode: EncodeRole | None = None
+        self.requests: Requests | None = None
+        self.embeddings: Embeddings | None = None
+        self.prefill: PrefillRole | None = None
+        self.decode: DecodeRole | None = None
+        if engines.vision is not None:
+            self.encode = EncodeRole(
+                actor, self.transfers, engines.vision, config.encode, config.timing
+            )
+        if engines.language is not None:
+            self._add_language(engines.language)
+        info = self._info(engines, host_id, pid)
+        self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
+
+    def _add_language(self, engine: LanguageEngine) -> None:
+        config, actor = self.config, self.actor
+        self.requests = Requests(
+            actor, engine, config.engine, config.timing, config.decode.max_running
+        )
+        if "prefill" in config.roles:
+            if engine.row_contract is not None:
+                self.embeddings = Embeddings(
+                    actor, self.transfers, engine.row_contract, config.prefill
+                )
+            self.prefill = PrefillRole(
+                actor, self.transfers, self.requests, self.embeddings, config.prefill
+            )
+        if "decode" in config.roles:
+            self.decode = DecodeRole(actor, self.transfers, self.requests, config.decode)
+
+    def _info(self, engines: Engines, host_id: str, pid: int) -> InstanceInfo:
+        language, vision = engines.language, engines.vision
+        contract = vision.contract if vision is not None else None
+        if self.prefill is not None and language is not None:
+            contract = language.row_contract
+        return InstanceInfo(
+            address=self.actor.address,
+            roles=self.config.roles,
+            host_id=host_id,
+            pid=pid,
+            num_slots=self.embeddings.pool.size if self.embeddings is not None else 0,
+            num_kv_blocks=language.num_blocks if language is not None else 0,
+            max_queue=self.config.prefill.max_queue,
+            kv_layout=language.kv_layout if language is not None else None,
+            row_contract=contract,
+        )
+
+    def start(self) -> None:
+        self.actor.start()
+
+    def live(self) -> dict[str, int]:
+        """What is owned now, by kind; all zero when nothing is open (invariant 4)."""
+        counts: dict[str, int] = {}
+        for role in self.actor.roles:
+            counts.update(role.live())
+        return counts
+
+    def load(self) -> Load:
+        live = self.live()
+        requests, embeddings = self.requests, self.embeddings
+        return Load(
+            open_requests=live.get("requests", 0),
+            free_kv_blocks=requests.pool.num_free if requests is not None else 0,
+            free_slots=embeddings.pool.num_free if embeddings is not None else 0,
+            queued_images=self.encode.num_queued if self.encode is not None else 0,
+            live=tuple(sorted(live.items())),
+        )
+
+    async def drain(self) -> bool:
+        """Take no new work, wait for what is open, leave.  False: some of it had to be left."""
+        for role in (self.encode, self.prefill, self.decode):
+            if role is not None:
+                role.draining = True
+        self.member.drain()
+        give_up_s = self.actor.clock.now_s() + self.config.timing.drain_timeout_s
+        while any(self.live().values()) and self.actor.clock.now_s() < give_up_s:
+            await asyncio.sleep(IDLE_CHECK_S)
+        self.member.leave()
+        await asyncio.sleep(0)
+        return not any(self.live().values())
+
+    async def close(self) -> None:
+        await self.actor.close()
+        await self.actor.ports.transfers.close()
+
+
+class Gateway:
+    """The OpenAI front's roles, without HTTP."""
+
+    def __init__(self, ports: Ports, config: GatewayConfig, fingerprint: str) -> None:
+        self.actor = Actor(ports)
+        self.registry = Registry(self.actor, fingerprint, config.timing)
+        self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing)
+
+    def start(self) -> None:
+        self.actor.start()
+
+    def live(self) -> dict[str, int]:
+        return self.role.live()
+
+    async def close(self) -> None:
+        await self.actor.close()

@@ -1,0 +1,101 @@
+"""A whole topology in one process: production roles over the in-process bus and data plane."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from epd.config import EngineConfig, GatewayConfig, InstanceConfig, Timing
+from epd.fsm.kernel import NULL_JOURNAL
+from epd.fsm.story import RecordingJournal
+from epd.roles.base import Ports
+from epd.roles.compose import Engines, Gateway, Instance
+from epd.runtime.system import RoleLog, SystemClock, SystemRandom
+from epd.transport.local import LocalMemory
+from epd.transport.local_bus import LocalBus, LocalBusHub
+from epd.transport.routing import RoutingTransferEngine
+
+FAST = Timing(
+    request_timeout_s=30.0,
+    retry_interval_s=0.05,
+    fence_interval_s=0.05,
+    tombstone_s=0.2,
+    heartbeat_interval_s=0.05,
+    suspect_after_s=0.5,
+    lost_after_s=1.0,
+)
+
+assert NULL_JOURNAL is not None
+
+
+class Cluster:
+    """A gateway and its instances."""
+
+    def __init__(self, timing: Timing = FAST) -> None:
+        self.hub = LocalBusHub()
+        self.memory = LocalMemory()
+        self.timing = timing
+        self.clock = SystemClock()
+        self.instances: dict[str, Instance] = {}
+        self.gateway = Gateway(
+            self._ports("gateway", 1), GatewayConfig(timing=timing), fingerprint="model"
+        )
+
+    def _ports(self, name: str, epoch: int) -> Ports:
+        return Ports(
+            clock=self.clock,
+            bus=LocalBus(self.hub, name, epoch, codec=True),
+            random=SystemRandom(),
+            transfers=RoutingTransferEngine(
+                name, epoch, self.memory, preferred="local", checksums=True
+            ),
+            journal=RecordingJournal(self.clock.now_s),
+            log=RoleLog(name),
+        )
+
+    def add(self, name: str, roles: tuple[str, ...], engines: Engines, **settings: Any) -> Instance:
+        config = InstanceConfig(
+            instance_id=name, roles=roles, model_dir="", timing=self.timing, **settings
+        )
+        instance = Instance(
+            self._ports(name, 1),
+            config,
+            engines,
+            self.gateway.actor.address,
+            "model",
+            "this-host",
+            1,
+        )
+        self.instances[name] = instance
+        return instance
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Gateway]:
+        self.gateway.start()
+        for instance in self.instances.values():
+            instance.start()
+        async with asyncio.timeout(10):
+            while not self.gateway.role.ready().ok:
+                await asyncio.sleep(0.01)
+        try:
+            yield self.gateway
+        finally:
+            for instance in self.instances.values():
+                await instance.close()
+            await self.gateway.close()
+
+    async def settle(self) -> None:
+        """Wait until nothing is owned anywhere."""
+        async with asyncio.timeout(10):
+            while self.in_use():
+                await asyncio.sleep(0.01)
+
+    def in_use(self) -> dict[str, dict[str, int]]:
+        everyone = {"gateway": self.gateway, **self.instances}
+        used = {n: {k: c for k, c in i.live().items() if c} for n, i in everyone.items()}
+        return {name: counts for name, counts in used.items() if counts}
+
+
+SMALL = EngineConfig(kv_nbytes=16 << 20, threads=1)
