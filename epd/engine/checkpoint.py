@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A safetensors file begins with eight bytes of length and a JSON header that names every tensor with
-its dtype, shape and place.  Reading the headers costs a millisecond, so everything that can be wrong
-with a directory (no config, another architecture, a missing shard, a wrong-shaped tensor) is said in
-one sentence before any weight is read, and the gateway, which has no torch, can compute the same
-fingerprint as the workers.
+A safetensors file begins with eight bytes of length and a
+JSON header that names every tensor with its dtype, shape and place.  Reading the headers costs a
+millisecond, so everything that can be wrong with a directory (no config, another architecture, a
+missing shard, a wrong-shaped tensor) is said in one sentence before any weight is read, and the
+gateway, which has no torch, can compute the same fingerprint as the workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ _SINGLE = "model.safetensors"
 
 
 class ModelError(Exception):
-    """A model directory cannot be served; the text names the file or tensor and the remedy."""
+    """A model directory cannot be served; the text names the file or tensor and the remedy.
+
+    One line, also when it quotes an error of a library that likes to print several.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(text.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,7 @@ def read_preprocessor(directory: Path | str) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file: tensor name to dtype, shape, offsets.  Raises ModelError."""
+    """Header of a safetensors file: tensor name to dtype, shape, offsets.  Raises ModelError."""
     try:
         with path.open("rb") as file:
             (nbytes,) = struct.unpack("<Q", file.read(8))
@@ -112,7 +118,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path | str) -> list[Path]:
-    """The safetensors files of a directory, single or sharded, in name order.  Raises ModelError."""
+    """Safetensors files of a directory, single or sharded, in name order.  Raises ModelError."""
     directory = Path(directory)
     index = directory / _INDEX
     if index.is_file():

@@ -58,7 +58,7 @@ class CudaEventBridge:
             error: BaseException | None = None
             try:
                 event.synchronize()
-            except BaseException as raised:  # noqa: BLE001  a device fault fails its own call
+            except BaseException as raised:
                 error = raised
             deliver(error)
             del entry, event, deliver

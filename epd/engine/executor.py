@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-`launch` queues a call for the device's one launch thread, so calls run in the order in which they
-were queued, whatever awaits them.  `compute` hands picture decoding to a pool.  Both give an asyncio
-future, resolved through `call_soon_threadsafe`.
+`launch` queues a call for the device's one launch thread,
+so calls run in the order in which they were queued, whatever awaits them.  `compute` hands picture
+decoding to a pool.  Both give an asyncio future, resolved through `call_soon_threadsafe`.
 
 When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
 its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
@@ -21,6 +21,7 @@ waits).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -74,18 +75,18 @@ class _Job:
 
     def resolve(self, result: Any, error: BaseException | None) -> None:
         """From any thread."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():  # cancelled: the result is dropped
             return
         if error is None:
             self.future.set_result(result)
-        else:
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             self.future.set_exception(error)
+        else:  # SystemExit in a future would end the loop; StopIteration a future cannot carry
+            self.future.set_exception(EngineError(f"a call ended with {error!r}"))
 
 
 class _Threads:
@@ -133,12 +134,12 @@ class _Threads:
     def _run(self, job: _Job) -> None:
         try:
             result = job.function(*job.arguments)
-        except BaseException as error:  # noqa: BLE001  the thread must survive any call (F14)
+        except BaseException as error:
             job.resolve(None, error)
             return
         try:
             self._completion.watch(lambda error: job.resolve(result, error))
-        except BaseException as error:  # noqa: BLE001  a device that cannot record an event
+        except BaseException as error:
             job.resolve(None, error)
 
 
@@ -172,12 +173,9 @@ class DeviceExecutor:
         self._launch.close()
         self._pool.close()
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        return await loop.run_in_executor(None, self._join, until_s)
 
-        def wait() -> None:
-            joined = all([self._launch.join(until_s), self._pool.join(until_s)])
-            self._completion.close(max(0.0, until_s - time.monotonic()))
-            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(joined))
-
-        threading.Thread(target=wait, name="executor-close", daemon=True).start()
-        return bool(await done)
+    def _join(self, until_s: float) -> bool:
+        joined = all([self._launch.join(until_s), self._pool.join(until_s)])
+        self._completion.close(max(0.0, until_s - time.monotonic()))
+        return joined

@@ -1,9 +1,9 @@
 """Who is the same model?  Fingerprints that a process without torch can compute.
 
 Two instances may exchange embeddings and KV only when their weights, configuration and image
-processing agree.  Hashing gigabytes at every start is out of the question, so the fingerprint covers
-the configuration, every tensor's name, dtype, shape and offsets, and a sample of each file's bytes:
-another fine-tune of the same shape has other bytes nearly everywhere.
+processing agree.  Hashing gigabytes at every start is out of the question, so the fingerprint
+covers the configuration, every tensor's name, dtype, shape and offsets, and a sample of each file's
+bytes: another fine-tune of the same shape has other bytes nearly everywhere.
 """
 
 from __future__ import annotations

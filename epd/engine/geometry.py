@@ -5,8 +5,8 @@ this module repeats the size arithmetic of the image processors, to the rounding
 of torch, transformers and PIL: the gateway imports it.  The encode worker checks the result against
 the real processor for each picture, and a difference fails that picture, never the answer.
 
-Width and height are those after EXIF rotation: a photograph with orientation 5 to 8 has its header's
-width and height swapped.
+Width and height are those after EXIF rotation: a photograph with orientation 5 to 8 has its
+header's width and height swapped.
 
 Qwen families (smart resize): both sides are rounded to multiples of `patch_size * merge_size` and
 the area is brought between two bounds; one row per `merge_size` squared patches.
@@ -49,8 +49,9 @@ def image_geometry(
 ) -> Geometry:
     """Geometry of a picture `width` by `height` pixels (after EXIF rotation).
 
-    The configs are the model directory's config.json and image processor settings as read from JSON.
-    Raises MediaError, for the client, when the model takes no images or the sides are too unequal.
+    The configs are the model directory's config.json and image processor settings as read from
+    JSON. Raises MediaError, for the client, when the model takes no images or the sides are too
+    unequal.
     """
     family = _FAMILIES.get(str(model_config.get("model_type")))
     if family is None:
@@ -59,8 +60,8 @@ def image_geometry(
         raise MediaError(f"the image is {width} x {height} pixels; it needs at least one pixel")
     if max(width, height) / min(width, height) > MAX_SIDE_RATIO:
         raise MediaError(
-            f"the image is {width} x {height} pixels; one side may be at most {MAX_SIDE_RATIO} times "
-            "the other: crop it"
+            f"the image is {width} x {height} pixels; one side may be at most "
+            f"{MAX_SIDE_RATIO} times the other: crop it"
         )
     return family(model_config, preprocessor_config, width, height)
 
@@ -68,7 +69,7 @@ def image_geometry(
 def smart_resize(
     height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Height and width in pixels, multiples of `factor`, area within the bounds, ratio about kept."""
+    """Height and width in pixels: multiples of `factor`, area within bounds, ratio about kept."""
     h_bar = round(height / factor) * factor
     w_bar = round(width / factor) * factor
     if h_bar * w_bar > max_pixels:

@@ -34,8 +34,9 @@ class KvPool:
         """`[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`; own memory unless
         `attach` came first."""
         if self._tensor is None:
-            memory = torch.zeros(self.nbytes, dtype=torch.uint8, device=self._device)
-            self._tensor = self._shaped(memory.view(self._dtype))
+            with torch.inference_mode(False):  # first use may be inside a step
+                memory = torch.zeros(self.nbytes, dtype=torch.uint8, device=self._device)
+                self._tensor = self._shaped(memory.view(self._dtype))
         return self._tensor
 
     def attach(self, buffer: memoryview) -> None:
@@ -51,7 +52,7 @@ class KvPool:
         self._tensor = self._shaped(memory)
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, views `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+        """Keys and values of a layer, views `[num_blocks, block_size, num_kv_heads, head_dim]`."""
         layer = self.tensor[:, index]
         return layer[:, 0], layer[:, 1]
 

@@ -2,10 +2,11 @@
 
 Theory of operation
 -------------------
-The engine holds weights and the KV pool and no request.  A step checks every sequence alone (what is
-wrong with one must not cost the others), flattens the good ones into one row of T tokens, splices
-embedding rows over their placeholders, runs the decoder stack through the paged attention seam, takes
-logits only where a token is to be sampled, and samples.
+The engine holds weights and the KV pool and no request.  A
+step checks every sequence alone (what is wrong with one must not cost the others), flattens the
+good ones into one row of T tokens, splices embedding rows over their placeholders, runs the decoder
+stack through the paged attention seam, takes logits only where a token is to be sampled, and
+samples.
 
 Rows wider than the hidden size carry deepstack levels side by side; level d is added to the hidden
 states behind decoder layer d, at the places that the chunk's rows cover.
@@ -87,7 +88,7 @@ class TorchLanguageEngine:
         return self._adapter.rope_positions(num_tokens, items)
 
     def attach_kv(self, buffer: memoryview) -> None:
-        """Place the KV pool into `buffer`, `num_blocks * block_nbytes` bytes.  Once, before steps."""
+        """Place the KV pool into `num_blocks * block_nbytes` bytes.  Once, before any step."""
         self.pool.attach(buffer)
 
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:

@@ -78,7 +78,7 @@ def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: st
     for path in adapter.other_modules(stage):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
-    tied = _tied_names(model)
+    tied = _tied_names(adapter, model)
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     sources = _match(adapter, wanted)
     state = _read(adapter.checkpoint, sources, wanted, dtype, device)
@@ -106,15 +106,23 @@ def _check_stored(checkpoint: Checkpoint) -> None:
     for name, entry in checkpoint.tensors.items():
         if entry.dtype not in STORED_DTYPES:
             raise ModelError(
-                f"{checkpoint.directory}: tensor {name} is stored as {entry.dtype}; weights must be "
-                f"one of {', '.join(STORED_DTYPES)}"
+                f"{checkpoint.directory}: tensor {name} is stored as {entry.dtype}; weights must "
+                f"be one of {', '.join(STORED_DTYPES)}"
             )
 
 
-def _tied_names(model: nn.Module) -> dict[str, str]:
+def _tied_names(adapter: ModelAdapter, model: nn.Module) -> dict[str, str]:
     """Parameter to the one that it shares memory with (the head and the embedding, usually)."""
     names: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     held = model.state_dict().keys()
+    stored = {
+        name for key in adapter.checkpoint.tensors for name in _candidates(key, adapter.renames)
+    }
+    ties = getattr(adapter.text_config, "tie_word_embeddings", False)
+    if ties and "lm_head.weight" in held - stored:
+        # Some composite configs say it of the text part alone.
+        (embedding,) = (name for name in held if name.endswith(".embed_tokens.weight"))
+        names.setdefault("lm_head.weight", embedding)
     return {name: source for name, source in names.items() if name in held and source in held}
 
 

@@ -1,10 +1,10 @@
 """From compressed bytes to patches, on pool threads, without torchvision.
 
 Limits come before work: the header is read, and a picture that is too large, animated or of an
-unknown format is refused before a pixel is decoded (fault F46).  Then EXIF rotation, and the Hugging
-Face processor of the family does the rest (transparency to RGB, resize, normalise, patchify), so
-patches are equal to transformers' by construction.  The grid must be the one that the gateway
-computed from the header, since the prompt already has that many placeholders.
+unknown format is refused before a pixel is decoded (fault F46).  Then EXIF rotation, and the
+Hugging Face processor of the family does the rest (transparency to RGB, resize, normalise,
+patchify), so patches are equal to transformers' by construction.  The grid must be the one that the
+gateway computed from the header, since the prompt already has that many placeholders.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Preprocessor:
         geometry = image_geometry(checkpoint.config, checkpoint.preprocessor, width, height)
         if grid_thw is not None and geometry.grid_thw != tuple(grid_thw):
             raise MediaError(
-                f"the image decodes to {width} x {height} pixels, which is not what its header says; "
-                "save it again"
+                f"the image decodes to {width} x {height} pixels, which is not what its header "
+                "says; save it again"
             )
         try:
             pixels, found = self._adapter.to_patches(self._processor, image)

@@ -2,13 +2,14 @@
 
 Theory of operation
 -------------------
-The draw for output token `i` uses one number in [0, 1) that is a pure function of `(seed, i)`, a
-hash, and picks by inverse cumulative probability in the order of token ids.  Nothing else enters, so
-neither the batch, nor the topology, nor a migration in the middle of an answer changes the text.
+The draw for output token `i` uses one number in [0, 1) that
+is a pure function of `(seed, i)`, a hash, and picks by inverse cumulative probability in the order
+of token ids.  Nothing else enters, so neither the batch, nor the topology, nor a migration in the
+middle of an answer changes the text.
 
 Order, as vLLM's: log-probabilities are taken from the raw logits (before any of the following, its
-default `raw_logprobs`), then logit bias, minimum length, penalties, and, unless greedy, temperature,
-min_p, top_k, top_p, the draw.
+default `raw_logprobs`), then logit bias, minimum length, penalties, and, unless greedy,
+temperature, min_p, top_k, top_p, the draw.
 
 A row of logits that is not finite fails its own sequence and no other.
 """

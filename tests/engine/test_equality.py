@@ -129,7 +129,7 @@ async def test_a_zeroed_block_is_noticed(family: str, driver: Callable[[str], Dr
     assert (clean - damaged).abs().max() > 1e-3
 
 
-# --- prefill here, decode there --------------------------------------------------------------------
+# --- prefill here, decode there -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ALL)

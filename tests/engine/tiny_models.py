@@ -1,9 +1,10 @@
 """Tiny random-weight checkpoints of every supported family, complete directories for any test.
 
-`make_model(family, directory)` writes config, weights (in the layout that save_pretrained gives, the
-published one), tokenizer, chat template, image processor settings and generation config.  Pictures
-of 40 to 100 pixels give 4 to 40 rows.  Weights are drawn wider than usual (`initializer_range`), so
-that logits differ by much more than rounding and a wrong row changes tokens.
+`make_model(family, directory)` writes config, weights (in the layout that save_pretrained gives,
+the published one), tokenizer, chat template, image processor settings and generation
+config.  Pictures of 40 to 100 pixels give 4 to 40 rows.  Weights are drawn wider than usual
+(`initializer_range`), so that logits differ by much more than rounding and a wrong row changes
+tokens.
 """
 
 from __future__ import annotations
@@ -135,16 +136,21 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def make_model(family: str, directory: Path | str, **save: Any) -> Path:
+def make_model(
+    family: str, directory: Path | str, text: dict[str, Any] | None = None, **save: Any
+) -> Path:
     """Write a checkpoint of `family` into `directory` and return it.
 
-    `save` goes to save_pretrained (`max_shard_size="50KB"` makes a sharded one).
+    `text`: changes to the text settings of a vision family.  `save` goes to save_pretrained
+    (`max_shard_size="100KB"` makes a sharded checkpoint).
     """
     import torch
 
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     config_name, class_name, settings = _CONFIGS[family]
+    if text:
+        settings = settings | {"text_config": settings["text_config"] | text}
     transformers = importlib.import_module("transformers")
     config = getattr(transformers, config_name)(**settings)
     with torch.random.fork_rng():
@@ -155,6 +161,8 @@ def make_model(family: str, directory: Path | str, **save: Any) -> Path:
         eos_token_id=[258, 256], pad_token_id=256, do_sample=False, bos_token_id=None
     )
     model.save_pretrained(directory, **save)
+    if family == "qwen3_vl_moe":
+        _transpose_experts(directory)
     _write_companions(family, directory)
     return directory
 
@@ -167,6 +175,18 @@ def _shake(model: Any) -> None:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def _transpose_experts(directory: Path) -> None:
+    """Published checkpoints store experts as [experts, in, out]; save_pretrained does not."""
+    from safetensors.torch import load_file, save_file
+
+    for file in directory.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            if ".mlp.experts." in name:
+                tensors[name] = tensor.transpose(1, 2).contiguous()
+        save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _write_companions(family: str, directory: Path) -> None:

@@ -110,7 +110,7 @@ class ModelAdapter:
     # --- vision -----------------------------------------------------------------------------------
 
     def image_processor(self) -> Any:
-        """The Hugging Face processor (PIL variant: no torchvision) with the directory's settings."""
+        """Hugging Face's processor (PIL variant: no torchvision) with the directory's settings."""
         raise ModelError(f"{self.model_type} takes no images; give it no encode role")
 
     def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:

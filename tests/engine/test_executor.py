@@ -1,0 +1,257 @@
+"""Launch order, cancellation that owns its work, bounded queues, closing; and the event bridge."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from epd.engine.base import EngineError
+from epd.engine.cuda_events import CudaEventBridge
+from epd.engine.executor import Deliver, DeviceExecutor
+
+PATIENCE_S = 5.0
+
+
+class FakeEvent:
+    """A CUDA event whose kernels end when the test says so."""
+
+    def __init__(self) -> None:
+        self.recorded_on = ""
+        self.passed = threading.Event()
+        self.fault: Exception | None = None
+
+    def record(self) -> None:
+        self.recorded_on = threading.current_thread().name
+
+    def synchronize(self) -> None:
+        assert self.passed.wait(PATIENCE_S)
+        if self.fault:
+            raise self.fault
+
+
+class Events:
+    """Makes events and remembers them in order."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeEvent] = []
+
+    def __call__(self) -> FakeEvent:
+        self.made.append(FakeEvent())
+        return self.made[-1]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_calls_run_in_launch_order_on_one_thread() -> None:
+    executor = DeviceExecutor()
+    ran: list[tuple[int, str]] = []
+
+    def call(i: int) -> int:
+        time.sleep(0.002 * (5 - i))  # later calls are shorter: order must not come from duration
+        ran.append((i, threading.current_thread().name))
+        return i * i
+
+    futures = [executor.launch(call, i) for i in range(5)]
+    assert await asyncio.gather(*futures[::-1]) == [16, 9, 4, 1, 0]
+    assert [i for i, _ in ran] == list(range(5))
+    assert len({name for _, name in ran}) == 1
+    assert await executor.close()
+
+
+async def test_the_loop_and_the_pool_go_on_during_a_launch() -> None:
+    executor = DeviceExecutor(num_pool_threads=2)
+    gate = threading.Event()
+    slow = executor.launch(gate.wait, PATIENCE_S)
+    assert await executor.compute(lambda: 7) == 7
+    both = threading.Barrier(2, timeout=PATIENCE_S)  # passes only if two pool threads run
+    await asyncio.gather(executor.compute(both.wait), executor.compute(both.wait))
+    assert not slow.done()
+    gate.set()
+    assert await slow is True
+    await executor.close()
+
+
+async def test_an_exception_fails_its_own_call() -> None:
+    """Fault F14: the thread survives, also an exception that is no Exception."""
+    executor = DeviceExecutor()
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    for error in (ValueError("bad"), SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(EngineError if not isinstance(error, Exception) else ValueError):
+            await executor.launch(fail, error)
+    assert await executor.launch(lambda: 1) == 1
+    await executor.close()
+
+
+async def test_a_cancelled_call_still_owns_its_work() -> None:
+    """It runs to its end, its arguments live until then, its result is dropped."""
+
+    class Tensor:
+        pass
+
+    executor = DeviceExecutor()
+    gate, ran = threading.Event(), threading.Event()
+    executor.launch(gate.wait, PATIENCE_S)
+    tensor = Tensor()
+    alive = weakref.ref(tensor)
+    future = executor.launch(lambda _: ran.set(), tensor)
+    del tensor
+    future.cancel()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert future.cancelled() and not ran.is_set() and alive() is not None
+    gate.set()
+    assert await executor.launch(lambda: "next") == "next"
+    assert ran.is_set()
+    gc.collect()
+    assert alive() is None
+    await executor.close()
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    executor = DeviceExecutor(max_queue=2)
+    gate, started = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        gate.wait(PATIENCE_S)
+
+    first = executor.launch(hold)
+    await until(started.is_set)
+    waiting = [executor.launch(lambda: 0), executor.launch(lambda: 0)]
+    with pytest.raises(EngineError, match="2 calls waiting"):
+        executor.launch(lambda: 0)
+    gate.set()
+    await asyncio.gather(first, *waiting)
+    assert await executor.launch(lambda: 5) == 5
+    await executor.close()
+
+
+async def test_close_runs_what_is_queued_and_refuses_more() -> None:
+    executor = DeviceExecutor()
+    futures = [executor.launch(time.sleep, 0.01) for _ in range(3)]
+    assert await executor.close() is True
+    assert all(future.done() for future in futures)
+    with pytest.raises(EngineError, match="closed"):
+        executor.launch(lambda: 0)
+    assert await executor.close() is True
+
+
+async def test_close_is_bounded() -> None:
+    executor = DeviceExecutor()
+    gate = threading.Event()
+    executor.launch(gate.wait, PATIENCE_S)
+    started = time.monotonic()
+    assert await executor.close(timeout_s=0.05) is False
+    assert time.monotonic() - started < 1.0
+    gate.set()
+
+
+def test_a_loop_that_is_gone_harms_nobody() -> None:
+    executor = DeviceExecutor()
+    gate = threading.Event()
+
+    async def start() -> None:
+        executor.launch(gate.wait, PATIENCE_S)
+
+    async def after() -> int:
+        gate.set()
+        value = await executor.launch(lambda: 3)
+        await executor.close()
+        return value
+
+    asyncio.run(start())
+    assert asyncio.run(after()) == 3
+
+
+# --- completions by event -------------------------------------------------------------------------
+
+
+async def test_a_result_waits_for_its_event() -> None:
+    """Fault F2: what the call returned is not handed out before its kernels have run."""
+    events = Events()
+    executor = DeviceExecutor(completion=CudaEventBridge(events))
+    first = executor.launch(lambda: "rows")
+    second = executor.launch(lambda: "more")
+    await until(lambda: len(events.made) == 2)  # the launch thread did not wait for the device
+    assert all("launch" in event.recorded_on for event in events.made)
+    await asyncio.sleep(0.01)
+    assert not first.done() and not second.done()
+    events.made[0].passed.set()
+    assert await first == "rows"
+    assert not second.done()
+    events.made[1].passed.set()
+    assert await second == "more"
+    assert await executor.close()
+
+
+async def test_a_cancelled_result_lives_until_its_event() -> None:
+    class Tensor:
+        pass
+
+    events = Events()
+    executor = DeviceExecutor(completion=CudaEventBridge(events))
+    made: list[weakref.ref[Tensor]] = []
+
+    def call() -> Tensor:
+        tensor = Tensor()
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    future = executor.launch(call)
+    await until(lambda: len(events.made) == 1)
+    future.cancel()
+    gc.collect()
+    assert made[0]() is not None
+    events.made[0].passed.set()
+    await until(lambda: gc.collect() >= 0 and made[0]() is None)
+    await executor.close()
+
+
+async def test_a_device_fault_fails_its_own_call() -> None:
+    events = Events()
+    executor = DeviceExecutor(completion=CudaEventBridge(events))
+    bad = executor.launch(lambda: 1)
+    good = executor.launch(lambda: 2)
+    await until(lambda: len(events.made) == 2)
+    events.made[0].fault = RuntimeError("illegal address")
+    for event in events.made:
+        event.passed.set()
+    with pytest.raises(RuntimeError, match="illegal address"):
+        await bad
+    assert await good == 2
+    await executor.close()
+
+
+async def test_an_event_that_cannot_be_recorded_fails_its_own_call() -> None:
+    class Broken:
+        def watch(self, deliver: Deliver) -> None:
+            raise RuntimeError("no device")
+
+        def close(self, timeout_s: float) -> None:
+            pass
+
+    executor = DeviceExecutor(completion=Broken())
+    with pytest.raises(RuntimeError, match="no device"):
+        await executor.launch(lambda: 1)
+    await executor.close()
+
+
+async def test_pool_calls_need_no_event() -> None:
+    events = Events()
+    executor = DeviceExecutor(completion=CudaEventBridge(events))
+    assert await executor.compute(lambda: 9) == 9
+    assert events.made == []
+    await executor.close()

@@ -1,0 +1,157 @@
+"""Row counts from a header equal the processors', for 2,000 random sizes per family."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from epd.engine.base import MediaError
+from epd.engine.geometry import image_geometry
+from tests.engine.conftest import picture
+from tests.engine.reference import reference_model, reference_processor
+from tests.engine.tiny_models import VISION_FAMILIES
+
+NUM_SIZES = 2000
+# Settings as published, beside the tiny ones of the fixtures: (patch, merge, least, most pixels).
+PUBLISHED = {
+    "qwen2_vl": (14, 2, 56 * 56, 28 * 28 * 1280),
+    "qwen2_5_vl": (14, 2, 3136, 12845056),
+    "qwen3_vl": (16, 2, 65536, 16777216),
+    "qwen3_vl_moe": (8, 2, 1024, 16384),
+}
+
+
+def sizes(seed: str) -> list[tuple[int, int]]:
+    """Width and height: uniform, logarithmic and thin ones, all within the side ratio."""
+    rng = random.Random(seed)
+    found: list[tuple[int, int]] = []
+    while len(found) < NUM_SIZES:
+        if rng.random() < 0.5:
+            width, height = rng.randint(1, 4000), rng.randint(1, 4000)
+        else:
+            width, height = int(2 ** rng.uniform(0, 13)), int(2 ** rng.uniform(0, 13))
+        if max(width, height) <= 200 * min(width, height):
+            found.append((width, height))
+    return found
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_qwen_sizes_equal_the_processor(family: str) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    patch, merge, least, most = PUBLISHED[family]
+    settings = {
+        "patch_size": patch,
+        "merge_size": merge,
+        "size": {"shortest_edge": least, "longest_edge": most},
+    }
+    processor = Qwen2VLImageProcessorPil(**settings)
+    for width, height in sizes(family):
+        geometry = image_geometry({"model_type": family}, settings, width, height)
+        assert geometry.num_patches == processor.get_number_of_image_patches(height, width)
+        assert geometry.num_rows * merge**2 == geometry.num_patches == math.prod(geometry.grid_thw)
+
+
+def test_legacy_pixel_bounds_override_size() -> None:
+    """Checkpoints of 2024 say min_pixels and max_pixels, some beside a size that means nothing."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    settings = {"min_pixels": 3136, "max_pixels": 100352, "size": {"shortest_edge": 1}}
+    processor = Qwen2VLImageProcessorPil(**settings)
+    for width, height in sizes("legacy")[:200]:
+        geometry = image_geometry({"model_type": "qwen2_vl"}, settings, width, height)
+        assert geometry.num_patches == processor.get_number_of_image_patches(height, width)
+
+
+@pytest.mark.parametrize("published", [True, False], ids=["published", "tiny"])
+def test_llava_sizes_equal_the_processor(published: bool, model_dir: Callable[[str], Path]) -> None:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+        LlavaOnevisionImageProcessorPil,
+    )
+    from transformers.models.llava_onevision.processing_llava_onevision import (
+        LlavaOnevisionProcessor,
+    )
+
+    if published:
+        image, patch, aspect = 384, 14, "anyres_max_9"
+        image_processor = LlavaOnevisionImageProcessorPil()
+        settings: dict[str, object] = {}
+    else:
+        directory = model_dir("llava_onevision")
+        image, patch, aspect = 32, 8, "anyres_max_4"
+        image_processor = reference_processor(directory)
+        settings = json.loads((directory / "preprocessor_config.json").read_text())
+    config = {
+        "model_type": "llava_onevision",
+        "vision_config": {"image_size": image, "patch_size": patch},
+        "vision_aspect_ratio": aspect,
+    }
+    processor = object.__new__(LlavaOnevisionProcessor)  # its __init__ needs a tokenizer
+    processor.image_processor = image_processor
+    processor.num_image_tokens = (image // patch) ** 2
+    processor.vision_aspect_ratio = aspect
+    for width, height in sizes(aspect):
+        expected = processor._get_number_of_features(height, width, image, image)
+        geometry = image_geometry(config, settings, width, height)
+        assert geometry.num_rows == expected, (width, height)
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_real_pictures_give_what_was_computed(
+    family: str, model_dir: Callable[[str], Path]
+) -> None:
+    """Through the real processor and, for LLaVA, the model, whose packing defines the rows."""
+    directory = model_dir(family)
+    config = json.loads((directory / "config.json").read_text())
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    some = [(w, h) for w, h in sizes(family) if w * h < 200_000][:25]
+    for width, height in [(1, 1), (200, 1), (3, 600), *some]:
+        geometry = image_geometry(config, settings, width, height)
+        features = reference_processor(directory)(
+            images=[picture(0, width, height)], return_tensors="pt"
+        )
+        if family == "llava_onevision":
+            features.pop("batch_num_images")
+            model = reference_model(directory).model
+            with torch.inference_mode():
+                rows = model.get_image_features(**features, return_dict=True).pooler_output[0]
+            assert geometry.num_rows == len(rows), (width, height)
+            assert geometry.grid_thw == (1, height, width)
+            num_patches = features["pixel_values"].shape[1] * 16
+        else:
+            assert geometry.grid_thw == tuple(features["image_grid_thw"][0].tolist())
+            num_patches = len(features["pixel_values"])
+        assert geometry.num_patches == num_patches
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_extreme_sides_are_refused_for_the_client(
+    family: str, model_dir: Callable[[str], Path]
+) -> None:
+    config = json.loads((model_dir(family) / "config.json").read_text())
+    image_geometry(config, {}, 200, 1)
+    for width, height in [(30_000, 1), (1, 201), (0, 5)]:
+        with pytest.raises(MediaError, match=f"{width} x {height}"):
+            image_geometry(config, {}, width, height)
+
+
+def test_a_text_model_takes_no_images() -> None:
+    with pytest.raises(MediaError, match="text only"):
+        image_geometry({"model_type": "qwen3"}, {}, 10, 10)
+
+
+def test_the_gateway_modules_import_nothing_heavy() -> None:
+    code = (
+        "import sys, epd.engine.geometry, epd.engine.fingerprint, epd.engine.checkpoint\n"
+        "heavy = {'torch', 'transformers', 'PIL', 'numpy', 'safetensors'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

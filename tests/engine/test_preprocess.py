@@ -1,0 +1,154 @@
+"""Bytes to patches: equal to transformers' processor; every bad picture is a clear MediaError."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, features
+
+from epd.engine.base import MediaError
+from epd.engine.checkpoint import read_checkpoint
+from epd.engine.geometry import image_geometry
+from epd.engine.models.registry import adapter_for
+from epd.engine.preprocess import Preprocessor, decode_image
+from tests.engine.conftest import picture
+from tests.engine.reference import reference_processor
+from tests.engine.tiny_models import VISION_FAMILIES
+
+
+def encoded(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def transparent() -> Image.Image:
+    image = picture(1, 61, 44).convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize((61, 44)))
+    return image
+
+
+PICTURES: dict[str, Callable[[], Image.Image]] = {
+    "rgb": lambda: picture(1, 61, 44),
+    "grey": lambda: picture(2, 50, 50).convert("L"),
+    "one bit": lambda: picture(2, 50, 50).convert("1"),
+    "palette": lambda: picture(3, 70, 40).convert("P"),
+    "transparent": transparent,
+    "grey with alpha": lambda: transparent().convert("LA"),
+    "tiny": lambda: picture(4, 2, 1),
+}
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_patches_equal_the_processors(
+    family: str, kind: str, model_dir: Callable[[str], Path]
+) -> None:
+    directory = model_dir(family)
+    preprocess = Preprocessor(adapter_for(read_checkpoint(directory)))
+    image = PICTURES[kind]()
+    config = json.loads((directory / "config.json").read_text())
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    geometry = image_geometry(config, settings, *image.size)
+    found = preprocess(encoded(image), geometry.grid_thw)
+    expected = reference_processor(directory)(images=[image], return_tensors="pt")["pixel_values"]
+    if family == "llava_onevision":
+        expected = expected[0]
+    assert torch.equal(found.pixels, expected)
+    assert (found.num_rows, found.num_patches) == (geometry.num_rows, geometry.num_patches)
+
+
+def test_exif_rotation_is_applied() -> None:
+    """A photograph on its side: what the client sees is what the model sees."""
+    image = picture(5, 60, 40)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by 270 degrees to show
+    upright = decode_image(encoded(image, "PNG", exif=exif))
+    assert upright.size == (40, 60)
+    assert upright.tobytes() == image.transpose(Image.Transpose.ROTATE_270).tobytes()
+
+
+def test_another_grid_than_announced_is_refused(model_dir: Callable[[str], Path]) -> None:
+    preprocess = Preprocessor(adapter_for(read_checkpoint(model_dir("qwen3_vl"))))
+    with pytest.raises(MediaError, match="not what its header says"):
+        preprocess(encoded(picture(1, 64, 64)), (1, 2, 2))
+
+
+def _huge_png() -> bytes:
+    """A header that announces 20,000 x 20,000 pixels, and next to no data."""
+
+    def part(kind: bytes, body: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + checksum
+
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 1000)
+    signature = b"\x89PNG\r\n\x1a\n"
+    return signature + part(b"IHDR", header) + part(b"IDAT", data) + part(b"IEND", b"")
+
+
+def _animated(image_format: str) -> bytes:
+    frames = [picture(i, 40, 40) for i in range(3)]
+    return encoded(frames[0], image_format, save_all=True, append_images=frames[1:])
+
+
+BAD: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "not an image"),
+    "text": (lambda: b"<html>not found</html>", "not an image"),
+    "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+    "truncated jpeg": (lambda: encoded(picture(1, 90, 90), "JPEG")[:900], "damaged"),
+    "truncated png": (lambda: encoded(picture(1, 90, 90))[:-200], "damaged"),
+    "bomb": (_huge_png, "pixels"),
+    "animated gif": (lambda: _animated("GIF"), "animated"),
+    "animated png": (lambda: _animated("PNG"), "animated"),
+    "animated webp": (lambda: _animated("WEBP"), "animated"),
+    "several pages": (lambda: _animated("TIFF"), "animated"),
+    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_pictures_are_refused(kind: str) -> None:
+    if "webp" in kind and not features.check("webp"):
+        pytest.skip("Pillow without WebP")
+    make, message = BAD[kind]
+    with pytest.raises(MediaError, match=message):
+        decode_image(make())
+
+
+def test_every_truncation_is_refused_or_read() -> None:
+    """Whatever a cut or flipped byte trips in a decoder comes out as MediaError."""
+    whole = encoded(picture(1, 40, 40), "JPEG")
+    for length in range(0, len(whole), 7):
+        flipped = bytearray(whole)
+        flipped[length] ^= 0xFF
+        for data in (whole[:length], bytes(flipped)):
+            try:
+                decode_image(data)
+            except MediaError:
+                continue
+
+
+def test_the_pixel_limit_comes_before_decoding() -> None:
+    with pytest.raises(MediaError, match="100 x 100 pixels; send at most 9999"):
+        decode_image(encoded(picture(1, 100, 100)), max_pixels=9999)
+
+
+def test_a_still_gif_and_a_two_picture_jpeg_are_read() -> None:
+    assert decode_image(encoded(picture(1, 30, 20), "GIF")).size == (30, 20)
+    pair = encoded(picture(1, 30, 20), "MPO", save_all=True, append_images=[picture(2, 30, 20)])
+    assert decode_image(pair).size == (30, 20)
+
+
+def test_any_buffer_is_taken() -> None:
+    data = encoded(picture(1, 30, 20))
+    for buffer in (bytearray(data), memoryview(data)):
+        assert decode_image(buffer).size == (30, 20)

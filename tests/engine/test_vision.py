@@ -1,0 +1,99 @@
+"""Batches of pictures: order, isolation, contract, independence of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from epd.engine.base import EncodeFailure, MediaError, Patches, Rows
+from epd.engine.vision import TorchVisionEngine
+from tests.engine.conftest import chat, picture
+from tests.engine.driver import Driver, expand, png
+from tests.engine.tiny_models import VISION_FAMILIES
+
+SIZES = [(40, 40), (90, 33), (64, 101)]
+
+
+async def patches_of(serving: Driver, *sizes: tuple[int, int]) -> list[Patches]:
+    vision = serving.vision
+    assert vision is not None
+    images = [picture(i, *size) for i, size in enumerate(sizes)]
+    _, layouts = expand(serving.model_dir, chat((len(images), "x")), images)
+    return [
+        await vision.preprocess(png(image), layout.grid_thw)
+        for image, layout in zip(images, layouts, strict=True)
+    ]
+
+
+def vision_of(serving: Driver) -> TorchVisionEngine:
+    assert serving.vision is not None
+    return serving.vision
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+async def test_rows_do_not_depend_on_the_batch(
+    family: str, driver: Callable[[str], Driver]
+) -> None:
+    serving = driver(family)
+    vision = vision_of(serving)
+    batch = await patches_of(serving, *SIZES)
+    together = await vision.encode(batch)
+    reverse = await vision.encode(batch[::-1])
+    for i, patches in enumerate(batch):
+        (alone,) = await vision.encode([patches])
+        for rows in (together[i], reverse[-1 - i]):
+            assert isinstance(rows, Rows) and isinstance(alone, Rows)
+            assert rows.num_rows == patches.num_rows
+            torch.testing.assert_close(rows.tensor, alone.tensor, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+async def test_rows_keep_the_contract(family: str, driver: Callable[[str], Driver]) -> None:
+    serving = driver(family)
+    vision = vision_of(serving)
+    assert vision.contract == serving.language.row_contract
+    for rows in await vision.encode(await patches_of(serving, *SIZES)):
+        assert isinstance(rows, Rows)
+        assert rows.tensor.shape == (rows.num_rows, vision.contract.row_width)
+        assert rows.nbytes == rows.num_rows * vision.contract.row_nbytes
+        assert rows.buffer().nbytes == rows.nbytes
+        # Own memory: dropping the neighbours gives their bytes back.
+        assert rows.tensor.untyped_storage().nbytes() == rows.nbytes
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+@pytest.mark.parametrize("damage", ["shape", "grid", "nan", "none"])
+async def test_a_bad_item_fails_alone(
+    family: str, damage: str, driver: Callable[[str], Driver]
+) -> None:
+    """Fault F13: its neighbours in the batch succeed, with the rows they have alone."""
+    serving = driver(family)
+    vision = vision_of(serving)
+    batch = await patches_of(serving, *SIZES)
+    clean = await vision.encode(batch)
+    pixels: Any = batch[1].pixels
+    broken = {
+        "shape": replace(batch[1], pixels=pixels.reshape(-1)[:-1]),
+        "grid": replace(batch[1], num_rows=batch[1].num_rows + 1),
+        "nan": replace(batch[1], pixels=torch.full_like(pixels, torch.nan)),
+        "none": replace(batch[1], pixels=None),
+    }[damage]
+    results = await vision.encode([batch[0], broken, batch[2]])
+    assert isinstance(results[1], EncodeFailure) and results[1].reason
+    for i in (0, 2):
+        result, expected = results[i], clean[i]
+        assert isinstance(result, Rows) and isinstance(expected, Rows)
+        torch.testing.assert_close(result.tensor, expected.tensor, atol=1e-5, rtol=0)
+
+
+async def test_an_empty_batch_is_nothing(driver: Callable[[str], Driver]) -> None:
+    assert await vision_of(driver("qwen3_vl")).encode([]) == []
+
+
+async def test_a_bad_picture_raises_for_the_client(driver: Callable[[str], Driver]) -> None:
+    with pytest.raises(MediaError, match="not an image"):
+        await vision_of(driver("qwen3_vl")).preprocess(b"nonsense", (1, 4, 4))
