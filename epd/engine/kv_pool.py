@@ -40,11 +40,13 @@ class KvPool:
         return self._tensor
 
     def attach(self, buffer: memoryview) -> None:
-        """Use this memory.  Raises ValueError when it is too small or the pool is in use."""
+        """Use this memory, cleared.  Raises ValueError when it does not fit or comes too late."""
         if self._tensor is not None:
             raise ValueError(
                 "the KV pool has its memory already; attach once, before the first step"
             )
+        if buffer.readonly:
+            raise ValueError("the KV pool needs memory that it may write")
         if buffer.nbytes < self.nbytes:
             raise ValueError(f"the KV pool needs {self.nbytes} bytes, got {buffer.nbytes}")
         memory = torch.frombuffer(buffer.cast("B")[: self.nbytes], dtype=self._dtype)

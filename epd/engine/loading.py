@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from epd.config import ConfigError
 from epd.engine.checkpoint import Checkpoint, ModelError
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ _NAMED = 3  # tensors named in an error
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """torch dtype of a configured name.  Raises ModelError."""
+    """torch dtype of a configured name.  Raises ConfigError."""
     if name not in DTYPES:
-        raise ModelError(f"dtype {name!r} is not supported; use one of {', '.join(DTYPES)}")
+        raise ConfigError(f"engine.dtype {name!r} is not supported; use one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

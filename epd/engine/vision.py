@@ -17,7 +17,7 @@ import torch
 from epd.engine.base import EncodeFailure, EngineStats, Patches, Rows
 from epd.engine.executor import DeviceExecutor
 from epd.engine.models.base import ModelAdapter
-from epd.engine.preprocess import Preprocessor
+from epd.engine.preprocess import MAX_PIXELS, Preprocessor
 from epd.messages import RowContract
 
 
@@ -32,6 +32,7 @@ class TorchVisionEngine:
         model: Any,
         executor: DeviceExecutor,
         dtype: torch.dtype = torch.float32,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.model = model
         self.contract = adapter.row_contract(dtype)
@@ -39,7 +40,7 @@ class TorchVisionEngine:
         self._adapter = adapter
         self._dtype = dtype
         self._executor = executor
-        self._preprocess = Preprocessor(adapter)
+        self._preprocess = Preprocessor(adapter, max_pixels)
 
     async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""

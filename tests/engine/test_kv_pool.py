@@ -53,6 +53,8 @@ def test_attached_memory_is_the_pool() -> None:
 def test_attaching_is_checked() -> None:
     with pytest.raises(ValueError, match=f"needs {5 * NBYTES} bytes, got 10"):
         pool().attach(memoryview(bytearray(10)))
+    with pytest.raises(ValueError, match="may write"):
+        pool().attach(memoryview(bytes(5 * NBYTES)))
     kv = pool()
     kv.attach(memoryview(bytearray(5 * NBYTES)))
     with pytest.raises(ValueError, match="attach once"):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from epd.config import EngineConfig
+from epd.config import ConfigError, EngineConfig
 from epd.engine.base import StepSequence
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.factory import build_language, build_vision
@@ -257,8 +257,19 @@ def test_sliding_window_attention_is_refused(tmp_path: Path, model_dir: Any) -> 
         build_language(directory, CONFIG)
 
 
+def test_rope_that_couples_sequences_is_refused(tmp_path: Path, model_dir: Any) -> None:
+    directory = shutil.copytree(model_dir("llama"), tmp_path / "model")
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    edit_config(directory, rope_parameters=rope)
+    with pytest.raises(ModelError, match="'dynamic' rope"):
+        build_language(directory, CONFIG)
+
+
 def test_settings_that_cannot_work_are_refused(model_dir: Any) -> None:
-    with pytest.raises(ModelError, match="kv_nbytes is 100, less than one KV block"):
-        build_language(model_dir("llama"), EngineConfig(threads=1, kv_nbytes=100))
-    with pytest.raises(ModelError, match="dtype 'int4' is not supported; use one of float32"):
-        build_language(model_dir("llama"), EngineConfig(threads=1, dtype="int4"))
+    for changes, message in [
+        ({"kv_nbytes": 100}, "kv_nbytes is 100, less than one KV block"),
+        ({"dtype": "int4"}, "dtype 'int4' is not supported; use one of float32"),
+        ({"device": "tpu"}, "device 'tpu' is not supported; use cpu"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            build_language(model_dir("llama"), EngineConfig(threads=1, **changes))

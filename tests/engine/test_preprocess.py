@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image, features
@@ -43,6 +44,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     "palette": lambda: picture(3, 70, 40).convert("P"),
     "transparent": transparent,
     "grey with alpha": lambda: transparent().convert("LA"),
+    "sixteen bit": lambda: Image.fromarray(np.arange(2500, dtype=np.uint16).reshape(50, 50) * 26),
     "tiny": lambda: picture(4, 2, 1),
 }
 
@@ -146,6 +148,12 @@ def test_a_still_gif_and_a_two_picture_jpeg_are_read() -> None:
     assert decode_image(encoded(picture(1, 30, 20), "GIF")).size == (30, 20)
     pair = encoded(picture(1, 30, 20), "MPO", save_all=True, append_images=[picture(2, 30, 20)])
     assert decode_image(pair).size == (30, 20)
+
+
+def test_a_print_jpeg_is_read() -> None:
+    """CMYK, as printers send it."""
+    data = encoded(picture(1, 30, 20).convert("CMYK"), "JPEG")
+    assert decode_image(data).mode == "CMYK"
 
 
 def test_any_buffer_is_taken() -> None:

@@ -19,6 +19,8 @@ from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.messages import KvLayout, RowContract
 
+_COUPLED_ROPES = ("dynamic", "longrope")
+
 
 class ModelAdapter:
     """One checkpoint of one family; subclasses fill in the class attributes."""
@@ -45,11 +47,23 @@ class ModelAdapter:
         self.config._attn_implementation = "sdpa"
         self.text_config: Any = self.config.get_text_config()
         self.text_config._attn_implementation = attention
+        self._check_supported()
+
+    def _check_supported(self) -> None:
+        """Refuse what the common code would compute wrongly.  Raises ModelError."""
         kinds = set(getattr(self.text_config, "layer_types", None) or ()) - {"full_attention"}
         if kinds:
             raise ModelError(
-                f"{checkpoint.directory} uses {', '.join(sorted(kinds))}, which this engine lacks; "
-                "use a checkpoint with full attention only"
+                f"{self.checkpoint.directory} uses {', '.join(sorted(kinds))}, which this engine "
+                "lacks; use a checkpoint with full attention only"
+            )
+        # Frequencies that depend on the length of the whole row would couple the sequences of a
+        # step: an answer would depend on its neighbours.
+        rope = getattr(self.text_config, "rope_parameters", None) or {}
+        if rope.get("rope_type") in _COUPLED_ROPES:
+            raise ModelError(
+                f"{self.checkpoint.directory} uses {rope['rope_type']!r} rope, which this engine "
+                "lacks; use a checkpoint with default, linear, yarn or llama3 rope"
             )
 
     # --- weights ----------------------------------------------------------------------------------
