@@ -1,0 +1,135 @@
+"""A table as a picture sees it: edges merged per (source, target), each with its events.
+
+Read back from `table.machine`, the `transitions.Machine` that everything else is compiled from, so
+a picture cannot show anything else than what runs.  A guard is shown only where it decides
+something: when both halves of a predicate lead to one state it says nothing about the picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import transitions
+
+from epd.fsm import embedding, encoding, generation, instance, request, transfer_table
+from epd.fsm.kernel import Event, Row, Table
+
+TABLES: tuple[Table, ...] = (
+    generation.TABLE,
+    request.TABLE,
+    encoding.TABLE,
+    embedding.TABLE,
+    transfer_table.TABLE,
+    instance.TABLE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What an edge is taken on: an event with its guard, or a message."""
+
+    event: str
+    guard: str = ""
+    by_time: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.event} [{self.guard}]" if self.guard else self.event
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A state, or a role."""
+
+    name: str
+    prose: str
+    initial: bool = False
+    terminal: bool = False
+    held: str = ""  # why time must not end it
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """All labels that lead from one node to another, or back to it (`target == source`)."""
+
+    source: str
+    target: str
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A picture before it has positions."""
+
+    name: str
+    subtitle: str
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    legend: tuple[tuple[str, str], ...] = field(default=())  # (kind of text, its meaning)
+
+
+STATE_LEGEND = (
+    ("event", "what happened"),
+    ("time", "an exit by time"),
+    ("guard", "only if"),
+    ("stays", "stays in the state"),
+    ("prose", "dashed: held for a reason    double: terminal"),
+)
+
+
+def arrows(table: Table) -> list[transitions.Transition]:
+    """Every transition of the machine, in the order of the table's rows."""
+    by_event = [event.transitions for event in table.machine.events.values()]
+    found = [arrow for by_source in by_event for arrows in by_source.values() for arrow in arrows]
+    order = {id(row): index for index, row in enumerate(table.rows)}
+    states = {state.name: index for index, state in enumerate(table.states)}
+    return sorted(found, key=lambda t: (states[t.source], order[id(row_of(t))]))
+
+
+def row_of(arrow: transitions.Transition) -> Row:
+    row: Row = arrow.before[0].row
+    return row
+
+
+def edges(table: Table) -> tuple[Edge, ...]:
+    """Merged edges, in order of source and of first mention in the table."""
+    events: dict[str, type[Event]] = {event.__name__: event for event in table.events}
+    merged: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for arrow in arrows(table):
+        event = row_of(arrow).event.__name__
+        guards = [condition.func.__name__ for condition in arrow.conditions]
+        labels = merged.setdefault((arrow.source, arrow.dest or arrow.source), {})
+        labels.setdefault(event, []).extend(guards)
+    return tuple(
+        Edge(
+            source,
+            target,
+            tuple(
+                Label(event, guards[0] if len(guards) == 1 else "", events[event].by_time)
+                for event, guards in labels.items()
+            ),
+        )
+        for (source, target), labels in merged.items()
+    )
+
+
+def state_graph(table: Table) -> Graph:
+    """A table as nodes (terminal states last) and merged edges."""
+    nodes = [
+        Node(
+            state.name,
+            state.value,
+            state is table.initial,
+            state in table.terminal,
+            table.held.get(state, ""),
+        )
+        for state in table.states
+    ]
+    nodes.sort(key=lambda node: node.terminal)
+    subtitle = headline(table.theory)
+    return Graph(table.name, subtitle, tuple(nodes), edges(table), STATE_LEGEND)
+
+
+def headline(docstring: str) -> str:
+    """What a module says of itself in its first line, without its name."""
+    return docstring.strip().partition("\n")[0].partition(": ")[2]
