@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from epd.fsm.kernel import Event, Row, State, Table
 
 
-def patched(table: Table, remove: Iterable[tuple[State, type[Event]]], rows: Sequence[Row]) -> Table:
-    """`table` with the rows and ignores of some cells replaced.  Raises TableError like any table."""
+def patched(
+    table: Table, remove: Iterable[tuple[State, type[Event]]], rows: Sequence[Row]
+) -> Table:
+    """`table` with rows and ignores of some cells replaced.  Raises TableError like any table."""
     cells = set(remove)
 
     def keep(row: Row) -> Iterable[Row]:

@@ -55,7 +55,7 @@ class Scenario:
     engine_is_certain: bool = True  # False: a write may end as unknown and go on as a zombie
     may_die: bool = True
     may_be_declared_lost: bool = True
-    forgetful: bool = False  # words may also be lost for good: then only retries can bring them back
+    forgetful: bool = False  # words may be lost for good: only retries can bring them back
 
     @property
     def grant(self) -> SimpleNamespace:
@@ -98,7 +98,7 @@ class Violation(AssertionError):
 
 
 class PairModel:
-    """The transition relation over `Pair`; raises `Violation` from inside a step that breaks a law."""
+    """The transition relation over `Pair`; a step that breaks a law raises `Violation`."""
 
     def __init__(self, scenario: Scenario, table: Table = TABLE) -> None:
         self.scenario = scenario
@@ -245,9 +245,9 @@ class PairModel:
                 f"the {side.value} fences its peer",
                 lambda: self.fire(quiet, side, t.PeerFenced(), fencing=False),
             )
-        if self.scenario.may_be_declared_lost or not other.alive:
-            if end.state not in TERMINAL:
-                yield f"PeerLost at the {side.value}", lambda: self.fire(pair, side, t.PeerLost())
+        may_be_lost = self.scenario.may_be_declared_lost or not other.alive
+        if may_be_lost and end.state not in TERMINAL:
+            yield f"PeerLost at the {side.value}", lambda: self.fire(pair, side, t.PeerLost())
         if self.scenario.may_die and other.alive:  # one of the two: a dead pair proves nothing
             dead = replace(end, alive=False)
             yield f"kill -9 of the {side.value}", lambda: replace(pair, **{side.value: dead})
