@@ -99,6 +99,11 @@ class SimLoop(asyncio.BaseEventLoop):
             self._ready_queue.append(handle)
         return handle
 
+    def call_next(self, callback: Any, *args: Any) -> None:
+        """Run before anything else that is ready, outside every process."""
+        handle = asyncio.Handle(callback, args, self, contextvars.Context())
+        self._ready_queue.appendleft(handle)
+
     def call_soon_threadsafe(
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:

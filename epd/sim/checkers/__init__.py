@@ -1,0 +1,26 @@
+"""The invariants of a run, one module each; `ALL` in the order in which their findings matter.
+
+A checker is made with the run's context; it may watch events from then on, and it is asked once at
+quiescence.  What it finds goes to `World.violate`.
+"""
+
+from epd.sim.checkers.answers import Answers
+from epd.sim.checkers.conservation import Conservation
+from epd.sim.checkers.faultless import Faultless
+from epd.sim.checkers.integrity import Integrity
+from epd.sim.checkers.liveness import Liveness
+from epd.sim.checkers.singleflight import SingleFlight
+from epd.sim.checkers.tokens import GoldenTokens
+
+ALL = (Integrity, GoldenTokens, Answers, SingleFlight, Conservation, Faultless, Liveness)
+
+__all__ = [
+    "ALL",
+    "Answers",
+    "Conservation",
+    "Faultless",
+    "GoldenTokens",
+    "Integrity",
+    "Liveness",
+    "SingleFlight",
+]

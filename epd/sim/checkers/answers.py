@@ -1,0 +1,36 @@
+"""Invariant 1: one terminal answer per request, before its deadline plus grace; no silent drop.
+
+A request that fails, though the drill gives no reason for which it may, is a violation as well:
+"may fail: anything" is not accepted.
+"""
+
+from __future__ import annotations
+
+from epd.sim.checkers.base import Checker
+from epd.sim.client import Record
+
+GRACE_S = 1.0
+
+
+class Answers(Checker):
+    name = "answers"
+
+    def at_end(self) -> None:
+        for record in self.context.clients.records:
+            self._check(record)
+
+    def _check(self, record: Record) -> None:
+        who = f"request {record.ask.index} ({record.request_id})"
+        if not record.ended:
+            self.violate(f"{who} got no answer at all")
+            return
+        if record.num_answers != 1:
+            self.violate(f"{who} got {record.num_answers} terminal answers")
+        limit_s = self.context.cluster.settings.timing.request_timeout_s + GRACE_S
+        took_s = record.ended_s - record.asked_s
+        if took_s > limit_s:
+            self.violate(f"{who} was answered after {took_s:.2f} s, its deadline is {limit_s:.2f} s")
+        if record.finish_reason or record.hung_up:
+            return
+        if not self.context.may_fail(record):
+            self.violate(f"{who} failed without a reason that this drill allows: {record.outcome()}")

@@ -1,0 +1,40 @@
+"""What every checker is made with, and may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from epd.sim.client import Clients, Record
+from epd.sim.cluster import Cluster
+from epd.sim.world import World
+
+MayFail = Callable[[Record], str]
+"""Why this request was allowed not to be answered in full; empty if it was not."""
+
+
+@dataclass(slots=True)
+class Context:
+    """One run, as checkers see it."""
+
+    world: World
+    cluster: Cluster
+    clients: Clients
+    may_fail: MayFail
+    engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
+
+
+class Checker:
+    """Base: `at_end` is called once, when the world has healed and drained."""
+
+    name = ""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.world = context.world
+
+    def violate(self, text: str) -> None:
+        self.world.violate(f"[{self.name}] {text}")
+
+    def at_end(self) -> None:
+        """Nothing to check at quiescence."""

@@ -1,0 +1,35 @@
+"""Invariant 4: at quiescence nothing is owned: slots, blocks, references, promises, transfers,
+timers, tasks.  During the run the pools themselves raise when their books do not balance."""
+
+from __future__ import annotations
+
+from epd.sim.checkers.base import Checker
+from epd.sim.cluster import Node
+
+ALLOWED_TASKS = 1  # the step loop
+
+
+class Conservation(Checker):
+    name = "conservation"
+
+    def at_end(self) -> None:
+        for node in self.context.cluster.living():
+            live = node.live()
+            if live:
+                self.violate(f"{node.process.name} still owns {live}")
+            tasks = [t for t in node.actor._tasks if not t.startswith("step loop")]
+            if tasks:
+                self.violate(f"{node.process.name} still runs {sorted(tasks)[:5]}")
+            timers = [t for t in node.actor._timers if not _is_membership(t)]
+            if timers:
+                self.violate(f"{node.process.name} still has timers {sorted(timers)[:5]}")
+            self._pools(node)
+
+    def _pools(self, node: Node) -> None:
+        if node.requests and node.requests.pool.num_free != node.requests.pool.size:
+            pool = node.requests.pool
+            self.violate(f"{node.process.name}: {pool.num_leased} of {pool.size} blocks leaked")
+
+
+def _is_membership(timer: str) -> bool:
+    return timer.startswith(("member/", "instance/"))

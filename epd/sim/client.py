@@ -1,0 +1,122 @@
+"""Clients: they ask at their times, read what comes, some hang up; what they saw is the record."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from epd.api.port import GenerationError, Refused
+from epd.sim.cluster import GATEWAY, Cluster
+from epd.sim.workload import Ask
+
+
+@dataclass(slots=True)
+class Record:
+    """What one client saw."""
+
+    ask: Ask
+    request_id: str = ""
+    asked_s: float = 0.0
+    first_s: float = 0.0
+    ended_s: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    error: GenerationError | None = None
+    refused: str = ""
+    hung_up: bool = False
+    gateway_died: bool = False
+    num_answers: int = 0  # terminal ones; must end as 1
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_s > 0
+
+    def outcome(self) -> str:
+        if self.refused:
+            return f"refused: {self.refused}"
+        if self.error is not None:
+            return f"{self.error.kind}: {self.error.message}"
+        if self.hung_up:
+            return "hung up"
+        if self.gateway_died:
+            return "the gateway died"
+        return self.finish_reason or "no answer"
+
+
+class Clients:
+    """All clients of a run."""
+
+    def __init__(self, cluster: Cluster, asks: tuple[Ask, ...]) -> None:
+        self._cluster = cluster
+        self._loop = cluster.world.loop
+        self.records = [Record(ask) for ask in asks]
+        self._streams: dict[int, Record] = {}
+        for record in self.records:
+            self._loop.call_at(record.ask.at_s, self._ask, record)
+        cluster.world.on_death.append(lambda process: self._died(process.instance_id))
+
+    @property
+    def all_ended(self) -> bool:
+        return all(record.ended for record in self.records)
+
+    def add(self, ask: Ask) -> Record:
+        record = Record(ask)
+        self.records.append(record)
+        self._ask(record)
+        return record
+
+    def _ask(self, record: Record) -> None:
+        record.asked_s = self._loop.now_s
+        node = self._cluster.node(GATEWAY)
+        if node is None:
+            record.refused, record.ended_s = "the gateway is down", self._loop.now_s
+            record.num_answers = 1
+            return
+        self._loop.create_task(
+            self._read(record), name=f"client {record.ask.index}", context=node.process.context
+        )
+
+    async def _read(self, record: Record) -> None:
+        node = self._cluster.node(GATEWAY)
+        assert node is not None and node.gateway is not None
+        record.asked_s = self._loop.now_s
+        try:
+            stream = node.gateway.submit(record.ask.generation())
+        except Refused as refused:
+            record.refused, record.ended_s = refused.message, self._loop.now_s
+            record.num_answers += 1
+            return
+        record.request_id = stream.request_id
+        self._cluster.world.trace("ask", record.ask.index, stream.request_id)
+        hang_up = record.ask.cancel_after_s
+        try:
+            async with asyncio.timeout(hang_up or None):
+                async for update in stream:
+                    self._take(record, update)
+        except TimeoutError:
+            if not record.num_answers:
+                record.hung_up = True
+                record.num_answers += 1
+                stream.cancel("the client hung up")
+        record.ended_s = self._loop.now_s
+        self._cluster.world.trace("answer", record.ask.index, record.outcome())
+
+    def _take(self, record: Record, update: object) -> None:
+        tokens = getattr(update, "token_ids", ())
+        if tokens and not record.tokens:
+            record.first_s = self._loop.now_s
+        record.tokens.extend(tokens)
+        error = getattr(update, "error", None)
+        finish_reason = getattr(update, "finish_reason", "")
+        if error is not None or finish_reason:
+            record.error, record.finish_reason = error, finish_reason
+            record.num_answers += 1
+
+    def _died(self, instance_id: str) -> None:
+        """A client whose gateway dies sees its connection break."""
+        if instance_id != GATEWAY:
+            return
+        for record in self.records:
+            if record.asked_s and not record.ended:
+                record.gateway_died, record.ended_s = True, self._loop.now_s
+                record.num_answers += 1

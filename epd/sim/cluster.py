@@ -1,0 +1,291 @@
+"""A cluster under simulation: the production roles of a topology over simulated ports.
+
+Only ports are replaced: clock, bus, data plane, randomness, journal, log and engines.  Roles,
+tables, scheduling, messages and codec are those that ship.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from epd.config import DecodeConfig, EncodeConfig, EngineConfig, Limits, PrefillConfig, Timing
+from epd.messages import Address, InstanceInfo, Load
+from epd.roles.base import Actor, Log, Ports, Role
+from epd.roles.decode import DecodeRole
+from epd.roles.embeddings import Embeddings
+from epd.roles.encode import EncodeRole
+from epd.roles.gateway import GatewayRole
+from epd.roles.member import Member
+from epd.roles.prefill import PrefillRole
+from epd.roles.registry import Registry
+from epd.roles.requests import Requests
+from epd.roles.transfers import Transfers
+from epd.sim import golden
+from epd.sim.device import Costs, SimDevice
+from epd.sim.engines import SimLanguageEngine, SimVisionEngine
+from epd.sim.network import SimBus
+from epd.sim.process import SimProcess
+from epd.sim.transfer import SimTransferEngine
+from epd.sim.world import World
+
+FINGERPRINT = "simulated model"
+GATEWAY = "gateway"
+ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes and times of a simulated cluster: small, so that every limit is reached."""
+
+    timing: Timing = Timing(
+        request_timeout_s=30.0,
+        accept_timeout_s=1.0,
+        stall_timeout_s=5.0,
+        abort_timeout_s=1.0,
+        retry_interval_s=0.2,
+        fence_interval_s=0.2,
+        tombstone_s=10.0,
+        heartbeat_interval_s=0.25,
+        suspect_after_s=0.8,
+        lost_after_s=1.6,
+    )
+    limits: Limits = Limits(max_open_requests=64)
+    encode: EncodeConfig = EncodeConfig(max_queue=64, max_batch_patches=64, cache_nbytes=2048)
+    prefill: PrefillConfig = PrefillConfig(
+        max_queue=64, pool_nbytes=12 * 4 * golden.ROW_NBYTES, slot_nbytes=4 * golden.ROW_NBYTES
+    )
+    decode: DecodeConfig = DecodeConfig(max_queue=64, max_running=16)
+    engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
+    num_blocks: int = 64
+    costs: Costs = Costs()
+    restart_after_s: float = 0.5
+
+
+class SimLog(Log):
+    """Keeps what a role logs, for failures and for the checkers."""
+
+    def __init__(self, world: World, process: SimProcess) -> None:
+        self._world = world
+        self._process = process
+        self.warnings: list[str] = []
+
+    def warning(self, text: str, **fields: object) -> None:
+        line = f"{self._process.name} {text} {fields}"
+        self.warnings.append(line)
+        self._world.trace("warning", line)
+
+    def info(self, text: str, **fields: object) -> None:
+        self._world.trace("info", self._process.name, text)
+
+
+@dataclass(slots=True)
+class Node:
+    """What lives in one simulated process."""
+
+    process: SimProcess
+    roles: tuple[str, ...]
+    actor: Actor
+    log: SimLog
+    requests: Requests | None = None
+    embeddings: Embeddings | None = None
+    vision: SimVisionEngine | None = None
+    language: SimLanguageEngine | None = None
+    gateway: GatewayRole | None = None
+    devices: list[SimDevice] = field(default_factory=list)
+
+    def live(self) -> dict[str, int]:
+        """What its roles own now, without zeros."""
+        return {k: n for role in self.actor.roles for k, n in role.live().items() if n}
+
+
+def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:
+    """`2e1pd` to `[("e0", ("encode",)), ("e1", ...), ("pd0", ("prefill", "decode"))]`."""
+    instances: list[tuple[str, tuple[str, ...]]] = []
+    names: Counter[str] = Counter()
+    if not re.fullmatch(r"(\d+[epd]+)+", topology):
+        raise ValueError(f"topology {topology!r} is not like 1e1p1d, 1e1pd or 2epd")
+    for count, letters in re.findall(r"(\d+)([epd]+)", topology):
+        for _ in range(int(count)):
+            instances.append((f"{letters}{names[letters]}", tuple(ROLES[c] for c in letters)))
+            names[letters] += 1
+    return instances
+
+
+class Cluster:
+    """A gateway and the instances of a topology."""
+
+    def __init__(self, world: World, topology: str, settings: Settings) -> None:
+        self.world = world
+        self.settings = settings
+        self.instances = dict(parse_topology(topology))
+        self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
+        self.graveyard: list[object] = []
+        world.on_death.append(self._supervise)
+        self._stopping = False
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything within a tenth of a second, in an order of the seed's choosing."""
+        for name in (GATEWAY, *self.instances):
+            at_s = 0.1 * self.world.random.uniform("start", name)
+            self.world.loop.call_at(at_s, self.spawn, name)
+
+    def spawn(self, name: str) -> None:
+        alive = self.world.processes.get(name)
+        if alive is None or not alive.alive:
+            main = self._run_gateway if name == GATEWAY else self._run_instance
+            self.world.spawn(name, main)
+
+    def restart_later(self, name: str, delay_s: float) -> None:
+        self.world.loop.call_later(delay_s, self.spawn, name)
+
+    def _supervise(self, process: SimProcess) -> None:
+        """A process that ended by itself is started anew; one that was killed, if a fault says so."""
+        if process.exited and not self._stopping:
+            self.restart_later(process.instance_id, self.settings.restart_after_s)
+
+    def node(self, name: str) -> Node | None:
+        """The living process of this name."""
+        process = self.world.processes.get(name)
+        if process is None or not process.alive:
+            return None
+        return self.nodes.get(process.name)
+
+    def living(self) -> list[Node]:
+        found = (self.node(name) for name in (GATEWAY, *self.instances))
+        return [node for node in found if node is not None]
+
+    # --- composition ------------------------------------------------------------------------------
+
+    def _actor(self, process: SimProcess) -> tuple[Actor, SimLog]:
+        world = self.world
+        log = SimLog(world, process)
+        ports = Ports(
+            clock=world.clock(process),
+            bus=SimBus(world.network, process),
+            random=world.random.stream("role", process.name),
+            transfers=SimTransferEngine(world.fabric, process),
+            journal=world.journal(process),
+            log=log,
+        )
+        return Actor(ports), log
+
+    def _run_gateway(self, process: SimProcess) -> None:
+        actor, log = self._actor(process)
+        settings = self.settings
+        registry = Registry(actor, FINGERPRINT, settings.timing)
+        node = Node(process, ("gateway",), actor, log)
+        node.gateway = GatewayRole(actor, registry, settings.limits, settings.timing)
+        self.nodes[process.name] = node
+        actor.start()
+
+    def _run_instance(self, process: SimProcess) -> None:
+        roles = self.instances[process.instance_id]
+        actor, log = self._actor(process)
+        node = Node(process, roles, actor, log)
+        self.nodes[process.name] = node
+        settings = self.settings
+        device = SimDevice(self.world.loop, process, self.world.random, "device")
+        node.devices.append(device)
+        transfers = Transfers(actor, settings.timing)
+        if "encode" in roles:
+            self._add_encode(node, transfers, device)
+        if "prefill" in roles or "decode" in roles:
+            self._add_language(node, transfers, device)
+        member = self._add_member(node)
+        member.on_expelled = lambda reason: self._expelled(node, reason)
+        actor.start()
+
+    def _add_encode(self, node: Node, transfers: Transfers, device: SimDevice) -> None:
+        settings, loop = self.settings, self.world.loop
+        pool = SimDevice(loop, node.process, self.world.random, "pool")
+        pool.widen(settings.costs.pool_threads)
+        node.devices.append(pool)
+        node.vision = SimVisionEngine(device, pool, settings.costs)
+        EncodeRole(node.actor, transfers, node.vision, settings.encode, settings.timing)
+
+    def _add_language(self, node: Node, transfers: Transfers, device: SimDevice) -> None:
+        settings = self.settings
+        node.language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+        node.requests = Requests(
+            node.actor,
+            node.language,
+            settings.engine,
+            settings.timing,
+            settings.decode.max_running,
+        )
+        if "prefill" in node.roles:
+            node.embeddings = Embeddings(
+                node.actor, transfers, golden.ROW_CONTRACT, settings.prefill
+            )
+            PrefillRole(node.actor, transfers, node.requests, node.embeddings, settings.prefill)
+        if "decode" in node.roles:
+            DecodeRole(node.actor, transfers, node.requests, settings.decode)
+
+    def _add_member(self, node: Node) -> Member:
+        gateway = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        info = InstanceInfo(
+            address=node.actor.address,
+            roles=node.roles,
+            host_id="sim",
+            pid=node.process.pid,
+            num_slots=node.embeddings.pool.size if node.embeddings else 0,
+            num_kv_blocks=self.settings.num_blocks if node.requests else 0,
+            kv_layout=golden.KV_LAYOUT if node.requests else None,
+            row_contract=golden.ROW_CONTRACT,
+        )
+        return Member(
+            node.actor, gateway, info, FINGERPRINT, self.settings.timing, lambda: _load(node)
+        )
+
+    def _expelled(self, node: Node, reason: str) -> None:
+        """As the composition root does: end in order, then let the supervisor start a new life."""
+        self.world.trace("expelled", node.process.name, reason)
+        self.world.fired["expelled"] += 1
+        self.world.loop.call_soon(self.world.exit, node.process)
+
+    # --- healing ----------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """No faults any more: everyone runs, everyone is connected, every device works."""
+        self.world.network.heal_all()
+        self.world.fabric.heal()
+        for name in (GATEWAY, *self.instances):
+            process = self.world.processes.get(name)
+            if process is None or not process.alive:
+                self.spawn(name)
+                continue
+            process.slowness = 1.0
+            self.world.resume(process)
+        for node in self.living():
+            for device in node.devices:
+                device.fail_next = 0
+                device.release()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def stories(self) -> str:
+        """What every living process has open."""
+        lines = []
+        for node in self.living():
+            state = "stalled " if node.process.stalled else ""
+            lines.append(f"  {node.process.name}: {state}{node.live()} {dict(node.actor.counters)}")
+        return "\n".join(lines)
+
+
+def roles_of(node: Node) -> list[Role]:
+    return node.actor.roles
+
+
+def _load(node: Node) -> Load:
+    requests, embeddings = node.requests, node.embeddings
+    return Load(
+        open_requests=len(requests) if requests else 0,
+        free_kv_blocks=requests.pool.num_free if requests else 0,
+        free_slots=embeddings.pool.num_free if embeddings else 0,
+        live=tuple(sorted(node.live().items())),
+    )

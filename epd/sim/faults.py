@@ -1,0 +1,173 @@
+"""Faults as data, and who makes them happen.
+
+A fault happens at a time, at the nth occurrence of a protocol point, or at a step of the loop.
+A point is `MACHINE:FROM>TO`, `MACHINE:Event`, or `MESSAGE:Type`.  Its target is the name of an
+instance, `here` (where the point occurred) or `peer` (the other end of that transfer).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import Event, Machine, State
+from epd.sim.cluster import Cluster
+from epd.sim.process import SimProcess
+from epd.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a plan."""
+
+    kind: str  # a method of `Injector`
+    target: str
+    at_s: float = 0.0
+    point: str = ""
+    nth: int = 1
+    at_step: int = 0
+    duration_s: float = 0.0  # until it is undone; 0: it stays until the world heals
+    other: str = ""  # the second end of a link
+    factor: float = 1.0
+
+    def __str__(self) -> str:
+        when = f"at {self.nth}. {self.point}" if self.point else f"at {self.at_s:.4f} s"
+        if self.at_step:
+            when = f"at step {self.at_step}"
+        other = f"-{self.other}" if self.other else ""
+        lasts = f" for {self.duration_s:.3f} s" if self.duration_s else ""
+        return f"{self.kind} {self.target}{other} {when}{lasts}"
+
+
+class Injector:
+    """Makes the faults of a plan happen; `World.fired` counts what really did."""
+
+    def __init__(self, world: World, cluster: Cluster, faults: tuple[Fault, ...]) -> None:
+        self.world = world
+        self.cluster = cluster
+        self._points: dict[str, list[Fault]] = {}
+        self._seen: Counter[str] = Counter()
+        self._steps = sorted((f for f in faults if f.at_step), key=lambda f: f.at_step)
+        self.enabled = True
+        for fault in faults:
+            if fault.point:
+                self._points.setdefault(fault.point, []).append(fault)
+            elif not fault.at_step:
+                world.loop.call_at(fault.at_s, self.inject, fault, fault.target)
+        if any(not point.startswith("MESSAGE") for point in self._points):
+            world.watchers.append(self._watch)
+        if any(point.startswith("MESSAGE") for point in self._points):
+            world.network.on_message = self._message
+        if self._steps:
+            world.loop.after_step = self._count_step
+
+    # --- when -------------------------------------------------------------------------------------
+
+    def _watch(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        name = machine.table.name
+        peer = getattr(machine, "peer", None)
+        peer_id = peer.instance_id if peer is not None else ""
+        self._reach(f"{name}:{type(event).__name__}", process.instance_id, peer_id)
+        if source is not target:
+            self._reach(f"{name}:{source.name}>{target.name}", process.instance_id, peer_id)
+
+    def _message(self, source: str, target: str, message: object) -> None:
+        self._reach(f"MESSAGE:{type(message).__name__}", source, target)
+
+    def _reach(self, point: str, here: str, peer: str) -> None:
+        faults = self._points.get(point)
+        if not faults:
+            return
+        self._seen[point] += 1
+        for fault in faults:
+            if fault.nth == self._seen[point]:
+                target = {"here": here, "peer": peer}.get(fault.target, fault.target)
+                if target:
+                    self.world.loop.call_next(self.inject, fault, target)
+
+    def _count_step(self) -> None:
+        while self._steps and self.world.loop.steps >= self._steps[0].at_step:
+            fault = self._steps.pop(0)
+            self.inject(fault, fault.target)
+        if not self._steps:
+            self.world.loop.after_step = None
+
+    # --- what -------------------------------------------------------------------------------------
+
+    def inject(self, fault: Fault, target: str) -> None:
+        if not self.enabled:
+            return
+        if target != "all" and target not in self.world.processes:
+            return
+        if getattr(self, f"do_{fault.kind}")(fault, target):
+            self.world.fired[fault.kind] += 1
+            self.world.trace("fault", str(fault), target)
+
+    def _later(self, fault: Fault, undo: Any, *args: Any) -> None:
+        if fault.duration_s:
+            self.world.loop.call_later(fault.duration_s, undo, *args)
+
+    def do_kill(self, fault: Fault, target: str) -> bool:
+        """kill -9; started anew after `duration_s`, if that is given."""
+        if not self.world.kill(target):
+            return False
+        self._later(fault, self.cluster.spawn, target)
+        return True
+
+    def do_stall(self, fault: Fault, target: str) -> bool:
+        if not self.world.stall(target):
+            return False
+        self._later(fault, self.world.resume, self.world.processes[target])
+        return True
+
+    def do_slow(self, fault: Fault, target: str) -> bool:
+        process = self.world.processes[target]
+        process.slowness = fault.factor
+        self._later(fault, setattr, process, "slowness", 1.0)
+        return process.alive
+
+    def do_hang(self, fault: Fault, target: str) -> bool:
+        """The device takes work and finishes none."""
+        node = self.cluster.node(target)
+        if node is None or not node.devices:
+            return False
+        for device in node.devices:
+            device.hung = True
+            self._later(fault, device.release)
+        return True
+
+    def do_oom(self, fault: Fault, target: str) -> bool:
+        """The next `factor` works of the device fail."""
+        node = self.cluster.node(target)
+        if node is None or not node.devices:
+            return False
+        node.devices[0].fail_next += int(fault.factor)
+        return True
+
+    def do_skew(self, fault: Fault, target: str) -> bool:
+        self.world.processes[target].wall_skew_s = fault.factor
+        return True
+
+    def do_partition(self, fault: Fault, target: str) -> bool:
+        self.do_block(fault, target)
+        self._block(fault, fault.other, target)
+        return True
+
+    def do_block(self, fault: Fault, target: str) -> bool:
+        """One way: nothing from target gets to `other`."""
+        self._block(fault, target, fault.other)
+        return True
+
+    def _block(self, fault: Fault, source: str, target: str) -> None:
+        self.world.network.block(source, target)
+        self._later(fault, self.world.network.heal, source, target)
+
+    def do_reset(self, fault: Fault, target: str) -> bool:
+        """Connections between the two break; what was in flight is lost."""
+        before = self.world.network.counters["reset"]
+        self.world.network.reset(target, fault.other)
+        self.world.network.reset(fault.other, target)
+        return self.world.network.counters["reset"] > before

@@ -1,0 +1,152 @@
+"""One run: build the world, let it happen, heal it, let it drain, check.
+
+A `Plan` is everything that decides a run, so that equal plans give equal traces; the shrinker takes
+parts of it away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from epd.sim import checkers
+from epd.sim.checkers.base import Checker
+from epd.sim.checkers.base import Context, MayFail
+from epd.sim.client import Clients
+from epd.sim.cluster import Cluster, Settings
+from epd.sim.faults import Fault, Injector
+from epd.sim.golden import Picture
+from epd.sim.guard import no_escape
+from epd.sim.loop import Deadlock, StepLimitReached
+from epd.sim.network import Conditions
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Ask
+from epd.sim.world import World
+
+HEAL_SETTLE_S = 5.0
+
+
+def nothing_may_fail(record: object) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides a run."""
+
+    seed: int
+    topology: str
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...] = ()
+    network: Conditions = Conditions()
+    data: DataConditions = DataConditions()
+    settings: Settings = Settings()
+    may_fail: MayFail = nothing_may_fail
+    engine_faults: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run showed."""
+
+    plan: Plan
+    violations: list[str]
+    digest: str
+    steps: int
+    virtual_s: float
+    fired: Counter[str]
+    outcomes: Counter[str]
+    records: list[object] = field(default_factory=list)
+    world: World | None = None
+    cluster: Cluster | None = None
+
+    @property
+    def passed(self) -> bool:
+        return not self.violations
+
+
+Prepare = Callable[[World, Cluster], None]
+
+
+def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Result:
+    """Run a plan.  `keep`: leave the world open for whoever wants to look (trace, stories)."""
+    world = World(
+        plan.seed, network=plan.network, data=plan.data, keep_trace=keep, max_steps=3_000_000
+    )
+    cluster = Cluster(world, plan.topology, plan.settings)
+    clients = Clients(cluster, plan.asks)
+    context = Context(world, cluster, clients, plan.may_fail, plan.engine_faults)
+    watching = [checker(context) for checker in checkers.ALL]
+    injector = Injector(world, cluster, plan.faults)
+    world.loop.describe = cluster.stories
+    if prepare is not None:
+        prepare(world, cluster)
+    try:
+        with no_escape():
+            _play(plan, world, cluster, clients, injector, watching)
+    except (Deadlock, StepLimitReached) as error:
+        world.violate(f"[liveness] {error}")
+    else:
+        for checker in watching:
+            checker.at_end()
+    result = Result(
+        plan,
+        list(world.violations),
+        world.digest(),
+        world.loop.steps,
+        world.loop.now_s,
+        world.fired,
+        Counter(_kind(record.outcome()) for record in clients.records),
+        list(clients.records),
+    )
+    if keep:
+        result.world, result.cluster = world, cluster
+    else:
+        world.close()
+    return result
+
+
+def _kind(outcome: str) -> str:
+    return outcome.split(":")[0]
+
+
+def _play(
+    plan: Plan,
+    world: World,
+    cluster: Cluster,
+    clients: Clients,
+    injector: Injector,
+    watching: list[Checker],
+) -> None:
+    """Faults and work, then healing, then probes, then silence."""
+    timing = plan.settings.timing
+    cluster.start()
+    last_ask_s = max((ask.at_s for ask in plan.asks), default=0.0)
+    last_fault_s = max((f.at_s + f.duration_s for f in plan.faults), default=0.0)
+    limit_s = max(last_ask_s, last_fault_s) + timing.request_timeout_s + 5.0
+    _run_until(world, limit_s, lambda: clients.all_ended and world.loop.now_s > last_fault_s)
+    injector.enabled = False
+    cluster.heal()
+    world.loop.run_until(world.loop.now_s + timing.lost_after_s + HEAL_SETTLE_S)
+    probes = [clients.add(ask) for ask in _probes(world.loop.now_s)]
+    for checker in watching:
+        if isinstance(checker, checkers.Liveness):
+            checker.probes = probes
+    _run_until(world, world.loop.now_s + timing.request_timeout_s + 2, lambda: clients.all_ended)
+    quiet_s = timing.request_timeout_s + timing.tombstone_s + 2 * timing.abort_timeout_s
+    world.loop.run_until(world.loop.now_s + quiet_s)
+
+
+def _run_until(world: World, limit_s: float, done: Callable[[], bool]) -> None:
+    """In slices of virtual time, so that `done` is not asked at every step."""
+    while world.loop.now_s < limit_s and not done():
+        world.loop.run_until(min(limit_s, world.loop.now_s + 0.25))
+
+
+def _probes(now_s: float) -> list[Ask]:
+    picture = Picture("probe")
+    return [
+        Ask(9000, now_s, (11, 12, 13), (), 3, 1),
+        Ask(9001, now_s, (21, 22, 23), ((1, picture),), 3, 2),
+    ]

@@ -1,0 +1,164 @@
+"""Swarm: topology, workload, conditions and faults drawn per seed; nobody chose the combination.
+
+What may fail is derived from what was drawn (`excuse`): a request may fail only for a reason that
+one of the plan's own faults gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epd.sim.client import Record
+from epd.sim.cluster import GATEWAY, parse_topology
+from epd.sim.faults import Fault
+from epd.sim.network import Conditions
+from epd.sim.rand import KeyedRandom
+from epd.sim.run import Plan
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Workload
+
+TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
+KINDS = ("kill", "kill", "stall", "slow", "hang", "oom", "partition", "block", "reset")
+POINTS = (
+    "MESSAGE:EncodeRequest",
+    "MESSAGE:PrefillRequest",
+    "MESSAGE:Grant",
+    "MESSAGE:Commit",
+    "MESSAGE:CommitAck",
+    "MESSAGE:KvOffer",
+    "MESSAGE:Tokens",
+    "TRANSFER:RESERVED>WRITING",
+    "TRANSFER:PARKED>WRITING",
+    "TRANSFER:WRITING>COMPLETE",
+    "ENCODING:QUEUED>PREPARED",
+    "ENCODING:PREPARED>ENCODING",
+    "EMBEDDING:REQUESTED>LOADING",
+    "EMBEDDING:LOADING>RESIDENT",
+    "REQUEST:WAITING>RUNNING",
+    "REQUEST:RUNNING>TRANSFERRING",
+    "REQUEST:WAITING_FOR_REMOTE_KV>DECODING",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """What a plan's faults allow to fail, as a `MayFail`; a value, so that plans compare equal."""
+
+    kinds: frozenset[str]
+    refusals: bool
+    hangs_up: bool = True
+
+    def __call__(self, record: Record) -> str:
+        if record.gateway_died:
+            return "its gateway was killed" if "gateway" in self.kinds else ""
+        if record.refused:
+            return "the topology was incomplete or full" if self.refusals else ""
+        if record.error is None:
+            return ""
+        if record.error.kind in ("media", "engine") and _has_flaw(record):
+            return "its picture is damaged"
+        return f"{record.error.kind} by a fault" if record.error.kind in self.kinds else ""
+
+
+def _has_flaw(record: Record) -> bool:
+    return any(p.flaw in ("broken", "unencodable") for _, p in record.ask.pictures)
+
+
+def excuse(topology: str, faults: tuple[Fault, ...], conditions: Conditions) -> Excuse:
+    """Which failures these faults explain."""
+    kinds: set[str] = set()
+    refusals = False
+    alone = _single_points(topology)
+    for fault in faults:
+        if fault.kind in ("kill", "stall", "partition", "block"):
+            if fault.target in alone or fault.other in alone or fault.point:
+                kinds.add("unavailable")
+                refusals = True
+            if len(faults) > 1:
+                kinds.add("unavailable")
+                refusals = True
+            if fault.target == GATEWAY:
+                kinds.add("gateway")
+        if fault.kind in ("stall", "hang", "partition", "block", "slow"):
+            kinds |= {"deadline", "lost"}
+        if fault.kind == "oom":
+            kinds.add("engine")
+    if conditions.loss:
+        kinds |= {"lost", "unavailable"}
+        refusals = True
+    return Excuse(frozenset(kinds), refusals)
+
+
+def _single_points(topology: str) -> set[str]:
+    """Instances that are alone in one of their roles; without them nothing can be served."""
+    instances = parse_topology(topology)
+    single = {GATEWAY}
+    for role in ("encode", "prefill", "decode"):
+        holders = [name for name, roles in instances if role in roles]
+        if len(holders) == 1:
+            single.update(holders)
+    return single
+
+
+def draw_plan(seed: int) -> Plan:
+    random = KeyedRandom(seed, "swarm")
+    topology = str(random.pick(TOPOLOGIES, "topology"))
+    asks = _draw_workload(random).draw(random.stream("work"))
+    names = [name for name, _ in parse_topology(topology)]
+    count = random.below(3, "faults") + (random.uniform("none") > 0.2)
+    faults = tuple(_draw_fault(random.stream("fault", n), names) for n in range(count))
+    conditions, data = _draw_conditions(random)
+    return Plan(
+        seed,
+        topology,
+        asks,
+        faults,
+        conditions,
+        data,
+        may_fail=excuse(topology, faults, conditions),
+        engine_faults=any(fault.kind == "oom" for fault in faults),
+    )
+
+
+def _draw_workload(random: KeyedRandom) -> Workload:
+    return Workload(
+        num_requests=3 + random.below(14, "requests"),
+        spread_s=float(str(random.pick((0.02, 0.3, 1.5), "spread"))),
+        image_share=float(str(random.pick((0.3, 0.8, 1.0), "images"))),
+        num_pictures=1 + random.below(8, "pictures"),
+        cancel_share=float(str(random.pick((0.0, 0.0, 0.3), "cancels"))),
+        broken_share=float(str(random.pick((0.0, 0.0, 0.15), "broken"))),
+        slow_share=float(str(random.pick((0.0, 0.1), "slow pictures"))),
+    )
+
+
+def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
+    conditions = Conditions(
+        jitter_s=float(str(random.pick((0.0, 0.0006, 0.02), "jitter"))),
+        loss=float(str(random.pick((0.0, 0.0, 0.0, 0.02), "loss"))),
+        duplication=float(str(random.pick((0.0, 0.0, 0.05), "duplication"))),
+        reordering=random.chance(0.2, "reordering"),
+    )
+    data = DataConditions(
+        kind=str(random.pick(("shm", "shm", "rdma"), "hardware")),
+        nbytes_per_s=float(str(random.pick((2e6, 2e5, 2e4), "bandwidth"))),
+        failed=float(str(random.pick((0.0, 0.0, 0.05), "failed writes"))),
+    )
+    return conditions, data
+
+
+def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
+    kind = str(random.pick(KINDS, "kind"))
+    targets = [*names, GATEWAY] if kind in ("stall", "reset") else names
+    target = str(random.pick(targets, "target"))
+    rest = [name for name in (*names, GATEWAY) if name != target]
+    point, nth, at_s = "", 1, 1.0 + 1.2 * random.uniform("at")
+    if random.chance(0.6, "at a point"):
+        point, nth, at_s = str(random.pick(POINTS, "point")), 1 + random.below(8, "nth"), 0.0
+        target = str(random.pick(("here", "peer", target), "role"))
+    duration_s = float(str(random.pick((0.05, 0.4, 1.2, 3.0, 8.0), "duration")))
+    if kind == "kill" and random.chance(0.3, "stays down"):
+        duration_s = 0.0
+    factor = float(1 + random.below(3, "works")) if kind == "oom" else 10.0
+    other = str(random.pick(rest, "other")) if kind in ("partition", "block", "reset") else ""
+    return Fault(kind, target, at_s, point, nth, duration_s=duration_s, other=other, factor=factor)

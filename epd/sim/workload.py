@@ -1,0 +1,113 @@
+"""Requests as data, drawn from a seed: absolute times and stable ids, so that leaving one out
+changes no other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epd.api.port import Generation, PreparedItem
+from epd.messages import SamplingParams
+from epd.sim import golden
+from epd.sim.golden import Picture
+from epd.sim.rand import KeyedRandom, draw_integer
+
+GRIDS = ((1, 2, 4), (1, 4, 4), (1, 4, 8), (1, 8, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a client."""
+
+    index: int
+    at_s: float
+    text: tuple[int, ...]  # token ids without placeholders
+    pictures: tuple[tuple[int, Picture], ...] = ()  # (position in text, picture)
+    max_tokens: int = 8
+    seed: int = 0
+    stops_at_eos: bool = True
+    cancel_after_s: float = 0.0  # the client hangs up this long after asking; 0: never
+
+    def placed(self) -> tuple[tuple[int, ...], tuple[tuple[int, Picture], ...]]:
+        """Token ids with expanded placeholders, and pictures with their offsets there."""
+        token_ids: list[int] = []
+        placed: list[tuple[int, Picture]] = []
+        pictures = list(self.pictures)
+        for position in range(len(self.text) + 1):
+            while pictures and pictures[0][0] == position:
+                picture = pictures.pop(0)[1]
+                placed.append((len(token_ids), picture))
+                token_ids += [golden.IMAGE_TOKEN] * picture.num_rows
+            if position < len(self.text):
+                token_ids.append(self.text[position])
+        return tuple(token_ids), tuple(placed)
+
+    def sampling(self) -> SamplingParams:
+        stop = (golden.EOS,) if self.stops_at_eos else ()
+        return SamplingParams(max_tokens=self.max_tokens, seed=self.seed, stop_token_ids=stop)
+
+    def generation(self) -> Generation:
+        token_ids, placed = self.placed()
+        items = tuple(
+            PreparedItem(mm_hash_of(p), at, p.num_rows, p.grid_thw, p.image()) for at, p in placed
+        )
+        return Generation(token_ids, items, self.sampling())
+
+    def answer(self) -> tuple[int, ...]:
+        token_ids, placed = self.placed()
+        return golden.answer(token_ids, placed, self.sampling())
+
+
+def mm_hash_of(picture: Picture) -> str:
+    """64 hex digits, as the gateway's own hash."""
+    words = (draw_integer(0, "hash", picture.image(), n) for n in range(4))
+    return "".join(f"{word:016x}" for word in words)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How to draw asks; times in seconds."""
+
+    num_requests: int = 12
+    start_s: float = 1.0
+    spread_s: float = 1.0
+    image_share: float = 0.7
+    max_images: int = 3
+    num_pictures: int = 6  # few: pictures repeat between requests
+    max_text: int = 20
+    max_tokens: int = 12
+    cancel_share: float = 0.0
+    broken_share: float = 0.0
+    slow_share: float = 0.0
+
+    def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
+        asks = (self._ask(random.stream("ask", index), index) for index in range(self.num_requests))
+        return tuple(asks)
+
+    def _ask(self, random: KeyedRandom, index: int) -> Ask:
+        length = 1 + random.below(self.max_text, "length")
+        text = tuple(golden.FIRST_WORD + random.below(900, "text", n) for n in range(length))
+        pictures: list[tuple[int, Picture]] = []
+        if random.chance(self.image_share, "image"):
+            count = 1 + random.below(self.max_images, "count")
+            spots = sorted(random.below(length + 1, "spot", n) for n in range(count))
+            pictures = [(spot, self._picture(random, n)) for n, spot in enumerate(spots)]
+        cancels = random.chance(self.cancel_share, "cancel")
+        return Ask(
+            index,
+            self.start_s + self.spread_s * random.uniform("at"),
+            text,
+            tuple(pictures),
+            max_tokens=1 + random.below(self.max_tokens, "tokens"),
+            seed=random.below(1 << 31, "seed"),
+            stops_at_eos=random.chance(0.8, "eos"),
+            cancel_after_s=0.001 + 0.3 * random.uniform("hang up") if cancels else 0.0,
+        )
+
+    def _picture(self, random: KeyedRandom, n: int) -> Picture:
+        number = random.below(self.num_pictures, "picture", n)
+        grid = GRIDS[number % len(GRIDS)]
+        if random.chance(self.broken_share, "broken", n):
+            return Picture(f"bad{number}", grid, ("broken", "unencodable")[number % 2])
+        if random.chance(self.slow_share, "slow", n):
+            return Picture(f"slow{number}", grid, "slow")
+        return Picture(f"pic{number}", grid)

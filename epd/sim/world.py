@@ -1,0 +1,169 @@
+"""A world: one loop, two planes, processes that come and go, and one trace of it all.
+
+The trace is what happened, in order, with times: transitions of every machine, arrivals of
+messages, landings of bytes, faults.  Its digest is the proof of determinism, its lines are what a
+failure prints.  Nothing in it depends on object addresses, hash seeds or real time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from epd.fsm.kernel import Event, Machine, State
+from epd.sim.clock import SimClock
+from epd.sim.loop import SimLoop
+from epd.sim.network import Conditions, Network
+from epd.sim.process import SimProcess
+from epd.sim.rand import KeyedRandom
+from epd.sim.transfer import DataConditions, Fabric
+
+TRACE_LENGTH = 200_000
+CLOCK_SPREAD_S = 100_000.0
+
+
+class Watcher(Protocol):
+    """Sees every transition of every machine in the world (checkers, faults at protocol points)."""
+
+    def __call__(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None: ...
+
+
+class WorldJournal:
+    """The `Journal` of one process: times are its own monotonic clock's."""
+
+    def __init__(self, world: World, process: SimProcess, clock: SimClock) -> None:
+        self._world = world
+        self._process = process
+        self.now_s = clock.now_s
+
+    def opened(self, machine: Machine) -> None:
+        """A machine exists; its first transition is what counts here."""
+
+    def observe(self, machine: Machine, event: Event, source: State, target: State) -> None:
+        self._world.observe(self._process, machine, event, source, target)
+
+
+class World:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        network: Conditions | None = None,
+        data: DataConditions | None = None,
+        max_steps: int = 2_000_000,
+        keep_trace: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.loop = SimLoop(max_steps=max_steps)
+        self.random = KeyedRandom(seed)
+        self.network = Network(
+            self.loop, self.random.stream("net"), self.trace, network or Conditions()
+        )
+        self.fabric = Fabric(
+            self.loop, self.random.stream("data"), self.trace, data or DataConditions()
+        )
+        self.processes: dict[str, SimProcess] = {}  # the latest life of each
+        self.watchers: list[Watcher] = []
+        self.violations: list[str] = []
+        self.events: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=TRACE_LENGTH)
+        self.fired: Counter[str] = Counter()  # faults that really happened
+        self.on_death: list[Callable[[SimProcess], None]] = []
+        self._keep_trace = keep_trace
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._next_pid = 1000
+        self._epochs: Counter[str] = Counter()
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def spawn(self, instance_id: str, main: Callable[[SimProcess], None]) -> SimProcess:
+        """Start a process: `main(process)` runs in its context at the loop's next turn."""
+        self._epochs[instance_id] += 1
+        self._next_pid += 1
+        process = SimProcess(instance_id, self._epochs[instance_id], self._next_pid)
+        offset = self.random.uniform("clock", process.name)
+        process.clock_offset_s = CLOCK_SPREAD_S * offset
+        self.processes[instance_id] = process
+        self.trace("spawn", process.name)
+        self.loop.call_soon(main, process, context=process.context)
+        return process
+
+    def clock(self, process: SimProcess) -> SimClock:
+        return SimClock(self.loop, process)
+
+    def journal(self, process: SimProcess) -> WorldJournal:
+        return WorldJournal(self, process, self.clock(process))
+
+    def kill(self, instance_id: str) -> bool:
+        """`kill -9`; False if it is dead already."""
+        process = self.processes[instance_id]
+        if not process.alive:
+            return False
+        self.trace("kill", process.name)
+        self._end(process)
+        return True
+
+    def exit(self, process: SimProcess) -> None:
+        """The process ends by itself, after closing what it had open."""
+        if process.alive:
+            self.trace("exit", process.name)
+            process.exited = True
+            self._end(process)
+
+    def _end(self, process: SimProcess) -> None:
+        self.loop.kill(process)
+        self.network.process_died(process)
+        self.fabric.process_died(process)
+        for callback in self.on_death:
+            callback(process)
+
+    def stall(self, instance_id: str) -> bool:
+        process = self.processes[instance_id]
+        if not process.alive or process.stalled:
+            return False
+        self.trace("stall", process.name)
+        self.loop.stall(process)
+        return True
+
+    def resume(self, process: SimProcess) -> None:
+        if process.alive and process.stalled:
+            self.trace("resume", process.name)
+            self.loop.resume(process)
+
+    # --- what happened ----------------------------------------------------------------------------
+
+    def trace(self, kind: str, *fields: object) -> None:
+        now_s = self.loop.now_s
+        self._digest.update(f"{now_s:.9f} {kind} {fields}\n".encode())
+        if self._keep_trace:
+            self.events.append((now_s, kind, fields))
+
+    def observe(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        name = type(event).__name__
+        self.trace(machine.table.name, process.name, machine.key, source.name, name, target.name)
+        for watch in self.watchers:
+            watch(process, machine, event, source, target)
+
+    def violate(self, text: str) -> None:
+        """A checker found something; the run goes on, the first violation is the one to read."""
+        if len(self.violations) < 20:
+            self.violations.append(f"{self.loop.now_s:.4f} s: {text}")
+        self.trace("violation", text)
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def lines(self, last: int = 0) -> list[str]:
+        """The trace as text, the last `last` lines (0: all)."""
+        chosen = list(self.events)[-last:] if last else list(self.events)
+        return [f"{at:10.4f} {kind:12} {' '.join(map(str, what))}" for at, kind, what in chosen]
+
+    def close(self) -> None:
+        self.loop.freeze()
