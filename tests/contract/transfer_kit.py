@@ -196,11 +196,13 @@ async def a_revoked_region_fails(world: TransferWorld) -> None:
     region, other = consumer.allocate("pool", 2, 64), consumer.allocate("other", 2, 64)
     remote = region.remote
     assert isinstance(await producer.write([bytes(64)], remote, (0,)), Written)
+    still_read = region.buffer  # as an engine that keeps its pool would
     consumer.revoke(region)
     consumer.revoke(region)
     for writer in (producer, world.engine("latecomer")):
         assert isinstance(await writer.write([bytes(64)], remote, (0,)), WriteFailed)
     assert isinstance(await write(producer, [bytes(64)], other, (0,)), Written)
+    assert bytes(still_read) == bytes(128)
 
 
 async def a_restarted_owner_is_not_written_to(world: TransferWorld) -> None:

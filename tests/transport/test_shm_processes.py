@@ -117,6 +117,19 @@ async def test_a_frozen_writer_is_not_fenced(family: Family) -> None:
     assert 0x11 in bytes(region.buffer)
 
 
+async def test_the_lock_speaks_and_not_the_pid(family: Family) -> None:
+    """A pid is recycled, or counted otherwise in another container; the lock is neither."""
+    consumer = family.engine("consumer")
+    peer = Address("producer", 4, "")
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert is_process_dead(ended.pid)
+    pid, _ = await family.child("own", "producer", "4")
+    assert not await consumer.fence(peer, this_host_id(), ended.pid)
+    os.kill(pid, signal.SIGKILL)
+    assert await fenced_within(consumer, peer, os.getpid(), 2.0)
+
+
 async def test_a_dead_owner_fails_the_write_and_its_files_are_swept(family: Family) -> None:
     producer = family.engine("producer")
     pid, line = await family.child("own", "consumer", "1")

@@ -1,0 +1,22 @@
+"""A private directory for sockets, and no descriptor left behind by any test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    os.chmod(tmp_path, 0o700)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) <= before + 8  # pyzmq's own collector, once
