@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from epd.config import EngineConfig, GatewayConfig, InstanceConfig, Timing
-from epd.fsm.kernel import NULL_JOURNAL
 from epd.fsm.story import RecordingJournal
 from epd.roles.base import Ports
 from epd.roles.compose import Engines, Gateway, Instance
-from epd.runtime.system import RoleLog, SystemClock, SystemRandom
+from epd.runtime.logs import LoggingLog
+from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.local import LocalMemory
 from epd.transport.local_bus import LocalBus, LocalBusHub
 from epd.transport.routing import RoutingTransferEngine
@@ -26,8 +26,6 @@ FAST = Timing(
     suspect_after_s=0.5,
     lost_after_s=1.0,
 )
-
-assert NULL_JOURNAL is not None
 
 
 class Cluster:
@@ -52,7 +50,7 @@ class Cluster:
                 name, epoch, self.memory, preferred="local", checksums=True
             ),
             journal=RecordingJournal(self.clock.now_s),
-            log=RoleLog(name),
+            log=LoggingLog(),
         )
 
     def add(self, name: str, roles: tuple[str, ...], engines: Engines, **settings: Any) -> Instance:

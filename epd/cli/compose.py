@@ -1,0 +1,48 @@
+"""`epd run --role`: one process, in the foreground."""
+
+from __future__ import annotations
+
+import sys
+
+from epd.cli.plan import Plan
+from epd.runtime.child import ChildSpec, run
+from epd.runtime.worker import EXIT_EXPELLED
+
+
+def specs_of(plan: Plan) -> list[ChildSpec]:
+    """One process per instance, and one for the gateway if the plan has one."""
+    log = plan.log
+    specs = [
+        ChildSpec(instance.instance_id, instance, None, log.level, log.as_json)
+        for instance in plan.instances
+    ]
+    if plan.gateway is not None:
+        gateway = plan.gateway
+        specs.insert(0, ChildSpec(gateway.instance_id, None, gateway, log.level, log.as_json))
+    return specs
+
+
+def spec_in_one(plan: Plan) -> ChildSpec:
+    """All of the plan in one process: a gateway, an instance, or both."""
+    instance = plan.instances[0] if plan.instances else None
+    owner = instance or plan.gateway
+    assert owner is not None
+    return ChildSpec(
+        owner.instance_id, instance, plan.gateway, plan.log.level, plan.log.as_json
+    )
+
+
+def serve(plan: Plan) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns the exit status."""
+    spec = spec_in_one(plan)
+
+    def show(state: str, detail: str) -> None:
+        print(f"{spec.name}: {state} {detail}".rstrip(), file=sys.stderr, flush=True)
+
+    status = run(spec, show, lifeline=False)
+    if status == EXIT_EXPELLED:
+        print(
+            f"{spec.name}: the gateway does not take this process any more; start it again",
+            file=sys.stderr,
+        )
+    return status

@@ -1,0 +1,98 @@
+"""`epd run --topology`: all processes of a cluster on this host, one status line each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from epd.cli.boundary import CommandFailed
+from epd.cli.compose import specs_of
+from epd.cli.plan import Plan
+from epd.runtime.supervisor import Child, StartFailed, Supervisor
+
+START_TIMEOUT_S = 300.0
+
+
+class Board:
+    """A status line per process on stderr: redrawn on a terminal, else a line per change."""
+
+    def __init__(self, plan: Plan) -> None:
+        roles = {i.instance_id: "+".join(i.roles) for i in plan.instances}
+        self._roles = roles
+        self._began_s = time.monotonic()
+        self._shown: dict[str, str] = {}
+        self._redraw = sys.stderr.isatty()
+        self._drawn = 0
+
+    def changed(self, child: Child) -> None:
+        role = self._roles.get(child.name, "gateway")
+        age_s = time.monotonic() - self._began_s
+        line = f"{child.name:10} {role:22} {child.state:11} {age_s:5.1f} s  {child.detail}"
+        new = child.name not in self._shown
+        self._shown[child.name] = line.rstrip()
+        if not self._redraw:
+            print(self._shown[child.name], file=sys.stderr, flush=True)
+            return
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        text = "".join(f"\x1b[2K{line}\n" for line in self._shown.values())
+        self._drawn += new
+        print(up + text, end="", file=sys.stderr, flush=True)
+
+
+@contextlib.asynccontextmanager
+async def running(plan: Plan, board: Board | None = None) -> AsyncIterator[Supervisor]:
+    """The cluster, serving; stopped and cleaned up at the end, whatever that is."""
+    shown = board or Board(plan)
+    supervisor = Supervisor(specs_of(plan), shown.changed)
+    await supervisor.start()
+    try:
+        try:
+            await supervisor.wait_serving(START_TIMEOUT_S)
+        except StartFailed as failed:
+            raise CommandFailed(str(failed)) from None
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+def run_topology(plan: Plan) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns the exit status."""
+    return asyncio.run(_run(plan))
+
+
+async def _run(plan: Plan) -> int:
+    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def ask(status: int) -> None:
+        if not asked.done():
+            asked.set_result(status)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, ask, 0)
+    loop.add_signal_handler(signal.SIGINT, ask, 130)
+    serving = asyncio.ensure_future(_serve(plan, asked))
+    await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        await asyncio.wait((serving,), timeout=1.0)  # it saw the wish if it was serving already
+    if not serving.done():
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        return asked.result()
+    return serving.result()
+
+
+async def _serve(plan: Plan, asked: asyncio.Future[int]) -> int:
+    async with running(plan) as supervisor:
+        if plan.gateway is not None:
+            url = f"http://{plan.gateway.host}:{plan.gateway.port}/v1"
+            print(f"serving on {url}; Ctrl-C stops", file=sys.stderr, flush=True)
+        failed = asyncio.ensure_future(supervisor.first_failure())
+        await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise CommandFailed(failed.result())
+        failed.cancel()
+        return asked.result()

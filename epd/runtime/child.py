@@ -1,0 +1,113 @@
+"""A supervised process: told what to be on stdin, says what it is on stdout, ends with its parent.
+
+The supervisor writes one line of JSON, a `ChildSpec`, and keeps the pipe open: its end of file is
+the supervisor's death, however that came, and the child closes.  Nothing is passed on the command
+line or in the environment, and no orphan stays.  Each change of status is a line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from epd.runtime.logs import set_up_logging
+from epd.config import GatewayConfig, InstanceConfig
+from epd.runtime.worker import Ending, Status, load_engines, serve_instance
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """What a child is to be: a gateway, an instance, or (both given) all in one process."""
+
+    name: str
+    instance: InstanceConfig | None = None
+    gateway: GatewayConfig | None = None
+    log_level: str = "warning"
+    log_json: bool = False
+
+
+class StatusLine(msgspec.Struct, frozen=True):
+    """What a child says of itself: loading, joining, waiting, serving, draining, failed, ..."""
+
+    state: str
+    detail: str = ""
+
+
+Serve = Callable[[Ending], Awaitable[int]]
+
+
+def prepare(spec: ChildSpec, status: Status) -> Serve:
+    """Load what blocks, before there is a loop; returns what to run on it."""
+    from epd.engine.fingerprint import model_fingerprint
+
+    status("loading", "")
+    gateway, instance = spec.gateway, spec.instance
+    if instance is None:
+        from epd.runtime.front import serve_gateway
+
+        assert gateway is not None
+        return lambda ending: serve_gateway(gateway, ending, status)
+    engines = load_engines(instance)
+    if gateway is not None:
+        from epd.runtime.front import serve_all
+
+        return lambda ending: serve_all(gateway, instance, engines, ending, status)
+    fingerprint = model_fingerprint(instance.model_dir)
+    return lambda ending: serve_instance(instance, engines, fingerprint, ending, status)
+
+
+def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
+    """Be it until it ends; returns the exit status.  `lifeline`: end with stdin."""
+    import uvloop
+
+    set_up_logging(spec.name, spec.log_level, as_json=spec.log_json)
+    serve = prepare(spec, status)
+
+    async def live() -> int:
+        ending = Ending()
+        ending.watch_signals()
+        if lifeline:
+            _watch_stdin(ending)
+        return await serve(ending)
+
+    return uvloop.run(live())
+
+
+def _watch_stdin(ending: Ending) -> None:
+    loop = asyncio.get_running_loop()
+
+    def on_readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ending.at_once(0)
+
+    loop.add_reader(0, on_readable)
+
+
+def _say(state: str, detail: str = "") -> None:
+    with contextlib.suppress(OSError):  # the supervisor is gone; the end of stdin says so too
+        os.write(1, msgspec.json.encode(StatusLine(state, detail)) + b"\n")
+
+
+def main() -> int:
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=ChildSpec)
+    from epd.cli.boundary import explain
+
+    try:
+        return run(spec, _say, lifeline=True)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        status, sentence = explain(error)
+        _say("failed", sentence)
+        if os.environ.get("EPD_TRACEBACK"):
+            raise
+        return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,117 @@
+"""The gateway process, and everything in one process.
+
+Imports neither torch nor transformers: the gateway renders templates, tokenizes and reads picture
+headers, and leaves models to the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from epd.api.server import ApiServer
+from epd.config import GatewayConfig, InstanceConfig
+from epd.engine.fingerprint import model_fingerprint
+from epd.roles.compose import Engines, Gateway, Instance
+from epd.runtime.worker import Ending, Status, load_cluster_key, make_ports, new_epoch
+from epd.transport.host import this_host_id
+from epd.transport.local import LocalMemory
+from epd.transport.local_bus import LocalBus, LocalBusHub
+from epd.transport.zmq_bus import ZmqBus
+
+DRAIN_CHECK_S = 0.05
+
+
+async def serve_gateway(config: GatewayConfig, ending: Ending, status: Status) -> int:
+    """The OpenAI front over the network until asked to end; returns the exit status."""
+    epoch = new_epoch()
+    bus = ZmqBus(
+        config.instance_id, epoch, config.endpoint, cluster_key=load_cluster_key(config.cluster_key)
+    )
+    ports = make_ports(
+        bus, config.instance_id, epoch, LocalMemory(), "local", checksums=False
+    )
+    gateway = Gateway(ports, config, model_fingerprint(config.model_dir))
+    return await _serve(gateway, None, config, ending, status)
+
+
+async def serve_all(
+    config: GatewayConfig,
+    instance_config: InstanceConfig,
+    engines: Engines,
+    ending: Ending,
+    status: Status,
+) -> int:
+    """Gateway and one instance of all roles in this process, without sockets between stages."""
+    hub, memory, epoch = LocalBusHub(), LocalMemory(), new_epoch()
+    fingerprint = model_fingerprint(config.model_dir)
+    gateway_ports = make_ports(
+        LocalBus(hub, config.instance_id, epoch),
+        config.instance_id,
+        epoch,
+        memory,
+        "local",
+        checksums=False,
+    )
+    gateway = Gateway(gateway_ports, config, fingerprint)
+    name = instance_config.instance_id
+    ports = make_ports(
+        LocalBus(hub, name, epoch),
+        name,
+        epoch,
+        memory,
+        "local",
+        checksums=instance_config.engine.checksums,
+    )
+    instance = Instance(
+        ports,
+        instance_config,
+        engines,
+        gateway.actor.address,
+        fingerprint,
+        this_host_id(),
+        os.getpid(),
+    )
+    return await _serve(gateway, instance, config, ending, status)
+
+
+async def _serve(
+    gateway: Gateway,
+    instance: Instance | None,
+    config: GatewayConfig,
+    ending: Ending,
+    status: Status,
+) -> int:
+    server = ApiServer(gateway.role, config)
+    url = f"http://{config.host}:{config.port}"
+
+    def tell() -> None:
+        readiness = gateway.role.ready()
+        status("serving" if readiness.ok else "waiting", url if readiness.ok else readiness.reason)
+
+    gateway.registry.on_change = tell
+    try:
+        gateway.start()
+        if instance is not None:
+            instance.start()
+        await server.start()
+        tell()
+        await ending.drain.wait()
+        if not ending.now.is_set():
+            status("draining", "")
+            await _finish_open(gateway, config, ending)
+    finally:
+        await server.close()
+        if instance is not None:
+            await instance.close()
+        await gateway.close()
+    return ending.exit_status
+
+
+async def _finish_open(gateway: Gateway, config: GatewayConfig, ending: Ending) -> None:
+    """Open requests may end; new ones are refused by a gateway whose listener is closed first."""
+    give_up_s = gateway.actor.clock.now_s() + config.timing.drain_timeout_s
+    while any(gateway.live().values()) and not ending.now.is_set():
+        if gateway.actor.clock.now_s() > give_up_s:
+            return
+        await asyncio.sleep(DRAIN_CHECK_S)

@@ -1,0 +1,75 @@
+"""Log lines on stderr: one line each, for people or, with `--log-json`, for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from epd.roles.base import Log
+
+LEVELS = ("debug", "info", "warning", "error")
+_FIELDS = "epd_fields"
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01.250 warning e0 fault where=... error=...`."""
+
+    def __init__(self, instance_id: str) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self._instance_id = instance_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, _FIELDS, {})
+        parts = [
+            f"{self.formatTime(record, self.datefmt)}.{int(record.msecs):03d}",
+            record.levelname.lower(),
+            self._instance_id,
+            record.getMessage(),
+            *(f"{name}={value}" for name, value in fields.items()),
+        ]
+        text = " ".join(parts)
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: at_s (wall-clock seconds), level, instance, logger, text, and fields."""
+
+    def __init__(self, instance_id: str) -> None:
+        super().__init__()
+        self._instance_id = instance_id
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at_s": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "instance": self._instance_id,
+            "logger": record.name,
+            "text": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up_logging(instance_id: str, level: str, *, as_json: bool) -> None:
+    """Send the log of this process to stderr (stdout is for answers); replaces what was there."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter((JsonFormatter if as_json else TextFormatter)(instance_id))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class LoggingLog(Log):
+    """The roles' port for log lines, bound to `logging`."""
+
+    def __init__(self, name: str = "epd") -> None:
+        self._logger = logging.getLogger(name)
+
+    def warning(self, text: str, **fields: object) -> None:
+        self._logger.warning(text, extra={_FIELDS: fields})
+
+    def info(self, text: str, **fields: object) -> None:
+        self._logger.info(text, extra={_FIELDS: fields})

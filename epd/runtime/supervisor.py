@@ -1,0 +1,166 @@
+"""One process per instance on this host, started, watched, restarted, and always cleaned up.
+
+A child that ends before it first served is a mistake in the configuration: everything stops, with
+its sentence.  One that ends later is started anew with a back-off, as a new epoch.  Children live in
+sessions of their own, so that Ctrl-C reaches only the supervisor, which ends them in order; and they
+hold the supervisor's pipe, so that they end even if it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from epd.runtime.child import ChildSpec, StatusLine
+from epd.transport.shm_segment import sweep
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 10.0
+STABLE_AFTER_S = 30.0
+KILL_AFTER_S = 5.0
+
+
+class StartFailed(Exception):
+    """A child could not start; the text is its own sentence."""
+
+
+class Child:
+    """One supervised process over all its lives."""
+
+    def __init__(self, spec: ChildSpec, changed: Callable[[Child], None]) -> None:
+        self.spec = spec
+        self.state = "starting"
+        self.detail = ""
+        self.pid = 0
+        self.starts = 0
+        self.exit_status: int | None = None
+        self.served = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def _set(self, state: str, detail: str = "") -> None:
+        self.state, self.detail = state, detail
+        self._changed(self)
+
+    async def run(self) -> None:
+        """Start, watch, start again; returns when stopped or when it never served."""
+        backoff_s = FIRST_BACKOFF_S
+        try:
+            while not self._stopping:
+                began_s = time.monotonic()
+                self.exit_status = await self._live_once()
+                if self._stopping:
+                    break
+                if not self.served.is_set():
+                    self._set("failed", self.detail or f"exit status {self.exit_status}")
+                    break
+                if time.monotonic() - began_s > STABLE_AFTER_S:
+                    backoff_s = FIRST_BACKOFF_S
+                self._set("restarting", f"ended with status {self.exit_status}")
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+        finally:
+            if self._stopping:
+                self._set("stopped")
+            self.ended.set()
+
+    async def _live_once(self) -> int:
+        self.starts += 1
+        self._set("starting")
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "epd.runtime.child",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.pid = process.pid
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
+        while line := await process.stdout.readline():
+            status = msgspec.json.decode(line, type=StatusLine)
+            if status.state == "serving":
+                self.served.set()
+            self._set(status.state, status.detail)
+        return await process.wait()
+
+    async def stop(self) -> None:
+        """Drain it; kill it if it does not end."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(KILL_AFTER_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """For drills: a signal to the present process."""
+        os.kill(self.pid, number)
+
+
+class Supervisor:
+    """The children of one cluster on this host."""
+
+    def __init__(self, specs: list[ChildSpec], changed: Callable[[Child], None]) -> None:
+        self.children = {spec.name: Child(spec, changed) for spec in specs}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        sweep()
+        self._tasks = [asyncio.create_task(child.run()) for child in self.children.values()]
+
+    async def wait_serving(self, timeout_s: float) -> None:
+        """Until every child serves.  Raises StartFailed with the sentence of the first that cannot."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for child in self.children.values():
+                    await self._first_of(child)
+        except TimeoutError:
+            states = ", ".join(f"{c.name} {c.state}" for c in self.children.values())
+            raise StartFailed(f"not everything serves after {timeout_s:g} s: {states}") from None
+
+    async def _first_of(self, child: Child) -> None:
+        served = asyncio.ensure_future(child.served.wait())
+        failed = asyncio.ensure_future(self.first_failure())
+        done, pending = await asyncio.wait((served, failed), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if failed in done:
+            raise StartFailed(failed.result())
+
+    async def first_failure(self) -> str:
+        """The sentence of the first child that ended for good without being stopped."""
+        waits = {asyncio.ensure_future(c.ended.wait()): c for c in self.children.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        child = waits[next(task for task in waits if task in done)]
+        return f"{child.name}: {child.detail or 'ended'}"
+
+    async def stop(self) -> None:
+        """End all children, workers before the gateway, and remove what they left."""
+        ordered = sorted(self.children.values(), key=lambda c: c.spec.kind == "gateway")
+        await asyncio.gather(*(child.stop() for child in ordered))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        sweep()

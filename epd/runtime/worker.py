@@ -1,0 +1,153 @@
+"""One serving process: engines, ports, roles, and an orderly end.
+
+Engines are loaded before the instance joins, so that what the gateway sees is what can serve.  Three
+ways to end: SIGTERM (or the supervisor's word) drains, a second one or SIGINT closes at once, and an
+instance whose epoch was declared lost closes with `EXIT_EXPELLED`, for its supervisor to start anew.
+Whatever the way, sockets, ipc files and shared memory are removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from epd.config import InstanceConfig
+from epd.fsm.story import RecordingJournal
+from epd.messages import Address
+from epd.roles.base import Ports
+from epd.roles.compose import Engines, Instance
+from epd.runtime.logs import LoggingLog
+from epd.runtime.system import SystemClock, SystemRandom
+from epd.transport.base import Bus
+from epd.transport.curve import ClusterKey
+from epd.transport.host import this_host_id
+from epd.transport.local import LocalMemory
+from epd.transport.routing import RoutingTransferEngine
+from epd.transport.zmq_bus import ZmqBus
+
+EXIT_EXPELLED = 75  # EX_TEMPFAIL: start me again
+
+Status = Callable[[str, str], None]  # state, detail
+
+
+def new_epoch() -> int:
+    """This life of the process: later starts are greater."""
+    return time.time_ns() // 1_000_000
+
+
+def load_engines(config: InstanceConfig) -> Engines:
+    """Load the stages that these roles need; blocks for seconds.  Raises ModelError."""
+    from epd.engine.factory import build_executor, build_language, build_vision
+
+    executor = build_executor(config.engine)
+    engines = Engines()
+    if "encode" in config.roles:
+        engines.vision = build_vision(config.model_dir, config.engine, executor)
+    if "prefill" in config.roles or "decode" in config.roles:
+        engines.language = build_language(config.model_dir, config.engine, executor)
+    return engines
+
+
+def make_ports(
+    bus: Bus, instance_id: str, epoch: int, memory: LocalMemory, backend: str, *, checksums: bool
+) -> Ports:
+    """The real ports of one instance."""
+    clock = SystemClock()
+    return Ports(
+        clock=clock,
+        bus=bus,
+        random=SystemRandom(),
+        transfers=RoutingTransferEngine(
+            instance_id, epoch, memory, preferred=backend, checksums=checksums
+        ),
+        journal=RecordingJournal(clock.now_s),
+        log=LoggingLog(),
+    )
+
+
+def load_cluster_key(path: str) -> ClusterKey | None:
+    return ClusterKey.load(path) if path else None
+
+
+class Ending:
+    """How a process is asked to end; the first word drains, a second or an interrupt closes."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.now = asyncio.Event()
+        self.exit_status = 0
+
+    def ask(self) -> None:
+        (self.now if self.drain.is_set() else self.drain).set()
+        self.drain.set()
+
+    def at_once(self, exit_status: int) -> None:
+        self.exit_status = exit_status
+        self.drain.set()
+        self.now.set()
+
+    def watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.ask)
+        loop.add_signal_handler(signal.SIGINT, self.at_once, 130)
+
+
+async def serve_instance(
+    config: InstanceConfig, engines: Engines, fingerprint: str, ending: Ending, status: Status
+) -> int:
+    """Join the gateway over the network and serve until asked to end; returns the exit status."""
+    epoch = new_epoch()
+    key = load_cluster_key(config.cluster_key)
+    bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
+    ports = make_ports(
+        bus,
+        config.instance_id,
+        epoch,
+        LocalMemory(),
+        "shm",
+        checksums=config.engine.checksums,
+    )
+    public_key = key.server_public if key is not None else ""
+    gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
+    try:
+        instance = Instance(
+            ports, config, engines, gateway, fingerprint, this_host_id(), os.getpid()
+        )
+    except BaseException:
+        await bus.close()
+        await ports.transfers.close()
+        raise
+    expelled: list[str] = []
+
+    def on_expelled(reason: str) -> None:
+        expelled.append(reason)
+        ending.at_once(EXIT_EXPELLED)
+
+    instance.member.on_expelled = on_expelled
+    instance.member.on_welcome = lambda: status("serving", "")
+    status("joining", config.gateway_endpoint)
+    try:
+        instance.start()
+        await ending.drain.wait()
+        if expelled:
+            status("expelled", expelled[0])
+        if not ending.now.is_set():
+            status("draining", "")
+            await _drain(instance, ending)
+    finally:
+        await instance.close()
+    return ending.exit_status
+
+
+async def _drain(instance: Instance, ending: Ending) -> None:
+    """Until nothing is open, or until asked a second time."""
+    drained = asyncio.ensure_future(instance.drain())
+    asked = asyncio.ensure_future(ending.now.wait())
+    await asyncio.wait((drained, asked), return_when=asyncio.FIRST_COMPLETED)
+    for task in (drained, asked):
+        if not task.done():
+            task.cancel()
+    await asyncio.gather(drained, asked, return_exceptions=True)
