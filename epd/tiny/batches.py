@@ -46,7 +46,9 @@ class Field:
 class Bucket:
     """One fixed batch shape."""
 
-    def __init__(self, stage: Stage, cells: int, pictures: int, text_tokens: int, tokens: int):
+    def __init__(
+        self, stage: Stage, cells: int, pictures: int, text_tokens: int, tokens: int
+    ) -> None:
         """`tokens`: of the language model in one batch, which gives the batch size."""
         self.stage = stage
         self.cells = cells

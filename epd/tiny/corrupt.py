@@ -79,23 +79,24 @@ CORRUPTIONS: dict[str, Corruption] = {
 
 @contextmanager
 def corrupted(model: Any, name: str) -> Iterator[None]:
-    """Within the block, the model's image features are damaged; `none` damages nothing."""
+    """Within the block, the vision tower's output is damaged; `none` damages nothing."""
     if name == "none":
         yield
         return
     damage = CORRUPTIONS[name]
-    encode = model.model.get_image_features
 
-    def encode_and_damage(*args: Any, **kwargs: Any) -> Any:
-        output = encode(*args, **kwargs)
-        main, deepstack = list(output.pooler_output), [list(x) for x in output.deepstack_features]
+    def damage_output(visual: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        grids = kwargs["grid_thw"]
+        counts = (grids.prod(-1) // visual.spatial_merge_size**2).tolist()
+        main = list(output.pooler_output.split(counts))
+        deepstack = [list(level.split(counts)) for level in output.deepstack_features]
         damage(main, deepstack)
-        output.pooler_output = tuple(main)
-        output.deepstack_features = [tuple(rows) for rows in deepstack]
+        output.pooler_output = torch.cat(main)
+        output.deepstack_features = [torch.cat(level) for level in deepstack]
         return output
 
-    model.model.get_image_features = encode_and_damage
+    hook = model.model.visual.register_forward_hook(damage_output, with_kwargs=True)
     try:
         yield
     finally:
-        model.model.get_image_features = encode
+        hook.remove()

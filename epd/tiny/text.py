@@ -89,15 +89,15 @@ class TextSource:
 
     def token(self, max_chars: int = 12, kind: str | None = None) -> str:
         """A token without spaces; of a given kind, its own length limit goes first."""
-        token = "7"
+        last = ""
         for _ in range(TRIES[self.split]):
             drawn = self._draw[kind or self._any_kind()](max(1, max_chars))
             if kind is None and len(drawn) > max_chars:
                 continue
-            token = drawn
-            if is_allowed(token, self.split):
+            last = drawn
+            if is_allowed(drawn, self.split):
                 break
-        return token
+        return last or "7"
 
     def _any_kind(self) -> str:
         return self.dice.choices(self._kinds, self._shares)[0]
