@@ -26,7 +26,7 @@ from epd.transport.base import TransportError
 DIRECTORY = "/dev/shm"
 PREFIX = "epd-"
 MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it
-PAGE_NBYTES = mmap.PAGESIZE
+TOUCH_STEP_NBYTES = 16 << 20
 NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
 
 
@@ -46,7 +46,8 @@ class Segment:
     def create(cls, stem: str, nbytes: int, directory: str = DIRECTORY) -> Segment:
         """A new segment named `stem` plus a random part, every page reserved and touched.
 
-        Takes about 0.3 s per GiB, more on a cold virtual machine.  Raises TransportError.
+        Takes 0.3 s per GiB, and several seconds where a virtual machine's host must first find the
+        memory.  Raises TransportError.
         """
         while True:
             path = os.path.join(directory, f"{stem}-{secrets.token_hex(4)}")
@@ -225,10 +226,13 @@ def _free_nbytes(directory: str) -> int:
 
 
 def _touch(memory: memoryview) -> None:
+    """Make every page resident.  In steps: madvise keeps the interpreter lock."""
     whole = memory.obj
     assert isinstance(whole, mmap.mmap)
-    try:
-        whole.madvise(MADV_POPULATE_WRITE)
-    except OSError:  # an older kernel
-        for offset in range(0, len(whole), PAGE_NBYTES):
-            whole[offset] = 0
+    for start in range(0, len(whole), TOUCH_STEP_NBYTES):
+        length = min(TOUCH_STEP_NBYTES, len(whole) - start)
+        try:
+            whole.madvise(MADV_POPULATE_WRITE, start, length)
+        except OSError:  # an older kernel
+            for offset in range(start, start + length, mmap.PAGESIZE):
+                whole[offset] = 0
