@@ -83,6 +83,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_dir: str
     gateway_endpoint: str = ""
     endpoint: str = ""
+    cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
     prefill: PrefillConfig = PrefillConfig()
@@ -97,6 +98,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 8000
     endpoint: str = ""
+    cluster_key: str = ""
     tenant: str = ""
     limits: Limits = Limits()
     timing: Timing = Timing()

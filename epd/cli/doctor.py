@@ -1,0 +1,253 @@
+"""The checks behind `epd doctor`.
+
+Each check is a function that returns a `Check` and never raises: `examine` turns what escapes into
+a failed check of that name. Libraries that may be broken are looked at from outside (metadata, a
+child process), so that a bad installation is reported and not suffered.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from epd.cli import leftovers
+from epd.cli.model_check import bundled_model, check_model
+from epd.cli.ports import any_free, is_free
+from epd.cli.rundir import base_dir
+from epd.config import ConfigError, EngineConfig, PrefillConfig
+from epd.topology import ROLES
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "aiohttp", "httptools", "jinja2", "msgspec", "numpy", "pillow", "prometheus-client", "pyzmq",
+    "safetensors", "tokenizers", "torch", "transformers", "transitions", "uvicorn", "uvloop",
+)  # fmt: skip
+INSTALL = "make env, or: pip install -c constraints.txt -e ."
+MIN_FREE_MEMORY_NBYTES = 2 << 30  # three processes with torch, and the tiny model
+MIN_OPEN_FILES = 1024
+SHM = Path("/dev/shm")
+
+_ASK_TORCH = """
+import json, torch
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__, "cuda": torch.version.cuda,
+    "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    "available": cuda,
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; `remedy` is what to do about it, if anything."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str | bool]:
+        return asdict(self)
+
+
+def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False) -> list[Check]:
+    """All checks, in the order in which a person would fix things."""
+    runtime = Path(run_dir).absolute() if run_dir else base_dir()
+    looks: list[tuple[str, Callable[[], Check]]] = [
+        ("python", check_python),
+        ("packages", check_packages),
+        ("torch", check_torch),
+        ("machine", check_machine),
+        ("open-files", check_open_files),
+        ("shared-memory", check_shared_memory),
+        ("port", lambda: check_port(host, port)),
+        ("run-dir", lambda: check_run_dir(runtime)),
+        ("running", lambda: check_running(runtime)),
+        ("leftovers", lambda: check_leftovers(runtime, fix=fix)),
+        ("tiny-model", lambda: check_checkpoint("tiny-model", "")),
+        ("mooncake", check_mooncake),
+    ]
+    if model:
+        looks.append(("model", lambda: check_checkpoint("model", model)))
+    return [_look(name, look) for name, look in looks]
+
+
+def _look(name: str, look: Callable[[], Check]) -> Check:
+    from epd.cli.boundary import explain
+
+    try:
+        return look()
+    except Exception as error:
+        return Check(name, ok=False, detail=explain(error)[1])
+
+
+def check_python() -> Check:
+    version = platform.python_version()
+    ok = (3, 11) <= sys.version_info < (3, 14)
+    remedy = "" if ok else "make clean, then make env PYTHON=python3.11 (3.11 to 3.13 work)"
+    return Check("python", ok, f"{version} at {sys.executable}", remedy)
+
+
+def pins(text: str) -> dict[str, str]:
+    """Name to version from the lines of a constraints file."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    pairs = (line.split("==", 1) for line in lines if "==" in line)
+    return {name.lower().replace("_", "-"): version for name, version in pairs}
+
+
+def check_packages() -> Check:
+    file = ROOT / "constraints.txt"
+    tested = pins(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    missing, differing = [], []
+    for name in PACKAGES:
+        try:
+            version = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if tested.get(name, version) != version:
+            differing.append(f"{name} {version} (tested with {tested[name]})")
+    if missing:
+        return Check("packages", ok=False, detail=f"missing: {', '.join(missing)}", remedy=INSTALL)
+    if differing:
+        return Check("packages", ok=True, detail=f"differ: {', '.join(differing)}", remedy=INSTALL)
+    known = "as in constraints.txt" if tested else "no constraints.txt to compare with"
+    return Check("packages", ok=True, detail=f"{len(PACKAGES)} installed, {known}")
+
+
+def check_torch() -> Check:
+    asked = subprocess.run(
+        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120, check=False
+    )
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
+        return Check("torch", ok=False, detail=f"it cannot be imported: {last}", remedy=INSTALL)
+    answer = json.loads(asked.stdout)
+    devices = ", ".join(answer["devices"])
+    if answer["available"]:
+        return Check("torch", ok=True, detail=f"{answer['version']}, CUDA devices: {devices}")
+    if answer["cuda"]:
+        return Check(
+            "torch", ok=True, detail=f"{answer['version']}, a CUDA build that sees no GPU",
+            remedy="use --device cpu; if there is a GPU, nvidia-smi tells what its driver lacks",
+        )  # fmt: skip
+    return Check("torch", ok=True, detail=f"{answer['version']}, CPU only")
+
+
+def check_machine() -> Check:
+    cores = len(os.sched_getaffinity(0))
+    free_nbytes = _meminfo().get("MemAvailable", 0)
+    detail = f"{cores} cores, {free_nbytes / 2**30:.1f} GiB of memory available"
+    if free_nbytes < MIN_FREE_MEMORY_NBYTES:
+        needed = f"{MIN_FREE_MEMORY_NBYTES / 2**30:g} GiB"
+        remedy = f"free memory until {needed} are there, or use a topology of fewer processes: 1epd"
+        return Check("machine", ok=False, detail=detail, remedy=remedy)
+    return Check("machine", ok=True, detail=detail)
+
+
+def _meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    return {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
+
+
+def check_open_files() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft >= MIN_OPEN_FILES or soft == resource.RLIM_INFINITY
+    remedy = "" if enough else f"ulimit -n {MIN_OPEN_FILES} or more, before epd run"
+    return Check("open-files", enough, f"up to {soft} per process", remedy)
+
+
+def check_shared_memory() -> Check:
+    if not SHM.is_dir() or not os.access(SHM, os.W_OK):
+        return Check(
+            "shared-memory", ok=False, detail=f"{SHM} is not there or not writable",
+            remedy=f"mount -t tmpfs tmpfs {SHM}",
+        )  # fmt: skip
+    info = os.statvfs(SHM)
+    free_nbytes = info.f_bavail * info.f_frsize
+    needed_nbytes = PrefillConfig().pool_nbytes + EngineConfig().kv_nbytes
+    detail = f"{SHM} has {free_nbytes / 2**20:.0f} MiB free; 1e1p1d takes {needed_nbytes >> 20} MiB"
+    if free_nbytes < needed_nbytes:
+        remedy = (
+            f"mount -o remount,size=1g {SHM} (docker run --shm-size=1g), or lower engine.kv_nbytes"
+        )
+        return Check("shared-memory", ok=False, detail=detail, remedy=remedy)
+    return Check("shared-memory", ok=True, detail=detail)
+
+
+def check_port(host: str, port: int) -> Check:
+    try:
+        free = is_free(host, port)
+    except ConfigError as error:
+        return Check("port", ok=False, detail=str(error))
+    if free:
+        return Check("port", ok=True, detail=f"{port} of {host} is free")
+    return Check(
+        "port", ok=False, detail=f"{port} of {host} is in use",
+        remedy=f"stop what listens there, or use another: --port {any_free(host)}",
+    )  # fmt: skip
+
+
+def check_run_dir(directory: Path) -> Check:
+    if not directory.exists():
+        return Check("run-dir", ok=True, detail=f"{directory} will be made")
+    info = directory.stat()
+    if info.st_uid != os.getuid():
+        remedy = "give a directory of your own with --run-dir"
+        return Check("run-dir", False, f"{directory} belongs to another user", remedy)
+    if info.st_mode & 0o077:
+        return Check("run-dir", False, f"{directory} is open to others", f"chmod 700 {directory}")
+    return Check("run-dir", ok=True, detail=f"{directory} is private")
+
+
+def check_running(directory: Path) -> Check:
+    found = leftovers.sockets(directory)
+    clusters: dict[str, list[str]] = {}
+    for socket in found.live:
+        clusters.setdefault(socket.parent.name, []).append(socket.stem)
+    detail = "; ".join(f"{name}: {', '.join(ids)}" for name, ids in clusters.items())
+    return Check("running", ok=True, detail=detail or "no instance of epd in this run directory")
+
+
+def check_leftovers(directory: Path, *, fix: bool) -> Check:
+    dead = [*leftovers.sockets(directory).dead, *leftovers.segments(SHM)]
+    if not dead:
+        return Check("leftovers", ok=True, detail="none")
+    names = ", ".join(path.name for path in dead[:5]) + (", ..." if len(dead) > 5 else "")
+    if fix:
+        leftovers.remove(directory, SHM)
+        return Check("leftovers", ok=True, detail=f"removed {len(dead)}: {names}")
+    detail = f"{len(dead)} of dead processes: {names}"
+    return Check("leftovers", ok=False, detail=detail, remedy="epd doctor --fix removes them")
+
+
+def check_checkpoint(name: str, model: str) -> Check:
+    from epd.engine.checkpoint import read_checkpoint
+
+    directory = check_model(model, ROLES, with_gateway=True)
+    checkpoint = read_checkpoint(directory)
+    where = "bundled" if directory == bundled_model() else str(directory)
+    detail = f"{where}, {checkpoint.model_type}, {len(checkpoint.tensors)} tensors"
+    return Check(name, ok=True, detail=detail)
+
+
+def check_mooncake() -> Check:
+    """Optional: transfers between hosts."""
+    if importlib.util.find_spec("mooncake") is not None:
+        return Check("mooncake", ok=True, detail="installed")
+    return Check(
+        "mooncake", ok=True, detail="not installed; only transfers between hosts need it",
+        remedy="pip install -c constraints.txt -e '.[mooncake]' ('.[mooncake-cuda]' for GPUs)",
+    )  # fmt: skip

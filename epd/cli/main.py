@@ -1,0 +1,81 @@
+"""Dispatch to a verb, behind one error boundary."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from epd.cli.boundary import guarded
+from epd.cli.parser import Parser, UsageError, suggestion
+
+VERBS = {
+    "run": "start one process, or a whole topology on this host",
+    "ask": "ask one question about pictures, of a running or a temporary server",
+    "demo": "three workers and a gateway read three sample pictures",
+    "diagrams": "write or check the pictures of the state machines",
+    "doctor": "what is installed, reachable, missing, left over; and the fix",
+}
+
+HEAD = """\
+usage: epd VERB [options]
+       epd VERB --help
+
+Serve vision-language models with Encode, Prefill and Decode as separate, supervised roles.
+
+verbs:
+"""
+
+TAIL = """
+examples:
+  epd demo
+      see it work: start 1e1p1d, ask three questions, show where each request spent its time
+  epd run --topology 2e1pd --model DIR --port 8000
+      two encoders and one prefill+decode instance behind an OpenAI endpoint
+  epd ask "What is the total?" --image receipt.png --url http://127.0.0.1:8000
+      ask the running server
+
+options:
+  -h, --help   this text
+  --version    the version of epd
+
+exit status: 0 ok, 1 failed, 2 wrong usage or configuration, 130 interrupted.
+EPD_TRACEBACK=1 in the environment shows where an error came from.
+`python -m epd` is the same command."""
+
+
+def help_text() -> str:
+    width = max(map(len, VERBS)) + 3
+    return HEAD + "".join(f"  {verb:<{width}}{what}\n" for verb, what in VERBS.items()) + TAIL
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the verb; returns the exit status.  Raises what the verb raises."""
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(help_text())
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    if verb in {"-V", "--version"}:
+        from epd import __version__
+
+        print(f"epd {__version__}")
+        return 0
+    if verb not in VERBS:
+        kind = "flag" if verb.startswith("-") else "verb"
+        raise UsageError(f"unknown {kind} {verb!r}{suggestion(verb, VERBS)} (epd --help lists all)")
+    module = importlib.import_module(f"epd.cli.verbs.{verb}")
+    parser = Parser(f"epd {verb}", module.DESCRIPTION, module.EXAMPLES)
+    module.add_arguments(parser)
+    run_verb: Callable[[object], int] = module.run
+    return run_verb(parser.parse(rest))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of `epd` with these arguments; prints, and never raises."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: dispatch(given))
+
+
+def run() -> None:
+    """Entry point of the `epd` command."""
+    sys.exit(main())

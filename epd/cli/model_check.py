@@ -1,0 +1,55 @@
+"""Is this a model directory that can be served?  Answered without torch, before any process starts.
+
+What is checked here is what a person gets wrong: the path, a half-copied directory, a family that
+is not supported. Shapes of tensors are the engine's business, at loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from epd.engine.checkpoint import ModelError, read_config, read_preprocessor, weight_files
+
+VISION_FAMILIES = ("llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+TEXT_FAMILIES = ("llama", "qwen3")
+
+
+def bundled_model() -> Path:
+    """The tiny model that comes with the package."""
+    from epd.tiny import CHECKPOINT
+
+    return CHECKPOINT
+
+
+def check_model(model_dir: str, roles: Collection[str], with_gateway: bool) -> Path:
+    """The absolute directory of a model that these roles can serve; "" is the bundled one.
+
+    Raises ModelError: one sentence with the file and the remedy.
+    """
+    directory = Path(model_dir).expanduser().absolute() if model_dir else bundled_model()
+    config = read_config(directory)
+    family = str(config["model_type"])
+    if family not in (*VISION_FAMILIES, *TEXT_FAMILIES):
+        raise ModelError(
+            f"{directory} is a {family!r} model; supported are "
+            f"{', '.join(sorted((*VISION_FAMILIES, *TEXT_FAMILIES)))}"
+        )
+    if "encode" in roles and len(roles) == 1 and family in TEXT_FAMILIES:
+        raise ModelError(
+            f"{directory} is a text-only {family!r} model; it has nothing to encode: start it with "
+            "prefill and decode"
+        )
+    if family in VISION_FAMILIES and not read_preprocessor(directory):
+        raise ModelError(
+            f"{directory} has no preprocessor_config.json, and pictures cannot be prepared without "
+            "it: copy it from the published checkpoint"
+        )
+    if roles:
+        weight_files(directory)
+    if with_gateway and not (directory / "tokenizer.json").is_file():
+        raise ModelError(
+            f"{directory} has no tokenizer.json; the gateway reads only the fast tokenizer's file: "
+            "copy it from the published checkpoint"
+        )
+    return directory

@@ -1,0 +1,119 @@
+"""Flags that several verbs share, and what they become.
+
+A flag whose `dest` is the key of a setting (`engine.device`) abbreviates that setting: it is
+checked and applied where all settings are, in `epd.cli.settings`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from epd.cli.parser import one_of, parse_nbytes
+
+if TYPE_CHECKING:
+    from epd.cli.plan import LogOptions, Placing
+    from epd.cli.settings import Settings
+
+
+def size(text: str) -> int:
+    """An argument type: bytes, with or without a unit."""
+    try:
+        return parse_nbytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and device")
+    group.add_argument(
+        "--model", dest="model_dir", metavar="DIR",
+        help="checkpoint directory (safetensors, tokenizer.json); default: the bundled tiny model",
+    )  # fmt: skip
+    group.add_argument("--model-name", metavar="NAME", help="its name in the API")
+    group.add_argument("--device", dest="engine.device", metavar="DEVICE", help="cpu, cuda, cuda:1")
+    group.add_argument(
+        "--dtype", dest="engine.dtype", metavar="DTYPE", help="float32, bfloat16 or float16"
+    )
+    group.add_argument(
+        "--threads", dest="engine.threads", type=int, metavar="N",
+        help="CPU threads per process; default: a share of the cores",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-nbytes", dest="engine.kv_nbytes", type=size, metavar="SIZE",
+        help="KV pool of each prefill and decode instance, such as 256MiB",
+    )  # fmt: skip
+
+
+def add_limit_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits and times (--show-config lists all settings)")
+    group.add_argument(
+        "--max-open-requests", dest="limits.max_open_requests", type=int, metavar="N",
+        help="above it new requests get 429 at once",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-images", dest="limits.max_images", type=int, metavar="N", help="per request"
+    )
+    group.add_argument(
+        "--request-timeout", dest="timing.request_timeout_s", type=float, metavar="SECONDS",
+        help="deadline of a request, all stages together",
+    )  # fmt: skip
+    group.add_argument(
+        "--drain-timeout", dest="timing.drain_timeout_s", type=float, metavar="SECONDS",
+        help="after SIGTERM, time for open requests to end",
+    )  # fmt: skip
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("configuration and log")
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML or JSON file of settings; flags win",
+    )
+    group.add_argument(
+        "--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE",
+        help="any one setting, such as timing.lost_after_s=5; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-level", type=one_of("debug", "info", "warning", "error"), metavar="LEVEL",
+        help="debug, info, warning or error",
+    )  # fmt: skip
+    group.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
+
+
+def add_place_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where")
+    group.add_argument("--host", metavar="ADDRESS", help="HTTP address, default 127.0.0.1")
+    group.add_argument(
+        "--port", type=int, metavar="PORT",
+        help="HTTP port, default 8000; it also names the cluster among those of this host",
+    )  # fmt: skip
+    group.add_argument(
+        "--run-dir", default="", metavar="DIR",
+        help="parent of the private directory for ipc sockets; default $XDG_RUNTIME_DIR/epd",
+    )  # fmt: skip
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """File, --set and flags, put together and checked.  Raises ConfigError."""
+    from epd.cli.settings import build_settings, leaves
+
+    flags = {key: value for key, value in vars(args).items() if key in leaves()}
+    return build_settings(args.config, args.assignments, flags)
+
+
+def log_of(args: argparse.Namespace, level: str = "info") -> LogOptions:
+    """`level`: the verb's default."""
+    from epd.cli.plan import LogOptions
+
+    return LogOptions(args.log_level or level, args.log_json)
+
+
+def placing_of(args: argparse.Namespace) -> Placing:
+    from epd.cli.plan import Placing
+
+    given = vars(args)
+    return Placing(given.get("join", ""), given.get("listen", ""), given.get("run_dir", ""))

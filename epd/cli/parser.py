@@ -1,0 +1,93 @@
+"""An argparse that answers a wrong flag with one sentence and the likely right one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+
+class UsageError(Exception):
+    """The command line cannot be understood; the text says what to write instead."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?" for the likeliest of `known`, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """An argument type: one of these words."""
+
+    def check(text: str) -> str:
+        if text in choices:
+            return text
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not one of {', '.join(choices)}{suggestion(text, choices)}"
+        )
+
+    return check
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would print its usage and exit."""
+
+    def __init__(self, prog: str, description: str, examples: Sequence[tuple[str, str]]) -> None:
+        super().__init__(
+            prog=prog,
+            description=textwrap.dedent(description).strip(),
+            epilog=_examples(examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Raises UsageError; `--help` prints and raises SystemExit(0)."""
+        try:
+            args, unknown = self.parse_known_args(arguments)
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        if unknown:
+            self._refuse(unknown[0])
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument ([^:]+): ", _flag_first, message)
+        raise UsageError(f"{message} ({self.prog} --help tells more)")
+
+    def _refuse(self, argument: str) -> NoReturn:
+        flag = argument.partition("=")[0]
+        if flag.startswith("-"):
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"unknown flag {flag}{suggestion(flag, known)}")
+        self.error(f"unexpected argument {argument!r}")
+
+
+def _flag_first(found: re.Match[str]) -> str:
+    return f"{found[1].split('/')[-1].split(' ')[0]}: "
+
+
+def _examples(examples: Sequence[tuple[str, str]]) -> str:
+    lines = ["examples:"]
+    for command, meaning in examples:
+        lines += [f"  {command}", f"      {meaning}"]
+    return "\n".join(lines)
+
+
+def parse_nbytes(text: str) -> int:
+    """ "256MiB", "256M", "1G" or a plain number of bytes.  Raises ValueError."""
+    found = re.fullmatch(r"(\d+)\s*(?:([KMGT])(?:iB)?|B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is no size; write 268435456, 256MiB or 1GiB")
+    power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
+    return int(found[1]) << (10 * power)
+
+
+def add_group(parser: argparse.ArgumentParser, title: str) -> Any:
+    """A titled group of flags in the help text."""
+    return parser.add_argument_group(title)

@@ -1,0 +1,143 @@
+"""What one command starts: validated configurations of a gateway, of instances, or of both."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from epd.cli.model_check import check_model
+from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
+from epd.cli.settings import Settings, gateway_config, instance_config
+from epd.config import ConfigError, GatewayConfig, InstanceConfig
+from epd.topology import ROLES, Roles, name_instances, parse_roles, parse_topology
+from epd.transport.codec import check_instance_id
+from epd.transport.endpoint import check_reach, is_tcp, split_tcp
+
+GATEWAY_ID = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What the processes say on stderr, and in which form."""
+
+    level: str = "info"
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Processes to be. `gateway` is None where the instances join one that runs elsewhere."""
+
+    gateway: GatewayConfig | None
+    instances: tuple[InstanceConfig, ...]
+    log: LogOptions
+    run_dir: str  # of the ipc sockets; exists and is private if a socket lies in it
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where the control plane of a command's processes is; empty strings mean the defaults.
+
+    `join`: the endpoint of a gateway that runs elsewhere. `listen`: own endpoint; of the gateway if
+    the command starts one, else of its instance. `run_dir`: parent of the cluster's directory.
+    """
+
+    join: str = ""
+    listen: str = ""
+    run_dir: str = ""
+
+
+def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> Plan:
+    """A process per instance, and a gateway unless one is joined.  Raises what `_plan` raises."""
+    named = name_instances(parse_topology(text))
+    return _plan(named, settings, placing, log, with_gateway=not placing.join)
+
+
+def plan_role(
+    text: str, instance_id: str, settings: Settings, placing: Placing, log: LogOptions
+) -> Plan:
+    """One process: `gateway`, `all`, or roles joined by `+`.  Raises what `_plan` raises."""
+    if text == "gateway":
+        if placing.join:
+            raise ConfigError("--join is for workers; a gateway is what they join: drop it")
+        if instance_id:
+            raise ConfigError(f"a gateway is always called {GATEWAY_ID!r}: drop --id")
+        return _plan([], settings, placing, log, with_gateway=True)
+    if text == "all":
+        if placing.join:
+            raise ConfigError("--role all has its own gateway and joins none: drop --join")
+        return _plan([(instance_id or "all", ROLES)], settings, placing, log, with_gateway=True)
+    roles = parse_roles(text)
+    letters = "".join(role[0] for role in roles)
+    named = [(instance_id or f"{letters}-{os.getpid()}", roles)]
+    return _plan(named, settings, placing, log, with_gateway=False)
+
+
+def _plan(
+    named: list[tuple[str, Roles]],
+    settings: Settings,
+    placing: Placing,
+    log: LogOptions,
+    *,
+    with_gateway: bool,
+) -> Plan:
+    """Raises ConfigError, ModelError or TransportError: nothing has been started then."""
+    for instance_id, _ in named:
+        check_instance_id(instance_id)
+    all_roles = {role for _, roles in named for role in roles}
+    settings = msgspec.structs.replace(
+        settings, model_dir=str(check_model(settings.model_dir, all_roles, with_gateway))
+    )
+    base = Path(placing.run_dir).absolute() if placing.run_dir else None
+    directory = cluster_dir(settings.port, base)
+    gateway_endpoint = placing.join or ipc_endpoint(directory, GATEWAY_ID)
+    if with_gateway and placing.listen:
+        gateway_endpoint = placing.listen
+    own = "" if with_gateway else placing.listen
+    instances = tuple(
+        instance_config(
+            settings,
+            instance_id,
+            roles,
+            own or _instance_endpoint(directory, instance_id, gateway_endpoint, placing.listen),
+            gateway_endpoint,
+        )
+        for instance_id, roles in named
+    )
+    endpoints = [gateway_endpoint, *(instance.endpoint for instance in instances)]
+    for endpoint in endpoints:
+        _check_endpoint(endpoint, settings)
+    if any(endpoint.startswith(f"ipc://{directory}/") for endpoint in endpoints):
+        make_private(directory)
+    if own and len(instances) > 1 and not own.endswith(":*"):
+        raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
+    gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint) if with_gateway else None
+    return Plan(gateway, instances, log, str(directory))
+
+
+def _instance_endpoint(
+    directory: Path, instance_id: str, gateway_endpoint: str, listen: str
+) -> str:
+    """On this host like the gateway's: ipc, or a tcp port of the address it listens on."""
+    if not is_tcp(gateway_endpoint):
+        return ipc_endpoint(directory, instance_id)
+    if listen:
+        return f"tcp://{split_tcp(listen)[0]}:*"
+    host, _ = split_tcp(gateway_endpoint)
+    if host in {"127.0.0.1", "localhost"}:
+        return "tcp://127.0.0.1:*"
+    raise ConfigError(
+        f"--join {gateway_endpoint} is on another host; tell where this instance can be reached "
+        "from there: --listen tcp://ADDRESS-OF-THIS-HOST:*"
+    )
+
+
+def _check_endpoint(endpoint: str, settings: Settings) -> None:
+    if not is_tcp(endpoint) and not endpoint.startswith("ipc://"):
+        raise ConfigError(
+            f"endpoint {endpoint!r} cannot be used: write tcp://HOST:PORT or ipc:///PATH/NAME.sock"
+        )
+    check_reach(endpoint, encrypted=bool(settings.cluster_key))

@@ -1,0 +1,19 @@
+"""A question to a server, as a person asks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`images`: paths of files, http(s) URLs or data URLs, in the order that the text means.
+
+    `seed` None lets the gateway draw one.
+    """
+
+    text: str
+    images: tuple[str, ...] = ()
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = None

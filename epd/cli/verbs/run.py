@@ -1,0 +1,118 @@
+"""`epd run`: one process with its roles, or a supervised topology."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from epd.cli import options
+
+if TYPE_CHECKING:
+    from epd.cli.plan import Plan
+
+DESCRIPTION = """
+Start one process with --role, or one process per instance of a topology with --topology.
+
+A topology counts instances and names their roles: 2e1pd is two encoders and one instance of
+prefill and decode; 1e1p1d has a process for each stage; 2epd are two replicas that do everything.
+The supervisor shows a line per instance while they start, restarts what dies, and leaves nothing
+behind after Ctrl-C or SIGTERM: open requests are finished first.
+
+Processes of one host that use the same --port find each other. To join from another host, name the
+gateway's endpoint with --join, an own address with --listen, and the same --cluster-key everywhere.
+"""
+
+EXAMPLES = (
+    ("epd run --topology 1e1p1d", "the bundled tiny model behind http://127.0.0.1:8000/v1"),
+    (
+        "epd run --topology 2e1pd --model ~/Qwen3-VL-4B --device cuda --dtype bfloat16",
+        "a real checkpoint on a GPU",
+    ),
+    (
+        "epd run --role gateway --listen tcp://10.0.0.1:7000 --cluster-key key.json",
+        "a gateway that other hosts can join",
+    ),
+    (
+        "epd run --role encode --join tcp://10.0.0.1:7000 --listen tcp://10.0.0.2:7001",
+        "an encoder on another host (and the same --cluster-key)",
+    ),
+    ("epd run --role all --set timing.request_timeout_s=30", "everything in one process"),
+    ("epd run --topology 1epd --show-config", "all settings as they would be used, and no start"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to start (one of the two)")
+    what.add_argument(
+        "--role", metavar="ROLES", help="gateway, all, or some of encode+prefill+decode"
+    )
+    what.add_argument("--topology", metavar="TOPOLOGY", help="such as 1e1p1d, 1e1pd, 2epd")
+    what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
+    options.add_place_flags(parser)
+    net = parser.add_argument_group("between hosts")
+    net.add_argument("--join", default="", metavar="ENDPOINT", help="the gateway's tcp:// endpoint")
+    net.add_argument(
+        "--listen", default="", metavar="ENDPOINT",
+        help="own endpoint for the other processes; default: ipc in the run directory",
+    )  # fmt: skip
+    net.add_argument(
+        "--cluster-key", metavar="FILE", help="key file; who has it is a member (made by --new-key)"
+    )
+    net.add_argument("--new-key", metavar="FILE", help="write a new key file and exit")
+    options.add_model_flags(parser)
+    options.add_limit_flags(parser)
+    options.add_config_flags(parser)
+    parser.add_argument(
+        "--show-config", action="store_true", help="print every setting as JSON and exit"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.new_key:
+        return _new_key(args.new_key)
+    settings = options.settings_of(args)
+    if args.show_config:
+        import msgspec
+
+        print(json.dumps(msgspec.to_builtins(settings), indent=2))
+        return 0
+    plan = make_plan(args)
+    if args.topology:
+        from epd.cli.supervisor import run_topology
+
+        return run_topology(plan)
+    from epd.cli.compose import serve
+
+    return serve(plan)
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """What to start; everything that can be refused without starting is refused here."""
+    from epd.cli.parser import UsageError
+    from epd.cli.plan import plan_role, plan_topology
+    from epd.cli.ports import check_free
+    from epd.transport.curve import ClusterKey
+
+    if bool(args.role) == bool(args.topology):
+        raise UsageError("say what to start: either --role or --topology (epd run --help)")
+    if args.topology and args.instance_id:
+        raise UsageError("--id names one process: it goes with --role, not with --topology")
+    settings, placing, log = (
+        options.settings_of(args), options.placing_of(args), options.log_of(args)
+    )  # fmt: skip
+    if settings.cluster_key:
+        ClusterKey.load(settings.cluster_key)
+    if (args.topology and not args.join) or args.role in {"gateway", "all"}:
+        check_free(settings.host, settings.port)
+    if args.topology:
+        return plan_topology(args.topology, settings, placing, log)
+    return plan_role(args.role, args.instance_id, settings, placing, log)
+
+
+def _new_key(path: str) -> int:
+    from epd.transport.curve import ClusterKey
+
+    ClusterKey.generate().save(path)
+    print(f"{path} is written; copy it to every host and pass --cluster-key {path} to each process")
+    return 0

@@ -1,0 +1,232 @@
+"""Who may import whom (docs/architecture.md, section 3), read from the syntax of every module.
+
+The rules are what lets one coroutine run under ZMQ and GPU threads and under the simulator alike,
+and what keeps the command line and the gateway free of torch. An import inside a function counts
+like one at the top, except where a rule says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from epd.cli.main import VERBS
+
+ROOT = Path(__file__).parent.parent
+STDLIB = sys.stdlib_module_names
+
+NOT_PURE = frozenset({"asyncio", "logging", "random", "secrets", "threading", "time", "uuid"})
+NOT_IN_ROLES = NOT_PURE - {"asyncio"}
+TENSORS = frozenset({"accelerate", "safetensors", "torch", "transformers"})
+
+
+@dataclass(frozen=True)
+class Area:
+    """Modules of a kind, and all that they may import.
+
+    `epd`: prefixes of the project's own modules. `third_party`: packages, or None for any.
+    `not_stdlib`: standard modules that they may not. `lazily`: packages allowed inside functions.
+    """
+
+    epd: tuple[str, ...]
+    third_party: frozenset[str] | None = frozenset()
+    not_stdlib: frozenset[str] = frozenset()
+    lazily: frozenset[str] = frozenset()
+
+
+def packages(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
+LEAVES = ("epd.config", "epd.messages", "epd.topology")
+TORCH_FREE = ("epd.engine.checkpoint", "epd.engine.fingerprint", "epd.engine.geometry")
+
+# The longest prefix of a module's name decides.
+AREAS = {
+    "epd.config": Area((), packages("msgspec"), NOT_PURE),
+    "epd.messages": Area((), packages("msgspec"), NOT_PURE),
+    "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
+    "epd.fsm": Area(("epd.fsm",), packages("transitions"), NOT_PURE),
+    "epd.scheduling": Area(("epd.scheduling", *LEAVES), not_stdlib=NOT_PURE),
+    "epd.transport.base": Area(("epd.messages",), not_stdlib=NOT_PURE),
+    "epd.engine.base": Area(("epd.messages",), not_stdlib=NOT_PURE, lazily=packages("torch")),
+    "epd.api.port": Area(("epd.messages",), not_stdlib=NOT_PURE),
+    "epd.roles": Area(
+        ("epd.roles", "epd.fsm", "epd.scheduling", *LEAVES, *PORTS), not_stdlib=NOT_IN_ROLES
+    ),
+    "epd.transport": Area(
+        ("epd.transport", *LEAVES), packages("numpy", "zmq"), lazily=packages("mooncake", "torch")
+    ),
+    "epd.engine": Area(("epd.engine", *LEAVES), packages("numpy", "PIL", "triton") | TENSORS),
+    **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),
+    "epd.api": Area(
+        ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
+        packages("aiohttp", "httptools", "jinja2", "msgspec", "prometheus_client")
+        | packages("tokenizers", "uvicorn", "uvloop"),
+    ),
+    "epd.tiny": Area(("epd.tiny",), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS),
+    "epd.sim": Area(
+        ("epd.sim", "epd.roles", "epd.fsm", "epd.scheduling", "epd.transport", *LEAVES, *PORTS),
+        packages("msgspec", "numpy"),
+    ),
+    "epd.diagrams": Area(
+        ("epd.diagrams", "epd.fsm", "epd.roles", *LEAVES), packages("transitions")
+    ),
+    "epd.bench": Area(("epd",), None),
+    "epd.cli": Area(("epd",), None),
+    "epd.runtime": Area(("epd",), None),
+    "epd": Area(("epd.cli",)),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str  # who imports
+    name: str  # what, with the imported name: `epd.fsm.kernel.Row`
+    line: int
+    lazy: bool  # inside a function
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(module: str, text: str) -> list[Import]:
+    tree = ast.parse(text)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lazy = {id(node) for function in functions for node in ast.walk(function)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: write absolute imports"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found += [Import(module, name, node.lineno, id(node) in lazy) for name in names]
+    return found
+
+
+def area_of(module: str) -> Area:
+    prefix = max((p for p in AREAS if within(module, p)), key=len)
+    return AREAS[prefix]
+
+
+def within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def objection(an_import: Import) -> str:
+    """Why the importing module may not have this, or an empty string."""
+    area = area_of(an_import.module)
+    top = an_import.name.split(".")[0]
+    if top == "epd":
+        allowed = an_import.name == "epd.__version__" or any(
+            within(an_import.name, prefix) for prefix in area.epd
+        )
+    elif top in STDLIB:
+        allowed = top not in area.not_stdlib
+    else:
+        allowed = area.third_party is None or top in area.third_party
+        allowed = allowed or (an_import.lazy and top in area.lazily)
+    if allowed:
+        return ""
+    return f"{an_import.module}:{an_import.line}: may not import {an_import.name}"
+
+
+def all_imports() -> list[Import]:
+    return [
+        an_import
+        for path in sorted((ROOT / "epd").rglob("*.py"))
+        for an_import in imports_of(module_name(path), path.read_text())
+    ]
+
+
+def test_every_module_imports_only_what_its_area_may() -> None:
+    found = [text for text in map(objection, all_imports()) if text]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("epd.roles.encode", "import zmq"),
+        ("epd.roles.encode", "import torch"),
+        ("epd.roles.encode", "import uvloop"),
+        ("epd.roles.encode", "from time import monotonic"),
+        ("epd.roles.encode", "from random import random"),
+        ("epd.roles.encode", "from epd.transport.zmq_bus import ZmqBus"),
+        ("epd.roles.encode", "from epd.engine.language import TorchLanguageEngine"),
+        ("epd.fsm.kernel", "import asyncio"),
+        ("epd.fsm.kernel", "import logging"),
+        ("epd.scheduling.batching", "import asyncio"),
+        ("epd.scheduling.batching", "def f():\n    import torch"),
+        ("epd.transport.shm", "from epd.roles.base import Actor"),
+        ("epd.engine.language", "from epd.roles.base import Actor"),
+        ("epd.api.app", "from epd.roles.gateway import Gateway"),
+        ("epd.api.app", "import torch"),
+        ("epd.api.app", "from epd.engine.language import TorchLanguageEngine"),
+        ("epd.engine.geometry", "import torch"),
+        ("epd.engine.base", "import torch"),
+        ("epd.config", "from epd.messages import Address"),
+        ("epd.sim.loop", "import uvloop"),
+    ],
+)
+def test_the_rules_can_be_broken(module: str, line: str) -> None:
+    assert [objection(found) for found in imports_of(module, line)] != [""]
+
+
+# --- what really gets loaded ----------------------------------------------------------------------
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level names in sys.modules of a fresh process after `code`."""
+    report = "import sys; print(' '.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return {name.split(".")[0] for name in done.stderr.split()}
+
+
+HELP = """
+from epd.cli.main import main
+status = main(["--help"])
+assert status == 0, status
+"""
+
+
+def test_help_loads_nothing_but_the_standard_library() -> None:
+    """The help text answers at once: nothing installed is imported for it, not even msgspec."""
+    blank = loaded_by("pass")
+    loaded = loaded_by(HELP) - blank
+    assert {name for name in loaded if name not in STDLIB and name != "epd"} == set()
+    assert not loaded & {"asyncio", "concurrent", "http", "multiprocessing", "socket", "subprocess"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_loads_no_library(verb: str) -> None:
+    loaded = loaded_by(HELP.replace("--help", f'{verb}", "--help'))
+    assert not loaded & {*TENSORS, "zmq", "uvloop", "aiohttp", "numpy", "tokenizers", "PIL"}
+
+
+def test_the_gateway_process_loads_neither_torch_nor_transformers() -> None:
+    """Every module that a gateway is made of, imported in one process."""
+    paths = [*(ROOT / "epd/api").glob("*.py"), *(ROOT / "epd/transport").glob("*.py")]
+    paths += [*(ROOT / "epd/roles").glob("*.py"), *(ROOT / "epd/cli").glob("**/*.py")]
+    paths += (ROOT / "epd/runtime").glob("*.py")
+    names = sorted(module_name(path) for path in paths) + list(TORCH_FREE)
+    code = "\n".join(f"import {name}" for name in names if not name.endswith("__main__"))
+    loaded = loaded_by(code)
+    assert not loaded & {*TENSORS, "PIL", "triton", "mooncake"}
