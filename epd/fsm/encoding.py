@@ -47,6 +47,7 @@ class Do(Effect):
     START_PREPROCESS = "decode, resize and patchify on the pool"
     ENQUEUE = "offer the patches to the next batch"
     DEQUEUE = "take the patches out of the queue for batches"
+    KEEP_ROWS = "enter the rows into the cache's books"
     FILL_ROOMS = "tell every room's transfer that its bytes are ready"
     FILL_ONE = "tell the new room's transfer that its bytes are ready"
     FAIL_ROOMS = "tell every room's transfer that its source failed"
@@ -206,7 +207,7 @@ ROWS = (
     Row(S.PREPARED, RoomClosed, None, (), remove_room, others_wait),
     Row(S.PREPARED, RoomClosed, S.EVICTED, (Do.DEQUEUE,), drop_patches, unless(others_wait)),
     Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.DEQUEUE, Do.FAIL_ROOMS), note_timeout),
-    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.FILL_ROOMS,), keep_rows),
+    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS), keep_rows),
     Row(S.ENCODING, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure),
     Row(S.ENCODING, RoomClosed, None, (), remove_room, others_wait),
     Row(S.ENCODING, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "the device owns the patches"),
@@ -216,7 +217,7 @@ ROWS = (
     Row(S.ABANDONED, RoomClosed, None, (), remove_room),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
-    Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (), keep_rows, note="kept as cache (F21)"),
+    Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, EncodeFailed, S.FAILED, (), note_failure),
     Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
     Row(_CACHED, Requested, None, (Do.FILL_ONE,), add_room),

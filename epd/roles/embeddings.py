@@ -104,7 +104,7 @@ class Embeddings(Role):
 
     def want(self, want: Want) -> None:
         embedding = self._embeddings.get(want.item.mm_hash)
-        if embedding is None:
+        if embedding is None or embedding.terminal:  # ended, and just now telling its waiters
             embedding = Embedding(want.item.mm_hash, self.actor.journal)
             self._embeddings[want.item.mm_hash] = embedding
         self.fire(embedding, fsm.Wanted(want.item.room, want))

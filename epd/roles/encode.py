@@ -168,15 +168,19 @@ class EncodeRole(Role):
             for result in results
         ]
 
+    @performs(Do.KEEP_ROWS)
+    def keep_rows(self, encoding: Encoding, event: Event) -> None:
+        self._cache.add(encoding.key, encoding.rows.nbytes)
+        self.actor.disarm(f"encoding/{encoding.key}")
+
     @performs(Do.FILL_ROOMS)
     def fill_rooms(self, encoding: Encoding, event: Event) -> None:
-        self._keep(encoding)
         for room in list(encoding.rooms):
             self._fill(encoding, room)
 
     @performs(Do.FILL_ONE)
     def fill_one(self, encoding: Encoding, event: fsm.Requested) -> None:
-        self._keep(encoding)
+        self._cache.touch(encoding.key)
         self._fill(encoding, event.room)
 
     def _fill(self, encoding: Encoding, room: str) -> None:
@@ -193,6 +197,7 @@ class EncodeRole(Role):
             transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
             if transfer is not None:
                 self._transfers.fire(transfer, transfer_fsm.SourceFailed(*encoding.failure))
+            self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
 
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, encoding: Encoding, event: Event) -> None:
@@ -205,13 +210,6 @@ class EncodeRole(Role):
         self.actor.log.warning("the vision tower does not answer", mm_hash=encoding.key)
 
     # --- cache ------------------------------------------------------------------------------------
-
-    def _keep(self, encoding: Encoding) -> None:
-        if encoding.key in self._cache:
-            self._cache.touch(encoding.key)
-        else:
-            self._cache.add(encoding.key, encoding.rows.nbytes)
-        self.actor.disarm(f"encoding/{encoding.key}")
 
     def _make_room(self) -> None:
         excess = self._cache.used - self._cache.capacity
