@@ -257,9 +257,8 @@ class TorchLanguageEngine:
             held = np.frombuffer(view, dtype=np.uint8).reshape(-1, contract.row_nbytes)
             low, high = max(first, span.row_start), min(first + len(held), stop)
             if low < high:
-                target[low - span.row_start : high - span.row_start] = held[
-                    low - first : high - first
-                ]
+                at = low - span.row_start
+                target[at : at + high - low] = held[low - first : high - first]
             first += len(held)
         return rows.to(self._device)
 

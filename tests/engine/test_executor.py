@@ -120,6 +120,19 @@ async def test_a_cancelled_call_still_owns_its_work() -> None:
     await executor.close()
 
 
+async def test_an_idle_thread_keeps_nothing_of_its_last_call() -> None:
+    class Tensor:
+        pass
+
+    executor = DeviceExecutor()
+    tensor = Tensor()
+    alive = weakref.ref(tensor)
+    await executor.launch(lambda _: None, tensor)
+    del tensor
+    await until(lambda: gc.collect() >= 0 and alive() is None)
+    await executor.close()
+
+
 async def test_a_full_queue_refuses_at_once() -> None:
     executor = DeviceExecutor(max_queue=2)
     gate, started = threading.Event(), threading.Event()
