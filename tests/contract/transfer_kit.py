@@ -110,6 +110,21 @@ async def nothing_at_all(world: TransferWorld) -> None:
     assert await write(producer, [b""], region, (1,)) == Written(0, 0)
 
 
+async def both_ends_compute_the_same_checksum(world: TransferWorld) -> None:
+    """Over the bytes alone, however they are cut into buffers and slots."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    region = consumer.allocate("pool", 8, 100_000)
+    for nbytes in (0, 1, 250_001, 799_999):
+        data = pattern(nbytes)
+        slots = range(8)
+        outcome = await write(producer, [data[:77], data[77:]], region, slots)
+        found = await consumer.checksum(region.views(slots, nbytes))
+        assert outcome == Written(nbytes, found)
+        assert found == zlib.crc32(data)
+    region.buffer[5] ^= 1
+    assert await consumer.checksum(region.views(range(8), 799_999)) != found
+
+
 async def exactly_full_and_again(world: TransferWorld) -> None:
     """Slots are reused: the second tenant's bytes replace the first's."""
     producer, consumer = world.engine("producer"), world.engine("consumer")
@@ -224,6 +239,7 @@ async def a_restarted_owner_is_not_written_to(world: TransferWorld) -> None:
 async def a_forged_descriptor_fails(world: TransferWorld) -> None:
     producer, consumer = world.engine("producer"), world.engine("consumer")
     region = consumer.allocate("pool", 2, 64)
+    assert isinstance(await write(producer, [bytes(64)], region, (1,)), Written)  # it is known now
     guard(region)
     fields = {name: getattr(region.remote, name) for name in region.remote.__struct_fields__}
     changes: list[dict[str, Any]] = [
@@ -335,6 +351,7 @@ TRANSFER_CHECKS: list[Check] = [
     three_hundred_kib,
     seven_mib,
     nothing_at_all,
+    both_ends_compute_the_same_checksum,
     exactly_full_and_again,
     memory_begins_as_zeros,
     two_regions_do_not_overlap,

@@ -1,0 +1,91 @@
+"""A copy that has begun is owned until its thread is done, whoever has lost interest in it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from epd.messages import Address
+from epd.transport import copying
+from epd.transport.base import TransferEngine, WriteFailed
+from epd.transport.copying import Copier
+from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.shm import ShmTransferEngine
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Copies on threads stand still until it is set."""
+    opened = threading.Event()
+
+    def stand_still(*_args: object, **_kwargs: object) -> int:
+        assert opened.wait(5)
+        return 7
+
+    monkeypatch.setattr(copying, "_copy", stand_still)
+    return opened
+
+
+async def test_drain_waits_for_a_cancelled_copy(gate: threading.Event) -> None:
+    copier = Copier(checksums=False, inline_nbytes=0)
+    memory = memoryview(bytearray(8))
+    task = asyncio.create_task(copier.copy(memory, [(0, memoryview(b"x"))]))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert not await copier.drain(0.05)
+    gate.set()
+    assert await copier.drain(2)
+    copier.close()
+
+
+async def test_a_fence_waits_for_a_cancelled_write(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epd.transport.local.FENCE_TIMEOUT_S", 0.05)
+    memory = LocalMemory()
+    producer, consumer = (LocalTransferEngine(name, 1, memory) for name in ("p", "c"))
+    region = consumer.allocate("pool", 1, 2 << 20)
+    source = [bytes(2 << 20)]
+    task = asyncio.create_task(producer.write(source, region.remote, (0,)))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not await consumer.fence(Address("p", 1, ""), "", 0)
+    gate.set()
+    await asyncio.sleep(0.02)
+    assert await consumer.fence(Address("p", 1, ""), "", 0)
+    await producer.close()
+    await consumer.close()
+
+
+def _local(directory: str) -> list[TransferEngine]:
+    memory = LocalMemory()
+    return [LocalTransferEngine(name, 1, memory) for name in ("p", "c")]
+
+
+def _shm(directory: str) -> list[TransferEngine]:
+    return [ShmTransferEngine(name, 1, directory=directory) for name in ("p", "c")]
+
+
+@pytest.mark.parametrize("kind", [_local, _shm])
+async def test_a_write_into_a_region_that_is_revoked_meanwhile_has_failed(
+    gate: threading.Event, kind: Callable[[str], list[TransferEngine]]
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="epd-test-") as directory:
+        producer, consumer = kind(directory)
+        region = consumer.allocate("pool", 1, 2 << 20)
+        task = asyncio.create_task(producer.write([bytes(2 << 20)], region.remote, (0,)))
+        await asyncio.sleep(0.02)
+        consumer.revoke(region)
+        gate.set()
+        outcome = await task
+        assert isinstance(outcome, WriteFailed)
+        assert "revoked" in outcome.reason
+        await producer.close()
+        await consumer.close()
