@@ -82,6 +82,8 @@ class Actor:
         self.roles: list[Role] = []
         self.counters: Counter[str] = Counter()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
+        self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
+        self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
         self._handlers: dict[type[Message], tuple[Role, Any]] = {}
         self._timers: dict[str, TimerHandle] = {}
@@ -114,9 +116,24 @@ class Actor:
         with role.guarded(type(received.message).__name__):
             handler(received)
 
+    def connect(self, peer: Address) -> None:
+        """Learn how to reach a peer; from now on, words for its earlier lives are dropped."""
+        self._connected[peer.instance_id] = peer.epoch
+        self.bus.connect(peer)
+
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Queue a message; to this very instance it takes the loop's next turn, without a socket."""
+        """Queue a message; to this very instance it takes the loop's next turn, without a socket.
+
+        An `Address` means one life of the peer: its successor must not get what it was not told.  A
+        grant that reached the successor would let it write into slots leased to the dead (F44).
+        """
         instance_id = to if isinstance(to, str) else to.instance_id
+        if not isinstance(to, str) and self._connected.get(instance_id, to.epoch) not in (
+            0,
+            to.epoch,
+        ):
+            self.counters["message_to_other_epoch"] += 1
+            return False
         if instance_id == self.address.instance_id:
             own = Received(instance_id, self.address.epoch, message, tuple(payloads))
             asyncio.get_running_loop().call_soon(self.deliver, own)
@@ -197,6 +214,11 @@ class Actor:
         await self.bus.close()
 
     # --- peers ------------------------------------------------------------------------------------
+
+    def is_lost(self, address: Address) -> bool:
+        """Whether this life of a peer is over: declared lost, or replaced by a later one."""
+        key = (address.instance_id, address.epoch)
+        return key in self.lost or self._connected.get(address.instance_id, 0) > address.epoch
 
     def peer_info(self, address: Address) -> InstanceInfo | None:
         return self.peers.get((address.instance_id, address.epoch))

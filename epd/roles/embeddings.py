@@ -155,6 +155,10 @@ class Embeddings(Role):
     def open_transfer(self, embedding: Embedding, event: Event) -> None:
         want: Want = embedding.waiters[embedding.room]
         item = want.item
+        if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
+            reason = f"instance {item.encoder.instance_id} was lost"
+            self.fire(embedding, fsm.LoadFailed("lost", reason, True))
+            return
         transfer = self._transfers.open_consumer(
             item.room, want.attempt, item.encoder, self, embedding.key, want.deadline_s
         )

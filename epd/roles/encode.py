@@ -110,6 +110,8 @@ class EncodeRole(Role):
             return "the encode instance is draining"
         if len(self._askers) >= self._config.max_queue:
             return f"the encode instance has {self._config.max_queue} pictures open"
+        if self.actor.is_lost(received.message.consumer):
+            return "the prefill instance was lost"
         if len(received.payloads) != 1:
             return "the request came without its picture"
         return ""

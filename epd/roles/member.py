@@ -52,7 +52,6 @@ class Member(Role):
         self._load = load
         self._version = 0
         self._gateway_epoch = 0
-        self._lost: set[tuple[str, int]] = set()
         self._beat_s = timing.heartbeat_interval_s
         self.welcomed = False
         self.draining = False
@@ -60,7 +59,7 @@ class Member(Role):
         self.on_welcome: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        self.actor.bus.connect(self._gateway)
+        self.actor.connect(self._gateway)
         self._join()
 
     # --- joining ----------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ class Member(Role):
             address = info.address
             key = (address.instance_id, address.epoch)
             if address.instance_id != own and key not in self.actor.peers:
-                self.actor.bus.connect(address)
+                self.actor.connect(address)
             self.actor.peers[key] = info
         for address in message.lost:
             self._note_lost(address)
@@ -132,16 +131,16 @@ class Member(Role):
 
     def _note_lost(self, address: Address) -> None:
         key = (address.instance_id, address.epoch)
-        if key in self._lost:
+        if key in self.actor.lost:
             return
-        self._lost.add(key)
+        self.actor.lost.add(key)
         for role in self.actor.roles:
             role.peer_lost(address)
 
     def _forget_old(self, present: set[tuple[str, int]]) -> None:
         """Peers that are neither present nor lost left in order; lost ones stay for fencing."""
         for key in sorted(self.actor.peers):
-            if key not in present and key not in self._lost:
+            if key not in present and key not in self.actor.lost:
                 self._note_lost(self.actor.peers[key].address)
 
     # --- leaving ----------------------------------------------------------------------------------

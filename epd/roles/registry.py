@@ -70,7 +70,7 @@ class Registry(Role):
             return  # a newer process has its name; answering would cut that one off
         if known is not None and known_epoch < address.epoch:
             self.fire(known, fsm.EpochReplaced())
-        self.actor.bus.connect(address)
+        self.actor.connect(address)
         if known is not None and known_epoch == address.epoch:
             if known.terminal:
                 self._refuse(info, "this epoch was declared lost; start the instance anew")

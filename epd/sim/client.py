@@ -81,7 +81,7 @@ class Clients:
         assert node is not None and node.gateway is not None
         record.asked_s = self._loop.now_s
         try:
-            stream = node.gateway.submit(record.ask.generation())
+            stream = node.gateway.role.submit(record.ask.generation())
         except Refused as refused:
             record.refused, record.ended_s = refused.message, self._loop.now_s
             record.num_answers += 1

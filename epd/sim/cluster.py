@@ -10,18 +10,19 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from epd.config import DecodeConfig, EncodeConfig, EngineConfig, Limits, PrefillConfig, Timing
-from epd.messages import Address, InstanceInfo, Load
-from epd.roles.base import Actor, Log, Ports, Role
-from epd.roles.decode import DecodeRole
-from epd.roles.embeddings import Embeddings
-from epd.roles.encode import EncodeRole
-from epd.roles.gateway import GatewayRole
-from epd.roles.member import Member
-from epd.roles.prefill import PrefillRole
-from epd.roles.registry import Registry
-from epd.roles.requests import Requests
-from epd.roles.transfers import Transfers
+from epd.config import (
+    DecodeConfig,
+    EncodeConfig,
+    EngineConfig,
+    GatewayConfig,
+    InstanceConfig,
+    Limits,
+    PrefillConfig,
+    Timing,
+)
+from epd.messages import Address
+from epd.roles.base import Actor, Log, Ports
+from epd.roles.compose import Engines, Gateway, Instance
 from epd.sim import golden
 from epd.sim.device import Costs, SimDevice
 from epd.sim.engines import SimLanguageEngine, SimVisionEngine
@@ -82,22 +83,25 @@ class SimLog(Log):
 
 @dataclass(slots=True)
 class Node:
-    """What lives in one simulated process."""
+    """What lives in one simulated process: a gateway or an instance."""
 
     process: SimProcess
-    roles: tuple[str, ...]
     actor: Actor
-    log: SimLog
-    requests: Requests | None = None
-    embeddings: Embeddings | None = None
-    vision: SimVisionEngine | None = None
+    ports: Ports
+    gateway: Gateway | None = None
+    instance: Instance | None = None
     language: SimLanguageEngine | None = None
-    gateway: GatewayRole | None = None
     devices: list[SimDevice] = field(default_factory=list)
+
+    @property
+    def warnings(self) -> list[str]:
+        log = self.ports.log
+        return log.warnings if isinstance(log, SimLog) else []
 
     def live(self) -> dict[str, int]:
         """What its roles own now, without zeros."""
-        return {k: n for role in self.actor.roles for k, n in role.live().items() if n}
+        owner = self.gateway or self.instance
+        return {k: n for k, n in owner.live().items() if n} if owner is not None else {}
 
 
 def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -121,7 +125,6 @@ class Cluster:
         self.settings = settings
         self.instances = dict(parse_topology(topology))
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
-        self.graveyard: list[object] = []
         world.on_death.append(self._supervise)
         self._stopping = False
 
@@ -140,7 +143,7 @@ class Cluster:
             self.world.spawn(name, main)
 
     def restart_later(self, name: str, delay_s: float) -> None:
-        self.world.loop.call_later(delay_s, self.spawn, name)
+        self.world.loop.call_outside(delay_s, self.spawn, name)
 
     def _supervise(self, process: SimProcess) -> None:
         """A process that ended by itself is started anew; one that was killed, if a fault says so."""
@@ -160,92 +163,58 @@ class Cluster:
 
     # --- composition ------------------------------------------------------------------------------
 
-    def _actor(self, process: SimProcess) -> tuple[Actor, SimLog]:
+    def _ports(self, process: SimProcess) -> Ports:
         world = self.world
-        log = SimLog(world, process)
-        ports = Ports(
+        return Ports(
             clock=world.clock(process),
             bus=SimBus(world.network, process),
             random=world.random.stream("role", process.name),
             transfers=SimTransferEngine(world.fabric, process),
             journal=world.journal(process),
-            log=log,
+            log=SimLog(world, process),
         )
-        return Actor(ports), log
 
     def _run_gateway(self, process: SimProcess) -> None:
-        actor, log = self._actor(process)
-        settings = self.settings
-        registry = Registry(actor, FINGERPRINT, settings.timing)
-        node = Node(process, ("gateway",), actor, log)
-        node.gateway = GatewayRole(actor, registry, settings.limits, settings.timing)
-        self.nodes[process.name] = node
-        actor.start()
+        settings, ports = self.settings, self._ports(process)
+        config = GatewayConfig(timing=settings.timing, limits=settings.limits)
+        gateway = Gateway(ports, config, FINGERPRINT)
+        self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
+        gateway.start()
 
     def _run_instance(self, process: SimProcess) -> None:
+        settings, ports = self.settings, self._ports(process)
         roles = self.instances[process.instance_id]
-        actor, log = self._actor(process)
-        node = Node(process, roles, actor, log)
-        self.nodes[process.name] = node
-        settings = self.settings
+        config = InstanceConfig(
+            process.instance_id,
+            roles,
+            "",
+            timing=settings.timing,
+            encode=settings.encode,
+            prefill=settings.prefill,
+            decode=settings.decode,
+            engine=settings.engine,
+        )
         device = SimDevice(self.world.loop, process, self.world.random, "device")
-        node.devices.append(device)
-        transfers = Transfers(actor, settings.timing)
-        if "encode" in roles:
-            self._add_encode(node, transfers, device)
-        if "prefill" in roles or "decode" in roles:
-            self._add_language(node, transfers, device)
-        member = self._add_member(node)
-        member.on_expelled = lambda reason: self._expelled(node, reason)
-        actor.start()
-
-    def _add_encode(self, node: Node, transfers: Transfers, device: SimDevice) -> None:
-        settings, loop = self.settings, self.world.loop
-        pool = SimDevice(loop, node.process, self.world.random, "pool")
+        pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(settings.costs.pool_threads)
-        node.devices.append(pool)
-        node.vision = SimVisionEngine(device, pool, settings.costs)
-        EncodeRole(node.actor, transfers, node.vision, settings.encode, settings.timing)
-
-    def _add_language(self, node: Node, transfers: Transfers, device: SimDevice) -> None:
-        settings = self.settings
-        node.language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
-        node.requests = Requests(
-            node.actor,
-            node.language,
-            settings.engine,
-            settings.timing,
-            settings.decode.max_running,
-        )
-        if "prefill" in node.roles:
-            node.embeddings = Embeddings(
-                node.actor, transfers, golden.ROW_CONTRACT, settings.prefill
-            )
-            PrefillRole(node.actor, transfers, node.requests, node.embeddings, settings.prefill)
-        if "decode" in node.roles:
-            DecodeRole(node.actor, transfers, node.requests, settings.decode)
-
-    def _add_member(self, node: Node) -> Member:
-        gateway = Address(GATEWAY, 0, f"sim://{GATEWAY}")
-        info = InstanceInfo(
-            address=node.actor.address,
-            roles=node.roles,
-            host_id="sim",
-            pid=node.process.pid,
-            num_slots=node.embeddings.pool.size if node.embeddings else 0,
-            num_kv_blocks=self.settings.num_blocks if node.requests else 0,
-            kv_layout=golden.KV_LAYOUT if node.requests else None,
-            row_contract=golden.ROW_CONTRACT,
-        )
-        return Member(
-            node.actor, gateway, info, FINGERPRINT, self.settings.timing, lambda: _load(node)
-        )
+        engines = Engines()
+        if "encode" in roles:
+            engines.vision = SimVisionEngine(device, pool, settings.costs)
+        if "prefill" in roles or "decode" in roles:
+            engines.language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+        joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
+        node = Node(process, instance.actor, ports, instance=instance, devices=[device, pool])
+        node.language = engines.language
+        self.nodes[process.name] = node
+        instance.member.on_expelled = lambda reason: self._expelled(node, reason)
+        instance.start()
 
     def _expelled(self, node: Node, reason: str) -> None:
         """As the composition root does: end in order, then let the supervisor start a new life."""
         self.world.trace("expelled", node.process.name, reason)
         self.world.fired["expelled"] += 1
-        self.world.loop.call_soon(self.world.exit, node.process)
+        self.world.loop.call_next(self.world.exit, node.process)
 
     # --- healing ----------------------------------------------------------------------------------
 
@@ -275,17 +244,3 @@ class Cluster:
             state = "stalled " if node.process.stalled else ""
             lines.append(f"  {node.process.name}: {state}{node.live()} {dict(node.actor.counters)}")
         return "\n".join(lines)
-
-
-def roles_of(node: Node) -> list[Role]:
-    return node.actor.roles
-
-
-def _load(node: Node) -> Load:
-    requests, embeddings = node.requests, node.embeddings
-    return Load(
-        open_requests=len(requests) if requests else 0,
-        free_kv_blocks=requests.pool.num_free if requests else 0,
-        free_slots=embeddings.pool.num_free if embeddings else 0,
-        live=tuple(sorted(node.live().items())),
-    )

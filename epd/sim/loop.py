@@ -104,6 +104,10 @@ class SimLoop(asyncio.BaseEventLoop):
         handle = asyncio.Handle(callback, args, self, contextvars.Context())
         self._ready_queue.appendleft(handle)
 
+    def call_outside(self, delay: float, callback: Any, *args: Any) -> None:
+        """Run later, whatever becomes of the process that asks."""
+        self.call_later(delay, callback, *args, context=contextvars.Context())
+
     def call_soon_threadsafe(
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:

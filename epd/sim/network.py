@@ -179,7 +179,9 @@ class Network:
         if not conditions.reordering and not copy:
             arrival_s = link.last_arrival_s = max(arrival_s, link.last_arrival_s)
         link.num_in_flight += 1
-        self.loop.call_at(arrival_s, self._arrive, link, parcel, link.generation)
+        self.loop.call_outside(
+            arrival_s - self.loop.now_s, self._arrive, link, parcel, link.generation
+        )
 
     def _is_blocked(self, link: Link) -> bool:
         return (link.source.instance_id, link.peer.instance_id) in self.blocked

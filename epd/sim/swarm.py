@@ -64,7 +64,9 @@ def _has_flaw(record: Record) -> bool:
     return any(p.flaw in ("broken", "unencodable") for _, p in record.ask.pictures)
 
 
-def excuse(topology: str, faults: tuple[Fault, ...], conditions: Conditions) -> Excuse:
+def excuse(
+    topology: str, faults: tuple[Fault, ...], conditions: Conditions, data: DataConditions
+) -> Excuse:
     """Which failures these faults explain."""
     kinds: set[str] = set()
     refusals = False
@@ -77,14 +79,16 @@ def excuse(topology: str, faults: tuple[Fault, ...], conditions: Conditions) -> 
             if len(faults) > 1:
                 kinds.add("unavailable")
                 refusals = True
-            if fault.target == GATEWAY:
+            if fault.target == GATEWAY or fault.point:
                 kinds.add("gateway")
         if fault.kind in ("stall", "hang", "partition", "block", "slow"):
             kinds |= {"deadline", "lost"}
         if fault.kind == "oom":
             kinds.add("engine")
+    if data.failed:
+        kinds.add("transfer")
     if conditions.loss:
-        kinds |= {"lost", "unavailable"}
+        kinds |= {"lost", "unavailable", "deadline"}
         refusals = True
     return Excuse(frozenset(kinds), refusals)
 
@@ -115,7 +119,7 @@ def draw_plan(seed: int) -> Plan:
         faults,
         conditions,
         data,
-        may_fail=excuse(topology, faults, conditions),
+        may_fail=excuse(topology, faults, conditions, data),
         engine_faults=any(fault.kind == "oom" for fault in faults),
     )
 
@@ -137,7 +141,6 @@ def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
         jitter_s=float(str(random.pick((0.0, 0.0006, 0.02), "jitter"))),
         loss=float(str(random.pick((0.0, 0.0, 0.0, 0.02), "loss"))),
         duplication=float(str(random.pick((0.0, 0.0, 0.05), "duplication"))),
-        reordering=random.chance(0.2, "reordering"),
     )
     data = DataConditions(
         kind=str(random.pick(("shm", "shm", "rdma"), "hardware")),

@@ -23,6 +23,7 @@ that was granted to this writer.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ class Fabric:
             if self.conditions.kind == "shm":
                 self.end(write)
             else:
-                self.loop.call_later(self.conditions.linger_s, self.end, write)
+                self.loop.call_outside(self.conditions.linger_s, self.end, write)
 
     def heal(self) -> None:
         """No stress from now on; what is under way goes on."""
@@ -146,7 +147,8 @@ class Fabric:
         took_s *= write.writer.slowness
         ends_s = self.busy_until_s[writer] = starts_s + took_s
         self.writes[write] = None
-        context = write.writer.context if conditions.kind == "shm" else None
+        # a card goes on by itself; a copying thread lives and stalls with its process
+        context = write.writer.context if conditions.kind == "shm" else contextvars.Context()
         reported_s = ends_s
         if self.random.chance(conditions.failed, "failed", *key):
             self.counters["failed"] += 1

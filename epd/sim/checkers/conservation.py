@@ -26,8 +26,9 @@ class Conservation(Checker):
             self._pools(node)
 
     def _pools(self, node: Node) -> None:
-        if node.requests and node.requests.pool.num_free != node.requests.pool.size:
-            pool = node.requests.pool
+        requests = node.instance.requests if node.instance is not None else None
+        if requests is not None and requests.pool.num_leased:
+            pool = requests.pool
             self.violate(f"{node.process.name}: {pool.num_leased} of {pool.size} blocks leaked")
 
 

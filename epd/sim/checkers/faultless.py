@@ -13,7 +13,7 @@ class Faultless(Checker):
 
     def at_end(self) -> None:
         for node in self.context.cluster.nodes.values():
-            for line in node.log.warnings:
+            for line in node.warnings:
                 if " illegal_events " in line or self._is_fault(line):
                     self.violate(line)
             dropped = node.actor.counters["handler_error"]
