@@ -65,6 +65,6 @@ def remove(base: Path, shm: Path) -> None:
     for path in sockets(base).dead:
         path.unlink(missing_ok=True)
     for directory in sorted(base.glob("*/")):
-        if not any(directory.iterdir()):
+        if directory.name.isdigit() and not any(directory.iterdir()):
             directory.rmdir()
     sweep(directory=str(shm))

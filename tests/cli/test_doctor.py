@@ -1,0 +1,161 @@
+"""The doctor: each check sees what it is for, and nothing that is broken breaks the doctor."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from epd.cli import doctor, leftovers
+from epd.cli.doctor import Check
+from epd.cli.main import main
+from epd.cli.rundir import cluster_dir, make_private
+from epd.config import ConfigError
+from epd.transport.shm_segment import Segment
+
+NAMES = [
+    "python", "packages", "torch", "machine", "open-files", "shared-memory", "port", "run-dir",
+    "running", "leftovers", "tiny-model", "mooncake", "model",
+]  # fmt: skip
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return make_private(cluster_dir(8000, tmp_path)).parent
+
+
+@pytest.fixture
+def dead_socket(run_dir: Path) -> Path:
+    """The file of a socket whose process has ended."""
+    path = run_dir / "8000" / "e0.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    return path
+
+
+@pytest.fixture
+def live_socket(run_dir: Path) -> Iterator[Path]:
+    path = run_dir / "8000" / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        yield path
+
+
+def test_json_is_one_object_of_the_promised_shape(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "check_torch", lambda: Check("torch", ok=True, detail="not asked"))
+    status = main(["doctor", "--json", "--run-dir", str(tmp_path), "--model", str(tmp_path)])
+    report = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in report["checks"]] == NAMES
+    assert all(set(check) == {"name", "ok", "detail", "remedy"} for check in report["checks"])
+    assert report["ok"] is False
+    assert status == 1
+    model = report["checks"][-1]
+    assert not model["ok"]
+    assert "has no config.json" in model["detail"]
+
+
+def test_torch_is_looked_at_from_outside() -> None:
+    check = doctor.check_torch()
+    assert check.ok
+    assert "2." in check.detail
+
+
+def test_a_torch_that_cannot_be_imported_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ASK_TORCH", "raise ImportError('libcudart.so.13: not found')")
+    check = doctor.check_torch()
+    assert not check.ok
+    assert "libcudart.so.13" in check.detail
+    assert check.remedy
+
+
+def test_a_missing_package_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PACKAGES", ("msgspec", "no-such-package"))
+    check = doctor.check_packages()
+    assert not check.ok
+    assert "no-such-package" in check.detail
+    assert "pip install" in check.remedy
+
+
+def test_another_version_than_the_tested_one_is_said_but_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "pins", lambda _: {"msgspec": "0.0.1"})
+    check = doctor.check_packages()
+    assert check.ok
+    assert "tested with 0.0.1" in check.detail
+
+
+def test_every_package_that_is_checked_is_pinned() -> None:
+    pinned = doctor.pins((doctor.ROOT / "constraints.txt").read_text())
+    assert set(doctor.PACKAGES) <= set(pinned)
+    assert pinned["torch"] == "2.13.0"
+
+
+def test_a_port_in_use_fails_and_names_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        check = doctor.check_port("127.0.0.1", taken.getsockname()[1])
+    assert not check.ok
+    assert "--port" in check.remedy
+
+
+def test_an_address_of_another_host_fails() -> None:
+    assert "no address of this host" in doctor.check_port("203.0.113.7", 8000).detail
+
+
+def test_a_directory_that_others_can_enter_fails(run_dir: Path) -> None:
+    assert doctor.check_run_dir(run_dir).ok
+    run_dir.chmod(0o755)
+    check = doctor.check_run_dir(run_dir)
+    assert not check.ok
+    assert check.remedy == f"chmod 700 {run_dir}"
+
+
+def test_running_instances_are_listed_by_cluster(run_dir: Path, live_socket: Path) -> None:
+    assert doctor.check_running(run_dir).detail == "8000: gateway"
+
+
+@pytest.fixture
+def no_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    monkeypatch.setattr(doctor, "SHM", shm)
+    return shm
+
+
+@pytest.mark.usefixtures("no_segments", "live_socket")
+def test_sockets_of_the_dead_are_found_and_removed(run_dir: Path, dead_socket: Path) -> None:
+    found = doctor.check_leftovers(run_dir, fix=False)
+    assert not found.ok
+    assert "e0.sock" in found.detail
+    assert "--fix" in found.remedy
+    assert doctor.check_leftovers(run_dir, fix=True).ok
+    assert not dead_socket.exists()
+    assert (run_dir / "8000" / "gateway.sock").exists()
+    assert doctor.check_leftovers(run_dir, fix=False).detail == "none"
+
+
+def test_memory_is_left_over_only_when_nobody_holds_it(run_dir: Path, no_segments: Path) -> None:
+    held = Segment.create("epd-e0-1", 4096, str(no_segments))
+    assert doctor.check_leftovers(run_dir, fix=False).ok
+    held.close()  # the lock is gone, the file is not: what kill -9 leaves
+    assert leftovers.segments(no_segments) == (Path(held.path),)
+    assert not doctor.check_leftovers(run_dir, fix=False).ok
+    assert doctor.check_leftovers(run_dir, fix=True).ok
+    assert not Path(held.path).exists()
+
+
+def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode() -> Check:
+        raise ConfigError("do this")
+
+    monkeypatch.setattr(doctor, "check_python", explode)
+    monkeypatch.setattr(doctor, "check_torch", lambda: Check("torch", ok=True, detail=""))
+    first = doctor.examine("", "127.0.0.1", 0, "")[0]
+    assert first == Check("python", ok=False, detail="do this")

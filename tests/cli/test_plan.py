@@ -1,0 +1,172 @@
+"""What a command would start, and what it refuses before anything has been started."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from epd.cli.main import main
+from epd.cli.model_check import TEXT_FAMILIES, VISION_FAMILIES, bundled_model, check_model
+from epd.cli.plan import LogOptions, Placing, Plan, plan_role, plan_topology
+from epd.cli.settings import Settings
+from epd.config import ConfigError
+from epd.engine.checkpoint import ModelError
+from epd.transport.base import TransportError
+from epd.transport.curve import ClusterKey
+
+LOG = LogOptions()
+
+
+def topology(
+    text: str, tmp_path: Path, settings: Settings | None = None, join: str = "", listen: str = ""
+) -> Plan:
+    return plan_topology(text, settings or Settings(), Placing(join, listen, str(tmp_path)), LOG)
+
+
+def role(
+    text: str, tmp_path: Path, join: str = "", listen: str = "", instance_id: str = ""
+) -> Plan:
+    return plan_role(text, instance_id, Settings(), Placing(join, listen, str(tmp_path)), LOG)
+
+
+def test_a_topology_is_a_gateway_and_an_instance_each(tmp_path: Path) -> None:
+    plan = topology("2e1pd", tmp_path)
+    gateway = f"ipc://{tmp_path}/8000/gateway.sock"
+    assert plan.gateway is not None
+    assert plan.gateway.endpoint == gateway
+    assert plan.gateway.model_dir == str(bundled_model())
+    assert [(i.instance_id, i.roles) for i in plan.instances] == [
+        ("e0", ("encode",)),
+        ("e1", ("encode",)),
+        ("pd0", ("prefill", "decode")),
+    ]
+    assert {i.gateway_endpoint for i in plan.instances} == {gateway}
+    assert plan.instances[2].endpoint == f"ipc://{tmp_path}/8000/pd0.sock"
+    assert (tmp_path / "8000").stat().st_mode & 0o777 == 0o700
+
+
+def test_processes_started_one_by_one_find_each_other_by_port(tmp_path: Path) -> None:
+    gateway = role("gateway", tmp_path).gateway
+    worker = role("prefill+decode", tmp_path).instances[0]
+    assert gateway is not None
+    assert worker.gateway_endpoint == gateway.endpoint
+
+
+def test_all_has_a_gateway_and_every_role_in_one(tmp_path: Path) -> None:
+    plan = role("all", tmp_path)
+    assert plan.gateway is not None
+    assert [i.roles for i in plan.instances] == [("encode", "prefill", "decode")]
+
+
+def test_joining_brings_no_gateway(tmp_path: Path) -> None:
+    plan = topology("1e1pd", tmp_path, join="tcp://127.0.0.1:7000")
+    assert plan.gateway is None
+    assert {i.endpoint for i in plan.instances} == {"tcp://127.0.0.1:*"}
+    assert not list(tmp_path.iterdir())  # no socket lies here
+
+
+def test_between_hosts_the_instances_listen_where_the_gateway_does(tmp_path: Path) -> None:
+    key = tmp_path / "key.json"
+    ClusterKey.generate().save(str(key))
+    settings = Settings(cluster_key=str(key))
+    plan = topology("1e1pd", tmp_path, settings, listen="tcp://10.0.0.1:7000")
+    assert plan.gateway is not None
+    assert plan.gateway.endpoint == "tcp://10.0.0.1:7000"
+    assert {i.endpoint for i in plan.instances} == {"tcp://10.0.0.1:*"}
+    assert {i.cluster_key for i in plan.instances} == {str(key)}
+
+
+def test_without_a_key_nothing_listens_beyond_this_host(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match="--cluster-key"):
+        topology("1e1pd", tmp_path, listen="tcp://10.0.0.1:7000")
+
+
+@pytest.mark.parametrize(
+    ("text", "join", "instance_id", "said"),
+    [
+        ("gateway", "tcp://127.0.0.1:1", "", "drop it"),
+        ("all", "tcp://127.0.0.1:1", "", "joins none"),
+        ("gateway", "", "g1", "drop --id"),
+        ("encode", "tcp://10.0.0.1:7000", "", "--listen tcp://ADDRESS-OF-THIS-HOST"),
+        ("encode", "http://10.0.0.1", "", "write tcp://HOST:PORT"),
+    ],
+)
+def test_contradictions_are_refused(
+    tmp_path: Path, text: str, join: str, instance_id: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        role(text, tmp_path, join=join, instance_id=instance_id)
+
+
+def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match="instance id"):
+        role("encode", tmp_path, instance_id="../e0")
+
+
+# --- the model directory --------------------------------------------------------------------------
+
+
+def broken(tmp_path: Path, *, remove: str = "", **config: str) -> Path:
+    """A copy of the bundled model with a file less or another config."""
+    copy = tmp_path / "model"
+    shutil.copytree(bundled_model(), copy)
+    if remove:
+        (copy / remove).unlink()
+    for key, value in config.items():
+        text = (copy / "config.json").read_text()
+        assert f'"{key}": "qwen3_vl"' in text
+        (copy / "config.json").write_text(
+            text.replace(f'"{key}": "qwen3_vl"', f'"{key}": "{value}"')
+        )
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("config.json", "has no config.json"),
+        ("tokenizer.json", "has no tokenizer.json"),
+        ("model.safetensors", "only safetensors are read"),
+        ("preprocessor_config.json", "has no preprocessor_config.json"),
+    ],
+)
+def test_a_half_copied_model_is_named_by_the_missing_file(
+    tmp_path: Path, file: str, said: str
+) -> None:
+    copy = broken(tmp_path, remove=file)
+    with pytest.raises(ModelError, match=said):
+        check_model(str(copy), ("encode", "prefill"), with_gateway=True)
+
+
+def test_an_unknown_family_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    copy = broken(tmp_path, model_type="kimi_k25")
+    with pytest.raises(ModelError, match="'kimi_k25' model; supported are llama, llava"):
+        check_model(str(copy), (), with_gateway=True)
+
+
+def test_an_encoder_has_nothing_to_do_for_a_text_model(tmp_path: Path) -> None:
+    copy = broken(tmp_path, model_type="qwen3")
+    with pytest.raises(ModelError, match="nothing to encode"):
+        check_model(str(copy), ("encode",), with_gateway=False)
+
+
+def test_the_families_checked_here_are_those_that_the_engine_has() -> None:
+    registry = pytest.importorskip("epd.engine.models.registry")
+    from epd.engine.geometry import _FAMILIES
+
+    assert sorted(registry.ADAPTERS) == sorted((*VISION_FAMILIES, *TEXT_FAMILIES))
+    assert sorted(_FAMILIES) == sorted(VISION_FAMILIES)
+
+
+def test_a_new_key_file_is_private_and_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key.json"
+    assert main(["run", "--new-key", str(key)]) == 0
+    assert key.stat().st_mode & 0o777 == 0o600
+    ClusterKey.load(str(key))
+    capsys.readouterr()
+    assert main(["run", "--new-key", str(key)]) == 1
+    assert "exists" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Settings from file, --set and flags: which one wins, and how a wrong one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epd.cli.settings import Settings, build_settings, flatten, leaves
+from epd.config import ConfigError
+
+TOML = """
+model_name = "tiny"
+[timing]
+lost_after_s = 9
+[prefill]
+pool_nbytes = "64MiB"
+"""
+
+
+def write(tmp_path: Path, text: str, name: str = "epd.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_nothing_given_is_the_default() -> None:
+    assert build_settings() == Settings()
+
+
+def test_every_leaf_has_a_key_and_a_default_that_passes() -> None:
+    defaults = flatten(Settings())
+    assert list(defaults) == list(leaves())
+    given = [f"{key}={value}" for key, value in defaults.items() if value not in ("", True, False)]
+    assert build_settings(assignments=given) == Settings()
+
+
+def test_file_then_set_then_flags(tmp_path: Path) -> None:
+    settings = build_settings(
+        write(tmp_path, TOML),
+        ["timing.lost_after_s=8", "limits.max_images=3"],
+        {"limits.max_images": 2, "port": None},
+    )
+    assert settings.model_name == "tiny"
+    assert settings.prefill.pool_nbytes == 64 << 20
+    assert settings.timing.lost_after_s == 8.0
+    assert settings.limits.max_images == 2
+    assert settings.port == 8000
+
+
+def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
+    json = (
+        '{"model_name": "tiny", "timing": {"lost_after_s": 9}, "prefill": {"pool_nbytes": "64M"}}'
+    )
+    as_json = build_settings(write(tmp_path, json, "epd.json"))
+    assert as_json == build_settings(write(tmp_path, TOML))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[timing]\nlost_aftr_s = 1",
+            "timing.lost_aftr_s is not a setting; did you mean timing.lost",
+        ),
+        ("lost_after_s = 1", "did you mean timing.lost_after_s"),
+        ("colour = 1", "--show-config lists all"),
+        ("timing = 1", "timing is not a setting"),
+        ("[timing]\nlost_after_s = 'soon'", "lost_after_s must be a number, not 'soon'"),
+        ("[limits]\nmax_images = 1.5", "max_images must be a whole number"),
+        ("[limits]\nmax_images = 0", "max_images is 0; it must be above zero"),
+        ("[limits]\nallow_private_networks = 1", "must be true or false"),
+        ("[engine]\nkv_nbytes = 'much'", "kv_nbytes: 'much' is no size"),
+        ("[engine]\ndtype = 'bfloat61'", "did you mean bfloat16"),
+        ("[engine]\ndevice = 'cuda:x'", "it must be cpu, cuda"),
+        ("[engine]\nthreads = -1", "may not be negative"),
+        ("[prefill]\nmax_slots_share_per_peer = 1.5", "a share is at most 1"),
+        ("[timing]\nlost_after_s = inf", "finite"),
+        ("port = 65536", "at most 65535"),
+        ("[timing]\nlost_after_s = 1.0", "must grow"),
+        ("host = [", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_settings(write(tmp_path, text))
+    assert said in str(caught.value)
+    if "must grow" not in said:
+        assert "epd.toml" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        build_settings(tmp_path / "none.toml")
+
+
+def test_set_needs_a_value() -> None:
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        build_settings(assignments=["timing.lost_after_s"])
