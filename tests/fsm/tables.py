@@ -1,0 +1,121 @@
+"""The six machines, each with a way to make one and to make each of its events, for table tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
+from epd.fsm import embedding, encoding, generation, instance, request, transfer
+from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
+from epd.fsm.transfer_table import TABLE as TRANSFER
+from epd.messages import TokenLogprobs
+
+PEER = SimpleNamespace(instance_id="peer", epoch=1)
+GRANT = SimpleNamespace(
+    slots=(0, 1), region=SimpleNamespace(slot_nbytes=64), contract="contract", num_rows=4
+)
+MANIFEST = transfer.Manifest("contract", 4)
+KV = SimpleNamespace(num_tokens=7, rope_delta=-3, first_token=TokenLogprobs(5, 0.0))
+MESSAGE = SimpleNamespace(
+    request_id="r", attempt=1, num_emitted=0, sampling=None, gateway=PEER, deadline_s=9.0, items=()
+)
+
+# What an event carries, by the name of the field; the same for every machine.
+CARRIES: dict[str, Any] = {
+    "attempt": 1,
+    "blocks": (3, 4),
+    "checksum": 11,
+    "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"),
+    "finish_reason": "stop",
+    "grant": GRANT,
+    "image": b"image",
+    "item": "item",
+    "kind": "engine",
+    "kv": KV,
+    "load": "load",
+    "nbytes": 64,
+    "num_tokens": 2,
+    "patches": "patches",
+    "placement": "placement",
+    "reason": "because",
+    "retryable": True,
+    "room": "room",
+    "rows": "rows",
+    "slots": (1, 2),
+    "source": "source",
+    "token": TokenLogprobs(9, 0.0),
+}
+
+
+def make_event(kind: type[Event], **carried: Any) -> Event:
+    """An event with plausible contents; `carried` replaces some."""
+    values = {
+        field.name: carried.get(field.name, CARRIES[field.name])
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.name in carried or field.default is MISSING
+    }
+    return kind(**values)
+
+
+def make_generation(journal: Journal = NULL_JOURNAL) -> generation.Generation:
+    return generation.Generation("g", 2, journal)
+
+
+def make_request(journal: Journal = NULL_JOURNAL) -> request.Request:
+    return request.Request("r/1", MESSAGE, (1, 2, 3), journal)
+
+
+def make_encoding(journal: Journal = NULL_JOURNAL) -> encoding.Encoding:
+    return encoding.Encoding("hash", b"image", (1, 4, 4), journal)
+
+
+def make_embedding(journal: Journal = NULL_JOURNAL) -> embedding.Embedding:
+    return embedding.Embedding("hash", journal)
+
+
+def make_transfer(
+    journal: Journal = NULL_JOURNAL, side: transfer.Side = transfer.Side.CONSUMER
+) -> transfer.Transfer:
+    made = transfer.Transfer("room", side, 1, PEER, "owner", journal)
+    made.meta, made.grant, made.nbytes = MANIFEST, GRANT, 64
+    return made
+
+
+def make_instance(journal: Journal = NULL_JOURNAL) -> instance.Instance:
+    return instance.Instance(SimpleNamespace(address=PEER), "load", 0.0, journal)
+
+
+@dataclass(frozen=True)
+class Kind:
+    table: Table
+    make: Callable[[], Machine]
+    num_cells: int  # state x event x outcome of the guard: at least so many must be visited
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+
+KINDS = (
+    Kind(generation.TABLE, make_generation, 38),
+    Kind(request.TABLE, make_request, 56),
+    Kind(encoding.TABLE, make_encoding, 40),
+    Kind(embedding.TABLE, make_embedding, 37),
+    Kind(TRANSFER, make_transfer, 105),
+    Kind(instance.TABLE, make_instance, 21),
+)
+
+
+def at(machine: Machine, state: Any) -> Machine:
+    """The machine, put into a state by force."""
+    machine._state = state
+    return machine
+
+
+def context(machine: Machine) -> dict[str, Any]:
+    """Everything that a machine remembers, apart from its story."""
+    kinds = [kind for kind in type(machine).__mro__ if kind not in (Machine, object)]
+    names = [name for kind in kinds for name in kind.__dict__.get("__slots__", ())]
+    return {name: repr(getattr(machine, name, None)) for name in sorted(names)}

@@ -1,0 +1,85 @@
+"""Journal and timelines: what metrics, request timelines and traces are made from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epd.fsm.story import Change, Moment, RecordingJournal, Transition, changes, timeline
+from epd.fsm.transfer import BytesReady, CancelReceived, GrantReceived, RetryDue, WriteSucceeded
+from tests.fsm.tables import GRANT, make_embedding, make_event, make_transfer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.25
+        return self.now
+
+
+def test_transitions_are_counted_and_living_machines_are_known() -> None:
+    journal = RecordingJournal(Clock())
+    first, second = make_transfer(journal), make_transfer(journal)
+    assert journal.live == {("TRANSFER", "PENDING"): 2}
+    first.fire(BytesReady("rows", 64))
+    assert journal.live == {("TRANSFER", "PENDING"): 1, ("TRANSFER", "PARKED"): 1}
+    for transfer in (first, second):
+        transfer.fire(CancelReceived())
+        transfer.fire(CancelReceived())  # answered again: it ended once
+    assert journal.live == {}
+    assert journal.transitions == {
+        Transition("TRANSFER", "PENDING", "BytesReady", "PARKED"): 1,
+        Transition("TRANSFER", "PARKED", "CancelReceived", "CANCELLED"): 1,
+        Transition("TRANSFER", "PENDING", "CancelReceived", "CANCELLED"): 1,
+        Transition("TRANSFER", "CANCELLED", "CancelReceived", "CANCELLED"): 2,
+    }
+
+
+def test_observers_see_every_transition_with_its_machine() -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def see(machine: Any, event: Any, source: Any, target: Any) -> None:
+        seen.append((machine.key, type(event).__name__, source.name, target.name))
+
+    transfer = make_transfer(RecordingJournal(Clock(), [see]))
+    transfer.fire(RetryDue())
+    transfer.fire(BytesReady("rows", 64))
+    assert seen == [
+        ("room", "RetryDue", "PENDING", "PENDING"),
+        ("room", "BytesReady", "PENDING", "PARKED"),
+    ]
+
+
+def test_ignored_events_leave_no_trace() -> None:
+    journal = RecordingJournal(Clock())
+    transfer = make_transfer(journal)
+    transfer.fire(CancelReceived())
+    counted = dict(journal.transitions)
+    transfer.fire(RetryDue())
+    assert dict(journal.transitions) == counted
+
+
+def test_a_timeline_merges_machines_by_time() -> None:
+    """PENDING -> PARKED -> WRITING -> COMPLETE, while an EMBEDDING is REQUESTED in between."""
+    journal = RecordingJournal(Clock())
+    transfer, embedding = make_transfer(journal), make_embedding(journal)
+    transfer.fire(BytesReady("rows", 64))
+    embedding.fire(make_event(type(embedding).table.events[0]))
+    transfer.fire(RetryDue())  # stays: not a moment of the timeline
+    transfer.fire(GrantReceived(GRANT))
+    transfer.fire(WriteSucceeded(1))
+    assert timeline([changes(transfer), changes(embedding)], start_s=100.0) == [
+        Moment("TRANSFER", "room", "PARKED", 250.0),
+        Moment("EMBEDDING", "hash", "REQUESTED", 500.0),
+        Moment("TRANSFER", "room", "WRITING", 1000.0),
+        Moment("TRANSFER", "room", "COMPLETE", 1250.0),
+    ]
+
+
+def test_changes_of_another_process_are_shifted_to_one_clock() -> None:
+    transfer = make_transfer(RecordingJournal(Clock()))
+    transfer.fire(BytesReady("rows", 64))
+    theirs = [Change("REQUEST", "r/1", "RUNNING", 1100.0)]
+    merged = timeline([changes(transfer, offset_s=1000.0), theirs], start_s=1100.0)
+    assert [(m.machine, m.t_ms) for m in merged] == [("REQUEST", 0.0), ("TRANSFER", 250.0)]
