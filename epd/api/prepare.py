@@ -1,0 +1,166 @@
+"""A validated request to a prompt: pictures fetched and measured, template rendered, ids expanded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from epd.api.chat import ChatRenderer
+from epd.api.detokenize import Detokenizer
+from epd.api.errors import bad_request
+from epd.api.identity import mm_hash
+from epd.api.media import MediaFetcher, read_size
+from epd.api.port import PreparedItem
+from epd.config import GatewayConfig
+from epd.engine.base import MediaError
+from epd.engine.checkpoint import read_json, read_preprocessor
+from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
+from epd.engine.geometry import Geometry, image_geometry
+
+NUM_THREADS = 2
+INLINE_CHARS = 8192  # shorter text is tokenized on the loop: cheaper than a trip to a thread
+INLINE_NBYTES = 512 << 10  # likewise for hashing and reading a header
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Ids with placeholders expanded to rows, and the pictures behind them."""
+
+    token_ids: tuple[int, ...]
+    items: tuple[PreparedItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    data: bytes
+    mm_hash: str
+    geometry: Geometry
+
+
+class Preparer:
+    """Everything that the gateway knows of its model; free of torch."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        directory = Path(config.model_dir)
+        self._config = config
+        self._renderer = ChatRenderer(directory)
+        self._preprocessor = read_preprocessor(directory)
+        self._fingerprint = model_fingerprint(directory)
+        self._processor = processor_fingerprint(directory)
+        self._fetcher = MediaFetcher(config.limits)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
+        model = self._renderer.config
+        text = model.get("text_config", model)
+        self.model_name = config.model_name or directory.resolve().name
+        self.max_context = int(text.get("max_position_embeddings", 4096))
+        self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
+        self.takes_images = self._renderer.image_token_id is not None
+        self.eos_token_ids = _eos_token_ids(directory, model, text)
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- prompts ----------------------------------------------------------------------------------
+
+    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt:
+        """The prompt of a conversation.  Raises ApiError."""
+        urls = _image_urls(messages)
+        limit = self._config.limits.max_images
+        if urls and not self.takes_images:
+            raise bad_request("this model takes no pictures; send text only", urls[0][1])
+        if len(urls) > limit:
+            raise bad_request(
+                f"the request has {len(urls)} pictures; at most {limit} are taken", urls[limit][1]
+            )
+        pictures = await asyncio.gather(*(self._picture(url, param) for url, param in urls))
+        text = self._renderer.render(messages)
+        ids = await self._encode(text, add_special_tokens=False)
+        counts = [picture.geometry.num_rows for picture in pictures]
+        expanded, offsets = self._renderer.expand(ids, counts)
+        items = tuple(
+            PreparedItem(p.mm_hash, offset, p.geometry.num_rows, p.geometry.grid_thw, p.data)
+            for p, offset in zip(pictures, offsets, strict=True)
+        )
+        return Prompt(tuple(expanded), items)
+
+    async def completion(self, prompt: str | Sequence[int]) -> Prompt:
+        """The prompt of a plain completion.  Raises ApiError."""
+        if isinstance(prompt, str):
+            ids: Sequence[int] = await self._encode(prompt, add_special_tokens=True)
+        else:
+            ids = prompt
+        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if bad is not None:
+            raise bad_request(
+                f"prompt holds token id {bad}; ids are 0 to {self.vocab_size - 1}", "prompt"
+            )
+        if not ids:
+            raise bad_request("prompt is empty; send at least one token", "prompt")
+        expanded, _ = self._renderer.expand(ids, ())
+        return Prompt(tuple(expanded), ())
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARS:
+            return self._renderer.encode(text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads,
+            lambda: self._renderer.encode(text, add_special_tokens=add_special_tokens),
+        )
+
+    async def _picture(self, url: str, param: str) -> _Picture:
+        data = await self._fetcher.fetch(url, param)
+        if len(data) <= INLINE_NBYTES:
+            return self._measure(data, param)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._measure, data, param)
+
+    def _measure(self, data: bytes, param: str) -> _Picture:
+        width, height = read_size(data, self._config.limits, param)
+        try:
+            geometry = image_geometry(self._renderer.config, self._preprocessor, width, height)
+        except MediaError as error:
+            raise bad_request(f"{param}: {error}", param) from None
+        key = mm_hash(self._config.tenant, data, self._processor, self._fingerprint)
+        return _Picture(data, key, geometry)
+
+    # --- text -------------------------------------------------------------------------------------
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        return Detokenizer(self._renderer.tokenizer, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token alone, as log-probabilities show it: text (may be broken) and its bytes."""
+        text = self._renderer.tokenizer.decode([token_id], skip_special_tokens=False)
+        return text, text.encode()
+
+
+def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """`(url, parameter name)` of every picture, in order."""
+    return [
+        (part["image_url"]["url"], f"messages[{i}].content[{j}].image_url")
+        for i, message in enumerate(messages)
+        if not isinstance(message["content"], str)
+        for j, part in enumerate(message["content"])
+        if part["type"] == "image_url"
+    ]
+
+
+def _eos_token_ids(
+    directory: Path, model: dict[str, Any], text: dict[str, Any]
+) -> tuple[int, ...]:
+    """From generation_config.json, as generate does, else from config.json."""
+    path = directory / "generation_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    for source in (settings, model, text):
+        found = source.get("eos_token_id")
+        if isinstance(found, int):
+            return (found,)
+        if isinstance(found, list) and found:
+            return tuple(found)
+    return ()
