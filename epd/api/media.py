@@ -39,13 +39,14 @@ def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
     """
     from PIL import Image, UnidentifiedImageError
 
+    Image.MAX_IMAGE_PIXELS = None  # our own limit follows; Pillow's is a warning or another text
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise bad_request(
             f"{param} is not a picture in a known format; send one of {', '.join(FORMATS)}", param
         ) from None
-    except Exception as error:  # a hostile header can trip any parser, bombs included
+    except Exception as error:  # a hostile header can trip any parser
         raise bad_request(f"{param} cannot be read as a picture: {error}", param) from None
     width, height = image.size
     if width * height > limits.max_pixels:
@@ -149,7 +150,8 @@ class MediaFetcher:
                         )
                     return await self._read(response, param)
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                text = str(error) or type(error).__name__
+                cause = getattr(error, "os_error", None) or error
+                text = str(cause) or type(cause).__name__
                 raise bad_request(f"{param} could not be fetched: {text}", param) from None
         raise bad_request(
             f"{param} redirects more than {self._limits.max_redirects} times", param
