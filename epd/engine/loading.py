@@ -15,6 +15,7 @@ name is tried as it is, then through the family's renamings; the first that the 
 from __future__ import annotations
 
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
+_patching = threading.Lock()
+_register = nn.Module.register_parameter
 _NAMED = 3  # tensors named in an error
 
 
@@ -44,22 +47,23 @@ def dtype_of(name: str) -> torch.dtype:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside have shapes but no weights; buffers are real."""
-    from transformers.initialization import no_init_weights
+    """Modules built inside have shapes but no weights; buffers are real.
 
-    register = nn.Module.register_parameter
+    It patches torch's module class, so one thread at a time: others wait.
+    """
+    from transformers.initialization import no_init_weights
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and param.device.type != "meta":
             param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
-        register(module, name, param)
+        _register(module, name, param)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-    try:
-        with no_init_weights():
+    with _patching, no_init_weights():
+        nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+        try:
             yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        finally:
+            nn.Module.register_parameter = _register  # type: ignore[method-assign]
 
 
 def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: str) -> nn.Module:
@@ -99,7 +103,7 @@ def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: st
 
 def _check_stored(checkpoint: Checkpoint) -> None:
     """Refuse weights that would load without an error and mean something else."""
-    if "quantization_config" in checkpoint.config:
+    if checkpoint.config.get("quantization_config"):
         raise ModelError(
             f"{checkpoint.directory} is quantised, which this engine does not read; use the "
             "bfloat16 checkpoint"
