@@ -148,7 +148,7 @@ async def test_a_text_model_refuses_rows(driver: Callable[[str], Driver]) -> Non
 
 
 async def test_seeded_text_is_the_same_in_any_batch(driver: Callable[[str], Driver]) -> None:
-    """Same seed, same text: alone, with neighbours, and resumed with its output as the prompt."""
+    """Same seed, same text: alone, among neighbours, and resumed behind the tokens emitted."""
     serving = driver("qwen3")
     prompt = [{"role": "user", "content": "tell me"}]
     knobs = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 12, "repetition_penalty": 1.1}
@@ -156,6 +156,18 @@ async def test_seeded_text_is_the_same_in_any_batch(driver: Callable[[str], Driv
     (text,) = await serving.run([alone])
     crowd = [await serving.request(str(i), prompt, seed=i, **knobs) for i in range(8)]
     texts = await serving.run(crowd, chunk=7)
-    serving.release([alone, *crowd])
     assert texts[5] == text
+    for emitted in (1, 5, 11):
+        resumed = sequence(
+            "r",
+            alone.blocks,
+            token_ids=alone.token_ids + text[:emitted],
+            sample=alone.sampling,
+            output_index=emitted,
+            prompt_ids=alone.token_ids,
+            output_ids=text[:emitted],
+        )
+        (outcome,) = (await serving.language.step([resumed])).outcomes
+        assert isinstance(outcome, TokenLogprobs) and outcome.token_id == text[emitted]
+    serving.release([alone, *crowd])
     assert len({tuple(t) for t in texts}) > 4, "different seeds, different texts"
