@@ -1,0 +1,76 @@
+"""Placement: equal pictures meet in one encoder, load is bounded, what is missing is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.messages import Address, InstanceInfo, Load
+from epd.scheduling.placement import BALANCE, Candidate, Placement, Unplaceable, place
+
+
+def candidate(name: str, *roles: str, assigned: int = 0, blocks: int = 100) -> Candidate:
+    info = InstanceInfo(Address(name, 1, f"ipc://{name}"), roles, "host", 1)
+    return Candidate(info, Load(free_kv_blocks=blocks), assigned)
+
+
+def ids(placement: Placement | Unplaceable) -> tuple[list[str], str, str]:
+    assert isinstance(placement, Placement)
+    encoders = [address.instance_id for address in placement.encoders]
+    return encoders, placement.prefill.instance_id, placement.decode.instance_id
+
+
+def test_what_is_missing_is_named() -> None:
+    only_decode = [candidate("d0", "decode")]
+    assert place(only_decode, []) == Unplaceable("no healthy instance has the role prefill")
+    chosen = place([*only_decode, candidate("p0", "prefill")], ["h"])
+    assert chosen == Unplaceable("no healthy instance has the role encode")
+    assert ids(place([*only_decode, candidate("p0", "prefill")], [])) == ([], "p0", "d0")
+
+
+def test_local_hops_are_preferred() -> None:
+    both = [candidate("epd0", "encode", "prefill", "decode"), candidate("e1", "encode")]
+    assert ids(place(both, ["h1", "h2"])) == (["epd0", "epd0"], "epd0", "epd0")
+
+
+def test_a_busy_neighbour_gives_way() -> None:
+    pool = [candidate("pd0", "prefill", "decode"), candidate("d1", "decode", assigned=0)]
+    assert ids(place(pool, []))[2] == "pd0"
+    busy = [candidate("pd0", "prefill", "decode", assigned=9), candidate("d1", "decode")]
+    assert ids(place(busy, []))[2] == "d1"
+
+
+def test_instances_that_failed_it_are_avoided_if_there_are_others() -> None:
+    pool = [candidate("p0", "prefill"), candidate("p1", "prefill"), candidate("d0", "decode")]
+    assert ids(place(pool, [], avoid={"p0"}))[1] == "p1"
+    assert ids(place(pool, [], avoid={"p0", "p1", "d0"}))[1] == "p0"
+
+
+def test_equal_pictures_meet_in_one_encoder() -> None:
+    pool = [candidate(f"e{i}", "encode") for i in range(4)]
+    pool += [candidate("p0", "prefill"), candidate("d0", "decode")]
+    first = ids(place(pool, [f"hash{i}" for i in range(50)]))[0]
+    again = ids(place(list(reversed(pool)), [f"hash{i}" for i in range(50)]))[0]
+    assert first == again
+    counts = Counter(first)
+    assert set(counts) == {"e0", "e1", "e2", "e3"}
+
+
+def test_losing_an_encoder_moves_only_its_pictures() -> None:
+    pool = [candidate(f"e{i}", "encode") for i in range(4)]
+    rest = [candidate("p0", "prefill"), candidate("d0", "decode")]
+    hashes = [f"hash{i}" for i in range(100)]
+    before = ids(place(pool + rest, hashes))[0]
+    after = ids(place(pool[1:] + rest, hashes))[0]
+    assert all(b == a for b, a in zip(before, after, strict=True) if b != "e0")
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=6), st.text(max_size=8))
+def test_no_encoder_is_loaded_beyond_the_bound(loads: list[int], mm_hash: str) -> None:
+    pool = [candidate(f"e{i}", "encode", assigned=n) for i, n in enumerate(loads)]
+    pool += [candidate("p", "prefill"), candidate("d", "decode")]
+    chosen = ids(place(pool, [mm_hash]))[0][0]
+    mean = sum(loads) / len(loads)
+    assert loads[int(chosen[1:])] <= BALANCE * (mean + 1)
