@@ -198,9 +198,13 @@ class Heartbeat(Message):
 
 
 class HeartbeatAck(Message):
-    """Tells the instance that the gateway still knows it; its absence makes the instance rejoin."""
+    """Tells the instance that the gateway still knows it; its absence makes the instance rejoin.
+
+    `version`: of the registry, so that an instance notices a `Membership` that it has missed.
+    """
 
     known: bool
+    version: int = 0
 
 
 class DrainAnnounced(Message):

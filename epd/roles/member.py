@@ -52,6 +52,8 @@ class Member(Role):
         self._load = load
         self._version = 0
         self._gateway_epoch = 0
+        self._registry_epoch = 0  # whose registry `_listed` is of
+        self._listed: set[tuple[str, int]] = set()
         self._beat_s = timing.heartbeat_interval_s
         self.welcomed = False
         self.draining = False
@@ -101,9 +103,12 @@ class Member(Role):
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
         self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)
-        if not received.message.known and not self.actor.armed("member/join"):
+        message: HeartbeatAck = received.message
+        if not message.known:
             self._version = 0  # a gateway that restarted counts anew
-            self._join()
+        missed = message.known and self._version < message.version  # a `Membership` was lost
+        if (missed or not message.known) and not self.actor.armed("member/join"):
+            self._join()  # is answered with the whole registry
 
     def _rejoin(self) -> None:
         """The gateway has not answered for long: it may be a new one that does not know us."""
@@ -117,6 +122,8 @@ class Member(Role):
         message: Membership = received.message
         if received.epoch == self._gateway_epoch and message.version <= self._version:
             return
+        if received.epoch != self._registry_epoch:
+            self._registry_epoch, self._listed = received.epoch, set()
         self._gateway_epoch, self._version = received.epoch, message.version
         own = self._info.address.instance_id
         for info in message.instances:
@@ -127,7 +134,9 @@ class Member(Role):
             self.actor.peers[key] = info
         for address in message.lost:
             self._note_lost(address)
-        self._forget_old({(i.address.instance_id, i.address.epoch) for i in message.instances})
+        present = {(i.address.instance_id, i.address.epoch) for i in message.instances}
+        self._forget_old(present)
+        self._listed |= present
 
     def _note_lost(self, address: Address) -> None:
         key = (address.instance_id, address.epoch)
@@ -138,8 +147,12 @@ class Member(Role):
             role.peer_lost(address)
 
     def _forget_old(self, present: set[tuple[str, int]]) -> None:
-        """Peers that are neither present nor lost left in order; lost ones stay for fencing."""
-        for key in sorted(self.actor.peers):
+        """Peers that are neither present nor lost left in order; lost ones stay for fencing.
+
+        Only what this very registry has listed can have left it: a gateway that starts anew learns
+        of its instances one by one, and those that have not joined it yet are alive.
+        """
+        for key in sorted(self._listed):
             if key not in present and key not in self.actor.lost:
                 self._note_lost(self.actor.peers[key].address)
 

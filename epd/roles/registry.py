@@ -106,7 +106,7 @@ class Registry(Role):
         if instance is not None and known:
             self.fire(instance, fsm.HeartbeatReceived(received.message.load))
             self._watch(instance)
-        self.actor.send(received.source, HeartbeatAck(known))
+        self.actor.send(received.source, HeartbeatAck(known, self._version))
 
     @receives(DrainAnnounced)
     def on_drain(self, received: Received) -> None:
