@@ -240,7 +240,11 @@ class PairModel:
             again = replace(end, fencing=False, retry=True)
             yield f"the {side.value} cannot fence", lambda: replace(pair, **{side.value: again})
         if end.fencing and not other.alive:
-            quiet = replace(pair, write="over" if pair.write != "none" else "none")
+            quiet = (
+                pair  # a fence ends what the dead one could do, and zombies; not one's own write
+            )
+            if side is Side.CONSUMER or pair.write == "zombie":
+                quiet = replace(pair, write="over" if pair.write != "none" else "none")
             yield (
                 f"the {side.value} fences its peer",
                 lambda: self.fire(quiet, side, t.PeerFenced(), fencing=False),
@@ -304,7 +308,7 @@ def check(pair: Pair) -> None:
                 producer.state not in MAY_WRITE,
                 f"slots are {consumer.memory} while the producer is {producer.state.name}",
             )
-    if producer.memory == "released" and consumer.alive:
+    if producer.memory == "released":
         require(not writable, "the source is released while a write may read it")
     for name, end in (("producer", producer), ("consumer", consumer)):
         require(end.concluded <= 1, f"the {name}'s owner is told {end.concluded} outcomes")

@@ -103,7 +103,7 @@ KINDS = (
     Kind(request.TABLE, make_request, 56),
     Kind(encoding.TABLE, make_encoding, 40),
     Kind(embedding.TABLE, make_embedding, 37),
-    Kind(TRANSFER, make_transfer, 105),
+    Kind(TRANSFER, make_transfer, 104),
     Kind(instance.TABLE, make_instance, 21),
 )
 

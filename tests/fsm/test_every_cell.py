@@ -1,6 +1,6 @@
 """Every state x event x guard outcome of all six tables, none left out.
 
-Differential: the compiled `fire` and `transitions` itself, from which it was compiled, reach the same
+Differential: the compiled `fire` and `transitions` itself, from which it was compiled, reach one
 state with the same effects and the same changes of context.  Exhaustive: every cell is a row, or is
 ignored for a written reason, or is illegal and leaves the object as it was.  The number of cells is
 written down per table, so that a test which comes to visit fewer does not pass unnoticed.
@@ -27,7 +27,7 @@ def forced(table: Table, state: State, event: type[Event], outcome: bool) -> Ite
 
     def answer(guard: Any) -> Any:
         value = not outcome if isinstance(guard, Unless) else outcome
-        return lambda machine, event: value
+        return lambda *_: value
 
     dispatch = table.dispatch[state]
     compiled = dispatch[event]

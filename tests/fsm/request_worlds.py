@@ -1,0 +1,209 @@
+"""Worlds of the machines that follow a request: GENERATION at the gateway, REQUEST at an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from epd.fsm import generation as g
+from epd.fsm import request as r
+from epd.fsm.kernel import Event
+from tests.fsm.tables import KV, make_event, make_generation, make_request
+from tests.fsm.world import Choices, World
+
+
+class GenerationWorld(World):
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine: g.Generation = make_generation()
+        self.cancelled = False
+        self.prepared_badly = False
+
+    def choices(self) -> Choices:
+        state = self.machine.state
+        if state is g.S.RECEIVED:
+            yield from (g.Admitted(), g.Refused("full"))
+            return
+        if state is g.S.PREPARING:
+            yield g.PreparationFailed()
+        if state in (g.S.PREPARING, g.S.MIGRATING):
+            yield from (g.Placed("placement"), g.NoTopology("nobody is left"))
+        yield from (g.DeadlinePassed(), g.CancelRequested("hung up"))
+        if state is not g.S.PREPARING:  # what instances and timers of attempts may still say
+            for retryable in (True, False):
+                yield g.AttemptFailed("engine", "because", retryable)
+            yield from (g.Accepted(), g.TokensMissed("a hole"), g.AttemptTimedOut("silent"))
+            yield from (make_event(g.TokensArrived), make_event(g.FinalTokensArrived))
+            yield from (g.AbortConfirmed(), g.AbortTimedOut())
+
+    def before(self, event: Event) -> None:
+        open_ = not self.machine.terminal
+        self.cancelled |= open_ and isinstance(event, g.CancelRequested)
+        self.prepared_badly |= isinstance(event, g.PreparationFailed) and open_
+
+    def perform(self, effect: g.Do, event: Event) -> None:
+        if effect is g.Do.DELIVER:
+            self.need(self.answers() == 0, "tokens after the answer")
+        if effect is g.Do.DISPATCH:
+            self.need(self.machine.attempt <= self.machine.max_attempts, "too many attempts")
+            self.need(self.done[effect] == self.machine.attempt, "an attempt is sent once")
+
+    def answers(self) -> int:
+        return self.done[g.Do.DELIVER_FINAL] + self.done[g.Do.ANSWER_ERROR]
+
+    def at_end(self) -> None:
+        refused = self.machine.state is g.S.REJECTED
+        silent = self.cancelled or self.prepared_badly or refused
+        self.need(self.answers() == (0 if silent else 1), f"{self.answers()} answers")
+        self.need(self.done[g.Do.CLOSE] == (0 if refused else 1), "the place is given back once")
+
+
+class StepBegan(Event):
+    """Not an event of the table: the step loop takes the sequence into a step."""
+
+
+class RequestWorld(World):
+    def __init__(self, pictures: int, remote_kv: bool, decode_here: bool) -> None:
+        super().__init__()
+        self.machine: r.Request = make_request()
+        self.machine.decode_here = decode_here or remote_kv
+        self.pictures, self.remote_kv = pictures, remote_kv
+        self.waiting_rooms: set[str] = set()
+        self.queued = False
+        self.blocks = "none"  # none, owned, transfer
+        self.rows = False
+        self.transfer = "none"  # none, open, over
+        self.ended: list[str] = []
+
+    def choices(self) -> Choices:
+        q = self.machine
+        if not self.past:
+            yield from self._arrival()
+            return
+        yield from (r.AbortReceived(), r.DeadlinePassed())
+        if self.done[r.Do.ARM_GRACE]:
+            yield r.GraceEnded()
+        for room in sorted(self.waiting_rooms):
+            yield r.EmbeddingReady(room, "rows")
+            yield r.EmbeddingFailed("media", "bad picture", False)
+        if self.queued and q.state in (r.S.WAITING, r.S.PREEMPTED):
+            yield r.Scheduled((3, 4))
+        if q.state is r.S.RUNNING:
+            yield r.Preempted()
+        if self.transfer == "open":
+            yield from self._transfer()
+        if q.state in (r.S.RUNNING, r.S.DECODING, r.S.ABORTING):
+            yield from self._step()
+
+    def _arrival(self) -> Choices:
+        if self.remote_kv:
+            yield r.KvOffered()
+        else:
+            yield r.EmbeddingsRequired() if self.pictures else r.TextOnly()
+
+    def _transfer(self) -> Choices:
+        yield r.KvFailed("lost", "instance lost", True)
+        if self.remote_kv:
+            yield from (r.RemoteKvArrived((3, 4), KV), r.KvWithdrawn())
+        elif self.blocks == "transfer":
+            yield r.KvDelivered()
+
+    def _step(self) -> Choices:
+        """A step takes the sequence now, or returns with its outcome."""
+        q = self.machine
+        if not q.in_flight:
+            if q.state is not r.S.ABORTING:
+                yield StepBegan()
+            return
+        if q.state is r.S.ABORTING:
+            yield r.StepReturned()
+            return
+        yield r.StepFailed("engine", "because", True)
+        yield make_event(r.LastTokenSampled)
+        if q.state is r.S.RUNNING:
+            yield from (r.ChunkComputed(2), make_event(r.FirstTokenSampled))
+        else:
+            yield make_event(r.TokenSampled)
+
+    def before(self, event: Event) -> None:
+        step = (
+            r.StepFailed, r.StepReturned, r.LastTokenSampled, r.ChunkComputed,
+            r.FirstTokenSampled, r.TokenSampled,
+        )  # fmt: skip
+        if isinstance(event, step):
+            self.machine.in_flight = False
+        elif isinstance(event, r.Scheduled):
+            self.blocks = "owned"
+        elif isinstance(event, r.RemoteKvArrived):
+            self.blocks, self.transfer = "owned", "over"
+        elif isinstance(event, r.KvFailed | r.KvWithdrawn | r.KvDelivered):
+            self.transfer = "over"
+        elif isinstance(event, r.EmbeddingReady):
+            self.waiting_rooms.discard(event.room)
+        elif isinstance(event, r.EmbeddingFailed):
+            self.waiting_rooms.clear()
+
+    def fire(self, event: Event) -> None:
+        if isinstance(event, StepBegan):
+            self.machine.in_flight = True
+        else:
+            super().fire(event)
+
+    def perform(self, effect: r.Do, event: Event) -> None:
+        act: dict[r.Do, Callable[[], None]] = {
+            r.Do.RELEASE_BLOCKS: self._release_blocks,
+            r.Do.HAND_OVER_KV: self._hand_over,
+            r.Do.ACQUIRE_EMBEDDINGS: self._acquire,
+            r.Do.RELEASE_EMBEDDINGS: self._release_rows,
+            r.Do.OFFER_KV: self._open_transfer,
+            r.Do.RESERVE_BLOCKS: self._open_transfer,
+            r.Do.WITHDRAW_OFFER: self._close_transfer,
+            r.Do.ENQUEUE: lambda: self._queue(True),
+            r.Do.START_DECODING: lambda: self._queue(True),
+            r.Do.DEQUEUE: lambda: self._queue(False),
+            r.Do.SEND_FAILURE: lambda: self.ended.append("failure"),
+        }
+        act.get(effect, lambda: None)()
+        if effect is r.Do.SEND_ABORTED and "aborted" not in self.ended:
+            self.ended.append("aborted")
+        if effect is r.Do.EMIT_TOKENS:
+            self.need(not self.ended, "tokens after the end")
+            if self.machine.finish_reason:
+                self.ended.append("finished")
+
+    def _release_blocks(self) -> None:
+        self.need(not self.machine.in_flight, "blocks are freed under a step (F6)")
+        self.need(self.blocks == "owned", f"RELEASE_BLOCKS while blocks are {self.blocks}")
+        self.blocks = "none"
+
+    def _hand_over(self) -> None:
+        self.need(self.blocks == "owned" and self.transfer == "open", "nothing to hand over")
+        self.blocks = "transfer"
+
+    def _acquire(self) -> None:
+        self.rows = True
+        self.waiting_rooms = {f"room{index}" for index in range(self.pictures)}
+        self.machine.missing = set(self.waiting_rooms)
+
+    def _release_rows(self) -> None:
+        self.need(not self.machine.in_flight, "rows are given back under a step")
+        self.rows = False
+        self.waiting_rooms.clear()
+
+    def _open_transfer(self) -> None:
+        self.need(self.transfer == "none", "one transfer of KV per attempt")
+        self.transfer = "open"
+
+    def _close_transfer(self) -> None:
+        if self.transfer == "open":
+            self.transfer = "over"
+
+    def _queue(self, joins: bool) -> None:
+        self.queued = joins
+
+    def at_end(self) -> None:
+        self.need(self.blocks != "owned", "blocks are left over")
+        self.need(not self.rows, "references to rows are left over")
+        self.need(not self.queued, "a place in the batch is left over")
+        self.need(not self.machine.in_flight, "a step still runs")
+        handed = self.blocks == "transfer" or self.remote_kv
+        self.need(self.transfer != "open" or handed, "an offer is left standing")

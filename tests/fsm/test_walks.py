@@ -1,0 +1,169 @@
+"""Random walks: over any order of what may happen, each machine's books balance (see world.py)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epd.fsm import embedding as m
+from epd.fsm import encoding as e
+from epd.fsm import generation as g
+from epd.fsm import request as r
+from epd.fsm import transfer as t
+from epd.fsm.kernel import IllegalEvent, Row, Table, unless
+from tests.fsm.data_worlds import EmbeddingWorld, EncodingWorld, TransferWorld
+from tests.fsm.mutants import patched
+from tests.fsm.request_worlds import GenerationWorld, RequestWorld
+from tests.fsm.world import World, walk
+
+walks = settings(max_examples=300, deadline=None, derandomize=True)
+
+
+def drawn(data: st.DataObject) -> Callable[[int], int]:
+    return lambda n: data.draw(st.integers(0, n - 1))
+
+
+@pytest.mark.parametrize("side", t.Side)
+@walks
+@given(data=st.data())
+def test_TRANSFER_balances(side: t.Side, data: st.DataObject) -> None:
+    world = TransferWorld(side)
+    walk(world, drawn(data))
+    wrong = t.Do.RELEASE_SOURCE if side is t.Side.CONSUMER else t.Do.RELEASE_SLOTS
+    world.need(world.done[wrong] == 0, "gives back what the other end owns")
+    given = int(world.given)
+    released = world.done[t.Do.RELEASE_SLOTS] + world.done[t.Do.RELEASE_SOURCE]
+    published = world.done[t.Do.CONCLUDE_DELIVERED] if side is t.Side.CONSUMER else 0
+    world.need(released + published + int(world.owned) == given, "each lease ends exactly once")
+    told = world.done[t.Do.CONCLUDE_FAILED] + world.done[t.Do.CONCLUDE_DELIVERED]
+    world.need(told <= 1, "the owner is told twice")
+
+
+@walks
+@given(data=st.data())
+def test_REQUEST_balances(data: st.DataObject) -> None:
+    remote_kv = data.draw(st.booleans())
+    pictures = 0 if remote_kv else data.draw(st.integers(0, 2))
+    world = RequestWorld(pictures, remote_kv, data.draw(st.booleans()))
+    walk(world, drawn(data))
+    firsts = [end for end in world.ended if end != "aborted"]
+    world.need(len(firsts) <= 1, f"the gateway is told {firsts}")
+
+
+@walks
+@given(data=st.data())
+def test_GENERATION_answers_once(data: st.DataObject) -> None:
+    world = GenerationWorld()
+    walk(world, drawn(data))
+    world.need(world.answers() <= 1, "more than one answer")
+    world.need(world.done[g.Do.CLOSE] <= 1, "the place is given back twice")
+
+
+@walks
+@given(data=st.data())
+def test_ENCODING_balances(data: st.DataObject) -> None:
+    world = EncodingWorld()
+    walk(world, drawn(data))
+    resident = world.machine.state in (e.S.RESIDENT, e.S.DEMOTED)
+    world.need(world.kept == resident, "rows are in the books exactly while resident")
+    world.need(all(n == 1 for n in world.filled.values()), "a room is filled once")
+    if resident:
+        world.need(set(world.machine.rooms) <= set(world.filled), "an open room is not filled")
+
+
+@walks
+@given(data=st.data())
+def test_EMBEDDING_balances(data: st.DataObject) -> None:
+    world = EmbeddingWorld()
+    walk(world, drawn(data))
+    world.need(all(n == 1 for n in world.told.values()), "a waiter is told twice")
+    world.need(world.kept == (world.machine.state is m.S.RESIDENT), "slots without rows")
+
+
+# --- the walks are worth something: with a bug put back, one of them stumbles ---------------------
+
+MUTANTS: dict[str, tuple[Callable[[], World], Table, list[Any], list[Row]]] = {
+    "F6: blocks are freed when the client leaves, step or not": (
+        lambda: RequestWorld(0, False, True),
+        r.TABLE,
+        [(r.S.DECODING, r.AbortReceived)],
+        [
+            Row(
+                r.S.DECODING,
+                r.AbortReceived,
+                r.S.FINISHED,
+                (r.Do.DEQUEUE, r.Do.RELEASE_BLOCKS, r.Do.SEND_ABORTED),
+            )
+        ],
+    ),
+    "an abort of a preempted request leaves its offer standing": (
+        lambda: RequestWorld(0, False, False),
+        r.TABLE,
+        [(r.S.PREEMPTED, r.AbortReceived)],
+        [
+            Row(
+                r.S.PREEMPTED,
+                r.AbortReceived,
+                r.S.FINISHED,
+                (r.Do.DEQUEUE, r.Do.RELEASE_EMBEDDINGS, r.Do.SEND_ABORTED),
+            )
+        ],
+    ),
+    "decode is lost while preempted, and the table does not know": (
+        lambda: RequestWorld(0, False, False),
+        r.TABLE,
+        [(r.S.PREEMPTED, r.KvFailed)],
+        [],
+    ),
+    "F8: a producer's source is freed by a fence of the peer while its engine reads": (
+        lambda: TransferWorld(t.Side.PRODUCER),
+        t.Transfer.table,
+        [(t.S.EXPIRE_PENDING, t.GraceEnded)],
+        [Row(t.S.EXPIRE_PENDING, t.GraceEnded, t.S.QUARANTINED, (t.Do.START_FENCE,))],
+    ),
+    "F21: rows that nobody waits for are not kept in the books": (
+        EncodingWorld,
+        e.TABLE,
+        [(e.S.ABANDONED, e.EncodeSucceeded)],
+        [Row(e.S.ABANDONED, e.EncodeSucceeded, e.S.RESIDENT, (), e.keep_rows)],
+    ),
+    "F22: a new waiter of an abandoned load starts another one": (
+        EmbeddingWorld,
+        m.TABLE,
+        [(m.S.ABANDONED, m.Wanted)],
+        [Row(m.S.ABANDONED, m.Wanted, m.S.REQUESTED, (m.Do.OPEN_TRANSFER,), m.begin)],
+    ),
+    "F23: rows are evicted though somebody waits": (
+        EmbeddingWorld,
+        m.TABLE,
+        [(m.S.RESIDENT, m.EvictionRequested)],
+        [Row(m.S.RESIDENT, m.EvictionRequested, m.S.EVICTED, (m.Do.RELEASE_ROWS,))],
+    ),
+    "F40: a failed attempt ends as finished, without an answer": (
+        GenerationWorld,
+        g.TABLE,
+        [(g.S.PLACED, g.AttemptFailed)],
+        [
+            Row(g.S.PLACED, g.AttemptFailed, g.S.MIGRATING, (g.Do.PLACE,), when=g.may_retry),
+            Row(g.S.PLACED, g.AttemptFailed, g.S.FINISHED, (g.Do.CLOSE,), when=unless(g.may_retry)),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_walk_finds_a_bug_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, table, remove, rows = MUTANTS[name]
+    kind = type(make().machine)
+    monkeypatch.setattr(kind, "table", patched(table, remove, rows))
+    for seed in range(3000):
+        try:
+            walk(make(), random.Random(seed).randrange)
+        except (AssertionError, IllegalEvent):
+            return
+    pytest.fail("3000 walks did not notice")
