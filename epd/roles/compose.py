@@ -6,6 +6,7 @@ Pure wiring over injected ports and engines, so that what is tested in simulatio
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from epd.config import GatewayConfig, InstanceConfig
@@ -31,6 +32,7 @@ class Engines:
 
     vision: VisionEngine | None = None
     language: LanguageEngine | None = None
+    close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
 
 
 class Instance:
@@ -47,6 +49,7 @@ class Instance:
         pid: int,
     ) -> None:
         self.config = config
+        self._close_engines = engines.close
         self.actor = actor = Actor(ports)
         self.transfers = Transfers(actor, config.timing)
         self.encode: EncodeRole | None = None
@@ -131,7 +134,10 @@ class Instance:
         return not any(self.live().values())
 
     async def close(self) -> None:
+        """Roles first, then the device, whose last step may still use registered memory."""
         await self.actor.close()
+        if self._close_engines is not None:
+            await self._close_engines()
         await self.actor.ports.transfers.close()
 
 

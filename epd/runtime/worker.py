@@ -43,7 +43,7 @@ def load_engines(config: InstanceConfig) -> Engines:
     from epd.engine.factory import build_executor, build_language, build_vision
 
     executor = build_executor(config.engine)
-    engines = Engines()
+    engines = Engines(close=executor.close)
     if "encode" in config.roles:
         engines.vision = build_vision(config.model_dir, config.engine, executor)
     if "prefill" in config.roles or "decode" in config.roles:
