@@ -1,0 +1,65 @@
+"""Engines without a model: tokens for nothing, to measure everything around a model.
+
+`step` answers at once with a token per sequence that asks for one, `encode` with zeroed rows.  Used
+by `epd bench gateway` alone; no role knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from epd.engine.base import (
+    EncodeFailure,
+    MediaLayout,
+    Patches,
+    RopePositions,
+    Rows,
+    StepResult,
+    StepSequence,
+)
+from epd.messages import KvLayout, RowContract, TokenLogprobs
+
+CONTRACT = RowContract(hidden=16, row_width=16, num_deepstack=0, dtype="float32", row_nbytes=64)
+LAYOUT = KvLayout(
+    num_layers=1, block_size=16, num_kv_heads=1, head_dim=1, dtype="float32", block_nbytes=128
+)
+NUM_BLOCKS = 1 << 16
+TOKEN_ID = ord("a")
+
+
+class NullVision:
+    """Rows of zeros, of the right number."""
+
+    contract = CONTRACT
+
+    async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
+        num_patches = grid_thw[0] * grid_thw[1] * grid_thw[2]
+        return Patches(None, grid_thw, num_patches, max(1, num_patches // 4))
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        return [
+            Rows(bytes(p.num_rows * CONTRACT.row_nbytes), p.num_rows, p.num_rows * 64) for p in batch
+        ]
+
+
+class NullLanguage:
+    """One token per sequence and step."""
+
+    kv_layout = LAYOUT
+    num_blocks = NUM_BLOCKS
+    row_contract = CONTRACT
+    max_context = 1 << 20
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        return RopePositions(None)
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        """Nothing is ever stored."""
+
+    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
+        return [memoryview(bytes(LAYOUT.block_nbytes)) for _ in blocks]
+
+    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+        token = TokenLogprobs(TOKEN_ID, 0.0)
+        return StepResult([None if s.sample is None else token for s in batch])
