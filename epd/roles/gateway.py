@@ -134,6 +134,7 @@ class GatewayRole(Role):
             {
                 "instance": i.info.address.instance_id,
                 "epoch": i.info.address.epoch,
+                "pid": i.info.pid,
                 "roles": list(i.info.roles),
                 "state": i.state.name,
                 "assigned": self._assigned[i.info.address.instance_id],
