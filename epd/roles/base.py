@@ -223,11 +223,13 @@ class Actor:
     def peer_info(self, address: Address) -> InstanceInfo | None:
         return self.peers.get((address.instance_id, address.epoch))
 
-    def spans(self, machine: Machine) -> tuple[Span, ...]:
-        """A machine's story in wall-clock time, for the timeline."""
+    def spans(self, *machines: Machine | None) -> tuple[Span, ...]:
+        """The machines' stories in wall-clock time, for the timeline."""
         offset_s = self.clock.wall_s() - self.clock.now_s()
         return tuple(
             Span(machine.table.name, entry.target, entry.at_s + offset_s)
+            for machine in machines
+            if machine is not None
             for entry in machine.story
             if entry.source != entry.target
         )

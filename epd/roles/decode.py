@@ -11,7 +11,7 @@ from __future__ import annotations
 from epd.config import DecodeConfig
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
-from epd.fsm.kernel import Event
+from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
 from epd.fsm.transfer import Transfer
 from epd.messages import Address, CancelTransfer, Grant, KvOffer, KvState, RequestFailed
@@ -33,6 +33,10 @@ class DecodeRole(Role):
         self._config = config
         self.draining = False
         requests.extend(self)
+        requests.related.append(self._transfer_of)
+
+    def _transfer_of(self, request: Request) -> list[Machine | None]:
+        return [self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)]
 
     @receives(KvOffer)
     def on_kv_offer(self, received: Received) -> None:

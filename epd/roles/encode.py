@@ -253,7 +253,8 @@ class EncodeRole(Role):
     def _report(self, room: str, encoding: Encoding | None) -> None:
         asker = self._askers.pop(room, None)
         if asker is not None and encoding is not None:
-            spans = self.actor.spans(encoding)
+            transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
+            spans = self.actor.spans(encoding, transfer)
             self.actor.send(asker.gateway, StageReport(asker.request_id, asker.attempt, spans))
 
     def commit_state(self, transfer: Transfer) -> None:

@@ -67,7 +67,7 @@ class GatewayRole(Role):
         self._booked: dict[str, tuple[str, ...]] = {}
         self._avoid: dict[str, set[str]] = {}
         self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
-        self._reports: dict[str, list[tuple[str, Span]]] = {}
+        self._reports: dict[str, dict[tuple[str, Span], None]] = {}
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
         self.num_tokens = 0
@@ -340,7 +340,8 @@ class GatewayRole(Role):
 
     def _report(self, source: str, request_id: str, spans: tuple[Span, ...]) -> None:
         if request_id in self._open:
-            self._reports.setdefault(request_id, []).extend((source, span) for span in spans)
+            report = self._reports.setdefault(request_id, {})
+            report.update(dict.fromkeys((source, span) for span in spans))  # repeats change nothing
 
     def _current(self, request_id: str, attempt: int) -> Generation | None:
         """The open generation, if the message is of its present attempt."""

@@ -15,7 +15,7 @@ from epd.config import PrefillConfig
 from epd.engine.base import MediaLayout
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
-from epd.fsm.kernel import Event
+from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
 from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import (
@@ -53,6 +53,12 @@ class PrefillRole(Role):
         self._handed_over: dict[str, Request] = {}
         self.draining = False
         requests.extend(self)
+        requests.related.append(self._transfers_of)
+
+    def _transfers_of(self, request: Request) -> list[Machine | None]:
+        items = getattr(request.message, "items", ())
+        rooms = [self._transfers.find(i.room, transfer_fsm.Side.CONSUMER) for i in items]
+        return [*rooms, self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)]
 
     def live(self) -> dict[str, int]:
         return {"kv_handed_over": len(self._handed_over)}

@@ -13,6 +13,7 @@ message per gateway.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from epd.config import EngineConfig, Timing
@@ -67,6 +68,7 @@ class Requests(Role):
         self._work = asyncio.Event()
         self._on_leased: dict[str, Any] = {}
         self.num_steps = 0
+        self.related: list[Callable[[Request], list[Machine | None]]] = []  # for the timeline
 
     def start(self) -> None:
         self.actor.spawn("step loop", self._run())
@@ -311,7 +313,9 @@ class Requests(Role):
 
     @performs(Do.REPORT_SPANS)
     def report_spans(self, request: Request, event: Event) -> None:
-        report = StageReport(request.request_id, request.attempt, self.actor.spans(request))
+        machines = [machine for related in self.related for machine in related(request)]
+        spans = self.actor.spans(request, *machines)
+        report = StageReport(request.request_id, request.attempt, spans)
         self.actor.send(request.gateway, report)
 
     @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER)

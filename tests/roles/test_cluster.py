@@ -1,0 +1,148 @@
+"""Whole topologies in one process, with the embedded model: right answers, and books that balance."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epd.api.port import Generation, PreparedItem
+from epd.api.prepare import Preparer
+from epd.config import EngineConfig, GatewayConfig
+from epd.messages import SamplingParams
+from epd.roles.compose import Engines
+from epd.tiny import CHECKPOINT, SAMPLES
+from epd.tiny.samples import Entry, read_index
+from tests.roles.cluster import Cluster
+
+SMALL = EngineConfig(kv_nbytes=16 << 20, threads=1, max_chunk_tokens=64)
+TOPOLOGIES = {
+    "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
+    "1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")],
+    "1epd": [("epd0", "encode", "prefill", "decode")],
+    "2e1p": [("e0", "encode"), ("e1", "encode"), ("p0", "prefill"), ("d0", "decode")],
+}
+
+
+@pytest.fixture(scope="module")
+def preparer() -> Preparer:
+    return Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Any]:
+    """Vision engines may be shared by instances; a language engine belongs to one."""
+    from epd.engine.factory import build_executor, build_vision
+
+    executor = build_executor(SMALL)
+    return {"executor": executor, "vision": build_vision(CHECKPOINT, SMALL, executor)}
+
+
+def engines_for(roles: tuple[str, ...], loaded: dict[str, Any]) -> Engines:
+    from epd.engine.factory import build_language
+
+    engines = Engines()
+    if "encode" in roles:
+        engines.vision = loaded["vision"]
+    if "prefill" in roles or "decode" in roles:
+        engines.language = build_language(CHECKPOINT, SMALL, loaded["executor"])
+    return engines
+
+
+def cluster_of(topology: str, loaded: dict[str, Any]) -> Cluster:
+    cluster = Cluster()
+    for name, *roles in TOPOLOGIES[topology]:
+        cluster.add(name, tuple(roles), engines_for(tuple(roles), loaded), engine=SMALL)
+    return cluster
+
+
+async def prepared(preparer: Preparer, entry: Entry, max_tokens: int = 64) -> Generation:
+    content: list[dict[str, Any]] = []
+    for name in entry.images:
+        data = base64.b64encode((Path(SAMPLES) / name).read_bytes()).decode()
+        content.append({"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}})
+    content.append({"type": "text", "text": entry.question})
+    prompt = await preparer.chat([{"role": "user", "content": content}])
+    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=preparer.eos_token_ids)
+    return Generation(prompt.token_ids, prompt.items, sampling)
+
+
+async def answer(cluster: Cluster, preparer: Preparer, generation: Generation) -> str:
+    detokenizer = preparer.detokenizer()
+    text = ""
+    async for update in cluster.gateway.role.submit(generation):
+        assert update.error is None
+        text += detokenizer.push(update.token_ids)
+    return text + detokenizer.finish()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_sample_pictures_are_read(
+    topology: str, preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    cluster = cluster_of(topology, loaded)
+    async with cluster.running():
+        entries = read_index()
+        generations = [await prepared(preparer, entry) for entry in entries]
+        texts = await asyncio.gather(*(answer(cluster, preparer, g) for g in generations))
+        assert texts == [entry.answer for entry in entries]
+        await cluster.settle()
+        for instance in cluster.instances.values():
+            assert not instance.actor.counters, (instance.actor.address, instance.actor.counters)
+        assert not cluster.gateway.actor.counters
+
+
+async def test_an_image_seen_twice_is_encoded_once(
+    preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    """F37: the second request joins the first one's load, a third finds resident rows."""
+    cluster = cluster_of("1e1p1d", loaded)
+    entry = read_index()[0]
+    async with cluster.running():
+        both = [await prepared(preparer, entry) for _ in range(2)]
+        await asyncio.gather(*(answer(cluster, preparer, g) for g in both))
+        assert await answer(cluster, preparer, both[0]) == entry.answer
+        await cluster.settle()
+        journal = cluster.instances["e0"].actor.journal
+        starts = [t for t in journal.transitions if t.machine == "ENCODING" and t.target == "ENCODING"]
+        assert sum(journal.transitions[t] for t in starts) == 1
+
+
+async def test_a_client_that_leaves_frees_everything(
+    preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    """F43: cancel before the first token, and in mid-stream; memory returns at every stage."""
+    cluster = cluster_of("1e1p1d", loaded)
+    entry = read_index()[0]
+    async with cluster.running() as gateway:
+        early = gateway.role.submit(await prepared(preparer, entry))
+        early.cancel("client disconnected")
+        generation = await prepared(preparer, entry, max_tokens=400)
+        endless = Generation(
+            generation.token_ids, generation.items, SamplingParams(max_tokens=400)
+        )
+        stream = gateway.role.submit(endless)
+        async for _ in stream:
+            stream.cancel("client disconnected")
+        await cluster.settle()
+        assert gateway.role.outcomes["finished"] == 2
+
+
+async def test_a_stuck_prefill_does_not_stop_text(
+    preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    """Text-only requests pass one that waits for pictures which never come."""
+    cluster = cluster_of("1e1p1d", loaded)
+    async with cluster.running() as gateway:
+        encode = cluster.instances["e0"]
+        encode.actor.closing = True  # deaf: takes no message, sends none
+        waiting = gateway.role.submit(await prepared(preparer, read_index()[0]))
+        text = await preparer.chat([{"role": "user", "content": "Hello"}])
+        sampling = SamplingParams(max_tokens=8, stop_token_ids=preparer.eos_token_ids)
+        said = await answer(cluster, preparer, Generation(text.token_ids, (), sampling))
+        assert said
+        assert waiting.next_ready() is None
+        waiting.cancel("enough")
