@@ -15,6 +15,7 @@ from epd.api.errors import bad_request
 from epd.api.identity import mm_hash
 from epd.api.media import MediaFetcher, read_size
 from epd.api.port import PreparedItem
+from epd.api.token_bytes import TokenBytes
 from epd.config import GatewayConfig
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_json, read_preprocessor
@@ -52,6 +53,7 @@ class Preparer:
         self._fingerprint = model_fingerprint(directory)
         self._processor = processor_fingerprint(directory)
         self._fetcher = MediaFetcher(config.limits)
+        self._token_bytes = TokenBytes(self._renderer.tokenizer)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
         model = self._renderer.config
         text = model.get("text_config", model)
@@ -137,7 +139,7 @@ class Preparer:
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token alone, as log-probabilities show it: text (may be broken) and its bytes."""
         text = self._renderer.tokenizer.decode([token_id], skip_special_tokens=False)
-        return text, text.encode()
+        return text, self._token_bytes(token_id)
 
 
 def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -151,9 +153,7 @@ def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def _eos_token_ids(
-    directory: Path, model: dict[str, Any], text: dict[str, Any]
-) -> tuple[int, ...]:
+def _eos_token_ids(directory: Path, model: dict[str, Any], text: dict[str, Any]) -> tuple[int, ...]:
     """From generation_config.json, as generate does, else from config.json."""
     path = directory / "generation_config.json"
     settings = read_json(path) if path.is_file() else {}
