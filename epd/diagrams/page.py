@@ -10,9 +10,9 @@ NOTICE = "<!-- Written by `python -m epd diagrams` from the tables in epd/fsm; d
 STAYS = "\u21bb"
 
 _HOW_TO_READ_THE_MATRIX = f"""\
-Target state, with its guard in brackets; {STAYS} stays in the state (it may still act: see the rows).
-A dot with a number is ignored, for the reason below. An empty cell is illegal: the event fails this
-one object, with its story."""
+Target state, with its guard in brackets; {STAYS} stays in the state (it may still act: see the
+rows). A dot with a number is ignored, for the reason below. An empty cell is illegal: the event
+fails this one object, with its story."""
 
 
 def theory_of(docstring: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from epd.diagrams import svg
 from epd.diagrams.edges import Edge, Graph, Label, Node
 
-CARD_X, CARD_WIDTH, LABEL_GAP = 44.0, 272.0, 10.0
+CARD_X, MIN_CARD_WIDTH, LABEL_GAP = 44.0, 272.0, 10.0
 NAME_SIZE, EVENT_SIZE, TARGET_SIZE, PROSE_SIZE, LINE = 13.5, 11.5, 10.5, 11.0, 15.0
 RAIL_PITCH, TOP, STATION_GAP = 17.0, 76.0, 20.0
 MIN_LABEL_WIDTH = 290.0
@@ -86,19 +86,27 @@ class RailMap:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        texts = [label.text + ", " for edge in graph.edges for label in edge.labels]
-        widest = max((svg.mono_width(text, EVENT_SIZE) for text in texts), default=0)
-        self._label_width = max(MIN_LABEL_WIDTH, widest)
+        stays: list[float] = []
+        leaves: list[float] = []
+        for edge in graph.edges:
+            widths = [svg.mono_width(label.text + ", ", EVENT_SIZE) for label in edge.labels]
+            (stays if edge.source == edge.target else leaves).extend(widths)
+        self._label_width = max([MIN_LABEL_WIDTH, *leaves])
+        self.card_width = max([MIN_CARD_WIDTH, *(width + 40 for width in stays)])
         self.stations = {n.name: self._station(n, i) for i, n in enumerate(graph.nodes)}
         self._place()
         names = max(svg.mono_width(node.name, TARGET_SIZE) for node in graph.nodes)
-        self._names_x = CARD_X + CARD_WIDTH + LABEL_GAP + self._label_width + 18 + names
+        self._names_x = self._cards_end + LABEL_GAP + self._label_width + 18 + names
         self._assign_rails()
+
+    @property
+    def _cards_end(self) -> float:
+        return CARD_X + self.card_width
 
     def _station(self, node: Node, index: int) -> Station:
         out = [e for e in self.graph.edges if e.source == node.name != e.target]
         stays = [x for e in self.graph.edges if e.source == e.target == node.name for x in e.labels]
-        inner = CARD_WIDTH - 24
+        inner = self.card_width - 24
         return Station(
             node,
             svg.wrap(node.prose, inner, PROSE_SIZE),
@@ -155,7 +163,7 @@ class RailMap:
     def draw(self) -> str:
         canvas = svg.Canvas(f"{self.graph.name}: {self.graph.subtitle}")
         canvas.text(CARD_X, 34, self.graph.name, 20, style='font-weight="700"')
-        canvas.text(CARD_X, 53, self.graph.subtitle, 12.5, "sans", SOFT_STYLE)
+        canvas.text(CARD_X, 53, self.graph.subtitle.replace("`", ""), 12.5, "sans", SOFT_STYLE)
         for station in self.stations.values():
             self._draw_card(canvas, station)
             for out in station.exits:
@@ -169,10 +177,10 @@ class RailMap:
         x, y, colour, node = CARD_X, station.y, station.colour, station.node
         dash = ' stroke-dasharray="7 3"' if node.held else ""
         style = f'fill="#f8fafc" stroke="{colour}" stroke-width="2"{dash}'
-        canvas.rect(x, y, CARD_WIDTH, station.height, style)
+        canvas.rect(x, y, self.card_width, station.height, style)
         if node.terminal:
             inner = f'fill="none" stroke="{colour}" stroke-width="1.2"'
-            canvas.rect(x + 4, y + 4, CARD_WIDTH - 8, station.height - 8, inner, 4)
+            canvas.rect(x + 4, y + 4, self.card_width - 8, station.height - 8, inner, 4)
         if node.initial:
             canvas.dot(x - 28, station.port_y, svg.INK, 6)
             canvas.line([(x - 28, station.port_y), (x - 6, station.port_y)], svg.INK)
@@ -193,7 +201,7 @@ class RailMap:
 
     def _draw_exit(self, canvas: svg.Canvas, out: Exit) -> None:
         target = self.stations[out.edge.target]
-        left, rail = CARD_X + CARD_WIDTH, self.rails[out.edge.target]
+        left, rail = self._cards_end, self.rails[out.edge.target]
         canvas.line([(left, out.y), (rail, out.y)], target.colour, halo=True)
         canvas.dot(rail, out.y, target.colour)
         top = out.y - 5 - LINE * (len(out.lines) - 1)
@@ -208,7 +216,7 @@ class RailMap:
         x, port, colour = self.rails[station.node.name], station.port_y, station.colour
         low, high = self.span_of(station.node.name) or (port, port)
         canvas.line([(x, low), (x, high)], colour, 2.4, layer=0)
-        left = CARD_X + CARD_WIDTH
+        left = self._cards_end
         canvas.line([(x, port), (left + 7, port)], colour, 2.4, halo=True)
         canvas.dot(x, port, colour, 1.2)
         canvas.arrowhead(left, port, colour, to_left=True)

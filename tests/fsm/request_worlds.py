@@ -1,4 +1,4 @@
-"""Worlds of the machines that follow a request: GENERATION at the gateway, REQUEST at an instance."""
+"""Worlds of the machines that follow a request: GENERATION (gateway), REQUEST (an instance)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What a random walk walks in: one machine, and everything outside it.
 
 A `World` knows what may happen now, performs the effects in a ledger, and complains at once when
-something is given back twice, freed while in use, or left over at the end.  What a peer, a client or
-a clock may do is offered in every state, so that a walk also finds an event that can really arrive
-and that the table does not know.
+something is given back twice, freed while in use, or left over at the end.  What a peer, a client
+or a clock may do is offered in every state, so that a walk also finds an event that can really
+arrive and that the table does not know.
 """
 
 from __future__ import annotations
