@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the gateway refuses before it does any work (faults F33, F39, F46)."""
 
     max_body_nbytes: int = 64 << 20
+    read_timeout_s: float = 30.0  # a request's head, then its body, must arrive within
+    write_timeout_s: float = 30.0  # a client that reads nothing for so long is dropped
     max_images: int = 16
     max_image_nbytes: int = 32 << 20
     max_pixels: int = 64_000_000

@@ -1,0 +1,100 @@
+"""One choice of an answer while it grows: token ids in, text out, and what it counts.
+
+Without stop strings an update is detokenized in one piece.  With them it goes token by token, so
+that where the answer ends, and how many tokens are counted, does not depend on how tokens happened
+to be bundled on their way here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from epd.api.port import GenerationUpdate
+from epd.api.stop import StopMatcher
+from epd.messages import TokenLogprobs
+
+
+class Detokenizes(Protocol):
+    """Token ids to text, while they arrive."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new: text that cannot change any more, and the log-probabilities of its tokens."""
+
+    text: str
+    logprobs: list[TokenLogprobs]
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Choice:
+    """Reads updates until `finish_reason` is set; later ones are not offered to it."""
+
+    index: int
+    stream: Any  # GenerationStream
+    detokenizer: Detokenizes
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0  # stop strings are not looked for before
+    num_tokens: int = 0
+    finish_reason: str = ""
+    failed: bool = False  # its stream ended without an answer
+    timeline: list[tuple[str, str, float]] = field(default_factory=list)
+    _matcher: StopMatcher | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop:
+            self._matcher = StopMatcher(self.stop)
+
+    def take(self, updates: Iterable[GenerationUpdate]) -> Delta:
+        """Several updates at once, none of them an error."""
+        texts: list[str] = []
+        logprobs: list[TokenLogprobs] = []
+        for update in updates:
+            count = self._take(update, texts)
+            logprobs.extend(update.logprobs[:count])
+            if self.finish_reason:
+                break
+        return Delta("".join(texts), logprobs, self.finish_reason)
+
+    def _take(self, update: GenerationUpdate, texts: list[str]) -> int:
+        """Number of tokens used, all of them unless a stop string ends the answer."""
+        if self._matcher is None:
+            self.num_tokens += len(update.token_ids)
+            texts.append(self.detokenizer.push(update.token_ids))
+        else:
+            for count, token_id in enumerate(update.token_ids, 1):
+                self.num_tokens += 1
+                if self._match(self.detokenizer.push((token_id,)), texts):
+                    self.stream.cancel("stop string")
+                    return count
+        if update.finish_reason:
+            self.timeline = update.timeline
+            self._finish(update.finish_reason, texts)
+        return len(update.token_ids)
+
+    def _match(self, text: str, texts: list[str]) -> bool:
+        assert self._matcher is not None
+        if self.num_tokens <= self.min_tokens:
+            texts.append(text)
+            return False
+        text, stopped = self._matcher.push(text)
+        texts.append(text)
+        if stopped:
+            self.finish_reason = "stop"
+        return stopped
+
+    def _finish(self, reason: str, texts: list[str]) -> None:
+        """Text held back is settled: it may hold a stop string, or be broken characters."""
+        self.finish_reason = reason
+        rest = self.detokenizer.finish()
+        if self._matcher is None:
+            texts.append(rest)
+        elif not self._match(rest, texts):
+            texts.append(self._matcher.finish())

@@ -1,0 +1,248 @@
+"""From a request to its answer: validate, admit, prepare, generate, write.
+
+Admission comes before any work on the prompt: a gateway that fetches and tokenizes first and
+refuses afterwards does most work when it is most loaded (fault F39).  Each choice is a generation
+of its own with its own place; either all are admitted or none.  Whatever happens then, each place
+is given back exactly once: by `preparation_failed` before the start, by the end of the generation
+or `cancel` after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from epd.api.choice import Choice, Delta, Detokenizes
+from epd.api.errors import ApiError
+from epd.api.exchange import ClientGone, Exchange
+from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate, Refused
+from epd.api.prepare import Prompt
+from epd.api.responses import Answer, ChatAnswer, CompletionAnswer
+from epd.api.sse import end_events, send_events
+from epd.api.validation import Asked, ModelFacts, read_chat, read_completion
+from epd.config import Limits
+
+T = TypeVar("T")
+
+
+class Prepares(ModelFacts, Protocol):
+    """What is needed of `epd.api.prepare.Preparer`."""
+
+    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt: ...
+
+    async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
+
+    def detokenizer(self) -> Detokenizes: ...
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]: ...
+
+    async def close(self) -> None: ...
+
+
+class Completions:
+    """Serves both kinds of completions over one model."""
+
+    def __init__(self, frontend: Frontend, preparer: Prepares, limits: Limits) -> None:
+        self._frontend = frontend
+        self._preparer = preparer
+        self._limits = limits
+        self._readers: set[asyncio.Task[Any]] = set()  # kept alive until they end
+
+    async def chat(self, exchange: Exchange) -> None:
+        """POST /v1/chat/completions.  Raises ApiError, ClientGone."""
+        body = await self._body(exchange)
+        await self._serve(exchange, read_chat(body, self._preparer, self._limits), ChatAnswer)
+
+    async def completion(self, exchange: Exchange) -> None:
+        """POST /v1/completions.  Raises ApiError, ClientGone."""
+        body = await self._body(exchange)
+        asked = read_completion(body, self._preparer, self._limits)
+        await self._serve(exchange, asked, CompletionAnswer)
+
+    async def _body(self, exchange: Exchange) -> dict[str, Any]:
+        return await exchange.read_json(self._limits.max_body_nbytes, self._limits.read_timeout_s)
+
+    async def _serve(self, exchange: Exchange, asked: Asked, kind: type[Answer]) -> None:
+        streams = self._admit(asked.n)
+        request_id: str = streams[0].request_id
+        exchange.request_id = request_id.encode()
+        exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
+        prompt = await self._start(exchange, streams, asked)
+        answer = kind(
+            request_id,
+            self._preparer.model_name,
+            int(time.time()),
+            num_logprobs=asked.num_logprobs,
+            include_usage=asked.include_usage,
+            token_text=self._preparer.token_text,
+        )
+        choices = [
+            Choice(i, stream, self._preparer.detokenizer(), asked.stop, asked.min_tokens)
+            for i, stream in enumerate(streams)
+        ]
+        try:
+            write = self._write_stream if asked.stream else self._write_whole
+            await write(exchange, asked, answer, choices, len(prompt.token_ids))
+        finally:
+            unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
+            _cancel(unfinished, "the request failed")
+
+    # --- before the first token -------------------------------------------------------------------
+
+    def _admit(self, num_choices: int) -> list[Any]:
+        """A place for every choice, or for none."""
+        streams: list[Any] = []
+        try:
+            for _ in range(num_choices):
+                streams.append(self._frontend.admit())  # noqa: PERF401 (kept if a later one fails)
+        except Refused as refused:
+            self._give_back(streams)
+            code = "overloaded" if refused.status == 429 else "unavailable"
+            raise ApiError(
+                refused.status, refused.message, code=code, retry_after_s=refused.retry_after_s
+            ) from None
+        return streams
+
+    async def _start(self, exchange: Exchange, streams: list[Any], asked: Asked) -> Prompt:
+        try:
+            if asked.messages is None:
+                prompt = await self._preparer.completion(asked.prompt)
+            else:
+                prompt = await self._preparer.chat(asked.messages)
+            max_tokens = asked.max_new_tokens(len(prompt.token_ids), self._preparer)
+            if exchange.disconnected:
+                raise ClientGone
+        except BaseException:
+            self._give_back(streams)
+            raise
+        seed = random.getrandbits(63) if asked.seed is None else asked.seed
+        try:
+            for i, stream in enumerate(streams):
+                sampling = asked.sampling(i, seed, max_tokens, self._preparer)
+                generation = Generation(prompt.token_ids, prompt.items, sampling, asked.user)
+                self._frontend.start_generation(stream, generation)
+        except BaseException:
+            _cancel(streams, "the request failed")
+            raise
+        return prompt
+
+    def _give_back(self, streams: list[Any]) -> None:
+        for stream in streams:
+            self._frontend.preparation_failed(stream)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def _write_whole(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        answer: Answer,
+        choices: list[Choice],
+        num_prompt_tokens: int,
+    ) -> None:
+        deltas = await self._each(choices, lambda choice: self._collect(exchange, choice))
+        body = answer.whole(
+            list(zip(choices, deltas, strict=True)),
+            num_prompt_tokens,
+            timeline=_wants_timeline(exchange),
+        )
+        await exchange.respond(200, body)
+
+    async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
+        texts, logprobs = [], []
+        while not choice.finish_reason:
+            delta = choice.take(await self._updates(exchange, choice))
+            texts.append(delta.text)
+            logprobs.extend(delta.logprobs)
+        return Delta("".join(texts), logprobs, choice.finish_reason)
+
+    async def _write_stream(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        answer: Answer,
+        choices: list[Choice],
+        num_prompt_tokens: int,
+    ) -> None:
+        await self._each(choices, lambda choice: self._stream(exchange, answer, choice))
+        last = b""
+        if asked.include_usage:
+            last = answer.usage_chunk(num_prompt_tokens, sum(c.num_tokens for c in choices))
+        await end_events(exchange, last)
+
+    async def _stream(self, exchange: Exchange, answer: Answer, choice: Choice) -> None:
+        """One write per wake-up, however many tokens have come."""
+        head = answer.first_chunk(choice.index)
+        timeline = _wants_timeline(exchange)
+        while not choice.finish_reason:
+            delta = choice.take(await self._updates(exchange, choice))
+            events = head + answer.chunk(choice, delta, timeline=timeline)
+            head = b""
+            if events:
+                await send_events(exchange, events)
+
+    async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:
+        """Wait for news, then take all that is there.  Raises ApiError if the generation failed."""
+        stream = choice.stream
+        try:
+            update = await anext(aiter(stream))
+        except StopAsyncIteration:
+            choice.failed = True
+            if exchange.disconnected:
+                raise ClientGone from None
+            message = "the generation was ended before its answer; try again later"
+            raise ApiError(
+                503, message, code="unavailable", retry_after_s=self._limits.retry_after_s
+            ) from None
+        updates = []
+        while update is not None:
+            if update.error is not None:
+                choice.failed = True
+                raise self._failure(update.error)
+            updates.append(update)
+            update = stream.next_ready()
+        return updates
+
+    def _failure(self, error: GenerationError) -> ApiError:
+        retry_after_s = self._limits.retry_after_s if error.status in (429, 503) else None
+        return ApiError(error.status, error.message, code=error.kind, retry_after_s=retry_after_s)
+
+    async def _each(
+        self, choices: list[Choice], read: Callable[[Choice], Coroutine[Any, Any, T]]
+    ) -> list[T]:
+        """Read all choices side by side; the first failure is raised at once.
+
+        The readers of the others are left behind: their streams are cancelled by the caller, which
+        ends them.
+        """
+        if len(choices) == 1:
+            return [await read(choices[0])]
+        readers = [asyncio.create_task(read(choice)) for choice in choices]
+        try:
+            await asyncio.wait(readers, return_when=asyncio.FIRST_EXCEPTION)
+            for reader in readers:
+                if reader.done():
+                    reader.result()
+            return [reader.result() for reader in readers]
+        finally:
+            self._readers.update(reader for reader in readers if not reader.done())
+            for reader in readers:
+                reader.add_done_callback(self._reader_ended)
+
+    def _reader_ended(self, reader: asyncio.Task[Any]) -> None:
+        """Look at the outcome: of a reader left behind nobody else does."""
+        self._readers.discard(reader)
+        if not reader.cancelled():
+            reader.exception()
+
+
+def _cancel(streams: Sequence[Any], reason: str) -> None:
+    for stream in streams:
+        stream.cancel(reason)
+
+
+def _wants_timeline(exchange: Exchange) -> bool:
+    return exchange.headers.get(b"x-epd-timeline") == b"1"

@@ -1,0 +1,109 @@
+"""One client connection: uvicorn's HTTP parser, with the bounds that it leaves to a proxy.
+
+A request's head has a size and a time limit; a client that stops reading is dropped, so that a
+stalled write ends as a disconnect and nobody waits for it; what is no HTTP is answered as JSON.
+Timers are per connection and per stall, never per token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from epd.api.errors import bad_request
+
+MAX_HEAD_NBYTES = 64 << 10
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+class Connection(HttpToolsProtocol):
+    """Made by the listener, once per accepted socket."""
+
+    def __init__(
+        self, config: Config, state: ServerState, read_timeout_s: float, write_timeout_s: float
+    ) -> None:
+        super().__init__(config, state, {})
+        self._read_timeout_s = read_timeout_s
+        self._write_timeout_s = write_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_nbytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._arm_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm_head()
+        self._disarm_write()
+        super().connection_lost(exc)
+
+    # --- the head of a request --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._head_nbytes = 0
+        self._arm_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._disarm_head()
+        super().on_headers_complete()
+
+    def _count_head(self, nbytes: int) -> None:
+        self._head_nbytes += nbytes
+        if self._head_nbytes > MAX_HEAD_NBYTES:
+            raise ValueError("head too large")  # the parser stops; answered below
+
+    def _arm_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._read_timeout_s, self._drop)
+
+    def _disarm_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Not HTTP, or a head that is too large; inside a response there is nothing to say."""
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            text = f"the request is not valid HTTP/1.1, or its head is over {MAX_HEAD_NBYTES} bytes"
+            body = msgspec.json.encode(bad_request(text, code="invalid_http").body)
+            self.transport.write(
+                b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+            )
+        self.transport.close()
+
+    # --- a client that does not read --------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._write_timeout_s, self._drop)
+
+    def resume_writing(self) -> None:
+        self._disarm_write()
+        super().resume_writing()
+
+    def _disarm_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _drop(self) -> None:
+        self.transport.abort()

@@ -1,0 +1,190 @@
+"""One HTTP request and its response, over raw ASGI: bounded reading, plain answers, disconnects.
+
+A body is read under a size and a time limit.  An answer that comes before the body was read (too
+large, too slow) ends with a lingering close: the response leaves whole, then what the client still
+sends is dropped for a moment, because closing with unread bytes would reset the connection and
+destroy the answer on its way.
+
+A client that leaves is known only to whoever waits in `receive`: `on_disconnect` keeps one task per
+exchange there.  It ends by itself, with the connection or with the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from epd.api.errors import ApiError, bad_request
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+LINGER_S = 1.0
+LINGER_NBYTES = 16 << 20
+
+_encode = msgspec.json.Encoder().encode
+log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was read: nobody to answer."""
+
+
+class Exchange:
+    """What a handler may do with one request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = b""  # goes out as x-request-id once it is known
+        self.started = False
+        self.disconnected = False
+        self._is_read = self.method in ("GET", "HEAD")
+        self._is_answered = False
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def read_json(self, max_nbytes: int, timeout_s: float) -> dict[str, Any]:
+        """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, or ClientGone."""
+        self._check_headers(max_nbytes)
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await self._read(max_nbytes)
+        except TimeoutError as error:
+            message = f"the request body did not arrive within {timeout_s:g} s"
+            raise ApiError(408, message, code="request_timeout") from error
+        return parse_object(body)
+
+    def _check_headers(self, max_nbytes: int) -> None:
+        content_type = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if content_type not in (b"", JSON):
+            sent = content_type.decode("latin-1")
+            message = f"content type '{sent}' is not supported: send application/json"
+            raise ApiError(415, message, code="unsupported_media_type")
+        encoding = self.headers.get(b"content-encoding", b"identity").lower()
+        if encoding != b"identity":
+            sent = encoding.decode("latin-1")
+            message = f"content encoding '{sent}' is not supported: send the body as it is"
+            raise ApiError(415, message, code="unsupported_media_type")
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > max_nbytes:
+            raise _too_large(max_nbytes)
+
+    async def _read(self, max_nbytes: int) -> bytes:
+        parts: list[bytes] = []
+        nbytes = 0
+        while not self._is_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected = True
+                raise ClientGone
+            self._is_read = not message.get("more_body", False)
+            parts.append(message["body"])
+            nbytes += len(message["body"])
+            if nbytes > max_nbytes:
+                raise _too_large(max_nbytes)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call back once if the client leaves before the response is complete."""
+        self._watcher = asyncio.create_task(self._watch(callback))
+
+    async def _watch(self, callback: Callable[[], None]) -> None:
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                break
+        if not self._is_answered:
+            self.disconnected = True
+            callback()
+
+    # --- answering --------------------------------------------------------------------------------
+
+    async def respond(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Headers | None = None
+    ) -> None:
+        """A whole response."""
+        all_headers = [
+            (b"content-type", content_type),
+            (b"content-length", b"%d" % len(body)),
+            *(headers or ()),
+        ]
+        if not self._is_read:
+            all_headers.append((b"connection", b"close"))
+        await self.start(status, all_headers)
+        await self.write(body, more=not self._is_read)
+        if not self._is_read:
+            await self._linger()
+            await self.write(b"", more=False)
+
+    async def respond_json(self, status: int, value: Any, headers: Headers | None = None) -> None:
+        await self.respond(status, _encode(value), JSON, headers)
+
+    async def respond_error(self, error: ApiError, *headers: tuple[bytes, bytes]) -> None:
+        """The error in OpenAI's format, with Retry-After where there is one."""
+        all_headers = list(headers)
+        if error.retry_after_s is not None:
+            all_headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        await self.respond_json(error.status, error.body, all_headers)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Status line and headers; from here on an error can only be told in the body."""
+        self.started = True
+        if self.request_id:
+            headers.append((b"x-request-id", self.request_id))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        if self._is_answered:
+            return  # a reader left behind by the failure of its sibling
+        self._is_answered = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _linger(self) -> None:
+        """Drop what the client still sends, for a bounded time and size."""
+        nbytes = 0
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while nbytes < LINGER_NBYTES:
+                    message = await self._receive()
+                    nbytes += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
+        except TimeoutError:
+            log.debug("a client kept sending after its answer; closed")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Decode a JSON object.  Raises ApiError 400 that says where it is broken."""
+    try:
+        value = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise _invalid_json(f"not valid UTF-8: {error.reason}") from error
+    except msgspec.DecodeError as error:
+        where = f" ({len(body)} bytes were read)" if "truncated" in str(error) else ""
+        raise _invalid_json(f"not valid JSON: {error}{where}") from error
+    except RecursionError as error:
+        raise _invalid_json("nested too deeply") from error
+    if not isinstance(value, dict):
+        raise _invalid_json("not a JSON object")
+    return value
+
+
+def _invalid_json(what: str) -> ApiError:
+    return bad_request(f"the body is {what}", code="invalid_json")
+
+
+def _too_large(max_nbytes: int) -> ApiError:
+    message = f"the request body is larger than {max_nbytes} bytes; send smaller or fewer images"
+    return ApiError(413, message, code="request_too_large")

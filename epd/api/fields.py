@@ -1,0 +1,116 @@
+"""Readers of single JSON fields: each takes a decoded value and its name, and checks it.
+
+Every complaint names the field and says what it may be, in the one place where both are known.
+Raises ApiError 400 with `param` set.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from epd.api.errors import ApiError, bad_request
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+
+
+def kind(value: Any) -> str:
+    """JSON's word for a value."""
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, list):
+        return "an array"
+    return "null" if value is None else "an object"
+
+
+def expected(name: str, what: str, value: Any) -> ApiError:
+    return bad_request(f"{name} must be {what}, not {kind(value)}", name, "invalid_type")
+
+
+def _shown(value: float) -> str:
+    """A number in a message; JSON allows integers of any length."""
+    return str(value) if abs(value) < 10**18 else "a number of many digits"
+
+
+def integer(value: Any, name: str, low: int, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise expected(name, "an integer", value)
+    if value < low or (high is not None and value > high):
+        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise bad_request(f"{name} must be {allowed}, not {_shown(value)}", name, "out_of_range")
+    return value
+
+
+def number(value: Any, name: str, low: float, high: float, *, low_excluded: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise expected(name, "a number", value)
+    if not (low <= value <= high) or (low_excluded and value == low) or not math.isfinite(value):
+        allowed = f"above {low:g} and at most {high:g}" if low_excluded else f"{low:g} to {high:g}"
+        raise bad_request(f"{name} must be {allowed}, not {_shown(value)}", name, "out_of_range")
+    return float(value)
+
+
+def boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise expected(name, "true or false", value)
+    return value
+
+
+def string(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise expected(name, "a string", value)
+    return value
+
+
+def array(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise expected(name, "an array", value)
+    if not value:
+        raise bad_request(f"{name} must not be empty", name)
+    return value
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise expected(name, "an object", value)
+    return value
+
+
+def only(value: dict[str, Any], name: str, keys: tuple[str, ...]) -> None:
+    """Refuse, by name, what is set besides `keys`."""
+    for key, field in value.items():
+        if key not in keys and field is not None:
+            path = f"{name}.{key}"
+            raise bad_request(f"{path} is not supported", path, "unsupported_parameter")
+
+
+def stops(value: Any, name: str = "stop") -> tuple[str, ...]:
+    """A stop string or an array of them; an empty array means none."""
+    values = value if isinstance(value, list) else [value]
+    if len(values) > MAX_STOPS:
+        message = f"{name} holds {len(values)} strings; at most {MAX_STOPS} are taken"
+        raise bad_request(message, name, "out_of_range")
+    for i, stop in enumerate(values):
+        path = f"{name}[{i}]" if isinstance(value, list) else name
+        if not 1 <= len(string(stop, path)) <= MAX_STOP_CHARS:
+            message = f"{path} must have 1 to {MAX_STOP_CHARS} characters, not {len(stop)}"
+            raise bad_request(message, path, "out_of_range")
+    return tuple(values)
+
+
+def logit_bias(
+    value: Any, vocab_size: int, name: str = "logit_bias"
+) -> tuple[tuple[int, float], ...]:
+    """`{"<token id>": bias}`, sorted by id."""
+    biases = {}
+    for key, bias in mapping(value, name).items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
+            message = f"{name} has the key '{key[:40]}'; keys are token ids, 0 to {vocab_size - 1}"
+            raise bad_request(message, name, "out_of_range")
+        biases[int(key)] = number(bias, f"{name}.{key}", -100, 100)
+    return tuple(sorted(biases.items()))

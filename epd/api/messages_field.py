@@ -1,0 +1,68 @@
+"""The `messages` of a chat request: roles and content parts; each fault is told with its path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epd.api import fields
+from epd.api.errors import bad_request
+
+# Templates know `system`; `developer` is OpenAI's newer word for it.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+DETAILS = ("auto", "high")
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Plain dicts of `role` and `content`, a string or a list of text and image_url parts."""
+    return [_message(m, f"messages[{i}]") for i, m in enumerate(fields.array(value, "messages"))]
+
+
+def _message(value: Any, name: str) -> dict[str, Any]:
+    message = fields.mapping(value, name)
+    role = fields.string(message.get("role"), f"{name}.role")
+    if role not in ROLES:
+        allowed = ", ".join(ROLES)
+        path = f"{name}.role"
+        raise bad_request(f"{path} must be one of {allowed}, not '{role[:40]}'", path)
+    # An answer of ours, sent back as it came, carries these empty.
+    present = {k: v for k, v in message.items() if v != []}
+    fields.only(present, name, ("role", "content"))
+    content = message.get("content")
+    path = f"{name}.content"
+    if isinstance(content, str):
+        return {"role": ROLES[role], "content": content}
+    if not isinstance(content, list):
+        raise fields.expected(path, "a string or an array of parts", content)
+    parts = [
+        _part(part, f"{path}[{i}]", role) for i, part in enumerate(fields.array(content, path))
+    ]
+    return {"role": ROLES[role], "content": parts}
+
+
+def _part(value: Any, name: str, role: str) -> dict[str, Any]:
+    part = fields.mapping(value, name)
+    kind = fields.string(part.get("type"), f"{name}.type")
+    if kind == "text":
+        fields.only(part, name, ("type", "text"))
+        return {"type": "text", "text": fields.string(part.get("text"), f"{name}.text")}
+    if kind != "image_url":
+        path = f"{name}.type"
+        message = f"{path} '{kind[:40]}' is not supported: parts are text or image_url"
+        raise bad_request(message, path, "unsupported_parameter")
+    if role != "user":
+        raise bad_request(f"{name}: images are taken in messages of role user only", name)
+    fields.only(part, name, ("type", "image_url"))
+    return {"type": "image_url", "image_url": {"url": _url(part, f"{name}.image_url")}}
+
+
+def _url(part: dict[str, Any], name: str) -> str:
+    image = part.get("image_url")
+    if not isinstance(image, dict):
+        raise fields.expected(name, 'an object {"url": ...}', image)
+    fields.only(image, name, ("url", "detail"))
+    detail = image.get("detail")
+    if detail is not None and detail not in DETAILS:
+        path = f"{name}.detail"
+        message = f"{path} must be auto or high: pictures are always read in full"
+        raise bad_request(message, path, "unsupported_parameter")
+    return fields.string(image.get("url"), f"{name}.url")

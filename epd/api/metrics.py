@@ -1,0 +1,45 @@
+"""Samples as Prometheus' text exposition format, version 0.0.4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from epd.api.port import Metric
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    """All samples of a name together, under one HELP and TYPE line, as the format demands."""
+    families: dict[str, list[Metric]] = {}
+    for metric in metrics:
+        families.setdefault(metric.name, []).append(metric)
+    lines = []
+    for name, samples in families.items():
+        if samples[0].help:
+            lines.append(f"# HELP {name} {_escape_help(samples[0].help)}")
+        lines.append(f"# TYPE {name} {samples[0].kind}")
+        lines.extend(f"{name}{_labels(sample)} {_value(sample.value)}" for sample in samples)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _labels(sample: Metric) -> str:
+    if not sample.labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in sample.labels) + "}"
+
+
+def _escape(text: str) -> str:
+    return _escape_help(text).replace('"', '\\"')
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _value(value: float) -> str:
+    """Integers without a point; `repr` keeps every digit of the rest."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) else repr(value)

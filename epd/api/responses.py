@@ -1,0 +1,217 @@
+"""OpenAI's response objects, whole and in chunks, for chat and plain completions.
+
+A stream repeats most of its bytes in every chunk, so a chunk is glued from fragments that are
+encoded once per answer; only the new text goes through the JSON encoder.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from epd import __version__
+from epd.api.choice import Choice, Delta
+from epd.messages import TokenLogprobs
+
+FINGERPRINT = f"epd-{__version__}"
+TokenText = Callable[[int], tuple[str, bytes]]
+
+_json = msgspec.json.Encoder().encode
+_FINISH = {"": b"null", "stop": b'"stop"', "length": b'"length"'}
+
+
+class Answer(ABC):
+    """What is equal in all objects of one answer; makes each of them."""
+
+    whole_object: str
+    chunk_object: str
+    id_prefix: str
+    _open: bytes  # from a choice's index to its new text
+    _close: bytes  # from the text to its log-probabilities
+
+    def __init__(
+        self,
+        request_id: str,
+        model_name: str,
+        created_s: int,
+        *,
+        num_logprobs: int,
+        include_usage: bool,
+        token_text: TokenText,
+    ) -> None:
+        self._shared = {
+            "id": self.id_prefix + request_id,
+            "object": self.whole_object,
+            "created": created_s,
+            "model": model_name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._num_logprobs = num_logprobs
+        self._token_text = token_text
+        shared = _json({**self._shared, "object": self.chunk_object})[:-1]
+        self._head = b"data: " + shared + b',"choices":[{"index":'
+        self._usage_head = b"data: " + shared + b',"choices":[],"usage":'
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._offsets: dict[int, int] = {}  # by choice: characters of the tokens so far
+
+    # --- whole ------------------------------------------------------------------------------------
+
+    def whole(
+        self, choices: Sequence[tuple[Choice, Delta]], num_prompt_tokens: int, *, timeline: bool
+    ) -> bytes:
+        """The response of a request that does not stream."""
+        num_tokens = sum(choice.num_tokens for choice, _ in choices)
+        value = {
+            **self._shared,
+            "choices": [
+                {
+                    "index": choice.index,
+                    **self._said(delta.text),
+                    "logprobs": self._logprobs(choice.index, delta.logprobs),
+                    "finish_reason": choice.finish_reason,
+                }
+                for choice, delta in choices
+            ],
+            "usage": usage(num_prompt_tokens, num_tokens),
+        }
+        if timeline:
+            value["epd"] = {"timeline": _timeline([choice for choice, _ in choices])}
+        return _json(value)
+
+    # --- chunks -----------------------------------------------------------------------------------
+
+    def first_chunk(self, index: int) -> bytes:
+        """What goes ahead of a choice's text; may be empty."""
+        return b""
+
+    def chunk(self, choice: Choice, delta: Delta, *, timeline: bool) -> bytes:
+        """An event with what is new of one choice; empty if nothing is."""
+        if not delta.text and not delta.logprobs and not delta.finish_reason:
+            return b""
+        logprobs = b"null"
+        if self._num_logprobs >= 0:
+            logprobs = _json(self._logprobs(choice.index, delta.logprobs))
+        tail = self._tail
+        if timeline and delta.finish_reason:
+            tail = b',"epd":' + _json({"timeline": _timeline([choice])}) + tail
+        return b"".join(
+            (
+                self._head,
+                b"%d" % choice.index,
+                self._open,
+                _json(delta.text),
+                self._close,
+                logprobs,
+                b',"finish_reason":',
+                _FINISH.get(delta.finish_reason) or _json(delta.finish_reason),
+                b"}]",
+                tail,
+            )
+        )
+
+    def usage_chunk(self, num_prompt_tokens: int, num_tokens: int) -> bytes:
+        """The event after the last choice's end, for stream_options.include_usage."""
+        return self._usage_head + _json(usage(num_prompt_tokens, num_tokens)) + b"}\n\n"
+
+    # --- what differs -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _said(self, text: str) -> dict[str, Any]:
+        """The part of a whole choice that holds the text."""
+
+    @abstractmethod
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None: ...
+
+
+class ChatAnswer(Answer):
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+    _open = b',"delta":{"content":'
+    _close = b'},"logprobs":'
+
+    def first_chunk(self, index: int) -> bytes:
+        role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        return b"".join((self._head, b"%d" % index, role, self._tail))
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if self._num_logprobs < 0:
+            return None
+        content = [
+            {
+                **self._token(entry.token_id, entry.logprob),
+                "top_logprobs": [self._token(*top) for top in entry.top],
+            }
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text, raw = self._token_text(token_id)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+class CompletionAnswer(Answer):
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+    id_prefix = "cmpl-"
+    _open = b',"text":'
+    _close = b',"logprobs":'
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if self._num_logprobs < 0:
+            return None
+        offset = self._offsets.get(index, 0)
+        tokens, offsets = [], []
+        for entry in entries:
+            text = self._token_text(entry.token_id)[0]
+            tokens.append(text)
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top(e) for e in entries] if self._num_logprobs else None,
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """By text; of two tokens that look alike, the likelier one."""
+        top: dict[str, float] = {}
+        for token_id, logprob in entry.top:
+            top.setdefault(self._token_text(token_id)[0], _finite(logprob))
+        return top
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes a forbidden token so."""
+    return max(logprob, -9999.0)
+
+
+def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+    """Prompt tokens include the rows of images; completion tokens are of all choices."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
+
+
+def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """For X-EPD-Timeline; with several choices each entry says whose it is."""
+    entries = []
+    for choice in choices:
+        for machine, state, t_ms in choice.timeline:
+            entry = {"machine": machine, "state": state, "t_ms": round(t_ms, 3)}
+            entries.append(entry if len(choices) == 1 else {"choice": choice.index, **entry})
+    return entries

@@ -1,0 +1,225 @@
+"""The HTTP front: raw ASGI on uvicorn's protocol, inside the event loop of the gateway.
+
+uvicorn gives the parser and the connection; its `Server` is left out, because it takes the signals
+and wakes ten times a second.  Raw ASGI rather than a framework: routing is one dict, and a
+framework would cost more per streamed token than everything else here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from epd import __version__
+from epd.api.completions import Completions, Prepares
+from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
+from epd.api.errors import ApiError
+from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
+from epd.api.metrics import CONTENT_TYPE, exposition
+from epd.api.port import Frontend
+from epd.api.prepare import Preparer
+from epd.api.sse import fail_events
+from epd.api.validation import unknown_model
+from epd.config import ConfigError, GatewayConfig
+
+GRACE_S = 2.0  # for answers that are being written when the server closes
+ABORT_S = 1.0  # for handlers to see that their connection is gone
+
+Handler = Callable[[Exchange], Awaitable[None]]
+log = logging.getLogger(__name__)
+
+
+class MethodNotAllowed(ApiError):
+    """405, which says what is allowed."""
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(405, message, code="method_not_allowed")
+        self.allowed = allowed
+
+
+class ApiServer:
+    """Serves the API of one gateway.  Start, then close; not to be started again."""
+
+    def __init__(
+        self, frontend: Frontend, config: GatewayConfig, preparer: Prepares | None = None
+    ) -> None:
+        self._frontend = frontend
+        self._config = config
+        self._preparer = preparer
+        self._state = ServerState()
+        self._listener: asyncio.Server | None = None
+        self._is_draining = False
+        self._created_s = int(time.time())
+        self._routes: dict[str, dict[str, Handler]] = {}
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; chosen by the system if the configuration says 0."""
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Load what the model's prompts need and listen.  Raises ConfigError, ModelError."""
+        if self._preparer is None:
+            self._preparer = Preparer(self._config)
+        self._routes = self._make_routes(self._preparer)
+        uvicorn_config = Config(
+            self,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        uvicorn_config.load()
+        limits = self._config.limits
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: Connection(
+                    uvicorn_config, self._state, limits.read_timeout_s, limits.write_timeout_s
+                ),
+                self._config.host,
+                self._config.port,
+                backlog=BACKLOG,
+            )
+        except OSError as error:
+            raise ConfigError(_cannot_listen(self._config, error)) from error
+
+    def drain(self) -> None:
+        """Take no new work: stop listening, and refuse on the connections that are open."""
+        self._is_draining = True
+        if self._listener is not None:
+            self._listener.close()
+
+    async def close(self) -> None:
+        """Let answers leave, for a moment; then drop every connection.  Idempotent."""
+        self.drain()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        await self._handlers_end(GRACE_S)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        await self._handlers_end(ABORT_S)
+        if self._preparer is not None:
+            await self._preparer.close()
+
+    async def _handlers_end(self, timeout_s: float) -> None:
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=timeout_s)
+
+    # --- one request ------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI: every outcome becomes an answer here, and the server lives on."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            handler = self._route(exchange)
+            await handler(exchange)
+        except ClientGone:
+            log.debug("%s %s: the client left", exchange.method, exchange.path)
+        except MethodNotAllowed as error:
+            await exchange.respond_error(error, (b"allow", error.allowed.encode()))
+        except ApiError as error:
+            await _fail(exchange, error)
+        except Exception:
+            log.exception("%s %s failed", exchange.method, exchange.path)
+            message = "internal error; the server's log has the reason"
+            await _fail(exchange, ApiError(500, message, code="internal_error"))
+
+    def _route(self, exchange: Exchange) -> Handler:
+        methods = self._routes.get(exchange.path)
+        if methods is None and exchange.path.startswith("/v1/models/"):
+            methods = {"GET": self._one_model}
+        if methods is None:
+            known = ", ".join(sorted(self._routes))
+            raise ApiError(404, f"no such path {exchange.path[:200]}; there are {known}")
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        handler = methods.get(method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            message = f"{exchange.path} takes {allowed}, not {exchange.method}"
+            raise MethodNotAllowed(message, allowed)
+        if method == "POST" and self._is_draining:
+            message = "the gateway is shutting down and takes no new requests"
+            retry_after_s = self._config.limits.retry_after_s
+            raise ApiError(503, message, code="unavailable", retry_after_s=retry_after_s)
+        return handler
+
+    def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
+        completions = Completions(self._frontend, preparer, self._config.limits)
+        return {
+            "/v1/chat/completions": {"POST": completions.chat},
+            "/v1/completions": {"POST": completions.completion},
+            "/v1/models": {"GET": self._models},
+            "/health": {"GET": self._health},
+            "/ready": {"GET": self._ready},
+            "/metrics": {"GET": self._metrics},
+            "/version": {"GET": self._version},
+        }
+
+    # --- small answers ----------------------------------------------------------------------------
+
+    def _model(self) -> dict[str, object]:
+        assert self._preparer is not None
+        return {
+            "id": self._preparer.model_name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "epd",
+            "max_model_len": self._preparer.max_context,
+        }
+
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.respond_json(200, {"object": "list", "data": [self._model()]})
+
+    async def _one_model(self, exchange: Exchange) -> None:
+        assert self._preparer is not None
+        name = exchange.path.removeprefix("/v1/models/")
+        if name != self._preparer.model_name:
+            raise unknown_model(name, self._preparer)
+        await exchange.respond_json(200, self._model())
+
+    async def _health(self, exchange: Exchange) -> None:
+        """Live: the loop turns."""
+        await exchange.respond_json(200, {"status": "ok"})
+
+    async def _ready(self, exchange: Exchange) -> None:
+        """Whether a request would find its instances now."""
+        readiness = self._frontend.ready()
+        ok = readiness.ok and not self._is_draining
+        reason = readiness.reason or ("shutting down" if self._is_draining else "")
+        value = {"ready": ok, "reason": reason, "instances": readiness.instances}
+        await exchange.respond_json(200 if ok else 503, value)
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        await exchange.respond(200, exposition(self._frontend.metrics()), CONTENT_TYPE)
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.respond_json(200, {"version": __version__})
+
+
+async def _fail(exchange: Exchange, error: ApiError) -> None:
+    if exchange.started:
+        await fail_events(exchange, error)
+    else:
+        await exchange.respond_error(error)
+
+
+def _cannot_listen(config: GatewayConfig, error: OSError) -> str:
+    where = f"{config.host}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where} is in use; stop what listens there, or choose another port (--port)"
+    if error.errno == errno.EACCES:
+        return (
+            f"{where} may not be listened on by this user; choose a port of 1024 or above (--port)"
+        )
+    return f"cannot listen on {where} ({error.strerror or error}); check host and port"

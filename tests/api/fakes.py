@@ -1,0 +1,207 @@
+"""A gateway role and a model that do as they are told, for tests of the HTTP side.
+
+Token ids are Unicode code points here: id 104 is "h".  A script is what a generation answers: a
+list of updates, floats (seconds to wait) and events to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from epd.api.errors import bad_request
+from epd.api.port import (
+    Generation,
+    GenerationError,
+    GenerationUpdate,
+    Metric,
+    PreparedItem,
+    Readiness,
+    Refused,
+)
+from epd.api.prepare import Prompt
+from epd.api.server import ApiServer
+from epd.config import GatewayConfig, Limits
+from epd.messages import TokenLogprobs
+
+NUM_IMAGE_ROWS = 64
+EOS = 3
+TIMELINE = [("GENERATION", "RECEIVED", 0.0), ("GENERATION", "FINISHED", 12.3456)]
+
+
+def said(text: str, finish: str = "", *, logprobs: bool = False) -> GenerationUpdate:
+    ids = tuple(ord(c) for c in text)
+    entries = tuple(TokenLogprobs(i, -0.5, ((i, -0.5), (i + 1, -1.5))) for i in ids)
+    timeline = TIMELINE if finish else []
+    return GenerationUpdate(ids, entries if logprobs else (), finish, None, timeline)
+
+
+def failed(kind: str, status: int, message: str = "it broke") -> GenerationUpdate:
+    return GenerationUpdate(error=GenerationError(kind, message, status, status == 503))
+
+
+HELLO = [said("he"), said("llo"), said("", "stop")]
+
+
+class FakeStream:
+    """Plays a script once started; `cancel` ends it."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.cancelled = asyncio.Event()
+        self.reasons: list[str] = []
+        self.updates: asyncio.Queue[GenerationUpdate | None] = asyncio.Queue()
+        self.task: asyncio.Task[None] | None = None
+
+    async def play(self, script: Sequence[Any]) -> None:
+        for step in script:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            elif isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                self.updates.put_nowait(step)
+        self.updates.put_nowait(None)
+
+    def next_ready(self) -> GenerationUpdate | None:
+        if self.updates.empty():
+            return None
+        update = self.updates.get_nowait()
+        if update is None:
+            self.updates.put_nowait(None)
+        return update
+
+    def __aiter__(self) -> AsyncIterator[GenerationUpdate]:
+        return self
+
+    async def __anext__(self) -> GenerationUpdate:
+        update = await self.updates.get()
+        if update is None:
+            self.updates.put_nowait(None)
+            raise StopAsyncIteration
+        return update
+
+    def cancel(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.cancelled.set()
+        self.updates.put_nowait(None)
+
+
+class FakeFrontend:
+    """Implements `epd.api.port.Frontend`; `scripts` are used in turn, the last one again."""
+
+    def __init__(self, *scripts: Sequence[Any]) -> None:
+        self.scripts = list(scripts) or [HELLO]
+        self.refused: dict[int, Refused] = {}  # by number of the admission
+        self.streams: list[FakeStream] = []
+        self.generations: list[Generation] = []
+        self.given_back: list[FakeStream] = []
+        self.readiness = Readiness(True, "", [])
+        self.samples: list[Metric] = []
+
+    def admit(self) -> FakeStream:
+        refusal = self.refused.get(len(self.streams))
+        if refusal is not None:
+            raise refusal
+        self.streams.append(FakeStream(f"gw-1-{len(self.streams)}"))
+        return self.streams[-1]
+
+    def start_generation(self, stream: FakeStream, generation: Generation) -> None:
+        script = self.scripts[min(len(self.generations), len(self.scripts) - 1)]
+        self.generations.append(generation)
+        stream.task = asyncio.create_task(stream.play(script))
+
+    def preparation_failed(self, stream: FakeStream) -> None:
+        self.given_back.append(stream)
+
+    def submit(self, generation: Generation) -> FakeStream:
+        stream = self.admit()
+        self.start_generation(stream, generation)
+        return stream
+
+    def ready(self) -> Readiness:
+        return self.readiness
+
+    def metrics(self) -> list[Metric]:
+        return self.samples
+
+
+class Letters:
+    """A detokenizer for code points."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def finish(self) -> str:
+        return ""
+
+
+class FakePreparer:
+    """A prompt has one token per character and 64 per picture."""
+
+    model_name = "tiny"
+    max_context = 200
+    vocab_size = 0x110000
+    eos_token_ids = (EOS,)
+    takes_images = True
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.gate: asyncio.Event | None = None
+        self.entered = asyncio.Event()
+
+    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt:
+        self.messages = list(messages)
+        self.entered.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        ids: list[int] = []
+        items = []
+        for message in messages:
+            content = message["content"]
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            for part in parts:
+                if part["type"] == "text":
+                    ids += map(ord, part["text"])
+                    continue
+                url = part["image_url"]["url"]
+                if url.startswith("file:"):
+                    raise bad_request("file: is not allowed", "messages[0].content[0].image_url")
+                if url == "crash":
+                    raise RuntimeError("a fault of ours")
+                item = PreparedItem("0" * 64, len(ids), NUM_IMAGE_ROWS, (1, 16, 16), b"")
+                items.append(item)
+                ids += [0] * NUM_IMAGE_ROWS
+        return Prompt(tuple(ids), tuple(items))
+
+    async def completion(self, prompt: str | Sequence[int]) -> Prompt:
+        return Prompt(tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(prompt), ())
+
+    def detokenizer(self) -> Letters:
+        return Letters()
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        return chr(token_id), chr(token_id).encode()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@asynccontextmanager
+async def serving(
+    frontend: FakeFrontend | None = None, **limits: Any
+) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
+    """A real server on a free port, over fakes."""
+    frontend = frontend or FakeFrontend()
+    preparer = FakePreparer()
+    server = ApiServer(frontend, GatewayConfig(port=0, limits=Limits(**limits)), preparer)
+    await server.start()
+    try:
+        yield server, frontend, preparer
+    finally:
+        await server.close()
+        for stream in frontend.streams:
+            if stream.task is not None:
+                stream.task.cancel()
