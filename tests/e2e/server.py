@@ -1,0 +1,249 @@
+"""A cluster as a user starts it: `python -m epd run`, its processes, its log, and its orderly end.
+
+Every process that a server starts inherits a mark in its environment, so that "nothing is left" is
+asked of the kernel and not of the supervisor.  Sockets lie in a private directory; shared memory is
+told from other clusters' by the kernel's lock on it: a file that nobody holds was left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from epd.cli.ports import any_free
+from epd.transport.shm_segment import NAME, is_locked
+
+MARK = "EPD_E2E_MARK"
+SHM = Path("/dev/shm")
+SLOW = 4  # how much slower than alone on two cores this machine may be
+READY_S = 25.0 * SLOW
+STOP_S = 10.0 * SLOW
+
+
+class Failed(AssertionError):
+    """A cluster did not do what was expected; the text ends with its log."""
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float, why: str) -> Any:
+    """The first true value of `what`.  Raises Failed."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        value = what()
+        if value:
+            return value
+        if time.monotonic() > give_up_s:
+            raise Failed(f"{why}: not within {timeout_s:g} s")
+        time.sleep(0.05)
+
+
+class Command:
+    """One `python -m epd ...` in the background, with everything it starts."""
+
+    def __init__(self, *arguments: str, run_dir: Path | None = None) -> None:
+        self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
+        self.log = self.run_dir.parent / f"{self.run_dir.name}-{uuid.uuid4().hex[:6]}.log"
+        self.mark = uuid.uuid4().hex
+        self.began_s = time.time()
+        environment = os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "epd", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that this command started, itself included."""
+        return [p for p in psutil.process_iter() if _has_mark(p, self.mark)]
+
+    def says(self, words: str, timeout_s: float) -> None:
+        """Wait for words in its output."""
+
+        def heard() -> bool:
+            if words not in self.text and self.process.poll() is not None:
+                raise Failed(f"ended with {self.process.returncode}:\n{self.text}")
+            return words in self.text
+
+        wait_for(heard, timeout_s, f"{words!r} in the output")
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"still runs after {timeout_s:g} s:\n{self.text}") from None
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = STOP_S) -> int:
+        """Ask it to end; returns the exit status after checking that nothing is left."""
+        if self.process.poll() is None:
+            self.send(number)
+        status = self.wait(timeout_s)
+        self.check_nothing_left()
+        return status
+
+    def check_nothing_left(self, timeout_s: float = 3.0 * SLOW) -> None:
+        """No process, no socket file, no shared memory.  Raises Failed."""
+        with contextlib.suppress(Failed):
+            wait_for(lambda: not self.left(), timeout_s, "")
+        if left := self.left():
+            raise Failed(f"left behind: {', '.join(left)}\n{self.text}")
+
+    def left(self) -> list[str]:
+        processes = [f"process {p.pid}" for p in self.processes()]
+        sockets = [str(path) for path in self.run_dir.rglob("*") if not path.is_dir()]
+        return processes + sockets + abandoned_segments(self.began_s)
+
+    def discard(self) -> None:
+        """However the test went: no process and no file of it survives."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(STOP_S)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        self.log.unlink(missing_ok=True)
+
+
+class Server(Command):
+    """`epd run` with a gateway."""
+
+    def __init__(
+        self, topology: str, *flags: str, model: Path | None = None, **settings: object
+    ) -> None:
+        self.topology = topology
+        self.port = any_free("127.0.0.1")
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        run_dir = Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
+        what = ("--role", "all") if topology == "all" else ("--topology", topology)
+        arguments = ["run", *what, *self.placing(run_dir), "--threads", "1", *flags]
+        if model is not None:
+            arguments += ["--model", str(model), "--model-name", "tiny"]
+        for key, value in settings.items():
+            arguments += ["--set", f"{key.replace('__', '.')}={value}"]
+        super().__init__(*arguments, run_dir=run_dir)
+
+    def placing(self, run_dir: Path | None = None) -> tuple[str, ...]:
+        """Flags by which another process finds this cluster."""
+        return ("--port", str(self.port), "--run-dir", str(run_dir or self.run_dir))
+
+    def wait_ready(self, timeout_s: float = READY_S) -> Server:
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise Failed(f"ended with {self.process.returncode}:\n{self.text}")
+            return self.get("/ready")[0] == 200
+
+        try:
+            wait_for(ready, timeout_s, "ready")
+        except Failed as failed:
+            raise Failed(f"{failed}\n{self.text}") from None
+        return self
+
+    def get(self, path: str, timeout_s: float = 10.0) -> tuple[int, str]:
+        """Status (0: nobody answers) and body."""
+        try:
+            with urllib.request.urlopen(self.base_url + path, timeout=timeout_s) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        """What /ready says of each instance, by its name."""
+        body = json.loads(self.get("/ready")[1])
+        return {entry["instance"]: entry for entry in body["instances"]}
+
+    def pid(self, instance: str) -> int:
+        return int(self.instances()[instance]["pid"])
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by its name with labels."""
+        lines = (line for line in self.get("/metrics")[1].splitlines() if line[:1] != "#")
+        pairs = (line.rpartition(" ") for line in lines)
+        return {name: float(value) for name, _, value in pairs if name}
+
+    def in_use(self) -> dict[str, float]:
+        """What is not zero of slots, blocks, rooms, references and open requests."""
+        kinds = ("epd_in_use{", "epd_open_requests")
+        found = {k: v for k, v in self.metrics().items() if k.startswith(kinds)}
+        if not any(name.startswith("epd_in_use{") for name in found):
+            return {"no epd_in_use at all": 1.0}
+        return {name: value for name, value in found.items() if value}
+
+    def check_all_returned(self, timeout_s: float = 5.0 * SLOW) -> None:
+        """Memory and work are back to zero.  Raises Failed."""
+        with contextlib.suppress(Failed):
+            wait_for(lambda: not self.in_use(), timeout_s, "")
+        if held := self.in_use():
+            raise Failed(f"still in use: {held}\n{self.text}")
+
+
+@contextlib.contextmanager
+def serving(topology: str, *flags: str, **settings: Any) -> Iterator[Server]:
+    """A ready server; at the end nothing may be in use and nothing may be left of it."""
+    server = Server(topology, *flags, **settings)
+    try:
+        yield server.wait_ready()
+        server.check_all_returned()
+        assert server.stop() == 0, server.text
+        assert "Traceback" not in server.text, server.text
+    finally:
+        server.discard()
+
+
+@contextlib.contextmanager
+def discarding(command: Any) -> Iterator[Any]:
+    """A command whose end is the test's own business."""
+    try:
+        yield command
+    finally:
+        command.discard()
+
+
+def abandoned_segments(since_s: float) -> list[str]:
+    """Files of this project in /dev/shm, younger than `since_s`, whose owner is dead."""
+    found = []
+    for path in SHM.glob("epd-*"):
+        try:
+            if not NAME.fullmatch(path.name) or path.stat().st_ctime < since_s:
+                continue
+            fd = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            if not is_locked(fd) and path.exists():
+                found.append(str(path))
+        finally:
+            os.close(fd)
+    return found
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False

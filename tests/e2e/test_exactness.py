@@ -1,0 +1,59 @@
+"""Greedy output of real processes equals `transformers.generate`, token for token, in fp32.
+
+Also covers, between real processes: fault F26 (image requests are decoded at their true positions
+over many tokens), F12 (deepstack travels with the main rows: log-probabilities are compared), and
+F10 (a picture received once serves every chunk of its prompt).
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.e2e.client import Reply, post_all
+from tests.e2e.goldens import FAMILIES, Golden, differences, directory_of, goldens
+from tests.e2e.server import Server, serving
+
+pytestmark = pytest.mark.timeout(400)
+
+ARRANGEMENTS = [
+    *(("1e1p1d", family) for family in FAMILIES),
+    *((topology, "embedded") for topology in ("1e1pd", "1epd", "2e1p2d", "all")),
+    *((topology, "qwen2_5_vl") for topology in ("1e1pd", "1epd", "2e1p2d", "all")),
+]
+
+
+async def burst(server: Server, family: str, times: int = 1) -> list[str]:
+    """All conversations at once, `times` over, in a mixed order; how the replies differ."""
+    asked: list[Golden] = [*goldens(family)] * times
+    random.Random(times).shuffle(asked)
+    replies: list[Reply] = await post_all(server.base_url, [golden.body for golden in asked])
+    return [
+        difference
+        for golden, reply in zip(asked, replies, strict=True)
+        for difference in differences(family, golden, reply)
+    ]
+
+
+@pytest.mark.parametrize(("topology", "family"), ARRANGEMENTS)
+async def test_equals_generate(topology: str, family: str) -> None:
+    """Twelve conversations of each family in one burst, then again from warm caches."""
+    with serving(topology, model=directory_of(family)) as server:
+        assert await burst(server, family) == []
+        assert await burst(server, family, times=2) == []
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "embedded"])
+async def test_chunked_prefill(family: str) -> None:
+    """Fault F10: pictures longer than a chunk are received once and read by every chunk."""
+    settings = {"engine__max_chunk_tokens": 16, "engine__max_step_tokens": 48}
+    with serving("1e1p1d", model=directory_of(family), **settings) as server:
+        assert await burst(server, family, times=2) == []
+
+
+async def test_small_pools() -> None:
+    """Faults F3, F4, F18: few slots and few blocks delay requests and change nothing."""
+    settings = {"prefill__pool_nbytes": "1MiB", "encode__cache_nbytes": "256KiB"}
+    with serving("2e1p2d", model=directory_of("embedded"), **settings) as server:
+        assert await burst(server, "embedded", times=4) == []
