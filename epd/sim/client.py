@@ -66,6 +66,7 @@ class Clients:
         return record
 
     def _ask(self, record: Record) -> None:
+        self._loop.marks.setdefault("first ask", self._loop.steps)
         record.asked_s = self._loop.now_s
         node = self._cluster.node(GATEWAY)
         if node is None:
@@ -99,6 +100,8 @@ class Clients:
                 record.num_answers += 1
                 stream.cancel("the client hung up")
         record.ended_s = self._loop.now_s
+        if "all answered" not in self._loop.marks and self.all_ended:
+            self._loop.marks["all answered"] = self._loop.steps
         self._cluster.world.trace("answer", record.ask.index, record.outcome())
 
     def _take(self, record: Record, update: object) -> None:

@@ -75,6 +75,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.max_steps = max_steps
         self.describe: Callable[[], str] = lambda: ""  # every machine's story, for failures
+        self.marks: dict[str, int] = {}  # steps at which something of interest happened
         self.escaped: list[str] = []  # exceptions that nobody handled
         self.after_step: Callable[[], None] | None = None
         self._ready_queue: deque[asyncio.Handle] = deque()

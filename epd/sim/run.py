@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from epd.sim import checkers
 from epd.sim.checkers.base import Checker
 from epd.sim.checkers.base import Context, MayFail
-from epd.sim.client import Clients
+from epd.sim.client import Clients, Record
 from epd.sim.cluster import Cluster, Settings
 from epd.sim.faults import Fault, Injector
 from epd.sim.golden import Picture
@@ -57,7 +57,8 @@ class Result:
     virtual_s: float
     fired: Counter[str]
     outcomes: Counter[str]
-    records: list[object] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    happened: Callable[[str], bool] = lambda what: False
     world: World | None = None
     cluster: Cluster | None = None
 
@@ -99,6 +100,7 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
         world.fired,
         Counter(_kind(record.outcome()) for record in clients.records),
         list(clients.records),
+        world.happened,
     )
     if keep:
         result.world, result.cluster = world, cluster

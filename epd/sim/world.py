@@ -73,6 +73,7 @@ class World:
         self.violations: list[str] = []
         self.events: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=TRACE_LENGTH)
         self.fired: Counter[str] = Counter()  # faults that really happened
+        self.edges: Counter[tuple[str, str]] = Counter()  # transitions: (machine, "FROM>TO")
         self.on_death: list[Callable[[SimProcess], None]] = []
         self._keep_trace = keep_trace
         self._digest = hashlib.blake2b(digest_size=16)
@@ -148,8 +149,19 @@ class World:
     ) -> None:
         name = type(event).__name__
         self.trace(machine.table.name, process.name, machine.key, source.name, name, target.name)
+        table = machine.table.name
+        self.edges[table, name] += 1
+        if source is not target:
+            self.edges[table, f"{source.name}>{target.name}"] += 1
         for watch in self.watchers:
             watch(process, machine, event, source, target)
+
+    def happened(self, what: str) -> bool:
+        """Whether a fault of this kind, a transition `MACHINE:FROM>TO` or an event took place."""
+        table, _, edge = what.partition(":")
+        if edge:
+            return self.edges[table, edge] > 0
+        return self.fired[what] + self.network.counters[what] + self.fabric.counters[what] > 0
 
     def violate(self, text: str) -> None:
         """A checker found something; the run goes on, the first violation is the one to read."""

@@ -1,0 +1,295 @@
+"""Drills as data: which topology and work, which fault, what may fail and why, what it covers.
+
+A drill runs under many seeds.  `must_fire` is the share of seeds in which its fault must really have
+happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to catch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from epd.config import EncodeConfig, Limits
+from epd.sim.cluster import Settings
+from epd.sim.faults import Fault
+from epd.sim.network import Conditions
+from epd.sim.rand import KeyedRandom
+from epd.sim.run import Plan
+from epd.sim.swarm import Excuse
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Workload
+
+NOTHING = Excuse(frozenset(), refusals=False)
+NO_TOPOLOGY = Excuse(frozenset({"unavailable"}), refusals=True)
+"""A role's only instance is gone: nothing can be served until it is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One drill; times of faults are drawn between `from_s` and `to_s` unless they have a point."""
+
+    name: str
+    covers: tuple[str, ...]
+    topology: str = "1e1p1d"
+    work: Workload = Workload()
+    faults: tuple[Fault, ...] = ()
+    network: Conditions = Conditions()
+    data: DataConditions = DataConditions()
+    settings: Settings = Settings()
+    may_fail: Excuse = NOTHING
+    why: str = ""  # why something may fail; required when something may
+    must_fire: float = 0.9
+    fires: tuple[str, ...] = ()  # what counts as fired; empty: the kinds of its faults
+    mutants: tuple[str, ...] = ()
+    engine_faults: bool = False
+    from_s: float = 1.0
+    to_s: float = 2.0
+    tags: tuple[str, ...] = field(default=())
+
+    def plan(self, seed: int) -> Plan:
+        random = KeyedRandom(seed, "drill", self.name)
+        faults = tuple(self._place(random.stream(n), f) for n, f in enumerate(self.faults))
+        return Plan(
+            seed,
+            self.topology,
+            self.work.draw(random.stream("work")),
+            faults,
+            self.network,
+            self.data,
+            self.settings,
+            self.may_fail,
+            self.engine_faults,
+        )
+
+    def _place(self, random: KeyedRandom, fault: Fault) -> Fault:
+        if fault.point:
+            return replace(fault, nth=1 + random.below(max(1, fault.nth), "nth"))
+        return replace(fault, at_s=random.between(self.from_s, self.to_s, "at"))
+
+
+BURST = Workload(num_requests=16, spread_s=0.05, image_share=0.9)
+PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.1)
+HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
+SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
+CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
+
+DRILLS: tuple[Drill, ...] = (
+    Drill("quiet", (), work=Workload(24, spread_s=2.0), must_fire=0.0),
+    Drill(
+        "bytes-before-grant",
+        ("F1", "F15"),
+        work=PICTURES,
+        network=Conditions(jitter_s=0.05),
+        fires=("TRANSFER:PENDING>PARKED",),
+        mutants=("drop_parked_bytes",),
+    ),
+    Drill(
+        "slow-bytes",
+        ("F2", "F6", "F27"),
+        work=PICTURES,
+        data=SLOW_LINK,
+        fires=("TRANSFER:WRITING>COMPLETE",),
+        mutants=("publish_before_commit", "release_source_early"),
+    ),
+    Drill(
+        "small-pool",
+        ("F3", "F4", "F18", "F24", "F31", "F39"),
+        topology="2e1p1d",
+        work=Workload(20, spread_s=0.02, image_share=1.0, num_pictures=20),
+        fires=("EMBEDDING:RESIDENT>EVICTED",),
+        mutants=("evict_referenced_rows",),
+    ),
+    Drill(
+        "cancel-mid-transfer",
+        ("F6", "F21", "F22", "F42", "F43"),
+        work=HANG_UPS,
+        data=SLOW_LINK,
+        fires=("TRANSFER:RESERVED>CANCEL_PENDING",),
+        mutants=("cancel_frees_slots", "abort_frees_blocks"),
+    ),
+    Drill(
+        "kill-encode",
+        ("F19", "F41", "F44"),
+        topology="2e1p1d",
+        work=PICTURES,
+        faults=(Fault("kill", "here", point="TRANSFER:RESERVED>WRITING", nth=8, duration_s=0.4),),
+        may_fail=NO_TOPOLOGY,
+        why="the point can be the prefill's KV transfer, and prefill is alone",
+        mutants=("grants_reach_the_successor",),
+    ),
+    Drill(
+        "kill-encode-card",
+        ("F7", "F8", "F19"),
+        topology="2e1p1d",
+        work=PICTURES,
+        data=CARD,
+        faults=(Fault("kill", "e0", duration_s=0.3),),
+        mutants=("lost_peer_frees_slots",),
+    ),
+    Drill(
+        "kill-prefill",
+        ("F20",),
+        topology="1e2p1d",
+        faults=(Fault("kill", "p0", duration_s=0.5),),
+    ),
+    Drill(
+        "kill-decode",
+        ("F20",),
+        topology="1e1p2d",
+        work=Workload(16, max_tokens=24, spread_s=0.3),
+        faults=(Fault("kill", "d0", duration_s=0.5),),
+        to_s=1.4,
+        mutants=("migration_restarts_numbering",),
+    ),
+    Drill(
+        "kill-the-only-encode",
+        ("F19", "F40", "F44"),
+        work=PICTURES,
+        faults=(Fault("kill", "e0", duration_s=0.5),),
+        may_fail=NO_TOPOLOGY,
+        why="the only encoder is dead for half a second",
+        mutants=("answer_without_picture",),
+    ),
+    Drill(
+        "stall-encode",
+        ("F7", "F41"),
+        topology="2e1p1d",
+        work=PICTURES,
+        data=CARD,
+        faults=(Fault("stall", "e0", duration_s=4.0),),
+        mutants=("lost_peer_frees_slots", "grace_frees_slots"),
+    ),
+    Drill(
+        "stall-decode",
+        ("F7", "F20", "F27"),
+        topology="1e1p2d",
+        data=SLOW_LINK,
+        faults=(Fault("stall", "d0", duration_s=4.0),),
+    ),
+    Drill(
+        "stall-prefill",
+        ("F20",),
+        topology="1e2p1d",
+        data=CARD,
+        faults=(Fault("stall", "p0", duration_s=4.0),),
+        mutants=("lost_peer_frees_slots",),
+    ),
+    Drill(
+        "one-bad-picture",
+        ("F13", "F14", "F37", "F40"),
+        topology="1e1pd",
+        work=Workload(16, image_share=1.0, broken_share=0.3, spread_s=0.3),
+        fires=("ENCODING:QUEUED>FAILED", "ENCODING:ENCODING>FAILED"),
+        mutants=("bad_picture_fails_batch",),
+    ),
+    Drill(
+        "out-of-memory",
+        ("F13", "F14"),
+        work=PICTURES,
+        faults=(Fault("oom", "e0", factor=1), Fault("oom", "p0", factor=1)),
+        may_fail=Excuse(frozenset({"engine"}), refusals=False),
+        why="four attempts can meet the same exhausted device",
+        engine_faults=True,
+    ),
+    Drill(
+        "hung-encode",
+        ("F15", "F21", "F22"),
+        topology="2e1p1d",
+        work=PICTURES,
+        faults=(Fault("hang", "e0", duration_s=2.0),),
+    ),
+    Drill(
+        "same-picture",
+        ("F10", "F32", "F37"),
+        topology="2e2p1d",
+        work=REPEATS,
+        fires=("ENCODING:Requested",),
+        mutants=("no_single_flight",),
+    ),
+    Drill(
+        "lossy-bus",
+        ("F16", "F17"),
+        topology="2e2p2d",
+        network=Conditions(loss=0.03, duplication=0.03),
+        may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
+        why="four attempts can each lose a message that only the next attempt repeats",
+        fires=("lost",),
+        mutants=("no_commit_retry", "no_grant_retry"),
+    ),
+    Drill(
+        "broken-connections",
+        ("F16", "F5"),
+        topology="1e1p1d",
+        faults=(
+            Fault("reset", "p0", point="MESSAGE:Grant", nth=6, other="e0"),
+            Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="d0"),
+        ),
+        mutants=("no_commit_retry", "no_grant_retry"),
+    ),
+    Drill(
+        "partition",
+        ("F16", "F35"),
+        topology="2e1p1d",
+        faults=(Fault("partition", "e0", other="p0", duration_s=3.0),),
+        may_fail=Excuse(frozenset({"deadline", "lost"}), refusals=False),
+        why="the gateway sees both ends healthy, and no third party tells it that they are apart",
+    ),
+    Drill(
+        "restart-gateway",
+        ("F17", "F35"),
+        topology="2e2p2d",
+        faults=(Fault("kill", "gateway", duration_s=0.4),),
+        may_fail=Excuse(frozenset({"gateway", "unavailable"}), refusals=True),
+        why="clients of a dead gateway see their connection break; its successor knows nobody yet",
+        mutants=("new_registry_loses_the_absent",),
+    ),
+    Drill(
+        "two-hundred-at-once",
+        ("F4", "F18", "F39"),
+        work=Workload(200, spread_s=0.01, image_share=1.0, num_pictures=40, max_tokens=4),
+        settings=Settings(limits=Limits(max_open_requests=48), encode=EncodeConfig(64, 64, 2048)),
+        may_fail=Excuse(frozenset({"busy"}), refusals=True),
+        why="admission is bounded: the rest is refused at once",
+        fires=("GENERATION:RECEIVED>REJECTED",),
+    ),
+    Drill(
+        "positions-travel",
+        ("F12", "F26"),
+        topology="1e1p1d",
+        work=Workload(10, image_share=1.0, max_tokens=10),
+        fires=("REQUEST:WAITING_FOR_REMOTE_KV>DECODING",),
+        mutants=("rope_delta_stays_home", "deepstack_is_dropped"),
+    ),
+    Drill(
+        "failed-writes",
+        ("F6", "F8", "F14"),
+        topology="2e1p1d",
+        data=DataConditions(failed=0.2),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a failed write",
+        fires=("TRANSFER:WRITING>FAILED",),
+    ),
+)
+
+NOT_REACHABLE: dict[str, str] = {
+    "F5": "regions are allocated once and never deregistered; no call exists that could",
+    "F9": "slots are numbers of one region; overlap cannot be expressed",
+    "F11": "needs two builds with different contracts; tests/roles refuses them at the join",
+    "F23": "no asynchronous copy stream exists yet: rows are ready when the engine's call returns",
+    "F25": "no padded graphs yet",
+    "F28": "one launch thread, no second stream yet",
+    "F29": "no tensor parallelism yet",
+    "F30": "no fan-out rooms yet: a room has one consumer",
+    "F33": "validated by the HTTP API, which is not simulated",
+    "F34": "HTTP, not simulated",
+    "F36": "a busy wait stops virtual time: StepLimitReached in every drill",
+    "F38": "hashes are made by the API, which is not simulated",
+}
+
+
+def by_name(name: str) -> Drill:
+    """Raises KeyError with the known names."""
+    found = {drill.name: drill for drill in DRILLS}.get(name)
+    if found is None:
+        raise KeyError(f"no drill {name!r}; there are: {', '.join(d.name for d in DRILLS)}")
+    return found
