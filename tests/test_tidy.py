@@ -242,3 +242,21 @@ def test_what_the_fault_table_names_exists() -> None:
     ]
     assert named
     assert not missing, "\n" + "\n".join(missing)
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("epd/**/*.md")]
+    broken = [
+        f"{document.relative_to(ROOT)}: {target}"
+        for document in documents
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
+        if not target.startswith("http") and not (document.parent / target).exists()
+    ]
+    assert len(documents) > 5
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_every_package_is_on_the_map() -> None:
+    text = (ROOT / "README.md").read_text()
+    names = {path.parent.name for path in ROOT.glob("epd/*/__init__.py")}
+    assert not [name for name in sorted(names) if f"`epd/{name}/`" not in text]
