@@ -26,7 +26,14 @@ from epd.bench.gateway_process import Spec
 from epd.bench.load import Load, Result, post
 from epd.bench.picture import noise_png
 from epd.cli.ports import any_free
-from epd.config import DecodeConfig, EncodeConfig, GatewayConfig, InstanceConfig, Limits, PrefillConfig
+from epd.config import (
+    DecodeConfig,
+    EncodeConfig,
+    GatewayConfig,
+    InstanceConfig,
+    Limits,
+    PrefillConfig,
+)
 from epd.tiny import CHECKPOINT
 
 HOST = "127.0.0.1"
@@ -240,6 +247,3 @@ def run(plan: Plan, *, as_json: bool) -> int:
     figures = asyncio.run(measure(plan, progress))
     print(json.dumps(figures) if as_json else table(figures))
     return 0
-
-
-

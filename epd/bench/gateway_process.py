@@ -58,7 +58,9 @@ class FireTimer:
         Machine.fire = fire  # type: ignore[method-assign, assignment]
 
 
-ECHO = json.dumps({"choices": [{"message": {"role": "assistant", "content": "a" * 16}}] * 1}).encode()
+ECHO = json.dumps(
+    {"choices": [{"message": {"role": "assistant", "content": "a" * 16}}] * 1}
+).encode()
 
 
 async def echo(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]

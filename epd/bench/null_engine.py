@@ -39,7 +39,8 @@ class NullVision:
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         return [
-            Rows(bytes(p.num_rows * CONTRACT.row_nbytes), p.num_rows, p.num_rows * 64) for p in batch
+            Rows(bytes(p.num_rows * CONTRACT.row_nbytes), p.num_rows, p.num_rows * 64)
+            for p in batch
         ]
 
 

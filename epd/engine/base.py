@@ -121,7 +121,7 @@ class StepFailure:
 class StepResult:
     """Per sequence of the batch, in order: the sampled token, None (no sample asked), or failure."""
 
-    outcomes: list[TokenLogprobs | None | StepFailure]
+    outcomes: list[TokenLogprobs | StepFailure | None]
     elapsed_s: float = 0.0
 
 

@@ -191,7 +191,8 @@ def keep_failure(embedding: Embedding, event: LoadFailed | LoadLost | LoadTimedO
 _IN_LOAD = (S.REQUESTED, S.LOADING)
 _ENDED = (S.FAILED, S.EVICTED)
 
-# fmt: off: one line per row reads as the table it is
+# One line per row, as the table that it is.
+# fmt: off
 ROWS = (
     Row(S.ABSENT, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),

@@ -133,7 +133,6 @@ class Encoding(Machine):
         self.in_batch = False
         self.failure = ("", "", True)
 
-
     @property
     def at_rest(self) -> bool:
         """Cached: nothing is on its way."""
@@ -193,7 +192,8 @@ def drop_patches(encoding: Encoding, event: RoomClosed) -> None:
 _CACHED = (S.RESIDENT, S.DEMOTED)
 _ENDED = (S.FAILED, S.EVICTED)
 
-# fmt: off: one line per row reads as the table it is
+# One line per row, as the table that it is.
+# fmt: off
 ROWS = (
     Row(S.ABSENT, Requested, S.QUEUED, (Do.START_PREPROCESS,), add_room),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),

@@ -171,7 +171,6 @@ class Generation(Machine):
         self.pending_aborts: set[str] = set()
         self.stream: Any = None
 
-
     @property
     def token_ids_of_attempt(self) -> int:
         """How many tokens the present attempt has delivered."""
@@ -208,7 +207,10 @@ def note_refusal(generation: Generation, event: Refused) -> None:
 
 def note_no_topology(generation: Generation, event: NoTopology) -> None:
     kind, reason = generation.error
-    generation.error = ("unavailable", f"{event.reason} (after: {reason})" if kind else event.reason)
+    generation.error = (
+        "unavailable",
+        f"{event.reason} (after: {reason})" if kind else event.reason,
+    )
 
 
 def note_deadline(generation: Generation, event: DeadlinePassed) -> None:
@@ -220,7 +222,8 @@ _ENDED = (S.FINISHED, S.FAILED, S.REJECTED)
 _FAIL = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
 _RETRY = (Do.ABORT_ATTEMPT, Do.PLACE)
 
-# fmt: off: one line per row reads as the table it is
+# One line per row, as the table that it is.
+# fmt: off
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),

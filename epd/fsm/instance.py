@@ -89,7 +89,6 @@ class Instance(Machine):
         self.seen_s = now_s
         self.reason = ""
 
-
     @property
     def takes_work(self) -> bool:
         return self.state is S.HEALTHY
@@ -111,7 +110,8 @@ def keep_reason(instance: Instance, event: JoinRejected) -> None:
 _LOSS = (Do.FAIL_ATTEMPTS, Do.PUBLISH, Do.DISCONNECT)
 _ENDED = (S.LOST, S.LEFT)
 
-# fmt: off: one line per row reads as the table it is
+# One line per row, as the table that it is.
+# fmt: off
 ROWS = (
     Row(S.JOINING, JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH)),
     Row(S.JOINING, JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),

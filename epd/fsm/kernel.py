@@ -172,7 +172,9 @@ class GuardCall:
         return self.guard(event_data.model, event_data.args[0])
 
 
-Compiled = dict[type[Event], tuple[tuple[Guard | None, Action | None, tuple[Effect, ...], Any], ...]]
+Compiled = dict[
+    type[Event], tuple[tuple[Guard | None, Action | None, tuple[Effect, ...], Any], ...]
+]
 _IGNORED: tuple[tuple[Guard | None, Action | None, tuple[Effect, ...], Any], ...] = ()
 
 

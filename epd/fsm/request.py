@@ -317,7 +317,8 @@ _ENDED = (S.FINISHED, S.FAILED)
 _END = (Do.SEND_ABORTED,)
 _RUN = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
 
-# fmt: off: one line per row reads as the table it is
+# One line per row, as the table that it is.
+# fmt: off
 ROWS = (
     # Arrival.
     Row(S.WAITING, EmbeddingsRequired, S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),

@@ -45,7 +45,8 @@ from epd.fsm.transfer import (
     offers,
 )
 
-# fmt: off: one line per row reads as the table it is
+# One line per row, as the table that it is.
+# fmt: off
 _TOMBSTONES = (S.CANCELLED, S.EXPIRED, S.FAILED)
 _ENDED = (S.RELEASED, *_TOMBSTONES)
 _PENDING_OUTCOME = (S.CANCEL_PENDING, S.EXPIRE_PENDING)

@@ -88,9 +88,7 @@ class Embeddings(Role):
             "prefill.pool_nbytes"
         )
 
-    def promise(
-        self, key: str, items: tuple[MediaItem, ...], granted: Callable[[], None]
-    ) -> None:
+    def promise(self, key: str, items: tuple[MediaItem, ...], granted: Callable[[], None]) -> None:
         """Call `granted` once all slots of these items are promised; it may be at once."""
         self._granted[key] = granted
         self._budget.join(key, sum(self.num_slots_for(item.num_rows) for item in items))

@@ -146,7 +146,9 @@ class GatewayRole(Role):
     def metrics(self) -> list[Metric]:
         """Samples of this process and, by their heartbeats, of every instance."""
         samples = [
-            Metric("epd_requests_total", count, (("outcome", outcome),), "counter", "ended requests")
+            Metric(
+                "epd_requests_total", count, (("outcome", outcome),), "counter", "ended requests"
+            )
             for outcome, count in sorted(self.outcomes.items())
         ]
         samples.append(Metric("epd_output_tokens_total", self.num_tokens, (), "counter", "tokens"))
@@ -443,4 +445,5 @@ class GatewayRole(Role):
         return [
             (f"{span.machine}@{source}", span.state, round((span.at_s - start_s) * 1e3, 3))
             for source, span in spans
+            if span.at_s >= start_s  # rows cached earlier have a longer story than this request
         ]

@@ -87,7 +87,9 @@ class Registry(Role):
 
     def _mismatch(self, join: Join) -> str:
         if join.protocol_version != PROTOCOL_VERSION:
-            return f"protocol versions differ: gateway {PROTOCOL_VERSION}, it {join.protocol_version}"
+            return (
+                f"protocol versions differ: gateway {PROTOCOL_VERSION}, it {join.protocol_version}"
+            )
         if join.model_fingerprint != self._fingerprint:
             return f"models differ: gateway {self._fingerprint}, it {join.model_fingerprint}"
         for other in self.instances:

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from epd.runtime.logs import set_up_logging
 from epd.config import GatewayConfig, InstanceConfig
+from epd.runtime.logs import set_up_logging
 from epd.runtime.worker import Ending, Status, load_engines, serve_instance
 
 

@@ -28,9 +28,7 @@ async def serve_gateway(config: GatewayConfig, ending: Ending, status: Status) -
     bus = ZmqBus(
         config.instance_id, epoch, config.endpoint, cluster_key=load_cluster_key(config.cluster_key)
     )
-    ports = make_ports(
-        bus, config.instance_id, epoch, LocalMemory(), "local", checksums=False
-    )
+    ports = make_ports(bus, config.instance_id, epoch, LocalMemory(), "local", checksums=False)
     gateway = Gateway(ports, config, model_fingerprint(config.model_dir))
     return await _serve(gateway, None, config, ending, status)
 

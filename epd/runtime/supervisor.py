@@ -160,7 +160,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End all children, workers before the gateway, and remove what they left."""
-        ordered = sorted(self.children.values(), key=lambda c: c.spec.kind == "gateway")
+        ordered = sorted(self.children.values(), key=lambda c: c.spec.gateway is not None)
         await asyncio.gather(*(child.stop() for child in ordered))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         sweep()

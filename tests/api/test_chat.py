@@ -43,7 +43,9 @@ def for_transformers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
-def test_rendering_and_ids_equal_transformers(messages: list[dict[str, Any]], reference: Any) -> None:
+def test_rendering_and_ids_equal_transformers(
+    messages: list[dict[str, Any]], reference: Any
+) -> None:
     renderer = ChatRenderer(CHECKPOINT)
     text = renderer.render(messages)
     expected = reference.apply_chat_template(

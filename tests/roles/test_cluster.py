@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epd.api.port import Generation, PreparedItem
+from epd.api.port import Generation
 from epd.api.prepare import Preparer
 from epd.config import EngineConfig, GatewayConfig
 from epd.messages import SamplingParams
@@ -107,7 +107,9 @@ async def test_an_image_seen_twice_is_encoded_once(
         assert await answer(cluster, preparer, both[0]) == entry.answer
         await cluster.settle()
         journal = cluster.instances["e0"].actor.journal
-        starts = [t for t in journal.transitions if t.machine == "ENCODING" and t.target == "ENCODING"]
+        starts = [
+            t for t in journal.transitions if t.machine == "ENCODING" and t.target == "ENCODING"
+        ]
         assert sum(journal.transitions[t] for t in starts) == 1
 
 
@@ -121,9 +123,7 @@ async def test_a_client_that_leaves_frees_everything(
         early = gateway.role.submit(await prepared(preparer, entry))
         early.cancel("client disconnected")
         generation = await prepared(preparer, entry, max_tokens=400)
-        endless = Generation(
-            generation.token_ids, generation.items, SamplingParams(max_tokens=400)
-        )
+        endless = Generation(generation.token_ids, generation.items, SamplingParams(max_tokens=400))
         stream = gateway.role.submit(endless)
         async for _ in stream:
             stream.cancel("client disconnected")

@@ -56,7 +56,9 @@ def test_every_request_ends_within_a_bound(
     computed = dict.fromkeys(left, 0)
     for i, (prompt, _) in enumerate(shapes):
         scheduler.add(Entry(str(i), prompt, 1))
-    bound = sum(-(-prompt // min(chunk, budget)) + output for prompt, output in shapes) + len(shapes)
+    bound = sum(-(-prompt // min(chunk, budget)) + output for prompt, output in shapes) + len(
+        shapes
+    )
     for _ in range(bound):
         while (entry := scheduler.next_admission()) is not None:
             scheduler.admit(entry)

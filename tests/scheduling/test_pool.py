@@ -100,7 +100,9 @@ def test_settled_peers_get_more() -> None:
     assert [lease.key for lease, _ in line.grants()] == ["c"]
 
 
-@given(st.lists(st.tuples(st.sampled_from("jlg"), st.integers(0, 5), st.integers(1, 6)), max_size=60))
+@given(
+    st.lists(st.tuples(st.sampled_from("jlg"), st.integers(0, 5), st.integers(1, 6)), max_size=60)
+)
 def test_promises_never_exceed_the_budget(steps: list[tuple[str, int, int]]) -> None:
     budget = Budget(6)
     promised: dict[str, int] = {}
