@@ -1,0 +1,135 @@
+"""EMBEDDING: one load per hash, whoever waits; rows stay while anybody refers to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.fsm.embedding import (
+    Do,
+    Embedding,
+    EvictionRequested,
+    IdleTimePassed,
+    LeaseGranted,
+    Loaded,
+    LoadFailed,
+    LoadLost,
+    LoadTimedOut,
+    S,
+    SlotsReturned,
+    Unwanted,
+    Wanted,
+)
+from tests.fsm.paths import follow
+from tests.fsm.tables import make_embedding
+
+ROWS = Loaded("rows", (1, 2))
+FAILURE = ("lost", "the encoder is gone", True)
+ARRIVE = (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY)
+
+
+@pytest.fixture
+def loading() -> Embedding:
+    made = make_embedding()
+    made.fire(Wanted("a", "item a"))
+    made.fire(LeaseGranted())
+    return made
+
+
+def test_a_second_waiter_follows_the_same_load(loading: Embedding) -> None:
+    """F37: ABSENT -> REQUESTED -> LOADING -> RESIDENT, with two waiters and one transfer."""
+    follow(loading, (Wanted("b", "item b"), S.LOADING, ()), (ROWS, S.RESIDENT, ARRIVE))
+    assert loading.waiters == {"a": "item a", "b": "item b"}
+    assert loading.slots == (1, 2)
+
+
+@pytest.mark.parametrize("outcome", [LoadFailed, LoadTimedOut, LoadLost])
+def test_another_room_takes_over_when_the_load_fails(
+    loading: Embedding, outcome: type[LoadFailed]
+) -> None:
+    """F19: LOADING -> REQUESTED -> LOADING -> RESIDENT through the follower's encoder."""
+    loading.fire(Wanted("b", "item b"))
+    follow(
+        loading,
+        (outcome(*FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)),
+        (LeaseGranted(), S.LOADING, ()),
+        (ROWS, S.RESIDENT, ARRIVE),
+    )
+    assert loading.room == "b"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [(LoadFailed, S.FAILED), (LoadTimedOut, S.FAILED), (LoadLost, S.QUARANTINED)],
+)
+def test_without_another_room_every_waiter_is_told(
+    loading: Embedding, outcome: type[LoadFailed], state: S
+) -> None:
+    """LOADING -> FAILED, or QUARANTINED while the transfer still owns the slots."""
+    follow(loading, (outcome(*FAILURE), state, (Do.NOTIFY_FAILED,)))
+    assert loading.failure == FAILURE
+
+
+def test_an_abandoned_load_finishes_and_stays_as_cache(loading: Embedding) -> None:
+    """F21: LOADING -> ABANDONED -> RESIDENT -> EVICTED; the slots return."""
+    follow(
+        loading,
+        (Unwanted("a"), S.ABANDONED, (Do.CANCEL_TRANSFER,)),
+        (ROWS, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS)),
+        (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
+    )
+
+
+def test_a_new_waiter_of_an_abandoned_load_joins_it(loading: Embedding) -> None:
+    """F22: LOADING -> ABANDONED -> LOADING -> RESIDENT: exactly one load."""
+    follow(
+        loading,
+        (Unwanted("a"), S.ABANDONED, (Do.CANCEL_TRANSFER,)),
+        (Wanted("b", "item b"), S.LOADING, ()),
+        (ROWS, S.RESIDENT, ARRIVE),
+    )
+
+
+def test_a_resurrected_load_that_was_cancelled_starts_anew(loading: Embedding) -> None:
+    """F22: ABANDONED -> LOADING -> REQUESTED: the cancel was faster, the new room loads."""
+    loading.fire(Unwanted("a"))
+    loading.fire(Wanted("b", "item b"))
+    follow(loading, (LoadFailed(*FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)))
+    assert loading.room == "b"
+
+
+def test_rows_are_not_evicted_while_somebody_waits_or_reads(loading: Embedding) -> None:
+    """F23, F24: RESIDENT stays until the last reference is gone."""
+    loading.fire(ROWS)
+    follow(
+        loading,
+        (EvictionRequested(), S.RESIDENT, ()),
+        (Wanted("b", "item b"), S.RESIDENT, (Do.NOTIFY_ONE,)),
+        (Unwanted("a"), S.RESIDENT, ()),
+        (IdleTimePassed(), S.RESIDENT, ()),
+        (Unwanted("b"), S.RESIDENT, ()),
+        (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
+    )
+
+
+def test_a_quarantined_load_does_not_block_its_hash(loading: Embedding) -> None:
+    """QUARANTINED -> REQUESTED with new slots; the old ones return to the transfer's pool."""
+    follow(
+        loading,
+        (LoadLost(*FAILURE), S.QUARANTINED, (Do.NOTIFY_FAILED,)),
+        (Unwanted("a"), S.QUARANTINED, ()),
+        (Wanted("b", "item b"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
+        (SlotsReturned(), S.REQUESTED, ()),
+        (LeaseGranted(), S.LOADING, ()),
+        (ROWS, S.RESIDENT, ARRIVE),
+    )
+
+
+def test_leaving_before_slots_are_there_leaves_the_line() -> None:
+    """REQUESTED -> EVICTED; the failure of what was cancelled changes nothing."""
+    made = make_embedding()
+    follow(
+        made,
+        (Wanted("a", "item a"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
+        (Unwanted("a"), S.EVICTED, (Do.CANCEL_TRANSFER,)),
+        (LoadFailed(*FAILURE), S.EVICTED, ()),
+    )

@@ -1,0 +1,124 @@
+"""ENCODING: single flight per hash; what a thread or the device owns is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.fsm.encoding import (
+    BatchStarted,
+    Do,
+    EncodeFailed,
+    EncodeSucceeded,
+    EncodeTimedOut,
+    Encoding,
+    EvictionRequested,
+    PreprocessFailed,
+    PreprocessSucceeded,
+    Requested,
+    RoomClosed,
+    S,
+)
+from tests.fsm.paths import follow
+from tests.fsm.tables import make_encoding
+
+PREPARED = PreprocessSucceeded("patches")
+ENCODED = EncodeSucceeded("rows")
+
+
+@pytest.fixture
+def queued() -> Encoding:
+    made = make_encoding()
+    made.fire(Requested("a"))
+    return made
+
+
+@pytest.fixture
+def encoding(queued: Encoding) -> Encoding:
+    queued.fire(PREPARED)
+    queued.fire(BatchStarted())
+    return queued
+
+
+def test_two_rooms_and_one_encode(queued: Encoding) -> None:
+    """F37: QUEUED -> PREPARED -> ENCODING -> RESIDENT; a third room comes later."""
+    follow(
+        queued,
+        (Requested("b"), S.QUEUED, ()),
+        (PREPARED, S.PREPARED, (Do.ENQUEUE,)),
+        (BatchStarted(), S.ENCODING, ()),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS)),
+        (Requested("c"), S.RESIDENT, (Do.FILL_ONE,)),
+    )
+    assert list(queued.rooms) == ["a", "b", "c"]
+    assert (queued.image, queued.patches) == (None, None), "what was used up is let go"
+
+
+def test_a_bad_picture_fails_alone(queued: Encoding) -> None:
+    """F13: QUEUED -> FAILED, not to be retried elsewhere."""
+    follow(queued, (PreprocessFailed("truncated"), S.FAILED, (Do.FAIL_ROOMS,)))
+    assert queued.failure == ("media", "truncated", False)
+
+
+def test_a_failed_batch_may_be_retried_elsewhere(encoding: Encoding) -> None:
+    """F40: ENCODING -> FAILED."""
+    follow(encoding, (EncodeFailed("out of memory"), S.FAILED, (Do.FAIL_ROOMS,)))
+    assert encoding.failure == ("engine", "out of memory", True)
+
+
+def test_an_abandoned_batch_finishes_and_is_kept(encoding: Encoding) -> None:
+    """F21: ENCODING -> ABANDONED -> RESIDENT -> EVICTED."""
+    follow(
+        encoding,
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS,)),
+        (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
+    )
+
+
+def test_an_abandoned_batch_is_joined_again(encoding: Encoding) -> None:
+    """F22: ENCODING -> ABANDONED -> ENCODING -> RESIDENT."""
+    follow(
+        encoding,
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (Requested("b"), S.ENCODING, ()),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS)),
+    )
+
+
+def test_an_abandoned_preprocessing_is_joined_again(queued: Encoding) -> None:
+    """F22: QUEUED -> ABANDONED -> QUEUED -> PREPARED."""
+    follow(
+        queued,
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (Requested("b"), S.QUEUED, ()),
+        (PREPARED, S.PREPARED, (Do.ENQUEUE,)),
+    )
+
+
+def test_patches_that_no_batch_has_taken_are_simply_dropped(queued: Encoding) -> None:
+    """PREPARED -> EVICTED."""
+    queued.fire(PREPARED)
+    follow(queued, (RoomClosed("a"), S.EVICTED, (Do.DEQUEUE,)))
+    assert queued.patches is None
+
+
+def test_a_device_that_does_not_answer_is_reported(encoding: Encoding) -> None:
+    """ENCODING -> ABANDONED -> FAILED; a late outcome is dropped."""
+    follow(
+        encoding,
+        (EncodeTimedOut(), S.ABANDONED, (Do.FAIL_ROOMS,)),
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (EncodeTimedOut(), S.FAILED, (Do.REPORT_HANG,)),
+        (ENCODED, S.FAILED, ()),
+    )
+
+
+def test_rows_that_are_still_to_be_sent_are_not_evicted(encoding: Encoding) -> None:
+    """F31: RESIDENT stays until its last room is closed."""
+    encoding.fire(ENCODED)
+    follow(
+        encoding,
+        (EvictionRequested(), S.RESIDENT, ()),
+        (RoomClosed("a"), S.RESIDENT, ()),
+        (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
+    )

@@ -1,0 +1,152 @@
+"""GENERATION: one terminal answer over all attempts.  INSTANCE: one life, never trusted again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from epd.fsm import generation as g
+from epd.fsm import instance as i
+from epd.fsm.generation import Do, S
+from tests.fsm.paths import follow
+from tests.fsm.tables import make_generation, make_instance
+
+FAIL = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
+SEND = (Do.ARM_ATTEMPT, Do.DISPATCH)
+
+
+def tokens(*ids: int, finish: str = "") -> SimpleNamespace:
+    return SimpleNamespace(token_ids=ids, finish_reason=finish)
+
+
+@pytest.fixture
+def placed() -> g.Generation:
+    made = make_generation()
+    made.fire(g.Admitted())
+    made.fire(g.Placed("first"))
+    return made
+
+
+def test_an_answer(placed: g.Generation) -> None:
+    """PLACED -> STREAMING -> FINISHED; what comes later changes nothing."""
+    follow(
+        placed,
+        (g.Accepted(), S.PLACED, (Do.ARM_ATTEMPT,)),
+        (g.TokensArrived(tokens(1, 2)), S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT)),
+        (g.FinalTokensArrived(tokens(3, finish="stop")), S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE)),
+        (g.AttemptFailed("lost", "gone", True), S.FINISHED, ()),
+        (g.DeadlinePassed(), S.FINISHED, ()),
+    )
+    assert (placed.token_ids, placed.finish_reason) == ([1, 2, 3], "stop")
+
+
+def test_a_full_gateway_refuses_at_once() -> None:
+    """F39: RECEIVED -> REJECTED."""
+    follow(make_generation(), (g.Refused("full"), S.REJECTED, ()))
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [g.AttemptFailed("lost", "gone", True), g.AttemptTimedOut("silent"), g.TokensMissed("hole")],
+    ids=lambda event: type(event).__name__,
+)
+def test_a_lost_attempt_migrates_with_its_tokens_until_attempts_run_out(
+    placed: g.Generation, failure: g.AttemptFailed
+) -> None:
+    """F20: STREAMING -> MIGRATING -> PLACED -> FAILED; tokens that were sent are kept."""
+    placed.fire(g.TokensArrived(tokens(1, 2)))
+    follow(
+        placed,
+        (failure, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
+        (failure, S.MIGRATING, ()),
+        (g.Placed("second"), S.PLACED, SEND),
+        (failure, S.FAILED, FAIL),
+    )
+    assert (placed.attempt, placed.placement, placed.token_ids) == (2, "second", [1, 2])
+
+
+def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> None:
+    """F40: PLACED -> FAILED with the reason."""
+    follow(placed, (g.AttemptFailed("media", "bad picture", False), S.FAILED, FAIL))
+    assert placed.error == ("media", "bad picture")
+
+
+def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
+    """MIGRATING -> FAILED."""
+    placed.fire(g.AttemptFailed("lost", "p0 is gone", True))
+    follow(placed, (g.NoTopology("no prefill"), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)))
+    assert placed.error == ("unavailable", "no prefill (after: p0 is gone)")
+
+
+def test_a_client_that_leaves_gets_nothing_and_frees_everything(placed: g.Generation) -> None:
+    """F43: PLACED -> CANCELLING -> FINISHED."""
+    follow(
+        placed,
+        (g.CancelRequested("hung up"), S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
+        (g.TokensArrived(tokens(1)), S.CANCELLING, ()),
+        (g.AbortConfirmed(), S.FINISHED, (Do.CLOSE,)),
+        (g.AbortTimedOut(), S.FINISHED, ()),
+    )
+    assert placed.token_ids == []
+
+
+@pytest.mark.parametrize("state", [S.RECEIVED, S.PREPARING, S.PLACED, S.STREAMING, S.MIGRATING])
+def test_the_deadline_answers_from_every_open_state(state: S) -> None:
+    """F15: each -> FAILED with one answer."""
+    made = make_generation()
+    made._state = state
+    assert made.fire(g.DeadlinePassed()).count(Do.ANSWER_ERROR) == 1
+    assert made.state is S.FAILED and made.error[0] == "deadline"
+
+
+# --- INSTANCE -------------------------------------------------------------------------------------
+
+LOSS = (i.Do.FAIL_ATTEMPTS, i.Do.PUBLISH, i.Do.DISCONNECT)
+
+
+@pytest.fixture
+def healthy() -> i.Instance:
+    made = make_instance()
+    made.fire(i.JoinAccepted())
+    return made
+
+
+def test_joins_are_welcomed_again_and_again(healthy: i.Instance) -> None:
+    """F17: JOINING -> HEALTHY -> HEALTHY."""
+    follow(healthy, (i.JoinAccepted(), i.S.HEALTHY, (i.Do.WELCOME,)))
+
+
+def test_a_stranger_is_told_why() -> None:
+    """JOINING -> LEFT."""
+    made = make_instance()
+    follow(made, (i.JoinRejected("models differ"), i.S.LEFT, (i.Do.REFUSE,)))
+    assert made.reason == "models differ"
+
+
+def test_silence_makes_suspect_then_lost_and_never_healthy_again(healthy: i.Instance) -> None:
+    """F44: HEALTHY -> SUSPECT -> HEALTHY -> SUSPECT -> LOST."""
+    follow(
+        healthy,
+        (i.HeartbeatMissed(), i.S.SUSPECT, ()),
+        (i.HeartbeatReceived("load"), i.S.HEALTHY, ()),
+        (i.HeartbeatMissed(), i.S.SUSPECT, ()),
+        (i.HeartbeatsEnded(), i.S.LOST, LOSS),
+        (i.HeartbeatReceived("load"), i.S.LOST, ()),
+        (i.JoinAccepted(), i.S.LOST, ()),
+    )
+
+
+def test_a_new_epoch_ends_the_old_one(healthy: i.Instance) -> None:
+    """F44: HEALTHY -> LOST."""
+    follow(healthy, (i.EpochReplaced(), i.S.LOST, LOSS))
+
+
+def test_draining_ends_in_left(healthy: i.Instance) -> None:
+    """HEALTHY -> DRAINING -> LEFT."""
+    follow(
+        healthy,
+        (i.DrainAnnounced(), i.S.DRAINING, (i.Do.PUBLISH,)),
+        (i.HeartbeatReceived("load"), i.S.DRAINING, ()),
+        (i.LeftReceived(), i.S.LEFT, LOSS),
+    )
