@@ -1,4 +1,4 @@
-"""A validated request to a prompt: pictures fetched and measured, template rendered, ids expanded."""
+"""From a validated request to a prompt: pictures measured, template rendered, ids expanded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from epd.api.chat import ChatRenderer
-from epd.api.detokenize import Detokenizer
+from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
 from epd.api.identity import mm_hash
 from epd.api.media import MediaFetcher, read_size
 from epd.api.port import PreparedItem
-from epd.api.token_bytes import TokenBytes
 from epd.config import GatewayConfig
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_json, read_preprocessor
@@ -53,7 +52,7 @@ class Preparer:
         self._fingerprint = model_fingerprint(directory)
         self._processor = processor_fingerprint(directory)
         self._fetcher = MediaFetcher(config.limits)
-        self._token_bytes = TokenBytes(self._renderer.tokenizer)
+        self._vocabulary = Vocabulary(self._renderer.tokenizer)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
         model = self._renderer.config
         text = model.get("text_config", model)
@@ -134,12 +133,11 @@ class Preparer:
     # --- text -------------------------------------------------------------------------------------
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        return Detokenizer(self._renderer.tokenizer, skip_special_tokens=skip_special_tokens)
+        return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token alone, as log-probabilities show it: text (may be broken) and its bytes."""
-        text = self._renderer.tokenizer.decode([token_id], skip_special_tokens=False)
-        return text, self._token_bytes(token_id)
+        return self._vocabulary.token_text(token_id)
 
 
 def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

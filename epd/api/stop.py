@@ -1,8 +1,9 @@
 """Stop strings over a stream: text is held back while it may still become one.
 
 The text before the first stop string is the answer; the stop string itself is not (OpenAI's rule).
-What is held back is the longest suffix that begins some stop string, so a client sees everything
-that can no longer change, at once, however the text was cut into pieces.
+The first is the one that is complete first; of two that end together, the longer.  So the answer
+does not depend on how the text was cut into pieces.  What is held back is the longest suffix that
+begins some stop string: a client sees everything that can no longer change, at once.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ class StopMatcher:
         if self.stopped:
             return "", True
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held, self.stopped = "", True
-            return text[: min(found)], True
+            _, start = min(found)
+            return text[:start], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
@@ -41,7 +43,9 @@ class StopMatcher:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that ends `text`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
+    start = max(0, len(text) - len(stop) + 1)
+    while (start := text.find(stop[0], start)) >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start += 1
     return 0

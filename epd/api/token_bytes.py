@@ -30,21 +30,20 @@ class TokenBytes:
         piece: str | None = self._tokenizer.id_to_token(token_id)
         if piece is None:
             return b""
-        if token_id not in self._added:
-            if self._is_byte_level:
-                return _spelled(piece)
-            if found := _FALLBACK.fullmatch(piece):
-                return bytes.fromhex(found[1])
+        if self._is_byte_level:
+            return _spelled(piece)
+        if token_id not in self._added and (found := _FALLBACK.fullmatch(piece)):
+            return bytes.fromhex(found[1])
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text.encode()
 
 
 def _spelled(piece: str) -> bytes:
-    """From GPT-2's alphabet; a character outside of it stands for itself."""
+    """From GPT-2's alphabet; a piece that is not in it, an added token, stands for itself."""
     alphabet = _alphabet()
-    return b"".join(
-        bytes((alphabet[char],)) if char in alphabet else char.encode() for char in piece
-    )
+    if all(char in alphabet for char in piece):
+        return bytes(alphabet[char] for char in piece)
+    return piece.encode()
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from epd.api.detokenize import MAX_PENDING, Detokenizer, Vocabulary
+from epd.api.detokenize import MAX_WAITS, Detokenizer, Vocabulary
 from epd.api.stop import StopMatcher
 from epd.tiny import CHECKPOINT
 
@@ -44,7 +45,7 @@ CUTS = st.lists(st.integers(0, 1000), max_size=20)
 
 def in_pieces(things: Sequence, cuts: list[int]) -> list:
     edges = sorted({0, len(things), *(c % (len(things) + 1) for c in cuts)})
-    return [things[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [things[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def streamed(detokenizer: Detokenizer, pieces: Sequence[Sequence[int]]) -> str:
@@ -88,9 +89,9 @@ def test_nothing_is_held_longer_than_a_character() -> None:
 def test_broken_characters_are_not_waited_for() -> None:
     """A model that never completes a character is streamed, at constant cost."""
     detokenizer = FALLBACK.detokenizer()
-    texts = [detokenizer.push([2 + 0x82]) for _ in range(5 * MAX_PENDING)]
+    texts = [detokenizer.push([2 + 0x82]) for _ in range(5 * MAX_WAITS)]
     assert texts.count("") < len(texts) - 3
-    assert len(detokenizer._ids) <= 3 * MAX_PENDING
+    assert len(detokenizer._ids) <= 3 * MAX_WAITS
 
 
 def test_a_token_knows_its_bytes() -> None:
