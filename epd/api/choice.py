@@ -7,21 +7,14 @@ to be bundled on their way here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from epd.api.detokenize import Detokenizer
 from epd.api.port import GenerationUpdate
 from epd.api.stop import StopMatcher
 from epd.messages import TokenLogprobs
-
-
-class Detokenizes(Protocol):
-    """Token ids to text, while they arrive."""
-
-    def push(self, token_ids: Sequence[int]) -> str: ...
-
-    def finish(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -39,7 +32,7 @@ class Choice:
 
     index: int
     stream: Any  # GenerationStream
-    detokenizer: Detokenizes
+    detokenizer: Detokenizer
     stop: tuple[str, ...] = ()
     min_tokens: int = 0  # stop strings are not looked for before
     num_tokens: int = 0

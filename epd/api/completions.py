@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from epd.api.choice import Choice, Delta, Detokenizes
+from epd.api.choice import Choice, Delta
+from epd.api.detokenize import Detokenizer
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate, Refused
@@ -35,7 +36,7 @@ class Prepares(ModelFacts, Protocol):
 
     async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
 
-    def detokenizer(self) -> Detokenizes: ...
+    def detokenizer(self) -> Detokenizer: ...
 
     def token_text(self, token_id: int) -> tuple[str, bytes]: ...
 
