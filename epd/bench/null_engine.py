@@ -6,6 +6,7 @@ by `epd bench gateway` alone; no role knows of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,5 +63,6 @@ class NullLanguage:
         return [memoryview(bytes(LAYOUT.block_nbytes)) for _ in blocks]
 
     async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+        await asyncio.sleep(0)  # a device always lets the loop turn
         token = TokenLogprobs(TOKEN_ID, 0.0)
         return StepResult([None if s.sample is None else token for s in batch])

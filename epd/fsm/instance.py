@@ -94,6 +94,11 @@ class Instance(Machine):
         return self.state is S.HEALTHY
 
     @property
+    def was_lost(self) -> bool:
+        """Gone without a word."""
+        return self.state is S.LOST
+
+    @property
     def present(self) -> bool:
         """A member: peers may talk to it."""
         return self.state in (S.HEALTHY, S.SUSPECT, S.DRAINING)

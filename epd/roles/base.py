@@ -69,6 +69,18 @@ class Ports:
     log: Log
 
 
+class _Timer:
+    """When it is due, when the loop wakes it next, and what it does then."""
+
+    __slots__ = ("callback", "due_s", "handle", "wakes_s")
+
+    def __init__(self, due_s: float, callback: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self.wakes_s = due_s
+        self.callback = callback
+        self.handle: TimerHandle | None = None
+
+
 class Actor:
     """One process's place on the bus, shared by its roles."""
 
@@ -86,7 +98,7 @@ class Actor:
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
         self._handlers: dict[type[Message], tuple[Role, Any]] = {}
-        self._timers: dict[str, TimerHandle] = {}
+        self._timers: dict[str, _Timer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
 
@@ -150,20 +162,37 @@ class Actor:
     # --- timers -----------------------------------------------------------------------------------
 
     def arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
-        """(Re)start the timer `name`."""
+        """(Re)start the timer `name`.
+
+        Clocks of silence are restarted at each sign of life, so putting one off must cost next to
+        nothing: the loop's timer stays, and looks again when it finds itself too early.
+        """
+        due_s = self.clock.now_s() + max(0.0, delay_s)
+        timer = self._timers.get(name)
+        if timer is not None and timer.wakes_s <= due_s:
+            timer.due_s, timer.callback = due_s, callback
+            return
         self.disarm(name)
+        self._schedule(name, _Timer(due_s, callback))
 
-        def expire() -> None:
-            self._timers.pop(name, None)
-            if not self.closing:
-                callback()
+    def _schedule(self, name: str, timer: _Timer) -> None:
+        def wake() -> None:
+            if self.closing or self._timers.get(name) is not timer:
+                return
+            if self.clock.now_s() < timer.due_s:
+                self._schedule(name, timer)
+                return
+            del self._timers[name]
+            timer.callback()
 
-        self._timers[name] = self.clock.call_at(self.clock.now_s() + max(0.0, delay_s), expire)
+        timer.wakes_s = timer.due_s
+        timer.handle = self.clock.call_at(timer.due_s, wake)
+        self._timers[name] = timer
 
     def disarm(self, name: str) -> None:
-        handle = self._timers.pop(name, None)
-        if handle is not None:
-            handle.cancel()
+        timer = self._timers.pop(name, None)
+        if timer is not None and timer.handle is not None:
+            timer.handle.cancel()
 
     def armed(self, name: str) -> bool:
         return name in self._timers

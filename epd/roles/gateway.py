@@ -407,16 +407,20 @@ class GatewayRole(Role):
     def arm_attempt(self, machine: Generation, event: Event) -> None:
         """Silence is bounded before acceptance and between tokens; a queue in between is not silent."""
         name = f"generation/{machine.key}/attempt"
-        if not machine.accepted and not machine.token_ids_of_attempt:
-            delay_s = self._timing.accept_timeout_s
-            reason = f"instance {machine.placement.prefill.instance_id} did not accept the request"
-        elif machine.token_ids_of_attempt:
-            delay_s = self._timing.stall_timeout_s
-            reason = f"no token arrived for {delay_s:g} s"
-        else:
+        if machine.token_ids_of_attempt:
+            self.actor.arm(name, self._timing.stall_timeout_s, lambda: self._stalled(machine))
+        elif machine.accepted:
             self.actor.disarm(name)
-            return
-        self.actor.arm(name, delay_s, lambda: self.fire(machine, fsm.AttemptTimedOut(reason)))
+        else:
+            self.actor.arm(name, self._timing.accept_timeout_s, lambda: self._ignored(machine))
+
+    def _stalled(self, machine: Generation) -> None:
+        reason = f"no token arrived for {self._timing.stall_timeout_s:g} s"
+        self.fire(machine, fsm.AttemptTimedOut(reason))
+
+    def _ignored(self, machine: Generation) -> None:
+        prefill = machine.placement.prefill.instance_id
+        self.fire(machine, fsm.AttemptTimedOut(f"instance {prefill} did not accept the request"))
 
     @performs(Do.ARM_ABORT)
     def arm_abort(self, machine: Generation, event: Event) -> None:

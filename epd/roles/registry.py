@@ -181,7 +181,8 @@ class Registry(Role):
     def fail_attempts(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
         self._lost.append(address)
-        self.actor.log.warning("instance is gone", instance=instance.key, how=instance.state.name)
+        said = self.actor.log.warning if instance.was_lost else self.actor.log.info
+        said("instance is gone", instance=instance.key, how=instance.state.name)
         self.on_lost(address)
 
     @performs(Do.DISCONNECT)

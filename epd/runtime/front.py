@@ -87,12 +87,12 @@ async def _serve(
         readiness = gateway.role.ready()
         status("serving" if readiness.ok else "waiting", url if readiness.ok else readiness.reason)
 
-    gateway.registry.on_change = tell
     try:
         gateway.start()
         if instance is not None:
             instance.start()
         await server.start()
+        gateway.registry.on_change = tell  # not earlier: serving means that HTTP answers
         tell()
         await ending.drain.wait()
         if not ending.now.is_set():
