@@ -77,6 +77,8 @@ class Member(Role):
         if message.epoch != self._info.address.epoch:
             return
         self.actor.disarm("member/join")
+        if self._gateway_epoch not in (0, received.epoch):  # nobody reads its requests any more
+            self._note_lost(Address(received.source, self._gateway_epoch, ""))
         self._gateway_epoch = received.epoch
         self._beat_s = message.heartbeat_interval_s
         if not self.welcomed:

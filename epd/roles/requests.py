@@ -341,9 +341,12 @@ class Requests(Role):
             self.actor.disarm(f"request/{machine.key}/deadline")
             self.actor.disarm(f"request/{machine.key}/grace")
 
-    def same_gateway(self, address: Address) -> list[Request]:
-        """The requests of a gateway, for when it is gone."""
-        return [r for r in self._requests.values() if r.gateway.instance_id == address.instance_id]
+    def peer_lost(self, peer: Address) -> None:
+        """A gateway that is gone has left its requests behind."""
+        for request in list(self._requests.values()):
+            gateway = request.gateway
+            if (gateway.instance_id, gateway.epoch) == (peer.instance_id, peer.epoch):
+                self.fire(request, fsm.AbortReceived())
 
 
 def _spans(request: Request, start: int, count: int) -> list[RowSpan]:

@@ -146,3 +146,22 @@ async def test_a_stuck_prefill_does_not_stop_text(
         assert said
         assert waiting.next_ready() is None
         waiting.cancel("enough")
+
+
+async def test_a_gateway_that_is_gone_leaves_no_requests_behind(
+    preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    """Its instances give the memory back when a new gateway takes its place."""
+    cluster = cluster_of("1e1p1d", loaded)
+    async with cluster.running() as gateway:
+        text = await preparer.chat([{"role": "user", "content": "Hello"}])
+        stream = gateway.role.submit(Generation(text.token_ids, (), SamplingParams(max_tokens=400)))
+        async for _ in stream:
+            break
+        old = gateway.actor.address
+        for instance in cluster.instances.values():
+            for role in instance.actor.roles:
+                role.peer_lost(old)
+        async with asyncio.timeout(10):
+            while any(any(i.live().values()) for i in cluster.instances.values()):
+                await asyncio.sleep(0.01)
