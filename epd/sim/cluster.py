@@ -205,7 +205,10 @@ class Cluster:
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=[device, pool])
-        node.language = engines.language
+        language = node.language = engines.language
+        if language is not None and instance.requests is not None:
+            leased = instance.requests.pool._leased
+            language.is_leased = leased.issuperset
         self.nodes[process.name] = node
         instance.member.on_expelled = lambda reason: self._expelled(node, reason)
         instance.start()

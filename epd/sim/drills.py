@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from epd.config import EncodeConfig, Limits
+import msgspec
+
+from epd.config import EncodeConfig, Limits, Timing
 from epd.sim.cluster import Settings
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
@@ -66,12 +68,19 @@ class Drill:
         return replace(fault, at_s=random.between(self.from_s, self.to_s, "at"))
 
 
-BURST = Workload(num_requests=16, spread_s=0.05, image_share=0.9)
+
+
+def replace_timing(**changes: float) -> Timing:
+    return msgspec.structs.replace(Settings().timing, **changes)
+
+
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.1)
 HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
+
+PATIENT = replace_timing(request_timeout_s=3.0, suspect_after_s=20.0, lost_after_s=30.0)
 
 DRILLS: tuple[Drill, ...] = (
     Drill("quiet", (), work=Workload(24, spread_s=2.0), must_fire=0.0),
@@ -105,7 +114,16 @@ DRILLS: tuple[Drill, ...] = (
         work=HANG_UPS,
         data=SLOW_LINK,
         fires=("TRANSFER:RESERVED>CANCEL_PENDING",),
-        mutants=("cancel_frees_slots", "abort_frees_blocks"),
+        mutants=("cancel_frees_slots",),
+    ),
+    Drill(
+        "hang-up-storm",
+        ("F6", "F43"),
+        topology="1epd",
+        work=Workload(24, spread_s=0.1, cancel_share=0.8, max_tokens=24),
+        settings=Settings(num_blocks=24),
+        fires=("REQUEST:DECODING>ABORTING", "REQUEST:RUNNING>ABORTING"),
+        mutants=("abort_frees_blocks",),
     ),
     Drill(
         "kill-encode",
@@ -123,7 +141,7 @@ DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=PICTURES,
         data=CARD,
-        faults=(Fault("kill", "e0", duration_s=0.3),),
+        faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=6, duration_s=0.3),),
         mutants=("lost_peer_frees_slots",),
     ),
     Drill(
@@ -156,8 +174,19 @@ DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=PICTURES,
         data=CARD,
-        faults=(Fault("stall", "e0", duration_s=4.0),),
-        mutants=("lost_peer_frees_slots", "grace_frees_slots"),
+        faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=4.0),),
+        mutants=("lost_peer_frees_slots",),
+    ),
+    Drill(
+        "stall-beyond-deadline",
+        ("F7", "F15", "F41"),
+        topology="2e1p1d",
+        work=PICTURES,
+        faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=8.0),),
+        settings=Settings(timing=PATIENT),
+        may_fail=Excuse(frozenset({"deadline"}), refusals=False),
+        why="nobody is declared lost within these deadlines",
+        mutants=("grace_frees_slots",),
     ),
     Drill(
         "stall-decode",
@@ -172,7 +201,6 @@ DRILLS: tuple[Drill, ...] = (
         topology="1e2p1d",
         data=CARD,
         faults=(Fault("stall", "p0", duration_s=4.0),),
-        mutants=("lost_peer_frees_slots",),
     ),
     Drill(
         "one-bad-picture",
@@ -204,7 +232,7 @@ DRILLS: tuple[Drill, ...] = (
         topology="2e2p1d",
         work=REPEATS,
         fires=("ENCODING:Requested",),
-        mutants=("no_single_flight",),
+        mutants=("no_single_flight", "deepstack_is_dropped"),
     ),
     Drill(
         "lossy-bus",
@@ -258,7 +286,7 @@ DRILLS: tuple[Drill, ...] = (
         topology="1e1p1d",
         work=Workload(10, image_share=1.0, max_tokens=10),
         fires=("REQUEST:WAITING_FOR_REMOTE_KV>DECODING",),
-        mutants=("rope_delta_stays_home", "deepstack_is_dropped"),
+        mutants=("rope_delta_stays_home",),
     ),
     Drill(
         "failed-writes",

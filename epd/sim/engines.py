@@ -6,7 +6,7 @@ transfer wrote, or another request overwrote, are what it computes with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from epd.engine.base import (
@@ -88,7 +88,7 @@ class SimLanguageEngine:
         self.device = device
         self.num_blocks = num_blocks
         self.violations: list[str] = []  # what a step found wrong in its own memory
-        self.step_sizes: list[int] = []
+        self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
         self._costs = costs
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
 
@@ -127,6 +127,8 @@ class SimLanguageEngine:
         needed = start + len(sequence.token_ids)
         if needed > len(table) * BLOCK_SIZE:
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
+        if not self.is_leased(table):
+            self.violations.append(f"{sequence.request_id}: its blocks were given back in a step")
         if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
             self.violations.append(f"{sequence.request_id}: KV of another text at its blocks")
         rows = _rows_by_position(sequence.spans)

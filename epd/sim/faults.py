@@ -123,6 +123,21 @@ class Injector:
         self._later(fault, self.world.resume, self.world.processes[target])
         return True
 
+    def do_drain(self, fault: Fault, target: str) -> bool:
+        """SIGTERM: finish what is open, leave, end; the supervisor starts it anew."""
+        node = self.cluster.node(target)
+        if node is None or node.instance is None or node.process.stalled:
+            return False
+        instance, process = node.instance, node.process
+
+        async def leave() -> None:
+            await instance.drain()
+            await instance.close()
+            self.world.loop.call_next(self.world.exit, process)
+
+        self.world.loop.create_task(leave(), name="drain", context=process.context)
+        return True
+
     def do_slow(self, fault: Fault, target: str) -> bool:
         process = self.world.processes[target]
         process.slowness = fault.factor

@@ -6,10 +6,12 @@ one of the plan's own faults gives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from epd.sim.client import Record
-from epd.sim.cluster import GATEWAY, parse_topology
+from epd.sim.cluster import GATEWAY, Settings, parse_topology
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
 from epd.sim.rand import KeyedRandom
@@ -18,7 +20,7 @@ from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
 TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
-KINDS = ("kill", "kill", "stall", "slow", "hang", "oom", "partition", "block", "reset")
+KINDS = ("kill", "kill", "stall", "slow", "hang", "oom", "partition", "block", "reset", "drain", "skew")
 POINTS = (
     "MESSAGE:EncodeRequest",
     "MESSAGE:PrefillRequest",
@@ -72,14 +74,14 @@ def excuse(
     refusals = False
     alone = _single_points(topology)
     for fault in faults:
-        if fault.kind in ("kill", "stall", "partition", "block"):
+        if fault.kind in ("kill", "stall", "partition", "block", "drain"):
             if fault.target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
                 refusals = True
             if len(faults) > 1:
                 kinds.add("unavailable")
                 refusals = True
-            if fault.target == GATEWAY or fault.point:
+            if fault.kind == "kill" and (fault.target == GATEWAY or fault.point):
                 kinds.add("gateway")
         if fault.kind in ("stall", "hang", "partition", "block", "slow"):
             kinds |= {"deadline", "lost"}
@@ -119,6 +121,7 @@ def draw_plan(seed: int) -> Plan:
         faults,
         conditions,
         data,
+        _draw_settings(random),
         may_fail=excuse(topology, faults, conditions, data),
         engine_faults=any(fault.kind == "oom" for fault in faults),
     )
@@ -133,6 +136,20 @@ def _draw_workload(random: KeyedRandom) -> Workload:
         cancel_share=float(str(random.pick((0.0, 0.0, 0.3), "cancels"))),
         broken_share=float(str(random.pick((0.0, 0.0, 0.15), "broken"))),
         slow_share=float(str(random.pick((0.0, 0.1), "slow pictures"))),
+    )
+
+
+def _draw_settings(random: KeyedRandom) -> Settings:
+    """Pools that are sometimes too small for everybody at once, never for a single request."""
+    settings = Settings()
+    num_slots = int(str(random.pick((12, 24), "slots")))
+    share = float(str(random.pick((0.5, 1.0), "share")))
+    nbytes = num_slots * settings.prefill.slot_nbytes
+    prefill = msgspec.structs.replace(
+        settings.prefill, pool_nbytes=nbytes, max_slots_share_per_peer=share
+    )
+    return replace(
+        settings, prefill=prefill, num_blocks=int(str(random.pick((24, 40, 64), "blocks")))
     )
 
 
@@ -162,6 +179,7 @@ def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
     duration_s = float(str(random.pick((0.05, 0.4, 1.2, 3.0, 8.0), "duration")))
     if kind == "kill" and random.chance(0.3, "stays down"):
         duration_s = 0.0
-    factor = float(1 + random.below(3, "works")) if kind == "oom" else 10.0
-    other = str(random.pick(rest, "other")) if kind in ("partition", "block", "reset") else ""
+    factors = {"oom": 1.0 + random.below(3, "works"), "skew": random.between(-0.5, 0.5, "skew")}
+    factor = factors.get(kind, 10.0)
+    other = str(random.pick(rest, "other")) if kind in ("partition", "block", "reset", "drain", "skew") else ""
     return Fault(kind, target, at_s, point, nth, duration_s=duration_s, other=other, factor=factor)

@@ -1,0 +1,304 @@
+"""Bugs of the fault catalogue, put back: patched table rows or methods, never a switch in what ships.
+
+`MUTANTS` maps a name to a context manager.  `epd sim mutants` runs each under the drills that name it
+(epd/sim/drills.py); one that no drill notices is a survivor and fails CI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from epd.engine.base import Rows
+from epd.fsm import embedding, encoding, request, transfer
+from epd.fsm.kernel import Effect, Event, State, Table
+from epd.messages import KvState, TokenChunk
+from epd.roles.base import Actor
+from epd.roles.encode import EncodeRole
+from epd.roles.member import Member
+from epd.roles.prefill import PrefillRole
+from epd.roles.requests import Requests
+from epd.roles.transfers import Transfers
+from epd.scheduling.pool import LruCache
+from epd.transport.base import Received
+
+Mutant = Callable[[], contextlib.AbstractContextManager[None]]
+MUTANTS: dict[str, Mutant] = {}
+T, E, R, C = transfer.S, embedding.S, request.S, encoding.S
+TRANSFER = transfer.Transfer.table
+REQUEST = request.Request.table
+
+
+def mutant(function: Callable[[], Iterator[None]]) -> Mutant:
+    """Register a generator as a mutant."""
+    manager = contextlib.contextmanager(function)
+    MUTANTS[function.__name__] = manager
+    return manager
+
+
+@contextlib.contextmanager
+def row(
+    table: Table,
+    state: State,
+    event: type[Event],
+    target: State | None,
+    effects: tuple[Effect, ...] = (),
+    action: Any = None,
+) -> Iterator[None]:
+    """Replace all rows of (state, event) by one without a guard."""
+    kept = table.dispatch[state][event]
+    table.dispatch[state][event] = ((None, action, effects, target),)
+    try:
+        yield
+    finally:
+        table.dispatch[state][event] = kept
+
+
+@contextlib.contextmanager
+def several(*managers: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for manager in managers:
+            stack.enter_context(manager)
+        yield
+
+
+@mutant
+def drop_parked_bytes() -> Iterator[None]:
+    """F1: bytes that are ready before the grant are dropped."""
+    with row(TRANSFER, T.PENDING, transfer.BytesReady, None):
+        yield
+
+
+@mutant
+def publish_before_commit() -> Iterator[None]:
+    """F2, F28: the producer says that every byte has landed when it has only begun to write."""
+
+    async def start_write(self: Transfers, machine: transfer.Transfer, event: Event) -> Event:
+        async def write() -> None:
+            grant = machine.grant
+            await self.actor.ports.transfers.write(source, grant.region, grant.slots)
+
+        source = machine.source
+        self.actor.spawn("write", write())
+        return transfer.WriteSucceeded(0)
+
+    with mock.patch.object(Transfers, "start_write", start_write):
+        yield
+
+
+@mutant
+def release_source_early() -> Iterator[None]:
+    """F6, F8: the source is given back while the write still reads it."""
+    do = (transfer.Do.START_WRITE, transfer.Do.RELEASE_SOURCE)
+    with several(
+        row(TRANSFER, T.PARKED, transfer.GrantReceived, T.WRITING, do, transfer.keep_grant),
+        row(TRANSFER, T.RESERVED, transfer.BytesReady, T.WRITING, do, transfer.keep_source),
+    ):
+        yield
+
+
+@mutant
+def evict_referenced_rows() -> Iterator[None]:
+    """F23, F24, F31: eviction does not ask who still needs the rows."""
+    victims = LruCache.victims
+
+    def any_victims(self: LruCache, needed: int, evictable: Any) -> list[str]:
+        return victims(self, needed, lambda key: True)
+
+    do = (embedding.Do.RELEASE_ROWS,)
+    table = embedding.Embedding.table
+    with several(
+        mock.patch.object(LruCache, "victims", any_victims),
+        row(table, E.RESIDENT, embedding.EvictionRequested, E.EVICTED, do),
+    ):
+        yield
+
+
+@mutant
+def cancel_frees_slots() -> Iterator[None]:
+    """F6, F42: a cancelled load gives its slots back without waiting for the writer's word."""
+    do = (transfer.Do.SEND_CANCEL, transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
+    with row(TRANSFER, T.RESERVED, transfer.CancelRequested, T.CANCELLED, do):
+        yield
+
+
+@mutant
+def abort_frees_blocks() -> Iterator[None]:
+    """F6, F43: an abort gives the blocks back while a step still uses them."""
+    do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, request.Do.SEND_ABORTED)
+    prefilling = (*do, request.Do.RELEASE_EMBEDDINGS, request.Do.WITHDRAW_OFFER)
+    with several(
+        row(REQUEST, R.DECODING, request.AbortReceived, R.FINISHED, do),
+        row(REQUEST, R.RUNNING, request.AbortReceived, R.FINISHED, prefilling),
+    ):
+        yield
+
+
+@mutant
+def lost_peer_frees_slots() -> Iterator[None]:
+    """F7: lost is taken for dead."""
+    do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
+    with row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, transfer.note_lost):
+        yield
+
+
+@mutant
+def grace_frees_slots() -> Iterator[None]:
+    """F7: a quarantine that ends by time."""
+    do = (transfer.Do.RELEASE_SLOTS,)
+    with row(TRANSFER, T.EXPIRE_PENDING, transfer.GraceEnded, T.EXPIRED, do):
+        yield
+
+
+@mutant
+def grants_reach_the_successor() -> Iterator[None]:
+    """F44: words for one life of a peer are sent to whoever has its name now."""
+    send = Actor.send
+
+    def send_by_name(self: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
+        return send(self, to if isinstance(to, str) else to.instance_id, message, payloads)
+
+    with several(
+        mock.patch.object(Actor, "send", send_by_name),
+        mock.patch.object(Actor, "is_lost", lambda self, address: False),
+    ):
+        yield
+
+
+@mutant
+def migration_restarts_numbering() -> Iterator[None]:
+    """F20: a migrated request numbers its tokens from zero again."""
+    emit = Requests.emit_tokens
+
+    def from_zero(self: Requests, machine: request.Request, event: Event) -> None:
+        emit(self, machine, event)
+        for chunks in self._outbox.values():
+            last = chunks[-1]
+            if last.request_id == machine.request_id and machine.num_emitted:
+                chunks[-1] = TokenChunk(
+                    last.request_id,
+                    last.attempt,
+                    last.start - machine.num_emitted,
+                    last.token_ids,
+                    last.finish_reason,
+                    last.logprobs,
+                )
+
+    performers = {**Requests.performers, request.Do.EMIT_TOKENS: "emit_tokens"}
+    with several(
+        mock.patch.object(Requests, "emit_tokens", from_zero),
+        mock.patch.object(Requests, "performers", performers),
+    ):
+        yield
+
+
+@mutant
+def answer_without_picture() -> Iterator[None]:
+    """F40: a failed embedding is taken for an empty one."""
+    do = (request.Do.ENQUEUE,)
+    with several(
+        row(REQUEST, R.WAITING_FOR_EMBEDDINGS, request.EmbeddingFailed, R.WAITING, do),
+        mock.patch("epd.roles.requests._spans", lambda request, start, count: []),
+    ):
+        yield
+
+
+@mutant
+def bad_picture_fails_batch() -> Iterator[None]:
+    """F13: one bad picture fails its whole batch, as a thing that cannot be retried."""
+
+    async def encode(self: EncodeRole, patches: list[Any]) -> list[Event]:
+        results = await self._engine.encode(patches)
+        if all(isinstance(result, Rows) for result in results):
+            return [encoding.EncodeSucceeded(result) for result in results]
+        return [encoding.EncodeFailed("the batch failed") for _ in results]
+
+    def never_again(machine: encoding.Encoding, event: encoding.EncodeFailed) -> None:
+        machine.patches, machine.in_batch = None, False
+        machine.failure = ("media", event.reason, False)
+
+    table = encoding.Encoding.table
+    do = (encoding.Do.FAIL_ROOMS,)
+    with several(
+        mock.patch.object(EncodeRole, "_encode", encode),
+        row(table, C.ENCODING, encoding.EncodeFailed, C.FAILED, do, never_again),
+    ):
+        yield
+
+
+@mutant
+def no_single_flight() -> Iterator[None]:
+    """F37: each request for a hash starts an encode of its own."""
+    on_request = EncodeRole.on_encode_request
+
+    def always_new(self: EncodeRole, received: Received) -> None:
+        self._encodings.pop(received.message.mm_hash, None)
+        on_request(self, received)
+
+    with mock.patch.object(EncodeRole, "on_encode_request", always_new):
+        yield
+
+
+@mutant
+def no_commit_retry() -> Iterator[None]:
+    """A lost commit is never said again, not even when the grant is repeated."""
+    with several(
+        row(TRANSFER, T.COMPLETE, transfer.RetryDue, None),
+        row(TRANSFER, T.COMPLETE, transfer.GrantReceived, None),
+    ):
+        yield
+
+
+@mutant
+def no_grant_retry() -> Iterator[None]:
+    """A lost grant is never said again."""
+    with row(TRANSFER, T.RESERVED, transfer.RetryDue, None):
+        yield
+
+
+@mutant
+def new_registry_loses_the_absent() -> Iterator[None]:
+    """F35: what a restarted gateway has not listed yet is taken for lost."""
+    forget = Member._forget_old
+
+    def forget_all(self: Member, present: set[tuple[str, int]]) -> None:
+        self._listed |= set(self.actor.peers)
+        forget(self, present)
+
+    with mock.patch.object(Member, "_forget_old", forget_all):
+        yield
+
+
+@mutant
+def rope_delta_stays_home() -> Iterator[None]:
+    """F26: decoding goes on at linear positions."""
+    state = PrefillRole.commit_state
+
+    def without_delta(self: PrefillRole, machine: transfer.Transfer) -> KvState | None:
+        kv = state(self, machine)
+        if kv is None:
+            return None
+        return KvState(kv.num_tokens, kv.first_token, 0, kv.num_layers, kv.num_blocks)
+
+    with mock.patch.object(PrefillRole, "commit_state", without_delta):
+        yield
+
+
+@mutant
+def deepstack_is_dropped() -> Iterator[None]:
+    """F12: a cache hit delivers the main embedding without its other half."""
+    fill_one = EncodeRole.fill_one
+
+    def half(self: EncodeRole, machine: encoding.Encoding, event: Any) -> None:
+        whole = machine.rows
+        width = self._engine.contract.row_nbytes
+        content = bytearray(whole.tensor)
+        for start in range(0, len(content), width):
+            content[start + width // 2 : start + width] = bytes(width // 2)
+        machine.rows = Rows(bytes(content), whole.num_rows, whole.nbytes)
+        fill_one(self, machine, event)
+
+    with mock.patch.object(EncodeRole, "fill_one", half):
+        yield
