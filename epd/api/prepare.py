@@ -13,7 +13,8 @@ from epd.api.chat import ChatRenderer
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
 from epd.api.identity import mm_hash
-from epd.api.media import MediaFetcher, read_size
+from epd.api.media import MediaFetcher, is_data_url, read_data_url
+from epd.api.picture import read_size
 from epd.api.port import PreparedItem
 from epd.config import GatewayConfig
 from epd.engine.base import MediaError
@@ -115,14 +116,18 @@ class Preparer:
         )
 
     async def _picture(self, url: str, param: str) -> _Picture:
-        data = await self._fetcher.fetch(url, param)
-        if len(data) <= INLINE_NBYTES:
-            return self._measure(data, param)
+        """Decode base64, read the header, hash: at once if it is short, on a thread if not."""
+        source = url if is_data_url(url) else await self._fetcher.fetch(url, param)
+        if len(source) <= INLINE_NBYTES:
+            return self._measure(source, param)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._measure, data, param)
+        return await loop.run_in_executor(self._threads, self._measure, source, param)
 
-    def _measure(self, data: bytes, param: str) -> _Picture:
-        width, height = read_size(data, self._config.limits, param)
+    def _measure(self, source: str | bytes, param: str) -> _Picture:
+        """Of a data: URL or of the bytes."""
+        limits = self._config.limits
+        data = read_data_url(source, limits, param) if isinstance(source, str) else source
+        width, height = read_size(data, limits, param)
         try:
             geometry = image_geometry(self._renderer.config, self._preprocessor, width, height)
         except MediaError as error:

@@ -1,0 +1,92 @@
+"""What a picture's header says: its size when upright, and whether it may be read at all (F46).
+
+No pixel is decoded here.  The workers rotate by EXIF before they resize, so a photograph with
+orientation 5 to 8 counts with its sides swapped; a difference between this module and the worker's
+decoder fails that picture, never the answer.  Limits on pixels and sides come before anybody
+decodes: a header of 30 bytes can promise gigabytes.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+from epd.api.errors import ApiError, bad_request
+from epd.config import Limits
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# A JPEG with several pictures (phones store a preview or a depth map behind the first) is no film.
+_STILL = ("JPEG", "MPO", "BMP")
+_ORIENTATION = 0x0112
+MAX_PNG_CHUNKS = 1 << 16
+
+
+def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
+    """Width and height after EXIF rotation, from the header alone.
+
+    Raises ApiError 400 for what is no picture, animated, too large or too thin.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # our own limit follows; Pillow's is a warning or another text
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        # not n_frames: it walks through the whole file, which may hold millions of frames
+        animated = image.format not in _STILL and bool(getattr(image, "is_animated", False))
+    except UnidentifiedImageError:
+        raise bad_request(
+            f"{param} is not a picture in a known format; send one of {', '.join(FORMATS)}", param
+        ) from None
+    except Exception as error:  # a hostile header can trip any parser
+        raise bad_request(
+            f"{param} cannot be read as a picture ({error}); send a valid file", param
+        ) from None
+    _check_size(width, height, limits, param)
+    if animated:
+        raise bad_request(f"{param} is animated; send one frame as PNG or JPEG", param)
+    return (height, width) if _is_turned(image, data) else (width, height)
+
+
+def _check_size(width: int, height: int, limits: Limits, param: str) -> None:
+    if width * height > limits.max_pixels:
+        raise _refused(width, height, f"at most {limits.max_pixels} pixels are taken", param)
+    if max(width, height) > limits.max_side_ratio * min(width, height):
+        ratio = f"one side may be at most {limits.max_side_ratio} times the other"
+        raise _refused(width, height, ratio, param)
+
+
+def _refused(width: int, height: int, why: str, param: str) -> ApiError:
+    return bad_request(f"{param} is {width} x {height} pixels; {why}", param)
+
+
+def _is_turned(image: Any, data: bytes) -> bool:
+    """Whether the decoder will swap the sides: EXIF orientations 5 to 8."""
+    from PIL import Image
+
+    if image.format == "TIFF":
+        return False  # Pillow turns it while reading, and says the upright size
+    try:
+        # The base class's: that of PNG decodes the pixels to look for a chunk behind them.
+        exif = Image.Image.getexif(image)
+        if image.format == "PNG" and "exif" not in image.info:
+            late = _png_exif(data)
+            if late:
+                exif.load(b"Exif\x00\x00" + late)
+        return int(exif.get(_ORIENTATION, 1)) in (5, 6, 7, 8)
+    except Exception:  # broken EXIF is no reason to refuse; the worker ignores it too
+        return False
+
+
+def _png_exif(data: bytes) -> bytes:
+    """The EXIF chunk of a PNG, wherever it is; ImageMagick writes it behind the pixels."""
+    at = 8
+    for _ in range(MAX_PNG_CHUNKS):
+        if at + 8 > len(data):
+            break
+        nbytes, kind = struct.unpack_from(">I4s", data, at)
+        if kind == b"eXIf":
+            return data[at + 8 : at + 8 + nbytes]
+        at += nbytes + 12
+    return b""
