@@ -13,6 +13,7 @@ VERBS = {
     "run": "start one process, or a whole topology on this host",
     "ask": "ask one question about pictures, of a running or a temporary server",
     "demo": "three workers and a gateway read three sample pictures",
+    "sim": "the same roles on virtual time, with faults; replay a race by its seed",
     "bench": "measure the gateway and the bus without a model",
     "diagrams": "write or check the pictures of the state machines",
     "doctor": "what is installed, reachable, missing, left over; and the fix",

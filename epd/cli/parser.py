@@ -36,11 +36,13 @@ def one_of(*choices: str) -> Callable[[str], str]:
 class Parser(argparse.ArgumentParser):
     """Raises UsageError where argparse would print its usage and exit."""
 
-    def __init__(self, prog: str, description: str, examples: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, prog: str, description: str = "", examples: Sequence[tuple[str, str]] = ()
+    ) -> None:
         super().__init__(
             prog=prog,
             description=textwrap.dedent(description).strip(),
-            epilog=_examples(examples),
+            epilog=_examples(examples) if examples else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             exit_on_error=False,
@@ -63,9 +65,17 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, argument: str) -> NoReturn:
         flag = argument.partition("=")[0]
         if flag.startswith("-"):
-            known = [name for name in self._option_string_actions if name.startswith("--")]
+            known = [name for name in self._all_flags() if name.startswith("--")]
             self.error(f"unknown flag {flag}{suggestion(flag, known)}")
         self.error(f"unexpected argument {argument!r}")
+
+    def _all_flags(self) -> Iterable[str]:
+        """Own ones, and those of the verbs below."""
+        yield from self._option_string_actions
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser._option_string_actions
 
 
 def _flag_first(found: re.Match[str]) -> str:

@@ -67,6 +67,10 @@ def test_version(capsys: Captured) -> None:
         (["ask", "hi", "--max-tokens", "0"], "at least one token"),
         (["ask", "hi", "--url", "http://h", "--topology", "1epd"], "one runs already"),
         (["doctor", "--jsn"], "did you mean --json?"),
+        (["sim"], "VERB"),
+        (["sim", "dril"], "invalid choice: 'dril'"),
+        (["sim", "drill", "all", "--seed", "x"], "--seed: invalid int value"),
+        (["sim", "drill", "all", "--sedes", "3"], "did you mean --seeds?"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_status_2(
