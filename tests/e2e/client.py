@@ -66,9 +66,7 @@ async def post(
     async with session.post(base_url + path, json=body) as response:
         is_json = response.content_type == "application/json"
         content = await response.json() if is_json else await response.text()
-        return Reply(
-            response.status, content, dict(response.headers), time.monotonic() - began_s
-        )
+        return Reply(response.status, content, dict(response.headers), time.monotonic() - began_s)
 
 
 async def post_all(base_url: str, bodies: Sequence[Body]) -> list[Reply]:

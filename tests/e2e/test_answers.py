@@ -1,0 +1,55 @@
+"""The bundled model reads fresh pictures through real processes as well as in its own evaluation."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+import epd.tiny
+from epd.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
+from tests.e2e.client import post_all
+from tests.e2e.server import serving
+
+pytestmark = pytest.mark.timeout(400)
+
+PER_TASK = 25
+README = Path(epd.tiny.__file__).parent / "README.md"
+
+
+@functools.cache
+def samples() -> list[Sample]:
+    """200 conversations about fresh pictures, all tasks in turn."""
+    of_task = [fresh_samples(task, PER_TASK) for task in TASKS]
+    return [sample for group in zip(*of_task, strict=True) for sample in group]
+
+
+def evaluated() -> float:
+    """Mean exact match of the committed evaluation's table (epd/tiny/README.md)."""
+    rows = re.findall(r"^\| (\w+) \|[^|]*\| (1?\.\d+)", README.read_text(), re.MULTILINE)
+    scores = {task: float(score) for task, score in rows if task in TASKS}
+    assert set(scores) == set(TASKS), f"{README} has no row for {set(TASKS) - set(scores)}"
+    return sum(scores.values()) / len(scores)
+
+
+async def answers(topology: str) -> list[str]:
+    with serving(topology) as server:
+        bodies = [
+            {"messages": sample.openai_messages(), "temperature": 0, "max_tokens": 128}
+            for sample in samples()
+        ]
+        return [reply.text for reply in await post_all(server.base_url, bodies)]
+
+
+async def test_answers_are_those_of_one_process_and_right() -> None:
+    together = await answers("1epd")
+    apart = await answers("1e1p1d")
+    assert apart == together
+    right = sum(
+        exact_match(answer, sample.answer) for answer, sample in zip(apart, samples(), strict=True)
+    )
+    rate = right / len(apart)
+    print(f"{right} of {len(apart)} right; the evaluation's table has {evaluated():.3f}")
+    assert rate >= 0.95 * evaluated()

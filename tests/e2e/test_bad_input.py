@@ -1,0 +1,312 @@
+"""Bad input gets one clear answer, while a healthy request of the same moment is unharmed.
+
+Real processes meet here faults F13 (one bad picture among good ones), F33 (parameters), F34 (what a
+stream's failure looks like), F46 (picture bombs and URL tricks) and F11 (a worker whose model or
+contract is another).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from PIL import Image
+
+from epd.tiny import SAMPLES
+from tests.e2e.client import Body, Reply, data_url, in_session, png, post, question
+from tests.e2e.goldens import directory_of
+from tests.e2e.server import READY_S, Command, Server, discarding, serving
+from tests.engine.conftest import picture
+
+pytestmark = pytest.mark.timeout(300)
+
+RECEIPT = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+HEALTHY = question("What is the total?", RECEIPT)
+ANSWER = "10.85"
+MAX_BODY_NBYTES = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("1e1p1d", limits__max_body_nbytes=MAX_BODY_NBYTES) as server:
+        yield server
+
+
+async def ask_beside_a_healthy_one(server: Server, body: Body) -> Reply:
+    """The reply to `body`; the healthy neighbour must be answered rightly."""
+
+    async def work(session: aiohttp.ClientSession) -> list[Reply]:
+        return await asyncio.gather(
+            post(session, server.base_url, body), post(session, server.base_url, HEALTHY)
+        )
+
+    reply, neighbour = await in_session(work)
+    assert neighbour.text == ANSWER
+    return reply
+
+
+def check_refused(reply: Reply, status: int, *words: str) -> None:
+    """The status, and a message (of bounded size) that has all the words."""
+    assert reply.status == status, reply.body
+    message = reply.error["message"]
+    for word in words:
+        assert word in message, message
+    assert len(message) < 600
+    assert "Traceback" not in message
+
+
+# --- F33: parameters ------------------------------------------------------------------------------
+
+PARAMETERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"max_tokens": 0}, ("max_tokens", "0")),
+    ({"max_tokens": -5}, ("max_tokens", "-5")),
+    ({"max_tokens": "ten"}, ("max_tokens",)),
+    ({"max_tokens": 1.5}, ("max_tokens",)),
+    ({"max_tokens": True}, ("max_tokens",)),
+    ({"max_completion_tokens": 0}, ("max_completion_tokens",)),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, ("max_completion_tokens", "max_tokens")),
+    ({"max_tokens": 10**6}, ("1000000",)),
+    ({"temperature": -1}, ("temperature",)),
+    ({"temperature": "hot"}, ("temperature",)),
+    ({"top_p": 0}, ("top_p",)),
+    ({"top_p": 1.5}, ("top_p",)),
+    ({"n": 0}, ("n",)),
+    ({"n": 1000}, ("n", "1000")),
+    ({"stop": [""]}, ("stop",)),
+    ({"stop": list("abcdefghijklmnopqrstuvwxyz")}, ("stop",)),
+    ({"seed": "x"}, ("seed",)),
+    ({"logit_bias": {"999999": 1}}, ("logit_bias", "999999")),
+    ({"logprobs": True, "top_logprobs": 99}, ("top_logprobs",)),
+    ({"top_logprobs": 2}, ("top_logprobs", "logprobs")),
+    ({"stream_options": {"include_usage": True}}, ("stream_options", "stream")),
+    ({"tools": [{"type": "function"}]}, ("tools",)),
+    ({"response_format": {"type": "json_object"}}, ("response_format",)),
+    ({"no_such_parameter": 1}, ("no_such_parameter",)),
+    ({"messages": []}, ("messages",)),
+    ({"messages": "hello"}, ("messages",)),
+    ({"messages": [{"role": "robot", "content": "x"}]}, ("role",)),
+    ({"messages": [{"role": "user"}]}, ("content",)),
+    ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, ("video",)),
+    ({"messages": [{"role": "user", "content": "x" * 30_000}]}, ("30", "context")),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), PARAMETERS, ids=[str(entry[0])[:40] for entry in PARAMETERS]
+)
+async def test_parameters_are_refused_by_name(
+    server: Server, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    reply = await ask_beside_a_healthy_one(server, question("hello") | change)
+    check_refused(reply, 400, *words)
+
+
+@pytest.mark.parametrize("change", [{}, {"max_tokens": None}, {"max_completion_tokens": None}])
+async def test_absent_and_null_limits_mean_the_default(
+    server: Server, change: dict[str, Any]
+) -> None:
+    assert (await ask_beside_a_healthy_one(server, HEALTHY | change)).text == ANSWER
+
+
+RAW: list[tuple[bytes, dict[str, str], int]] = [
+    (b"", {}, 400),
+    (b"{", {}, 400),
+    (b"[1]", {}, 400),
+    (b"\xff\xfe", {}, 400),
+    (b"[" * 100_000, {}, 400),
+    (b"{}", {}, 400),
+    (b"{}", {"Content-Type": "text/plain"}, 415),
+    (b"{}", {"Content-Encoding": "gzip"}, 415),
+    (b"[" + b" " * MAX_BODY_NBYTES + b"]", {}, 413),
+]
+
+
+@pytest.mark.parametrize(("data", "headers", "status"), RAW)
+async def test_bodies_that_are_no_request(
+    server: Server, data: bytes, headers: dict[str, str], status: int
+) -> None:
+    async def work(session: aiohttp.ClientSession) -> tuple[int, Any]:
+        headers_sent = {"Content-Type": "application/json"} | headers
+        url = f"{server.base_url}/v1/chat/completions"
+        async with session.post(url, data=data, headers=headers_sent) as response:
+            return response.status, await response.json()
+
+    found, body = await in_session(work)
+    assert found == status, body
+    assert body["error"]["message"]
+
+
+# --- F46: pictures and URLs -----------------------------------------------------------------------
+
+
+def png_of(width: int, height: int, data: bytes = b"") -> bytes:
+    """A PNG that says it has this size, over the given (or no) pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(data))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+def jpeg(width: int = 120, height: int = 90) -> bytes:
+    buffer = io.BytesIO()
+    picture(5, width, height).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def animated_gif() -> bytes:
+    buffer = io.BytesIO()
+    frames = [Image.new("P", (40, 40), color) for color in range(3)]
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
+    ("bomb", data_url(png_of(30_000, 30_000, bytes(1 << 20))), ("30000 x 30000",)),
+    ("line", data_url(png_of(30_000, 1)), ("30000 x 1",)),
+    ("animated", data_url(animated_gif(), "image/gif"), ("animated",)),
+    ("truncated jpeg", data_url(jpeg()[:-600], "image/jpeg"), ("image_url",)),
+    ("truncated png", data_url((SAMPLES / "sign.png").read_bytes()[:9000]), ("image_url",)),
+    ("missing pixels", data_url(png_of(100, 100)), ("image_url",)),
+    ("no picture", data_url(b"hello, this is a text"), ("not a picture",)),
+    ("empty", data_url(b""), ("image_url",)),
+    ("no base64", "data:image/png;base64,!!!", ("base64",)),
+    ("no comma", "data:image/png;base64", ("comma",)),
+    ("svg", data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), ("not a picture",)),
+    ("file", "file:///etc/passwd", ("file",)),
+    ("path", "/etc/passwd", ("data:",)),
+    ("ftp", "ftp://example.com/a.png", ("ftp",)),
+    ("loopback", "http://127.0.0.1:9/a.png", ("127.0.0.1",)),
+    ("metadata service", "http://169.254.169.254/latest", ("169.254.169.254",)),
+    ("private", "http://10.0.0.1/a.png", ("10.0.0.1",)),
+    ("IPv6 loopback", "http://[::1]/a.png", ("::1",)),
+    ("mapped loopback", "http://[::ffff:127.0.0.1]/a.png", ("127.0.0.1",)),
+    ("decimal loopback", "http://2130706433/a.png", ("image_url",)),
+    ("local name", "http://localhost/a.png", ("localhost",)),
+    ("no host", "http:///a.png", ("image_url",)),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("url", "words"), [entry[1:] for entry in PICTURES], ids=[entry[0] for entry in PICTURES]
+)
+async def test_pictures_are_refused(
+    server: Server, url: str, words: tuple[str, ...], stream: bool
+) -> None:
+    """Fault F34 too: a stream that cannot begin fails with the status of its error."""
+    body = question("What is it?", url, stream=stream)
+    check_refused(await ask_beside_a_healthy_one(server, body), 400, *words)
+
+
+async def test_too_many_pictures(server: Server) -> None:
+    reply = await ask_beside_a_healthy_one(server, question("all?", *[RECEIPT] * 17))
+    check_refused(reply, 400, "17", "16")
+
+
+async def test_a_picture_longer_than_the_context(server: Server) -> None:
+    """The message says how many tokens were needed and allowed."""
+    large = png(picture(1, 256, 256))
+    limit = 4096
+    reply = await ask_beside_a_healthy_one(
+        server, question("all?", *[large] * 16, max_tokens=limit)
+    )
+    check_refused(reply, 400, str(limit))
+
+
+async def test_one_bad_picture_among_good_ones(server: Server) -> None:
+    """Fault F13: in one burst, so that good and bad ones share a batch of the encoder."""
+    bad_urls = [entry[1] for entry in PICTURES if entry[0] in {"truncated png", "missing pixels"}]
+    bodies = [question("What is the total?", png(shifted(i)), RECEIPT) for i in range(14)]
+    bodies += [question("What is it?", url) for url in bad_urls]
+    bodies += [question("Both?", RECEIPT, bad_urls[0]), HEALTHY]
+    order = list(range(len(bodies)))
+    random.Random(1).shuffle(order)
+
+    async def work(session: aiohttp.ClientSession) -> list[Reply]:
+        return await asyncio.gather(*(post(session, server.base_url, bodies[i]) for i in order))
+
+    replies = dict(zip(order, await in_session(work), strict=True))
+    for i in range(14):
+        assert replies[i].status == 200, replies[i].body
+    for i in (14, 15, 16):
+        check_refused(replies[i], 400, "image_url")
+    assert replies[17].text == ANSWER
+    server.check_all_returned()
+
+
+def shifted(number: int) -> Image.Image:
+    """Different pictures, so that each is encoded."""
+    return picture(100 + number, 80 + number, 70)
+
+
+# --- F34: streams ---------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_an_event_stream(server: Server) -> None:
+    async def work(session: aiohttp.ClientSession) -> tuple[str, list[str]]:
+        url = f"{server.base_url}/v1/chat/completions"
+        async with session.post(url, json=HEALTHY | {"stream": True}) as response:
+            assert response.status == 200
+            return response.headers["Content-Type"], (await response.text()).split("\n\n")
+
+    content_type, events = await in_session(work)
+    assert content_type.startswith("text/event-stream")
+    assert events[-1] == "" and events[-2] == "data: [DONE]"
+    pieces = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
+    assert "".join(piece["delta"].get("content", "") for piece in pieces) == ANSWER
+
+
+async def test_a_client_that_hangs_up(server: Server) -> None:
+    """Fault F43: the work of every stage returns, and neighbours are unharmed."""
+    long = HEALTHY | {"stream": True, "max_tokens": 2000, "ignore_eos": True}
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        url = f"{server.base_url}/v1/chat/completions"
+        responses = [await session.post(url, json=long) for _ in range(4)]
+        for response in responses:
+            await response.content.readany()
+            response.close()
+
+    await in_session(work)
+    assert (await ask_beside_a_healthy_one(server, HEALTHY)).text == ANSWER
+    server.check_all_returned()
+
+
+# --- F11: contracts -------------------------------------------------------------------------------
+
+STRANGERS: list[tuple[str, list[str], tuple[str, ...]]] = [
+    ("model", ["--role", "prefill", "--model", "qwen3_vl"], ("models differ",)),
+    ("dtype", ["--role", "encode", "--dtype", "bfloat16"], ("float32", "bfloat16")),
+    ("block", ["--role", "prefill", "--set", "engine.block_size=32"], ("16", "32")),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"), [entry[1:] for entry in STRANGERS], ids=[entry[0] for entry in STRANGERS]
+)
+async def test_a_stranger_is_refused_at_join(
+    server: Server, flags: list[str], words: tuple[str, ...]
+) -> None:
+    """Both values are named, the process ends, and the cluster goes on."""
+    flags = [str(directory_of(flag)) if flag == "qwen3_vl" else flag for flag in flags]
+    arguments = ["run", *flags, *server.placing(), "--threads", "1", "--id", "stranger"]
+    with discarding(Command(*arguments)) as stranger:
+        assert stranger.wait(READY_S) not in (0, None)
+        for word in words:
+            assert word in stranger.text, stranger.text
+        assert "Traceback" not in stranger.text
+    assert (await ask_beside_a_healthy_one(server, HEALTHY)).text == ANSWER
+    assert "stranger" not in server.instances()

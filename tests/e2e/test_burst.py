@@ -1,0 +1,79 @@
+"""Fault F39: 200 image requests at once are answered or refused at once, and none is dropped."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from epd.tiny.tasks import fresh_samples
+from tests.e2e.client import Body, Reply, post_all
+from tests.e2e.server import SLOW, Server, serving
+
+pytestmark = pytest.mark.timeout(400)
+
+AT_ONCE = 200
+DEADLINE_S = 90.0
+LIMIT = 256
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    settings = {"limits__max_open_requests": LIMIT, "timing__request_timeout_s": DEADLINE_S}
+    with serving("1e1p1d", **settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[tuple[Body, str]]:
+    """200 different pictures with a question each, and the answers."""
+    return [
+        ({"messages": sample.openai_messages(), "temperature": 0}, sample.answer)
+        for sample in fresh_samples("total", AT_ONCE)
+    ]
+
+
+def check_each_has_one_end(replies: list[Reply]) -> Counter[int]:
+    """Answered, or refused with a time to come back; none hung past its deadline."""
+    statuses = Counter(reply.status for reply in replies)
+    assert set(statuses) <= {200, 429, 503}, statuses
+    for reply in replies:
+        assert reply.lasted_s < DEADLINE_S + 5.0
+        if reply.status != 200:
+            assert int(reply.headers["Retry-After"]) >= 1
+            assert reply.error["message"]
+    return statuses
+
+
+async def test_200_at_once(server: Server, asked: list[tuple[Body, str]]) -> None:
+    began_s = time.monotonic()
+    replies = await post_all(server.base_url, [body for body, _ in asked])
+    lasted_s = time.monotonic() - began_s
+    statuses = check_each_has_one_end(replies)
+    server.check_all_returned()
+    answered = [
+        (reply.text, answer)
+        for reply, (_, answer) in zip(replies, asked, strict=True)
+        if reply.status == 200
+    ]
+    right = sum(text == answer for text, answer in answered)
+    print(f"{dict(statuses)} in {lasted_s:.1f} s, {right} right")
+    assert right >= 0.95 * len(answered)
+    assert statuses[200] == AT_ONCE  # below the limit nothing is refused
+
+
+async def test_above_the_limit_is_refused_at_once(
+    server: Server, asked: list[tuple[Body, str]]
+) -> None:
+    """Twice as many as there are places: 429 long before the others are answered."""
+    replies = await post_all(server.base_url, [body for body, _ in asked] * 2)
+    statuses = check_each_has_one_end(replies)
+    refused = [reply for reply in replies if reply.status == 429]
+    slowest_s = max((reply.lasted_s for reply in refused), default=0.0)
+    print(f"{dict(statuses)}, slowest refusal after {slowest_s:.1f} s")
+    assert statuses[200] >= LIMIT
+    assert refused
+    assert slowest_s < 5.0 * SLOW
+    server.check_all_returned()

@@ -1,0 +1,290 @@
+"""Starting in any order, ending in any phase, and mistakes of the user: nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from epd.tiny import CHECKPOINT, SAMPLES
+from tests.e2e.client import Body, data_url, question
+from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, serving, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+RECEIPT = question("What is the total?", data_url((SAMPLES / "receipt-cafe.png").read_bytes()))
+ANSWER = "10.85"
+
+
+def ask(server: Server, body: Body, timeout_s: float = 60.0 * SLOW) -> bytes:
+    request = urllib.request.Request(
+        f"{server.base_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        return bytes(response.read())
+
+
+def content(reply: bytes) -> str:
+    return str(json.loads(reply)["choices"][0]["message"]["content"])
+
+
+# --- any order ------------------------------------------------------------------------------------
+
+
+def worker(server: Server, role: str, name: str) -> Command:
+    """`epd run --role` by hand, of the cluster with this port."""
+    arguments = ["run", "--role", role, "--id", name, *server.placing(), "--threads", "1"]
+    return Command(*arguments, run_dir=server.run_dir)
+
+
+def test_workers_before_the_gateway_and_a_new_gateway() -> None:
+    """Faults F17, F18, F44: they wait for a gateway, and join a new one when it has died."""
+    server = Server("--help")  # only its port and directory are used
+    with discarding(server), DiscardingAll() as started:
+        decode = started(worker(server, "decode", "late-d"))
+        prefill = started(worker(server, "prefill", "late-p"))
+        time.sleep(1.0)
+        arguments = ["run", "--role", "gateway", *server.placing()]
+        gateway = started(Command(*arguments, run_dir=server.run_dir))
+        encode = started(worker(server, "encode", "late-e"))
+        wait_for(lambda: server.get("/ready")[0] == 200 and "late-e" in server.instances(), READY_S,
+                 "everybody has joined")  # fmt: skip
+        assert content(ask(server, RECEIPT)) == ANSWER
+        gateway.send(signal.SIGKILL)
+        gateway.wait()
+        gateway = started(Command(*arguments, run_dir=server.run_dir))
+        wait_for(lambda: server.get("/ready")[0] == 200 and len(server.instances()) == 3, READY_S,
+                 "everybody has joined again")  # fmt: skip
+        assert content(ask(server, RECEIPT)) == ANSWER
+        for command in (encode, prefill, decode, gateway):
+            command.send(signal.SIGTERM)
+        for command in (encode, prefill, decode, gateway):
+            assert command.wait() == 0, command.text
+            assert "Traceback" not in command.text
+        gateway.check_nothing_left()
+
+
+class DiscardingAll:
+    """Discards every command given to it."""
+
+    def __enter__(self) -> Any:
+        self._commands: list[Command] = []
+        return self._keep
+
+    def _keep(self, command: Command) -> Command:
+        self._commands.append(command)
+        return command
+
+    def __exit__(self, *_: object) -> None:
+        for command in self._commands:
+            command.discard()
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_open_requests_are_finished_first(number: int) -> None:
+    """The supervisor drains: what has begun ends whole, then everything stops."""
+    body = RECEIPT | {"max_tokens": 600, "ignore_eos": True, "stream": True}
+    with discarding(Server("1e1p1d").wait_ready()) as server:
+        replies: list[bytes] = []
+        asking = threading.Thread(target=lambda: replies.append(ask(server, body)))
+        asking.start()
+        wait_for(lambda: server.metrics().get("epd_output_tokens_total", 0) > 5, 60, "it answers")
+        status = server.stop(number)
+        asking.join(STOP_S)
+        assert status == (0 if number == signal.SIGTERM else 130)
+        assert replies and replies[0].endswith(b"data: [DONE]\n\n"), server.text
+        assert "Traceback" not in server.text
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    body = RECEIPT | {"max_tokens": 3500, "ignore_eos": True, "stream": True}
+    with discarding(Server("1e1p1d").wait_ready()) as server:
+        asking = threading.Thread(target=ask_to_the_end, args=(server, body))
+        asking.start()
+        wait_for(lambda: server.metrics().get("epd_output_tokens_total", 0) > 5, 60, "it answers")
+        server.send(signal.SIGINT)
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        assert server.stop(signal.SIGINT) == 130
+        print(f"ended {time.monotonic() - began_s:.1f} s after the second one")
+        assert time.monotonic() - began_s < 4.0 * SLOW
+        asking.join(STOP_S)
+        assert "Traceback" not in server.text
+
+
+def ask_to_the_end(server: Server, body: Body) -> None:
+    try:
+        ask(server, body)
+    except OSError:  # the connection was cut
+        return
+
+
+@pytest.mark.parametrize("topology", ["1e1p1d", "all"])
+@pytest.mark.parametrize("after_s", [0.1, 0.6, 1.5, 3.0, 5.0])
+def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
+    """Before, while and after loading: no process, no segment, no socket stays, no traceback."""
+    with discarding(Server(topology)) as server:
+        time.sleep(after_s)
+        status = server.stop(signal.SIGINT)
+        assert status == 130 or (status == -signal.SIGINT and after_s < 0.5), server.text
+        assert "Traceback" not in server.text, server.text
+
+
+def test_kill_of_the_supervisor_leaves_nothing() -> None:
+    with discarding(Server("1e1p1d").wait_ready()) as server:
+        assert len(server.processes()) == 5
+        server.send(signal.SIGKILL)
+        server.wait()
+        server.check_nothing_left()
+
+
+def test_kill_of_the_supervisor_while_loading_leaves_nothing() -> None:
+    with discarding(Server("1e1p1d")) as server:
+        wait_for(lambda: len(server.processes()) == 5, READY_S, "five processes")
+        server.send(signal.SIGKILL)
+        server.wait()
+        server.check_nothing_left(READY_S)
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of a command that ends by itself; nothing may be left of it."""
+    with discarding(Command(*arguments)) as command:
+        status = command.wait(READY_S)
+        command.check_nothing_left()
+        return status, command.text
+
+
+def check_one_sentence(status: int, text: str, wanted: int, *words: str) -> None:
+    last = text.strip().splitlines()[-1]
+    assert status == wanted, text
+    assert last.startswith("epd: "), text
+    for word in words:
+        assert word in last, last
+    assert "Traceback" not in text and "internal error" not in text, text
+
+
+MISTAKES = [
+    (["run", "--topology", "1e1p1d", "--frobnicate"], 2, ["--frobnicate"]),
+    (["run", "--topology", "1e1p1d", "--modle", "x"], 2, ["--modle", "--model"]),
+    (["run", "--topology", "1e1x1d"], 2, ["1e1x1d", "x"]),
+    (["run", "--topology", "1e1p"], 2, ["decode"]),
+    (["run", "--role", "cook"], 2, ["cook", "prefill"]),
+    (["run"], 2, ["--role", "--topology"]),
+    (["run", "--topology", "1epd", "--set", "timing.lost_after=5"], 2, ["lost_after_s"]),
+    (["run", "--topology", "1epd", "--set", "timing.lost_after_s=soon"], 2, ["lost_after_s"]),
+    (["run", "--topology", "1epd", "--config", "/no/such.toml"], 2, ["/no/such.toml"]),
+    (["run", "--topology", "1epd", "--model", "/no/such/model"], 1, ["/no/such/model"]),
+    (["run", "--topology", "1epd", "--device", "cuda"], 2, ["cuda", "cpu"]),
+    (["run", "--role", "all", "--device", "cuda"], 2, ["cuda", "cpu"]),
+    (["ask", "hello", "--image", "/no/such.png"], 1, ["/no/such.png"]),
+    (["ask", "hello", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),
+    (["sing"], 2, ["sing"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted", "words"), MISTAKES, ids=[" ".join(m[0])[-40:] for m in MISTAKES]
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], wanted: int, words: list[str]) -> None:
+    if arguments[0] == "run":
+        arguments = [*arguments, "--port", "0"]
+    status, text = run(*arguments)
+    check_one_sentence(status, text, wanted, *words)
+
+
+@pytest.mark.parametrize(
+    "what", [("--topology", "1e1p1d"), ("--role", "all"), ("--role", "gateway")]
+)
+def test_port_in_use(taken_port: int, what: tuple[str, str]) -> None:
+    status, text = run("run", *what, "--port", str(taken_port))
+    check_one_sentence(status, text, 2, str(taken_port), "--port")
+    assert len(text.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("what", [("--topology", "1e1p1d"), ("--role", "all")])
+@pytest.mark.parametrize("damage", ["missing", "shape", "truncated", "no tokenizer", "config"])
+def test_damaged_model(tmp_path: Path, what: tuple[str, str], damage: str) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(CHECKPOINT, model)
+    word = damage_model(model, damage)
+    status, text = run("run", *what, "--model", str(model), "--port", "0", "--threads", "1")
+    check_one_sentence(status, text, 1, word)
+
+
+def damage_model(model: Path, damage: str) -> str:
+    """What the message must name."""
+    from safetensors.torch import load_file, save_file
+
+    weights = model / "model.safetensors"
+    if damage == "no tokenizer":
+        (model / "tokenizer.json").unlink()
+        return "tokenizer.json"
+    if damage == "config":
+        (model / "config.json").write_text("{")
+        return "config.json"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:100_000])
+        return "model.safetensors"
+    tensors = load_file(weights)
+    name = next(name for name in tensors if "language_model" in name and "q_proj" in name)
+    if damage == "missing":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, weights, metadata={"format": "pt"})
+    return name
+
+
+def test_full_shared_memory() -> None:
+    """A pool larger than /dev/shm: the size, what is free, and the setting are named."""
+    free = psutil.disk_usage("/dev/shm").free
+    setting = f"prefill.pool_nbytes={free + (1 << 30)}"
+    status, text = run("run", "--topology", "1e1p1d", "--port", "0", "--set", setting)
+    check_one_sentence(status, text, 1, "/dev/shm", "pool_nbytes", "MiB")
+
+
+# --- at rest --------------------------------------------------------------------------------------
+
+
+def test_idle_processes() -> None:
+    """Printed, not judged: the machine is shared.  And the gateway holds no torch."""
+    with serving("1e1p1d") as server:
+        workers = {entry["pid"]: name for name, entry in server.instances().items()}
+        processes = server.processes()
+        before = {p.pid: sum(p.cpu_times()[:2]) for p in processes}
+        time.sleep(5.0)
+        for process in processes:
+            share = (sum(process.cpu_times()[:2]) - before[process.pid]) / 5.0
+            resident_mb = process.memory_info().rss / 1e6
+            name = workers.get(process.pid, "supervisor or gateway")
+            print(f"{name}: {share:.2%} of a core, {resident_mb:.0f} MB resident")
+        for process in processes:
+            if process.pid not in workers:
+                files = {Path(mapped.path).name for mapped in process.memory_maps()}
+                assert not [name for name in files if name.startswith("libtorch")], process
