@@ -57,13 +57,7 @@ class ApiServer:
         self._is_draining = False
         self._created_s = int(time.time())
         self._routes: dict[str, dict[str, Handler]] = {}
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on; chosen by the system if the configuration says 0."""
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
+        self.port = config.port  # once started: the one that is listened on, if this is 0
 
     async def start(self) -> None:
         """Load what the model's prompts need and listen.  Raises ConfigError, ModelError."""
@@ -93,6 +87,7 @@ class ApiServer:
             )
         except OSError as error:
             raise ConfigError(_cannot_listen(self._config, error)) from error
+        self.port = self._listener.sockets[0].getsockname()[1]
 
     def drain(self) -> None:
         """Take no new work: stop listening, and refuse on the connections that are open."""
