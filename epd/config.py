@@ -42,8 +42,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fence_interval_s: float = 0.5
     tombstone_s: float = 60.0
     heartbeat_interval_s: float = 0.5
-    suspect_after_s: float = 1.5
-    lost_after_s: float = 3.0
+    suspect_after_s: float = 2.0
+    lost_after_s: float = 5.0
     drain_timeout_s: float = 30.0
     max_attempts: int = 4
 
