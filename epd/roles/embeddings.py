@@ -107,11 +107,18 @@ class Embeddings(Role):
             self._embeddings[want.item.mm_hash] = embedding
         self.fire(embedding, fsm.Wanted(want.item.room, want))
 
-    def unwant(self, mm_hash: str, room: str) -> None:
+    def unwant(self, mm_hash: str, room: str) -> bool:
+        """A waiter leaves; False if it was none."""
         embedding = self._embeddings.get(mm_hash)
-        if embedding is not None and room in embedding.waiters:
-            self.fire(embedding, fsm.Unwanted(room, embedding.waiters[room]))
-            self._pump_leases()
+        if embedding is None or room not in embedding.waiters:
+            return False
+        self.fire(embedding, fsm.Unwanted(room, embedding.waiters[room]))
+        self._pump_leases()
+        return True
+
+    def dismiss(self, item: MediaItem, attempt: int) -> None:
+        """The encoder may drop this room: its rows are here already, or nobody wants them (F43)."""
+        self.actor.send(item.encoder, CancelTransfer(item.room, attempt))
 
     def _pump_budget(self) -> None:
         for key in self._budget.grants():
@@ -175,16 +182,13 @@ class Embeddings(Role):
     @performs(Do.CANCEL_ROOM)
     def cancel_room(self, embedding: Embedding, event: fsm.Unwanted) -> None:
         if event.room not in embedding.tried:
-            self._dismiss(event.item)
+            self.dismiss(event.item.item, event.item.attempt)
 
     @performs(Do.CANCEL_FOLLOWERS)
     def cancel_followers(self, embedding: Embedding, event: Event) -> None:
         for room in embedding.untried():
-            self._dismiss(embedding.waiters[room])
-
-    def _dismiss(self, want: Want) -> None:
-        """The encoder may drop this room: its rows are here already, or nobody wants them."""
-        self.actor.send(want.item.encoder, CancelTransfer(want.item.room, want.attempt))
+            want: Want = embedding.waiters[room]
+            self.dismiss(want.item, want.attempt)
 
     @performs(Do.KEEP_ROWS)
     def keep_rows(self, embedding: Embedding, event: Event) -> None:
@@ -198,7 +202,7 @@ class Embeddings(Role):
     @performs(Do.NOTIFY_ONE)
     def notify_one(self, embedding: Embedding, event: fsm.Wanted) -> None:
         self._cache.touch(embedding.key)
-        self._dismiss(event.item)
+        self.dismiss(event.item.item, event.item.attempt)
         event.item.ready(event.room, embedding.rows)
 
     @performs(Do.NOTIFY_FAILED)

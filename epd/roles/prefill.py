@@ -72,11 +72,13 @@ class PrefillRole(Role):
         if self._requests.get(key) is not None:
             return  # repeated
         if self._requests.has_ended(key):
+            self._dismiss_pictures(message)
             aborted = RequestAborted(message.request_id, message.attempt)
             self.actor.send(received.source, aborted)
             return
         kind, reason, retryable = self._refusal(message)
         if reason:
+            self._dismiss_pictures(message)
             self.actor.send(
                 message.gateway,
                 RequestFailed(message.request_id, message.attempt, kind, reason, retryable),
@@ -147,8 +149,16 @@ class PrefillRole(Role):
             return
         request.rows.clear()
         for item in items:
-            self._embeddings.unwant(item.mm_hash, item.room)
+            wanted = self._embeddings.unwant(item.mm_hash, item.room)
+            if not wanted and item.room in request.missing:  # its turn for slots never came
+                self._embeddings.dismiss(item, request.attempt)
         self._embeddings.give_up(request.key)
+
+    def _dismiss_pictures(self, message: PrefillRequest) -> None:
+        """This attempt will not run here: its encoders need not keep rows until its deadline."""
+        if self._embeddings is not None:
+            for item in message.items:
+                self._embeddings.dismiss(item, message.attempt)
 
     # --- effects: KV ------------------------------------------------------------------------------
 
