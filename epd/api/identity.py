@@ -11,9 +11,7 @@ import hashlib
 from collections.abc import Iterable
 
 
-def mm_hash(
-    tenant: str, content: bytes, processor_fingerprint: str, model_fingerprint: str
-) -> str:
+def mm_hash(tenant: str, content: bytes, processor_fingerprint: str, model_fingerprint: str) -> str:
     """64 hex digits; `content` is the compressed picture as received."""
     digest = hashlib.sha256()
     for part in _parts(tenant, content, processor_fingerprint, model_fingerprint):

@@ -103,7 +103,7 @@ class Preparer:
             )
         if not ids:
             raise bad_request("prompt is empty; send at least one token", "prompt")
-        expanded, _ = self._renderer.expand(ids, ())
+        expanded, _ = self._renderer.expand(ids, (), "prompt")
         return Prompt(tuple(expanded), ())
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

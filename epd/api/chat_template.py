@@ -1,0 +1,151 @@
+"""The model's own chat template: messages to the text of a prompt, as transformers renders it.
+
+Templates are jinja programs from whoever published the model; they run in a sandbox, with the
+settings and helpers that transformers gives them.  They also disagree on what `content` is: a
+string, a list of parts, or either.  A template that is given the other kind often drops it without
+a word, so what this one takes is found out once, by rendering a probe of each.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from epd.api.errors import bad_request
+from epd.engine.checkpoint import ModelError, read_json
+
+_PROBE = "epd probes this template"
+
+
+class ChatTemplate:
+    """A compiled template with the model's special tokens.  Raises ModelError when made."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._template = _compile(source)
+        self._special_tokens = dict(special_tokens)
+        self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
+        self._takes_strings = not self._takes_parts or self._shows(_PROBE)
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt's text, one image placeholder for each picture.  Raises ApiError 400.
+
+        `messages`: `{"role", "content"}` with OpenAI's content, validated.
+        """
+        adapted = [self._adapt(message, i) for i, message in enumerate(messages)]
+        try:
+            return self._render(adapted)
+        except Exception as error:  # its own refusals, and types that it did not expect
+            raise bad_request(
+                f"the model's chat template does not take these messages: {error}", "messages"
+            ) from None
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        rendered: str = self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._special_tokens,
+        )
+        return rendered
+
+    def _shows(self, content: Any) -> bool:
+        """Whether a message with this content is rendered as its text, not dropped or quoted."""
+        try:
+            text = self._render([{"role": "user", "content": content}])
+        except Exception:  # a template that wants it otherwise; says nothing about requests
+            return False
+        return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+    def _adapt(self, message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+        """In the form that the template takes; pictures are `{"type": "image"}` to it."""
+        content = message["content"]
+        if isinstance(content, str):
+            if self._takes_strings:
+                return message
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if self._takes_parts:
+            parts = [{"type": "image"} if p["type"] == "image_url" else p for p in content]
+            return {**message, "content": parts}
+        if any(part["type"] != "text" for part in content):
+            raise bad_request(
+                "the model's chat template takes text only", f"messages[{index}].content"
+            )
+        return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The template's source, from wherever checkpoints keep it.  Raises ModelError."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
+    path = directory / "chat_template.json"
+    template = (
+        read_json(path).get("chat_template")
+        if path.is_file()
+        else tokenizer_config.get("chat_template")
+    )
+    if isinstance(template, list):  # several named ones
+        template = {t.get("name"): t.get("template") for t in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _compile(source: str) -> Any:
+    """With the settings of `transformers.utils.chat_template_utils`."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's text for training; here it is transparent."""
+
+        tags = {"generation"}  # noqa: RUF012 (as jinja declares it)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise ModelError(f"the chat template cannot be compiled: {error}") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return dt.datetime.now().strftime(pattern)  # noqa: DTZ005 (the operator's local time)

@@ -1,0 +1,51 @@
+"""The model's own tokenizer, from `tokenizer.json`, as transformers would set it up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from epd.engine.checkpoint import ModelError, read_json
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def load_tokenizer(directory: Path, tokenizer_config: Mapping[str, Any]) -> Tokenizer:
+    """Raises ModelError.
+
+    Some files carry the truncation and padding of their training, which would cut prompts without a
+    word; some keep added tokens in tokenizer_config.json only.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{directory} has no tokenizer.json; save the model's fast tokenizer there"
+        )
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    added = tokenizer_config.get("added_tokens_decoder") or {}
+    for _, token in sorted(added.items(), key=lambda entry: int(entry[0])):
+        if tokenizer.token_to_id(token["content"]) is None:
+            flags = {name: token[name] for name in _ADDED_TOKEN_FLAGS if name in token}
+            tokenizer.add_tokens([AddedToken(token["content"], **flags)])
+    return tokenizer
+
+
+def special_tokens(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the tokens that templates call by name (`bos_token` and so on)."""
+    path = directory / "special_tokens_map.json"
+    older = read_json(path) if path.is_file() else {}
+    found = {name: tokenizer_config.get(name, older.get(name)) for name in _SPECIAL_TOKENS}
+    return {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in found.items()
+        if token is not None
+    }
