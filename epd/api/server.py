@@ -125,6 +125,11 @@ class ApiServer:
             await exchange.respond_error(error, (b"allow", error.allowed.encode()))
         except ApiError as error:
             await _fail(exchange, error)
+        except asyncio.CancelledError:
+            # Only the end of the loop cancels handlers, after `close` dropped their connections.
+            if not self._is_draining:
+                raise
+            log.debug("%s %s: cut off by the end", exchange.method, exchange.path)
         except Exception:
             log.exception("%s %s failed", exchange.method, exchange.path)
             message = "internal error; the server's log has the reason"
