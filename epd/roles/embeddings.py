@@ -207,8 +207,10 @@ class Embeddings(Role):
 
     @performs(Do.NOTIFY_FAILED)
     def notify_failed(self, embedding: Embedding, event: Event) -> None:
+        kind, reason, retryable = embedding.failure
         for want in list(embedding.waiters.values()):
-            want.failed(*embedding.failure)
+            which = f"picture {want.item.index + 1}: " if kind == "media" else ""
+            want.failed(kind, which + reason, retryable)
 
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, embedding: Embedding, event: Event) -> None:
