@@ -136,7 +136,7 @@ def differences(family: str, golden: Golden, reply: Any) -> list[str]:
 
 
 def token_bytes(family: str, token_id: int) -> bytes:
-    """In this vocabulary a byte's id is the byte; special tokens follow; the last ids are unused."""
+    """In this vocabulary a byte is its id; special tokens follow; the last ids are unused."""
     if token_id < 256:
         return bytes((token_id,))
     piece = tokenizer(directory_of(family)).id_to_token(token_id)

@@ -1,4 +1,4 @@
-"""The bundled model reads fresh pictures through real processes as well as in its own evaluation."""
+"""The bundled model reads fresh pictures through real processes as well as in its evaluation."""
 
 from __future__ import annotations
 

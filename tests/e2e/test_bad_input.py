@@ -136,7 +136,7 @@ async def test_bodies_that_are_no_request(
     async def work(session: aiohttp.ClientSession) -> tuple[int, Any]:
         headers_sent = {"Content-Type": "application/json"} | headers
         url = f"{server.base_url}/v1/chat/completions"
-        async with session.post(url, data=data, headers=headers_sent) as response:
+        async with session.post(url, data=io.BytesIO(data), headers=headers_sent) as response:
             return response.status, await response.json()
 
     found, body = await in_session(work)
@@ -168,7 +168,7 @@ def jpeg(width: int = 120, height: int = 90) -> bytes:
 
 def animated_gif() -> bytes:
     buffer = io.BytesIO()
-    frames = [Image.new("P", (40, 40), color) for color in range(3)]
+    frames = [picture(seed, 40, 40).convert("P") for seed in range(3)]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
     return buffer.getvalue()
 
@@ -177,9 +177,13 @@ PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
     ("bomb", data_url(png_of(30_000, 30_000, bytes(1 << 20))), ("30000 x 30000",)),
     ("line", data_url(png_of(30_000, 1)), ("30000 x 1",)),
     ("animated", data_url(animated_gif(), "image/gif"), ("animated",)),
-    ("truncated jpeg", data_url(jpeg()[:-600], "image/jpeg"), ("image_url",)),
-    ("truncated png", data_url((SAMPLES / "sign.png").read_bytes()[:9000]), ("image_url",)),
-    ("missing pixels", data_url(png_of(100, 100)), ("image_url",)),
+    ("truncated jpeg", data_url(jpeg()[:-600], "image/jpeg"), ("picture 1", "damaged")),
+    (
+        "truncated png",
+        data_url((SAMPLES / "sign.png").read_bytes()[:9000]),
+        ("picture 1", "damaged"),
+    ),
+    ("missing pixels", data_url(png_of(100, 100)), ("picture 1", "damaged")),
     ("no picture", data_url(b"hello, this is a text"), ("not a picture",)),
     ("empty", data_url(b""), ("image_url",)),
     ("no base64", "data:image/png;base64,!!!", ("base64",)),
@@ -218,12 +222,12 @@ async def test_too_many_pictures(server: Server) -> None:
 
 async def test_a_picture_longer_than_the_context(server: Server) -> None:
     """The message says how many tokens were needed and allowed."""
-    large = png(picture(1, 256, 256))
-    limit = 4096
+    large = data_url(jpeg(256, 256), "image/jpeg")  # 64 rows and two tokens around them
+    limit = 2048
     reply = await ask_beside_a_healthy_one(
         server, question("all?", *[large] * 16, max_tokens=limit)
     )
-    check_refused(reply, 400, str(limit))
+    check_refused(reply, 400, "holds 4096", "6199", f"max_tokens {limit}", "images included")
 
 
 async def test_one_bad_picture_among_good_ones(server: Server) -> None:
@@ -241,8 +245,9 @@ async def test_one_bad_picture_among_good_ones(server: Server) -> None:
     replies = dict(zip(order, await in_session(work), strict=True))
     for i in range(14):
         assert replies[i].status == 200, replies[i].body
-    for i in (14, 15, 16):
-        check_refused(replies[i], 400, "image_url")
+    for i in (14, 15):
+        check_refused(replies[i], 400, "picture 1", "damaged")
+    check_refused(replies[16], 400, "picture 2", "damaged")
     assert replies[17].text == ANSWER
     server.check_all_returned()
 

@@ -51,7 +51,7 @@ class Streamed:
     lasted_s: float = 0.0
 
     def check_has_one_end(self) -> None:
-        """A whole answer, or one clear error, in its time; after the headers in-band (fault F34)."""
+        """A whole answer, or one clear error, in time; after the headers in-band (fault F34)."""
         assert self.lasted_s < DEADLINE_S + 5.0
         assert self.is_done != bool(self.error), self
         if self.error:

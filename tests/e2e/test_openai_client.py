@@ -146,10 +146,10 @@ def test_choices_differ_and_are_reproducible(client: OpenAI, model: str) -> None
     def ask(n: int, seed: int) -> list[str | None]:
         reply = client.chat.completions.create(
             model=model,
-            messages=about("hello"),
+            messages=about("say", png(picture(3, 90, 70))),
             n=n,
             seed=seed,
-            temperature=1.5,
+            temperature=2,
             max_tokens=12,
             extra_body={"ignore_eos": True},
         )
