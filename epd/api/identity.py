@@ -1,8 +1,8 @@
 """Who is the same picture?  The key under which rows are shared (fault F38).
 
-A client's name for a picture proves nothing, so the key is made of content: tenant scope, the bytes,
-everything that turns them into patches, and the model's revision.  Each part goes in with its
-length, so that no two different lists of parts read alike.
+A client's name for a picture proves nothing, so the key is made of content: tenant scope, the
+bytes, everything that turns them into patches, and the model's revision.  Each part goes in with
+its length, so that no two different lists of parts read alike.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class NullLanguage:
 
     kv_layout = LAYOUT
     num_blocks = NUM_BLOCKS
-    row_contract = CONTRACT
+    row_contract: RowContract | None = CONTRACT
     max_context = 1 << 20
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

@@ -97,7 +97,7 @@ def _show_sample(sample: Any, answer: Answer) -> None:
 def timeline_lines(timeline: list[dict[str, Any]]) -> list[str]:
     """One line per stay of a machine in a state: when it began, how long it lasted, where."""
     lines = []
-    last_of = {}
+    last_of: dict[str, float] = {}
     for entry in reversed(timeline):
         machine = entry["machine"]
         until = last_of.get(machine)

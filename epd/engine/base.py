@@ -1,7 +1,7 @@
 """Ports of the model: what a role may ask of a device.
 
-An engine is asynchronous at its edge and single-minded inside: `encode` and `step` are queued on the
-device's one launch thread, which keeps launch order; image decode and resize go to a pool.  The
+An engine is asynchronous at its edge and single-minded inside: `encode` and `step` are queued on
+the device's one launch thread, which keeps launch order; image decode and resize go to a pool.  The
 completion (a returned call on CPU, a CUDA event on GPU) becomes a future of the loop.  Engines hold
 no request state: what a step needs is in the batch, and the same batch gives the same tokens.
 """
@@ -119,7 +119,7 @@ class StepFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Per sequence of the batch, in order: the sampled token, None (no sample asked), or failure."""
+    """Per sequence of the batch, in order: the sampled token, None (none asked), or failure."""
 
     outcomes: list[TokenLogprobs | StepFailure | None]
     elapsed_s: float = 0.0

@@ -392,6 +392,6 @@ IGNORES = (
     Ignore((S.WAITING, S.RUNNING, S.PREEMPTED), (EmbeddingFailed, EmbeddingReady), "its rows are referenced already"),
 )
 
-_HELD = {S.ABORTING: "a step or a transfer still uses the blocks; only its end frees them (F6)"}
+_HELD: dict[State, str] = {S.ABORTING: "a step or a transfer still uses the blocks; only its end frees them (F6)"}
 TABLE = Table("REQUEST", __doc__ or "", S, S.WAITING, _ENDED, ROWS, IGNORES, _HELD)
 Request.table = TABLE

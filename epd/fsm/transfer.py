@@ -32,13 +32,9 @@ from epd.fsm.kernel import (
     NULL_JOURNAL,
     Effect,
     Event,
-    Ignore,
     Journal,
     Machine,
-    Row,
     State,
-    Table,
-    unless,
 )
 
 
@@ -269,7 +265,7 @@ def contract_holds(transfer: Transfer, event: Event) -> bool:
     grant = event.grant if isinstance(event, GrantReceived) else transfer.grant
     nbytes = event.nbytes if isinstance(event, BytesReady) else transfer.nbytes
     contract = transfer.meta
-    return (
+    return bool(
         nbytes <= len(grant.slots) * grant.region.slot_nbytes
         and grant.contract == contract.contract
         and grant.num_rows == contract.num_rows
@@ -327,12 +323,11 @@ def keep_broken_grant(transfer: Transfer, event: GrantReceived) -> None:
 
 
 def _note_broken_contract(transfer: Transfer) -> None:
-    transfer.failure = (
-        "contract",
+    reason = (
         f"contract check failed: producer has {transfer.meta} of {transfer.nbytes} bytes, "
-        f"consumer granted {transfer.grant}",
-        False,
+        f"consumer granted {transfer.grant}"
     )
+    transfer.failure = ("contract", reason, False)
 
 
 def note_short_commit(transfer: Transfer, event: CommitReceived) -> None:

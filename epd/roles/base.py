@@ -21,6 +21,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
@@ -276,7 +277,12 @@ class _Guarded:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         if kind is None or not issubclass(kind, Exception):
             return False
         name = "illegal_events" if issubclass(kind, IllegalEvent) else "faults"

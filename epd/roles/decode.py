@@ -1,9 +1,9 @@
 """The decode role: KV in, tokens out.
 
-An offer becomes a request that waits for blocks (all that it can ever need), then for the bytes.  The
-grant names the blocks of the prompt; the commit carries what decoding needs besides KV: the first
-token, the rope delta (fault F26), the number of tokens, blocks and layers, which are checked against
-what was granted before a single token is decoded.
+An offer becomes a request that waits for blocks (all that it can ever need), then for the bytes.
+The grant names the blocks of the prompt; the commit carries what decoding needs besides KV: the
+first token, the rope delta (fault F26), the number of tokens, blocks and layers, which are checked
+against what was granted before a single token is decoded.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class DecodeRole(Role):
             return "busy", f"the decode instance has {self._config.max_queue} requests open", True
         if message.layout != own:
             return "contract", f"KV layouts differ: prefill {message.layout}, decode {own}", False
-        needed, size = self._requests.num_blocks_for(_num_tokens(message)), self._requests.pool.size
+        num_tokens = _num_tokens(message)
+        needed, size = self._requests.num_blocks_for(num_tokens), self._requests.pool.size
         if needed > size:
-            return (
-                "capacity",
-                f"{_num_tokens(message)} tokens need {needed} KV blocks and the decode instance has "
-                f"{size}; ask for fewer tokens, or raise engine.kv_nbytes",
-                False,
+            reason = (
+                f"{num_tokens} tokens need {needed} KV blocks and the decode instance has {size}; "
+                "ask for fewer tokens, or raise engine.kv_nbytes"
             )
+            return "capacity", reason, False
         return "", "", False
 
     # --- effects ----------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 A request brings a picture and a room.  The room is a TRANSFER (its consumer grants slots on its own
 time); the picture's hash is an ENCODING, joined by every room that wants the same hash.  Decode and
 resize run on pool threads, overlapping the device; batches are taken in order of arrival under a
-budget of patches, one at a time on the device's launch thread.  When rows are resident, every room's
-transfer is told that its bytes are ready, and it goes its own way.
+budget of patches, one at a time on the device's launch thread.  When rows are resident, every
+room's transfer is told that its bytes are ready, and it goes its own way.
 """
 
 from __future__ import annotations

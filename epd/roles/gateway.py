@@ -405,7 +405,7 @@ class GatewayRole(Role):
 
     @performs(Do.ARM_ATTEMPT)
     def arm_attempt(self, machine: Generation, event: Event) -> None:
-        """Silence is bounded before acceptance and between tokens; a queue in between is not silent."""
+        """Silence has a bound before acceptance and between tokens, but not in the queue."""
         name = f"generation/{machine.key}/attempt"
         if machine.token_ids_of_attempt:
             self.actor.arm(name, self._timing.stall_timeout_s, lambda: self._stalled(machine))

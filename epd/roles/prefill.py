@@ -1,10 +1,10 @@
 """The prefill role: prompts in, KV out.
 
-A request with pictures waits until all slots for its rows are promised, then wants each item's rows;
-text-only requests go straight to the batch.  When its first chunk is scheduled, blocks are asked for
-at the decode instance, so that asking and computing overlap; when the prompt is computed, its blocks
-belong to the transfer.  If decode lives here too, the hand-over is a row of the table and no bytes
-move.
+A request with pictures waits until all slots for its rows are promised, then wants each item's
+rows; text-only requests go straight to the batch.  When its first chunk is scheduled, blocks are
+asked for at the decode instance, so that asking and computing overlap; when the prompt is computed,
+its blocks belong to the transfer.  If decode lives here too, the hand-over is a row of the table
+and no bytes move.
 """
 
 from __future__ import annotations
@@ -104,20 +104,18 @@ class PrefillRole(Role):
             return "busy", f"the prefill instance has {self._config.max_queue} requests open", True
         if message.items and self._embeddings is None:
             return "media", "this model takes no pictures", False
-        if message.items and self._embeddings is not None:
-            if reason := self._embeddings.refusal(message.items):
-                return "capacity", reason, False
+        if self._embeddings is not None and (reason := self._embeddings.refusal(message.items)):
+            return "capacity", reason, False
         num_tokens = len(message.token_ids)
         if self.actor.is_self(message.decode):
             num_tokens += message.sampling.max_tokens - message.num_emitted
         needed, size = self._requests.num_blocks_for(num_tokens), self._requests.pool.size
         if needed > size:
-            return (
-                "capacity",
+            reason = (
                 f"{num_tokens} tokens need {needed} KV blocks and the instance has {size}; ask for "
-                "fewer tokens, or raise engine.kv_nbytes",
-                False,
+                "fewer tokens, or raise engine.kv_nbytes"
             )
+            return "capacity", reason, False
         return "", "", False
 
     # --- effects: embeddings ----------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The REQUEST machines of one instance and the step loop that moves them.
 
-Prefill and decode are two ways into the same batch: a prompt to be computed, or KV that arrived.  So
-an instance has one `Requests`, whatever its roles; the prefill and decode roles bring requests in,
-and perform the effects that only they know.
+Prefill and decode are two ways into the same batch: a prompt to be computed, or KV that arrived.
+So an instance has one `Requests`, whatever its roles; the prefill and decode roles bring requests
+in, and perform the effects that only they know.
 
 The step loop is one coroutine: admit what fits (blocks reserved for all that a request can need),
 plan a step, run it on the engine, turn each outcome into its own event.  Receiving anything never
@@ -90,7 +90,7 @@ class Requests(Role):
         return len(self._requests)
 
     def has_ended(self, key: str) -> bool:
-        """A late copy of an ended request, or one whose abort came first, which wins (fault F42)."""
+        """A late copy of an ended request, or one whose abort came first and wins (fault F42)."""
         return key in self._ended
 
     def _bury(self, key: str) -> None:

@@ -6,8 +6,8 @@ transfer engine, a fence is asked until it holds.  What the bytes mean is the ow
 live in one instance the messages take the loop's next turn and the write deposits a reference.
 
 Ended transfers stay as tombstones for `tombstone_s`, so that late messages find an answer and a
-grant cannot revive what was cancelled (fault F42).  Words of a peer count only if they come from the
-epoch that the room was opened with (fault F44).
+grant cannot revive what was cancelled (fault F42).  Words of a peer count only if they come from
+the epoch that the room was opened with (fault F44).
 """
 
 from __future__ import annotations

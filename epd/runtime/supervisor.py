@@ -1,9 +1,9 @@
 """One process per instance on this host, started, watched, restarted, and always cleaned up.
 
 A child that ends before it first served is a mistake in the configuration: everything stops, with
-its sentence.  One that ends later is started anew with a back-off, as a new epoch.  Children live in
-sessions of their own, so that Ctrl-C reaches only the supervisor, which ends them in order; and they
-hold the supervisor's pipe, so that they end even if it is killed.
+its sentence.  One that ends later is started anew with a back-off, as a new epoch.  Children live
+in sessions of their own, so that Ctrl-C reaches only the supervisor, which ends them in order; and
+they hold the supervisor's pipe, so that they end even if it is killed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Supervisor:
         self._tasks = [asyncio.create_task(child.run()) for child in self.children.values()]
 
     async def wait_serving(self, timeout_s: float) -> None:
-        """Until every child serves.  Raises StartFailed with the sentence of the first that cannot."""
+        """Until every child serves.  Raises StartFailed with the words of the first that cannot."""
         try:
             async with asyncio.timeout(timeout_s):
                 for child in self.children.values():

@@ -2,8 +2,8 @@
 
 Policy only, no I/O and no clock.  Every step has one token budget.  Decodes go first, one token
 each, so that running streams keep their pace; what is left goes to prompts in chunks, first come
-first served.  A request enters only when all blocks that it can ever need are reserved, so memory is
-never over-promised and no running request can be stopped by a newer one.
+first served.  A request enters only when all blocks that it can ever need are reserved, so memory
+is never over-promised and no running request can be stopped by a newer one.
 """
 
 from __future__ import annotations

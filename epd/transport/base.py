@@ -31,7 +31,7 @@ class Clock(Protocol):
         ...
 
     def wall_s(self) -> float:
-        """Wall-clock seconds, comparable between processes of one host or NTP-synchronised hosts."""
+        """Wall-clock seconds, comparable between processes of one host or hosts under NTP."""
         ...
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> TimerHandle:
@@ -44,7 +44,7 @@ class TimerHandle(Protocol):
 
 
 class Random(Protocol):
-    """Keyed randomness: equal keys give equal draws in the simulator, whatever the order of calls."""
+    """Keyed randomness: equal keys give equal draws in the simulator, in any order of calls."""
 
     def uniform(self, *key: object) -> float:
         """In [0, 1)."""
@@ -79,11 +79,11 @@ class Bus(Protocol):
         ...
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        """Queue a message.  False: not queued (unknown peer, or its queue is full); never raises."""
+        """Queue a message.  False: not queued (unknown peer, or a full queue); never raises."""
         ...
 
     def start(self, deliver: Callable[[Received], None]) -> None:
-        """Begin receiving; `deliver` is called on the loop, in order per peer, and must not raise."""
+        """Begin receiving; `deliver` is called on the loop, in order per peer, and never raises."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whole topologies in one process, with the embedded model: right answers, and books that balance."""
+"""Whole topologies in one process with the embedded model: right answers, balanced books."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Continuous batching: one budget per step, decodes first, nobody starves, nothing is computed twice."""
+"""Continuous batching: one budget per step, decodes first, no starving, nothing computed twice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_more_decodes_than_budget_take_turns() -> None:
 def test_every_request_ends_within_a_bound(
     shapes: list[tuple[int, int]], budget: int, chunk: int, running: int
 ) -> None:
-    """Random prompts and lengths: budgets hold in every step, all tokens are computed exactly once."""
+    """Random prompts and lengths: budgets hold in every step, each token is computed once."""
     scheduler = BatchScheduler(budget, chunk, running)
     left = {str(i): output for i, (_, output) in enumerate(shapes)}
     computed = dict.fromkeys(left, 0)

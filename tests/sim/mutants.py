@@ -1,7 +1,7 @@
-"""Bugs of the fault catalogue, put back: patched table rows or methods, never a switch in what ships.
+"""Bugs of the fault catalogue, put back: patched rows or methods, never a switch in what ships.
 
-`MUTANTS` maps a name to a context manager.  `epd sim mutants` runs each under the drills that name it
-(epd/sim/drills.py); one that no drill notices is a survivor and fails CI.
+`MUTANTS` maps a name to a context manager.  `epd sim mutants` runs each under the drills that name
+it (epd/sim/drills.py); one that no drill notices is a survivor and fails CI.
 """
 
 from __future__ import annotations
