@@ -50,6 +50,7 @@ class Completions:
         self._frontend = frontend
         self._preparer = preparer
         self._limits = limits
+        self._open: dict[str, list[Any]] = {}  # streams by request id
         self._readers: set[asyncio.Task[Any]] = set()  # kept alive until they end
 
     async def chat(self, exchange: Exchange) -> None:
@@ -62,6 +63,11 @@ class Completions:
         body = await self._body(exchange)
         asked = read_completion(body, self._preparer, self._limits)
         await self._serve(exchange, asked, CompletionAnswer)
+
+    def cut_off(self) -> None:
+        """The server ends: what is open gets an error now, rather than a broken connection."""
+        for streams in list(self._open.values()):
+            _cancel(streams, "the gateway is shutting down")
 
     async def _body(self, exchange: Exchange) -> dict[str, Any]:
         return await exchange.read_json(self._limits.max_body_nbytes, self._limits.read_timeout_s)
@@ -84,10 +90,12 @@ class Completions:
             Choice(i, stream, self._preparer.detokenizer(), asked.stop, asked.min_tokens)
             for i, stream in enumerate(streams)
         ]
+        self._open[request_id] = streams
         try:
             write = self._write_stream if asked.stream else self._write_whole
             await write(exchange, asked, answer, choices, len(prompt.token_ids))
         finally:
+            del self._open[request_id]
             unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
             _cancel(unfinished, "the request failed")
 

@@ -29,7 +29,7 @@ from epd.api.validation import unknown_model
 from epd.config import ConfigError, GatewayConfig
 
 GRACE_S = 2.0  # for answers that are being written when the server closes
-ABORT_S = 1.0  # for handlers to see that their connection is gone
+ABORT_S = 1.0  # for generations to end early, then for handlers to see their connection gone
 
 Handler = Callable[[Exchange], Awaitable[None]]
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class ApiServer:
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
         self._is_draining = False
+        self._completions: Completions | None = None
         self._created_s = int(time.time())
         self._routes: dict[str, dict[str, Handler]] = {}
         self.port = config.port  # once started: the one that is listened on, if this is 0
@@ -96,11 +97,17 @@ class ApiServer:
             self._listener.close()
 
     async def close(self) -> None:
-        """Let answers leave, for a moment; then drop every connection.  Idempotent."""
+        """Let answers leave, for a moment; then end what is open, and drop every connection.
+
+        Idempotent, and bounded by about `GRACE_S` and twice `ABORT_S`.
+        """
         self.drain()
         for connection in list(self._state.connections):
             connection.shutdown()
         await self._handlers_end(GRACE_S)
+        if self._completions is not None:
+            self._completions.cut_off()
+        await self._handlers_end(ABORT_S)
         for connection in list(self._state.connections):
             connection.transport.abort()
         await self._handlers_end(ABORT_S)
@@ -156,6 +163,7 @@ class ApiServer:
 
     def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
         completions = Completions(self._frontend, preparer, self._config.limits)
+        self._completions = completions
         return {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.completion},
