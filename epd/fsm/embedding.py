@@ -49,7 +49,7 @@ class S(State):
 class Do(Effect):
     OPEN_TRANSFER = "lease slots and grant them for the current room"
     CANCEL_TRANSFER = "stop the current load"
-    CANCEL_ROOM = "tell the encoder that the leaving waiter's room is not needed"
+    CANCEL_ROOM = "tell the encoder that the leaving waiter's room is not needed, unless it is the load"
     CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
     KEEP_ROWS = "enter the order of use, from which unreferenced rows are evicted"
     NOTIFY_READY = "tell every waiter that the rows are resident"
@@ -199,8 +199,8 @@ ROWS = (
     Row(_IN_LOAD, Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
     Row(S.REQUESTED, LeaseGranted, S.LOADING),
     Row(_IN_LOAD, Unwanted, None, (Do.CANCEL_ROOM,), remove_waiter, others_wait),
-    Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_TRANSFER,), remove_waiter, unless(others_wait)),
-    Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER,), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
+    Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait)),
+    Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
     Row(S.LOADING, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
     Row(_IN_LOAD, LoadFailed, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
     Row(_IN_LOAD, LoadFailed, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),

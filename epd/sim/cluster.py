@@ -51,6 +51,7 @@ class Settings:
         heartbeat_interval_s=0.25,
         suspect_after_s=0.8,
         lost_after_s=1.6,
+        drain_timeout_s=3.0,
     )
     limits: Limits = Limits(max_open_requests=64)
     encode: EncodeConfig = EncodeConfig(max_queue=64, max_batch_patches=64, cache_nbytes=2048)

@@ -25,6 +25,7 @@ from epd.sim.workload import Ask
 from epd.sim.world import World
 
 HEAL_SETTLE_S = 5.0
+REST_S = 3.0
 
 
 def nothing_may_fail(record: object) -> str:
@@ -77,7 +78,9 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
     )
     cluster = Cluster(world, plan.topology, plan.settings)
     clients = Clients(cluster, plan.asks)
-    context = Context(world, cluster, clients, plan.may_fail, plan.engine_faults)
+    context = Context(
+        world, cluster, clients, plan.may_fail, plan.network.loss > 0, plan.engine_faults
+    )
     watching = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)
     world.loop.describe = cluster.stories
@@ -136,6 +139,9 @@ def _play(
         if isinstance(checker, checkers.Liveness):
             checker.probes = probes
     _run_until(world, world.loop.now_s + timing.request_timeout_s + 2, lambda: clients.all_ended)
+    world.loop.run_until(world.loop.now_s + REST_S)
+    for checker in watching:
+        checker.at_rest()
     quiet_s = timing.request_timeout_s + timing.tombstone_s + 2 * timing.abort_timeout_s
     world.loop.run_until(world.loop.now_s + quiet_s)
 

@@ -21,11 +21,12 @@ class Context:
     cluster: Cluster
     clients: Clients
     may_fail: MayFail
+    bus_loses: bool = False  # single messages: what they would have freed waits for its deadline
     engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
 
 
 class Checker:
-    """Base: `at_end` is called once, when the world has healed and drained."""
+    """Base of all checkers."""
 
     name = ""
 
@@ -36,5 +37,8 @@ class Checker:
     def violate(self, text: str) -> None:
         self.world.violate(f"[{self.name}] {text}")
 
+    def at_rest(self) -> None:
+        """Called when every request is answered and a moment has passed; long before deadlines."""
+
     def at_end(self) -> None:
-        """Nothing to check at quiescence."""
+        """Called at quiescence, when every deadline and tombstone is over."""
