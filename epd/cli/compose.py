@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from epd.cli.plan import Plan
+from epd.cli.rundir import remove_if_empty
 from epd.runtime.child import ChildSpec, run
 from epd.runtime.worker import EXIT_EXPELLED
 
@@ -27,9 +29,7 @@ def spec_in_one(plan: Plan) -> ChildSpec:
     instance = plan.instances[0] if plan.instances else None
     owner = instance or plan.gateway
     assert owner is not None
-    return ChildSpec(
-        owner.instance_id, instance, plan.gateway, plan.log.level, plan.log.as_json
-    )
+    return ChildSpec(owner.instance_id, instance, plan.gateway, plan.log.level, plan.log.as_json)
 
 
 def serve(plan: Plan) -> int:
@@ -39,7 +39,10 @@ def serve(plan: Plan) -> int:
     def show(state: str, detail: str) -> None:
         print(f"{spec.name}: {state} {detail}".rstrip(), file=sys.stderr, flush=True)
 
-    status = run(spec, show, lifeline=False)
+    try:
+        status = run(spec, show, lifeline=False)
+    finally:
+        remove_if_empty(Path(plan.run_dir))
     if status == EXIT_EXPELLED:
         print(
             f"{spec.name}: the gateway does not take this process any more; start it again",

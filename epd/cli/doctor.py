@@ -22,7 +22,7 @@ from pathlib import Path
 from epd.cli import leftovers
 from epd.cli.model_check import bundled_model, check_model
 from epd.cli.ports import any_free, is_free
-from epd.cli.rundir import base_dir
+from epd.cli.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig, PrefillConfig
 from epd.topology import ROLES
 
@@ -70,7 +70,7 @@ def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False
         ("machine", check_machine),
         ("open-files", check_open_files),
         ("shared-memory", check_shared_memory),
-        ("port", lambda: check_port(host, port)),
+        ("port", lambda: check_port(host, port, runtime)),
         ("run-dir", lambda: check_run_dir(runtime)),
         ("running", lambda: check_running(runtime)),
         ("leftovers", lambda: check_leftovers(runtime, fix=fix)),
@@ -187,13 +187,16 @@ def check_shared_memory() -> Check:
     return Check("shared-memory", ok=True, detail=detail)
 
 
-def check_port(host: str, port: int) -> Check:
+def check_port(host: str, port: int, run_dir: Path) -> Check:
+    """Free, or used by a gateway of epd; anything else there is in the way of one."""
     try:
         free = is_free(host, port)
     except ConfigError as error:
         return Check("port", ok=False, detail=str(error))
     if free:
         return Check("port", ok=True, detail=f"{port} of {host} is free")
+    if leftovers.is_answered(cluster_dir(port, run_dir) / "gateway.sock"):
+        return Check("port", ok=True, detail=f"{port} of {host} is served by epd's own gateway")
     return Check(
         "port", ok=False, detail=f"{port} of {host} is in use",
         remedy=f"stop what listens there, or use another: --port {any_free(host)}",

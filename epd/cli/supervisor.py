@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from epd.cli.boundary import CommandFailed
 from epd.cli.compose import specs_of
 from epd.cli.plan import Plan
+from epd.cli.rundir import remove_if_empty
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
 
 START_TIMEOUT_S = 300.0
@@ -56,7 +58,17 @@ async def running(plan: Plan, board: Board | None = None) -> AsyncIterator[Super
             raise CommandFailed(str(failed)) from None
         yield supervisor
     finally:
-        await supervisor.stop()
+        await _stop_whole(supervisor)
+        remove_if_empty(Path(plan.run_dir))
+
+
+async def _stop_whole(supervisor: Supervisor) -> None:
+    """Stop to the end, which is bounded: another Ctrl-C meanwhile must not leave half undone."""
+    stopping = asyncio.ensure_future(supervisor.stop())
+    while not stopping.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(stopping)
+    stopping.result()
 
 
 def run_topology(plan: Plan) -> int:
@@ -77,9 +89,7 @@ async def _run(plan: Plan) -> int:
     serving = asyncio.ensure_future(_serve(plan, asked))
     await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
     if not serving.done():
-        await asyncio.wait((serving,), timeout=1.0)  # it saw the wish if it was serving already
-    if not serving.done():
-        serving.cancel()
+        serving.cancel()  # starting or serving, it leaves through `running`, which stops all
         await asyncio.gather(serving, return_exceptions=True)
         return asked.result()
     return serving.result()

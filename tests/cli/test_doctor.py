@@ -98,15 +98,25 @@ def test_every_package_that_is_checked_is_pinned() -> None:
     assert pinned["torch"] == "2.13.0"
 
 
-def test_a_port_in_use_fails_and_names_a_free_one() -> None:
+def test_a_port_in_use_fails_and_names_a_free_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        check = doctor.check_port("127.0.0.1", taken.getsockname()[1])
+        check = doctor.check_port("127.0.0.1", taken.getsockname()[1], tmp_path)
     assert not check.ok
     assert "--port" in check.remedy
 
 
+def test_a_port_that_our_own_gateway_serves_is_well(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket(socket.AF_UNIX) as gateway:
+        port = taken.getsockname()[1]
+        gateway.bind(str(make_private(cluster_dir(port, tmp_path)) / "gateway.sock"))
+        gateway.listen()
+        check = doctor.check_port("127.0.0.1", port, tmp_path)
+    assert check.ok
+    assert "own gateway" in check.detail
+
+
 def test_an_address_of_another_host_fails() -> None:
-    assert "no address of this host" in doctor.check_port("203.0.113.7", 8000).detail
+    assert "no address of this host" in doctor.check_port("203.0.113.7", 8000, Path("/none")).detail
 
 
 def test_a_directory_that_others_can_enter_fails(run_dir: Path) -> None:

@@ -1,0 +1,67 @@
+"""`epd run` leaves nothing behind: no process, no shared memory, no socket, however it is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from epd.cli.ports import any_free
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+pytestmark = pytest.mark.e2e
+
+
+def wait_for(text: str, log: Path, process: subprocess.Popen[bytes]) -> None:
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while text not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < give_up_s, log.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("how", "until", "signals", "status"),
+    [
+        (["--topology", "1epd"], "serving on", [signal.SIGINT], 130),
+        (["--topology", "1epd"], "serving on", [signal.SIGTERM], 0),
+        (["--topology", "1epd"], "serving on", [signal.SIGINT, signal.SIGINT], 130),
+        (["--topology", "1e1pd"], "loading", [signal.SIGINT], 130),
+        (["--role", "gateway"], "waiting", [signal.SIGINT], 130),
+    ],
+    ids=["ctrl-c", "sigterm", "ctrl-c-twice", "while-starting", "one-process"],
+)
+def test_nothing_is_left(
+    tmp_path: Path, how: list[str], until: str, signals: list[signal.Signals], status: int
+) -> None:
+    log = tmp_path / "log"
+    where = ["--port", str(any_free("127.0.0.1")), "--run-dir", str(tmp_path / "run")]
+    before = set(os.listdir("/dev/shm"))
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "epd", "run", *how, *where], cwd=ROOT, stderr=stderr
+        )
+    try:
+        wait_for(until, log, process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert bool(children) == ("--topology" in how)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.2)
+        assert process.wait(STOP_TIMEOUT_S) == status, log.read_text()
+    finally:
+        process.kill()
+    assert "Traceback" not in log.read_text()
+    assert not [child for child in children if child.is_running()]
+    assert not (tmp_path / "run").exists()
+    ours = {name for name in os.listdir("/dev/shm") if name.startswith(("epd-epd0", "epd-e0"))}
+    assert not ours - before
