@@ -123,6 +123,7 @@ DRILLS: tuple[Drill, ...] = (
         work=Workload(24, spread_s=0.1, cancel_share=0.8, max_tokens=24),
         settings=Settings(num_blocks=24),
         fires=("REQUEST:DECODING>ABORTING", "REQUEST:RUNNING>ABORTING"),
+        must_fire=0.7,
         mutants=("abort_frees_blocks",),
     ),
     Drill(

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import inspect
 import itertools
 from asyncio import events
 from collections import deque
@@ -262,11 +263,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers.clear()
         for task in self.open_tasks():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine: Any = task.get_coro()
-            try:
-                coroutine.close()
-            except BaseException:  # it awaited in a `finally`: it is over all the same
-                continue
+            _close(task.get_coro())
         self._tasks.clear()
         self.close()
 
@@ -292,3 +289,15 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def run_forever(self) -> None:
         raise SimulationEscape("a simulation ends: use run_until or run_until_complete")
+
+
+def _close(coroutine: Any) -> None:
+    """Close a coroutine, and those that it was given before it ever ran."""
+    if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == "CORO_CREATED":
+        for value in list(coroutine.cr_frame.f_locals.values()):
+            if inspect.iscoroutine(value):
+                _close(value)
+    try:
+        coroutine.close()
+    except BaseException:  # it awaited in a `finally`: it is over all the same
+        return

@@ -46,6 +46,11 @@ class Plan:
     may_fail: MayFail = nothing_may_fail
     engine_faults: bool = False
 
+    @property
+    def bus_loses(self) -> bool:
+        """Whether messages between living processes can be lost."""
+        return self.network.loss > 0 or any(fault.kind == "reset" for fault in self.faults)
+
 
 @dataclass(slots=True)
 class Result:
@@ -79,7 +84,7 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
     cluster = Cluster(world, plan.topology, plan.settings)
     clients = Clients(cluster, plan.asks)
     context = Context(
-        world, cluster, clients, plan.may_fail, plan.network.loss > 0, plan.engine_faults
+        world, cluster, clients, plan.may_fail, plan.bus_loses, plan.engine_faults
     )
     watching = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)
