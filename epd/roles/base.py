@@ -22,13 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.messages import Address, InstanceInfo, Message, Span
 from epd.transport.base import Buffer, Bus, Clock, Random, Received, TimerHandle, TransferEngine
 
 F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=Machine)
 
 
 def receives(*messages: type[Message]) -> Callable[[F], F]:
@@ -92,18 +93,18 @@ class Actor:
         self.journal = ports.journal
         self.log = ports.log
         self.address = ports.bus.address
-        self.roles: list[Role] = []
+        self.roles: list[Role[Any]] = []
         self.counters: Counter[str] = Counter()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
-        self._handlers: dict[type[Message], tuple[Role, Any]] = {}
+        self._handlers: dict[type[Message], tuple[Role[Any], Any]] = {}
         self._timers: dict[str, _Timer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
 
-    def add(self, role: Role) -> None:
+    def add(self, role: Role[Any]) -> None:
         self.roles.append(role)
         for message, name in role.handlers.items():
             if message in self._handlers:
@@ -291,13 +292,14 @@ class _Guarded:
         return True
 
 
-class Role:
-    """A part of an actor: handlers of messages, performers of effects."""
+class Role(Generic[M]):
+    """A part of an actor: handlers of messages, performers of the effects of its machines `M`."""
 
     handlers: ClassVar[dict[type[Message], str]] = {}
     performers: ClassVar[dict[Effect, str]] = {}
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.handlers, cls.performers = dict(cls.handlers), dict(cls.performers)
         for name, method in list(vars(cls).items()):
             marks = getattr(method, "__dict__", {})
@@ -310,14 +312,14 @@ class Role:
         self._perform = {effect: getattr(self, name) for effect, name in self.performers.items()}
         actor.add(self)
 
-    def extend(self, part: Role) -> None:
+    def extend(self, part: Role[M]) -> None:
         """Let another role perform some effects of the machines that this one fires."""
         self._perform.update(part._perform)
 
     def start(self) -> None:
         """Called once, on the loop, when the bus is receiving."""
 
-    def fire(self, machine: Machine, event: Event) -> None:
+    def fire(self, machine: M, event: Event) -> None:
         """Fire, then perform the effects in order; each is guarded on its own."""
         with self.guarded(machine.key):
             for effect in machine.fire(event):
@@ -326,17 +328,17 @@ class Role:
             if machine.terminal:
                 self.ended(machine)
 
-    def _carry_out(self, effect: Effect, machine: Machine, event: Event) -> None:
+    def _carry_out(self, effect: Effect, machine: M, event: Event) -> None:
         outcome = self._perform[effect](machine, event)
         if inspect.iscoroutine(outcome):
             self.actor.spawn(f"{effect.name} {machine.key}", self._finish(machine, outcome))
 
-    async def _finish(self, machine: Machine, work: Coroutine[Any, Any, Event | None]) -> None:
+    async def _finish(self, machine: M, work: Coroutine[Any, Any, Event | None]) -> None:
         event = await work
         if event is not None and not self.actor.closing:
             self.fire(machine, event)
 
-    def ended(self, machine: Machine) -> None:
+    def ended(self, machine: M) -> None:
         """A machine is in a terminal state (may be called again for late events)."""
 
     def peer_lost(self, peer: Address) -> None:

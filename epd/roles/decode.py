@@ -21,8 +21,8 @@ from epd.roles.transfers import Transfers
 from epd.transport.base import Received
 
 
-class DecodeRole(Role):
-    """Owner of the consumer side of P to D."""
+class DecodeRole(Role[Request]):
+    """Consumer of KV."""
 
     def __init__(
         self, actor: Actor, transfers: Transfers, requests: Requests, config: DecodeConfig
@@ -110,7 +110,7 @@ class DecodeRole(Role):
         if transfer is not None:
             self._transfers.fire(transfer, transfer_fsm.CancelRequested())
 
-    # --- Owner of the consumer side ---------------------------------------------------------------
+    # --- consumer of KV ---------------------------------------------------------------------------
 
     def grant(self, transfer: Transfer) -> Grant:
         offer: KvOffer = transfer.meta
@@ -163,15 +163,6 @@ class DecodeRole(Role):
         else:
             outcome = fsm.KvFailed(*transfer.failure)
         self._requests.fire(request, outcome)
-
-    def release_source(self, transfer: Transfer) -> None:
-        raise AssertionError("the consumer of KV has no source")
-
-    def commit_state(self, transfer: Transfer) -> None:
-        return None
-
-    def offer(self, transfer: Transfer) -> None:
-        raise AssertionError("decode offers no KV")
 
 
 def _num_tokens(offer: KvOffer) -> int:

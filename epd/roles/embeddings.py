@@ -2,9 +2,10 @@
 
 Registered once for the process's life (fault F5): slots are leased, not registrations.  A picture
 takes as many slots as its rows need, each holding whole rows, in any order, so the pool cannot
-fragment.  Three books, each with one reason: the `Budget` promises a request all the slots of all its
-pictures before it may want one of them (fault F24); the `LeaseQueue` hands out free slots in order
-within a quota per encoder (fault F41); the `LruCache` knows which resident rows nobody references.
+fragment.  Three books, each with one reason: the `Budget` promises a request all the slots of all
+its pictures before it may want one of them (fault F24); the `LeaseQueue` hands out free slots in
+order within a quota per encoder (fault F41); the `LruCache` knows which resident rows nobody
+references.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Want:
     failed: Callable[[str, str, bool], None]  # kind, reason, retryable
 
 
-class Embeddings(Role):
-    """Owner of the consumer side of E to P."""
+class Embeddings(Role[Embedding]):
+    """Consumer of rows."""
 
     def __init__(
         self, actor: Actor, transfers: Transfers, contract: RowContract, config: PrefillConfig
@@ -219,11 +220,11 @@ class Embeddings(Role):
         self.region.forget(embedding.slots)
         self.pool.give_back(embedding.slots)
 
-    def ended(self, embedding: Embedding) -> None:
-        if self._embeddings.get(embedding.key) is embedding:
-            del self._embeddings[embedding.key]
+    def ended(self, machine: Embedding) -> None:
+        if self._embeddings.get(machine.key) is machine:
+            del self._embeddings[machine.key]
 
-    # --- Owner of the consumer side ---------------------------------------------------------------
+    # --- consumer of rows -------------------------------------------------------------------------
 
     def grant(self, transfer: Transfer) -> Grant:
         want: Want = transfer.meta
@@ -272,15 +273,6 @@ class Embeddings(Role):
         elif embedding is not None and current:
             self.fire(embedding, _load_outcome(transfer))
         self._pump_leases()
-
-    def release_source(self, transfer: Transfer) -> None:
-        raise AssertionError("the consumer of rows has no source")
-
-    def commit_state(self, transfer: Transfer) -> None:
-        return None
-
-    def offer(self, transfer: Transfer) -> None:
-        raise AssertionError("rows are granted unasked")
 
 
 def _load_outcome(transfer: Transfer) -> Event:

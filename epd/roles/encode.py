@@ -19,7 +19,7 @@ from epd.fsm import transfer as transfer_fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
 from epd.fsm.transfer import Manifest, Transfer
-from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, Grant, StageReport
+from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, StageReport
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
@@ -36,7 +36,7 @@ class _Asker:
     gateway: str
 
 
-class EncodeRole(Role):
+class EncodeRole(Role[Encoding]):
     """Holds only the vision tower."""
 
     def __init__(
@@ -218,10 +218,10 @@ class EncodeRole(Role):
         for key in self._cache.victims(excess, lambda k: not self._encodings[k].rooms):
             self.fire(self._encodings[key], fsm.EvictionRequested())
 
-    def ended(self, encoding: Encoding) -> None:
-        self.actor.disarm(f"encoding/{encoding.key}")
-        if self._encodings.get(encoding.key) is encoding:
-            del self._encodings[encoding.key]
+    def ended(self, machine: Encoding) -> None:
+        self.actor.disarm(f"encoding/{machine.key}")
+        if self._encodings.get(machine.key) is machine:
+            del self._encodings[machine.key]
 
     def _arm_timeout(self, encoding: Encoding) -> None:
         self.actor.arm(
@@ -235,7 +235,7 @@ class EncodeRole(Role):
         if not encoding.terminal:
             self._arm_timeout(encoding)
 
-    # --- Owner of the producer side ---------------------------------------------------------------
+    # --- producer of rows -------------------------------------------------------------------------
 
     def release_source(self, transfer: Transfer) -> None:
         self._close_room(transfer)
@@ -258,19 +258,4 @@ class EncodeRole(Role):
             self.actor.send(asker.gateway, StageReport(asker.request_id, asker.attempt, spans))
 
     def commit_state(self, transfer: Transfer) -> None:
-        return None
-
-    def offer(self, transfer: Transfer) -> None:
-        raise AssertionError("rows are granted unasked")
-
-    def grant(self, transfer: Transfer) -> Grant:
-        raise AssertionError("an encoder grants nothing")
-
-    async def publish(self, transfer: Transfer) -> Event:
-        raise AssertionError("an encoder publishes nothing")
-
-    def release_slots(self, transfer: Transfer) -> None:
-        raise AssertionError("an encoder leases no slots")
-
-    def withdraw_lease(self, transfer: Transfer) -> None:
-        raise AssertionError("an encoder leases no slots")
+        """Rows are all that there is."""

@@ -54,7 +54,7 @@ STATUS = {
 }
 
 
-class GatewayRole(Role):
+class GatewayRole(Role[Generation]):
     """Every open request of this gateway; implements `epd.api.port.Frontend`."""
 
     def __init__(self, actor: Actor, registry: Registry, limits: Limits, timing: Timing) -> None:

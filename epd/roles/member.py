@@ -12,6 +12,7 @@ so through `on_expelled`, and its process ends; a supervisor starts it anew with
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Never
 
 from epd.config import Timing
 from epd.messages import (
@@ -32,7 +33,7 @@ from epd.roles.base import Actor, Role, receives
 from epd.transport.base import Received
 
 
-class Member(Role):
+class Member(Role[Never]):
     """One instance's side of the registry."""
 
     def __init__(

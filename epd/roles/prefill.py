@@ -19,7 +19,6 @@ from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
 from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import (
-    Grant,
     KvOffer,
     KvState,
     PrefillRequest,
@@ -34,8 +33,8 @@ from epd.roles.transfers import Transfers
 from epd.transport.base import Received
 
 
-class PrefillRole(Role):
-    """Holds only the language model; owner of the producer side of P to D."""
+class PrefillRole(Role[Request]):
+    """Holds only the language model; producer of KV."""
 
     def __init__(
         self,
@@ -123,6 +122,8 @@ class PrefillRole(Role):
     @performs(Do.ACQUIRE_EMBEDDINGS)
     def acquire_embeddings(self, request: Request, event: Event) -> None:
         message: PrefillRequest = request.message
+        embeddings = self._embeddings
+        assert embeddings is not None  # or the pictures would have been refused
         request.missing = {item.room for item in message.items}
 
         def ready(room: str, rows: Any) -> None:
@@ -136,9 +137,9 @@ class PrefillRole(Role):
                 if request.terminal:
                     return
                 want = Want(item, message.attempt, message.deadline_s, ready, failed)
-                self._embeddings.want(want)
+                embeddings.want(want)
 
-        self._embeddings.promise(request.key, message.items, granted)
+        embeddings.promise(request.key, message.items, granted)
 
     @performs(Do.RELEASE_EMBEDDINGS)
     def release_embeddings(self, request: Request, event: Event) -> None:
@@ -197,16 +198,14 @@ class PrefillRole(Role):
     @performs(Do.HAND_OVER_KV)
     def hand_over_kv(self, request: Request, event: Event) -> None:
         transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
+        assert transfer is not None  # opened when the first chunk was scheduled
         self._handed_over[request.kv_room] = request
         blocks = request.block_table
         nbytes = len(blocks) * self._requests.engine.kv_layout.block_nbytes
         source = self._requests.engine.kv_views(blocks)
         self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
 
-    # --- Owner of the producer side ---------------------------------------------------------------
-
-    def offer(self, transfer: Transfer) -> None:
-        self.actor.send(transfer.peer, transfer.meta.offer)
+    # --- producer of KV ---------------------------------------------------------------------------
 
     def commit_state(self, transfer: Transfer) -> KvState | None:
         request = self._handed_over.get(transfer.key)
@@ -231,15 +230,3 @@ class PrefillRole(Role):
             return
         outcome: Event = fsm.KvDelivered() if delivered else fsm.KvFailed(*transfer.failure)
         self._requests.fire(request, outcome)
-
-    def grant(self, transfer: Transfer) -> Grant:
-        raise AssertionError("prefill grants no KV blocks")
-
-    async def publish(self, transfer: Transfer) -> Event:
-        raise AssertionError("prefill publishes no KV")
-
-    def release_slots(self, transfer: Transfer) -> None:
-        raise AssertionError("prefill leases no slots for KV")
-
-    def withdraw_lease(self, transfer: Transfer) -> None:
-        raise AssertionError("prefill leases no slots for KV")

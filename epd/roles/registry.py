@@ -35,7 +35,7 @@ from epd.transport.base import Received
 MAX_LOST = 256
 
 
-class Registry(Role):
+class Registry(Role[Instance]):
     """All instances of one model behind one gateway."""
 
     def __init__(self, actor: Actor, fingerprint: str, timing: Timing) -> None:
@@ -144,9 +144,9 @@ class Registry(Role):
             lambda: self.fire(instance, fsm.HeartbeatsEnded()),
         )
 
-    def ended(self, instance: Instance) -> None:
-        self.actor.disarm(f"instance/{instance.key}/missed")
-        self.actor.disarm(f"instance/{instance.key}/ended")
+    def ended(self, machine: Instance) -> None:
+        self.actor.disarm(f"instance/{machine.key}/missed")
+        self.actor.disarm(f"instance/{machine.key}/ended")
 
     # --- effects ----------------------------------------------------------------------------------
 

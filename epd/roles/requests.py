@@ -39,7 +39,7 @@ from epd.transport.base import Received
 MAX_TOMBSTONES = 4096
 
 
-class Requests(Role):
+class Requests(Role[Request]):
     """Owns the batch, the blocks and the step loop."""
 
     def __init__(
@@ -335,7 +335,7 @@ class Requests(Role):
         self.actor.counters["device_hangs"] += 1
         self.actor.log.warning("an aborted request still waits for its step", request=request.key)
 
-    def ended(self, machine: Machine) -> None:
+    def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
             self._bury(machine.key)
             self.actor.disarm(f"request/{machine.key}/deadline")

@@ -1,9 +1,9 @@
 """Both ends of every room at this instance: TRANSFER machines over the bus and the data plane.
 
 The table says what may happen; this role says how: a grant becomes a message, a write goes to the
-transfer engine, a fence is asked until it holds.  What the bytes mean is the owner's: an
-`Owner` gives and takes the memory.  A room has at most one machine per side here; when both ends
-live in one instance the messages take the loop's next turn and the write deposits a reference.
+transfer engine, a fence is asked until it holds.  What the bytes mean is the owner's: a `Producer`
+gives the memory, a `Consumer` takes it.  A room has at most one machine per side here; when both
+ends live in one instance the messages take the loop's next turn and the write deposits a reference.
 
 Ended transfers stay as tombstones for `tombstone_s`, so that late messages find an answer and a
 grant cannot revive what was cancelled (fault F42).  Words of a peer count only if they come from
@@ -12,7 +12,7 @@ the epoch that the room was opened with (fault F44).
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from epd.config import Timing
 from epd.fsm import transfer as fsm
@@ -26,6 +26,7 @@ from epd.messages import (
     Commit,
     CommitAck,
     Grant,
+    KvState,
     TransferAborted,
 )
 from epd.roles.base import Actor, Role, performs, receives
@@ -34,27 +35,51 @@ from epd.transport.base import Received, WriteFailed, Written
 assert Transfer.table is TABLE  # importing the table binds it to the machine
 
 
-class Owner(Protocol):
-    """Who wants or makes the bytes of a room, and owns the memory behind it."""
+class Producer(Protocol):
+    """Who makes the bytes of a room and owns the source."""
 
-    def withdraw_lease(self, transfer: Transfer) -> None: ...
-    def grant(self, transfer: Transfer) -> Grant: ...
-    async def publish(self, transfer: Transfer) -> Event: ...
-    def release_slots(self, transfer: Transfer) -> None: ...
-    def release_source(self, transfer: Transfer) -> None: ...
-    def commit_state(self, transfer: Transfer) -> Any: ...
-    def offer(self, transfer: Transfer) -> None: ...
+    def commit_state(self, transfer: Transfer) -> KvState | None:
+        """What the consumer needs besides the bytes."""
+        ...
+
+    def release_source(self, transfer: Transfer) -> None:
+        """Nothing reads the source any more."""
+        ...
+
     def concluded(self, transfer: Transfer, *, delivered: bool) -> None: ...
 
 
-class Transfers(Role):
+class Consumer(Protocol):
+    """Who wants the bytes of a room and owns the slots."""
+
+    def withdraw_lease(self, transfer: Transfer) -> None:
+        """Leave the line for slots."""
+        ...
+
+    def grant(self, transfer: Transfer) -> Grant:
+        """Where the producer may write, now that slots are leased."""
+        ...
+
+    async def publish(self, transfer: Transfer) -> Event:
+        """Check what landed: Published or PublishFailed."""
+        ...
+
+    def release_slots(self, transfer: Transfer) -> None:
+        """Nothing writes into the slots any more."""
+        ...
+
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None: ...
+
+
+class Transfers(Role[Transfer]):
     """The registry of rooms of one instance."""
 
     def __init__(self, actor: Actor, timing: Timing) -> None:
         super().__init__(actor)
         self._timing = timing
         self._rooms: dict[tuple[str, Side], Transfer] = {}
-        self._owners: dict[tuple[str, Side], Owner] = {}
+        self._producers: dict[str, Producer] = {}
+        self._consumers: dict[str, Consumer] = {}
         self._num_open = 0
 
     def find(self, room: str, side: Side) -> Transfer | None:
@@ -66,11 +91,11 @@ class Transfers(Role):
     # --- opening ----------------------------------------------------------------------------------
 
     def open_consumer(
-        self, room: str, attempt: int, peer: Address, owner: Owner, key: str, deadline_s: float
+        self, room: str, attempt: int, peer: Address, owner: Consumer, key: str, deadline_s: float
     ) -> Transfer:
         """A room that we want filled: a machine in PENDING, in the owner's line for slots."""
         transfer = self._open(room, Side.CONSUMER, attempt, peer, deadline_s, key)
-        self._owners[room, Side.CONSUMER] = owner
+        self._consumers[room] = owner
         return transfer
 
     def open_producer(
@@ -78,7 +103,7 @@ class Transfers(Role):
         room: str,
         attempt: int,
         peer: Address,
-        owner: Owner,
+        owner: Producer,
         key: str,
         manifest: Manifest,
         deadline_s: float,
@@ -88,7 +113,7 @@ class Transfers(Role):
         if transfer is None:
             transfer = self._open(room, Side.PRODUCER, attempt, peer, deadline_s, key)
         transfer.owner, transfer.meta = key, manifest
-        self._owners[room, Side.PRODUCER] = owner
+        self._producers[room] = owner
         if manifest.offers:
             self._arm_retry(transfer, None)
         return transfer
@@ -108,19 +133,19 @@ class Transfers(Role):
     def _timer(self, transfer: Transfer, what: str) -> str:
         return f"transfer/{transfer.key}/{transfer.side.value}/{what}"
 
-    def _owner(self, transfer: Transfer) -> Owner | None:
-        return self._owners.get((transfer.key, transfer.side))
+    def _owners(self, side: Side) -> dict[str, Producer] | dict[str, Consumer]:
+        return self._producers if side is Side.PRODUCER else self._consumers
 
-    def ended(self, transfer: Transfer) -> None:
+    def ended(self, machine: Transfer) -> None:
         for what in ("deadline", "retry", "grace"):
-            self.actor.disarm(self._timer(transfer, what))
-        transfer.source = None
+            self.actor.disarm(self._timer(machine, what))
+        machine.source = None
 
         def forget() -> None:
-            self._rooms.pop((transfer.key, transfer.side), None)
-            self._owners.pop((transfer.key, transfer.side), None)
+            self._rooms.pop((machine.key, machine.side), None)
+            self._owners(machine.side).pop(machine.key, None)
 
-        name = self._timer(transfer, "tombstone")
+        name = self._timer(machine, "tombstone")
         if not self.actor.armed(name):
             self.actor.arm(name, self._timing.tombstone_s, forget)
 
@@ -193,18 +218,17 @@ class Transfers(Role):
 
     @performs(Do.SEND_OFFER)
     def send_offer(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
-            owner.offer(transfer)
+        self.actor.send(transfer.peer, transfer.meta.offer)
 
     @performs(Do.SEND_GRANT)
     def send_grant(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
-            self.actor.send(transfer.peer, owner.grant(transfer))
+        if (consumer := self._consumers.get(transfer.key)) is not None:
+            self.actor.send(transfer.peer, consumer.grant(transfer))
 
     @performs(Do.SEND_COMMIT)
     def send_commit(self, transfer: Transfer, event: Event) -> None:
-        owner = self._owner(transfer)
-        kv = owner.commit_state(transfer) if owner is not None else None
+        producer = self._producers.get(transfer.key)
+        kv = producer.commit_state(transfer) if producer is not None else None
         self.actor.send(
             transfer.peer,
             Commit(transfer.key, transfer.attempt, transfer.nbytes, transfer.checksum, kv),
@@ -255,29 +279,29 @@ class Transfers(Role):
 
     @performs(Do.PUBLISH)
     async def publish(self, transfer: Transfer, event: Event) -> Event:
-        owner = self._owner(transfer)
-        if owner is None:
+        consumer = self._consumers.get(transfer.key)
+        if consumer is None:
             return fsm.PublishFailed("nobody owns this room")
         try:
-            return await owner.publish(transfer)
+            return await consumer.publish(transfer)
         except Exception as error:
             self.actor.fault(f"publish {transfer.key}", error)
             return fsm.PublishFailed(repr(error))
 
     @performs(Do.RELEASE_SOURCE)
     def release_source(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
-            owner.release_source(transfer)
+        if (producer := self._producers.get(transfer.key)) is not None:
+            producer.release_source(transfer)
 
     @performs(Do.RELEASE_SLOTS)
     def release_slots(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
-            owner.release_slots(transfer)
+        if (consumer := self._consumers.get(transfer.key)) is not None:
+            consumer.release_slots(transfer)
 
     @performs(Do.WITHDRAW_LEASE)
     def withdraw_lease(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
-            owner.withdraw_lease(transfer)
+        if (consumer := self._consumers.get(transfer.key)) is not None:
+            consumer.withdraw_lease(transfer)
 
     @performs(Do.START_FENCE)
     async def start_fence(self, transfer: Transfer, event: Event) -> Event | None:
@@ -294,12 +318,12 @@ class Transfers(Role):
 
     @performs(Do.CONCLUDE_FAILED)
     def conclude_failed(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
+        if (owner := self._owners(transfer.side).get(transfer.key)) is not None:
             owner.concluded(transfer, delivered=False)
 
     @performs(Do.CONCLUDE_DELIVERED)
     def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
-        if (owner := self._owner(transfer)) is not None:
+        if (owner := self._owners(transfer.side).get(transfer.key)) is not None:
             owner.concluded(transfer, delivered=True)
 
     # --- effects: time ----------------------------------------------------------------------------
