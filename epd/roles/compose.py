@@ -126,12 +126,23 @@ class Instance:
             if role is not None:
                 role.draining = True
         self.member.drain()
-        give_up_s = self.actor.clock.now_s() + self.config.timing.drain_timeout_s
-        while any(self.live().values()) and self.actor.clock.now_s() < give_up_s:
-            await asyncio.sleep(IDLE_CHECK_S)
+        await self._idle(self.actor.clock.now_s() + self.config.timing.drain_timeout_s)
         self.member.leave()
         await asyncio.sleep(0)
         return not any(self.live().values())
+
+    async def _idle(self, give_up_s: float) -> None:
+        """Until nothing is open, or until `give_up_s` of the clock."""
+        ended = asyncio.Event()
+
+        def look() -> None:
+            if any(self.live().values()) and self.actor.clock.now_s() < give_up_s:
+                self.actor.arm("instance/idle", IDLE_CHECK_S, look)
+            else:
+                ended.set()
+
+        look()
+        await ended.wait()
 
     async def close(self) -> None:
         """Roles first, then the device, whose last step may still use registered memory."""
