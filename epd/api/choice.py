@@ -24,6 +24,7 @@ class Delta:
     text: str
     logprobs: list[TokenLogprobs]
     finish_reason: str
+    num_tokens: int  # that it took; their text may be held back, or none
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Choice:
     stream: Any  # GenerationStream
     detokenizer: Detokenizer
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # such a token ends the answer and is no part of its text
     min_tokens: int = 0  # stop strings are not looked for before
     num_tokens: int = 0
     finish_reason: str = ""
@@ -49,24 +51,29 @@ class Choice:
         """Several updates at once, none of them an error."""
         texts: list[str] = []
         logprobs: list[TokenLogprobs] = []
+        num_before = self.num_tokens
         for update in updates:
             count = self._take(update, texts)
             logprobs.extend(update.logprobs[:count])
             if self.finish_reason:
                 break
-        return Delta("".join(texts), logprobs, self.finish_reason)
+        return Delta("".join(texts), logprobs, self.finish_reason, self.num_tokens - num_before)
 
     def _take(self, update: GenerationUpdate, texts: list[str]) -> int:
         """Number of tokens used, all of them unless a stop string ends the answer."""
+        shown = update.token_ids
+        if update.finish_reason == "stop" and shown and shown[-1] in self.stop_token_ids:
+            shown = shown[:-1]
         if self._matcher is None:
-            self.num_tokens += len(update.token_ids)
-            texts.append(self.detokenizer.push(update.token_ids))
+            self.num_tokens += len(shown)
+            texts.append(self.detokenizer.push(shown))
         else:
-            for count, token_id in enumerate(update.token_ids, 1):
+            for count, token_id in enumerate(shown, 1):
                 self.num_tokens += 1
                 if self._match(self.detokenizer.push((token_id,)), texts):
                     self.stream.cancel("stop string")
                     return count
+        self.num_tokens += len(update.token_ids) - len(shown)
         if update.finish_reason:
             self.timeline = update.timeline
             self._finish(update.finish_reason, texts)

@@ -36,7 +36,7 @@ class Prepares(ModelFacts, Protocol):
 
     async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
 
-    def detokenizer(self) -> Detokenizer: ...
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
 
     def token_text(self, token_id: int) -> tuple[str, bytes]: ...
 
@@ -82,18 +82,27 @@ class Completions:
             request_id,
             self._preparer.model_name,
             int(time.time()),
+            len(prompt.token_ids),
             num_logprobs=asked.num_logprobs,
             include_usage=asked.include_usage,
+            continuous_usage=asked.continuous_usage,
             token_text=self._preparer.token_text,
         )
         choices = [
-            Choice(i, stream, self._preparer.detokenizer(), asked.stop, asked.min_tokens)
+            Choice(
+                i,
+                stream,
+                self._preparer.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+                asked.stop,
+                asked.all_stop_token_ids(self._preparer),
+                asked.min_tokens,
+            )
             for i, stream in enumerate(streams)
         ]
         self._open[request_id] = streams
         try:
             write = self._write_stream if asked.stream else self._write_whole
-            await write(exchange, asked, answer, choices, len(prompt.token_ids))
+            await write(exchange, asked, answer, choices)
         finally:
             del self._open[request_id]
             unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
@@ -145,19 +154,11 @@ class Completions:
     # --- writing ----------------------------------------------------------------------------------
 
     async def _write_whole(
-        self,
-        exchange: Exchange,
-        asked: Asked,
-        answer: Answer,
-        choices: list[Choice],
-        num_prompt_tokens: int,
+        self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
         deltas = await self._each(choices, lambda choice: self._collect(exchange, choice))
-        body = answer.whole(
-            list(zip(choices, deltas, strict=True)),
-            num_prompt_tokens,
-            timeline=_wants_timeline(exchange),
-        )
+        pairs = list(zip(choices, deltas, strict=True))
+        body = answer.whole(pairs, timeline=_wants_timeline(exchange))
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
@@ -166,20 +167,15 @@ class Completions:
             delta = choice.take(await self._updates(exchange, choice))
             texts.append(delta.text)
             logprobs.extend(delta.logprobs)
-        return Delta("".join(texts), logprobs, choice.finish_reason)
+        return Delta("".join(texts), logprobs, choice.finish_reason, choice.num_tokens)
 
     async def _write_stream(
-        self,
-        exchange: Exchange,
-        asked: Asked,
-        answer: Answer,
-        choices: list[Choice],
-        num_prompt_tokens: int,
+        self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
         await self._each(choices, lambda choice: self._stream(exchange, answer, choice))
         last = b""
         if asked.include_usage:
-            last = answer.usage_chunk(num_prompt_tokens, sum(c.num_tokens for c in choices))
+            last = answer.usage_chunk(sum(c.num_tokens for c in choices))
         await end_events(exchange, last)
 
     async def _stream(self, exchange: Exchange, answer: Answer, choice: Choice) -> None:

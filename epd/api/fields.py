@@ -114,3 +114,13 @@ def logit_bias(
             raise bad_request(message, name, "out_of_range")
         biases[int(key)] = number(bias, f"{name}.{key}", -100, 100)
     return tuple(sorted(biases.items()))
+
+
+def token_ids(value: Any, name: str, vocab_size: int) -> tuple[int, ...]:
+    """An array of ids, which may be empty."""
+    if not isinstance(value, list):
+        raise expected(name, "an array of token ids", value)
+    if len(value) > MAX_STOPS:
+        message = f"{name} holds {len(value)} ids; at most {MAX_STOPS} are taken"
+        raise bad_request(message, name, "out_of_range")
+    return tuple(integer(v, f"{name}[{i}]", 0, vocab_size - 1) for i, v in enumerate(value))

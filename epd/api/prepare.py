@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
 from epd.engine.geometry import Geometry, image_geometry
 
 NUM_THREADS = 2
-INLINE_CHARS = 8192  # shorter text is tokenized on the loop: cheaper than a trip to a thread
+INLINE_CHARS = 2048  # shorter text is tokenized on the loop: cheaper than a trip to a thread
 INLINE_NBYTES = 512 << 10  # likewise for hashing and reading a header
 
 
@@ -61,7 +62,10 @@ class Preparer:
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
-        self.eos_token_ids = _eos_token_ids(directory, model, text)
+        path = directory / "generation_config.json"
+        generation = read_json(path) if path.is_file() else {}
+        self.eos_token_ids = _eos_token_ids(generation, model, text)
+        self.defaults: Mapping[str, Any] = _sampling_defaults(generation)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -81,7 +85,7 @@ class Preparer:
             )
         pictures = await asyncio.gather(*(self._picture(url, param) for url, param in urls))
         text = self._renderer.render(messages)
-        ids = await self._encode(text, add_special_tokens=False)
+        ids = await self._encode(text, "messages", add_special_tokens=False)
         counts = [picture.geometry.num_rows for picture in pictures]
         expanded, offsets = self._renderer.expand(ids, counts)
         items = tuple(
@@ -93,7 +97,7 @@ class Preparer:
     async def completion(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of a plain completion.  Raises ApiError."""
         if isinstance(prompt, str):
-            ids: Sequence[int] = await self._encode(prompt, add_special_tokens=True)
+            ids: Sequence[int] = await self._encode(prompt, "prompt", add_special_tokens=True)
         else:
             ids = prompt
         bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
@@ -106,7 +110,9 @@ class Preparer:
         expanded, _ = self._renderer.expand(ids, (), "prompt")
         return Prompt(tuple(expanded), ())
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) > self.max_context:
+            self._check_length(text, param)
         if len(text) <= INLINE_CHARS:
             return self._renderer.encode(text, add_special_tokens=add_special_tokens)
         loop = asyncio.get_running_loop()
@@ -114,6 +120,21 @@ class Preparer:
             self._threads,
             lambda: self._renderer.encode(text, add_special_tokens=add_special_tokens),
         )
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Text that cannot fit is refused before megabytes of it are tokenized."""
+        at_least = len(text) // self._longest_token_chars
+        if at_least > self.max_context:
+            raise bad_request(
+                f"the context holds {self.max_context} tokens, and this text of {len(text)} "
+                f"characters needs at least {at_least}; shorten it",
+                param,
+                "context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest_token_chars(self) -> int:
+        return max(map(len, self._renderer.tokenizer.get_vocab()), default=1)
 
     async def _picture(self, url: str, param: str) -> _Picture:
         """Decode base64, read the header, hash: at once if it is short, on a thread if not."""
@@ -156,14 +177,26 @@ def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-def _eos_token_ids(directory: Path, model: dict[str, Any], text: dict[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(*sources: dict[str, Any]) -> tuple[int, ...]:
     """From generation_config.json, as generate does, else from config.json."""
-    path = directory / "generation_config.json"
-    settings = read_json(path) if path.is_file() else {}
-    for source in (settings, model, text):
+    for source in sources:
         found = source.get("eos_token_id")
         if isinstance(found, int):
             return (found,)
         if isinstance(found, list) and found:
             return tuple(found)
     return ()
+
+
+def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    """What its publisher wants where a request says nothing; fields of `validation.Asked`.
+
+    A model that is not meant to be sampled answers greedily, as under generate.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    found = {name: generation[name] for name in names if generation.get(name) is not None}
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    if generation.get("max_new_tokens") is not None:
+        found["default_max_tokens"] = generation["max_new_tokens"]
+    return found

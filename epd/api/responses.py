@@ -37,9 +37,11 @@ class Answer(ABC):
         request_id: str,
         model_name: str,
         created_s: int,
+        num_prompt_tokens: int,
         *,
         num_logprobs: int,
         include_usage: bool,
+        continuous_usage: bool = False,
         token_text: TokenText,
     ) -> None:
         self._shared = {
@@ -49,19 +51,19 @@ class Answer(ABC):
             "model": model_name,
             "system_fingerprint": FINGERPRINT,
         }
+        self._num_prompt_tokens = num_prompt_tokens
         self._num_logprobs = num_logprobs
         self._token_text = token_text
         shared = _json({**self._shared, "object": self.chunk_object})[:-1]
         self._head = b"data: " + shared + b',"choices":[{"index":'
         self._usage_head = b"data: " + shared + b',"choices":[],"usage":'
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._continuous_usage = continuous_usage
         self._offsets: dict[int, int] = {}  # by choice: characters of the tokens so far
 
     # --- whole ------------------------------------------------------------------------------------
 
-    def whole(
-        self, choices: Sequence[tuple[Choice, Delta]], num_prompt_tokens: int, *, timeline: bool
-    ) -> bytes:
+    def whole(self, choices: Sequence[tuple[Choice, Delta]], *, timeline: bool) -> bytes:
         """The response of a request that does not stream."""
         num_tokens = sum(choice.num_tokens for choice, _ in choices)
         value = {
@@ -75,7 +77,7 @@ class Answer(ABC):
                 }
                 for choice, delta in choices
             ],
-            "usage": usage(num_prompt_tokens, num_tokens),
+            "usage": usage(self._num_prompt_tokens, num_tokens),
         }
         if timeline:
             value["epd"] = {"timeline": _timeline([choice for choice, _ in choices])}
@@ -88,13 +90,19 @@ class Answer(ABC):
         return b""
 
     def chunk(self, choice: Choice, delta: Delta, *, timeline: bool) -> bytes:
-        """An event with what is new of one choice; empty if nothing is."""
-        if not delta.text and not delta.logprobs and not delta.finish_reason:
+        """An event with what is new of one choice; empty if nothing is.
+
+        Tokens whose text is held back, or that have none, are news too: clients time them.
+        """
+        if not delta.num_tokens and not delta.text and not delta.finish_reason:
             return b""
         logprobs = b"null"
         if self._num_logprobs >= 0:
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
         tail = self._tail
+        if self._continuous_usage:
+            so_far = usage(self._num_prompt_tokens, choice.num_tokens)
+            tail = b',"usage":' + _json(so_far) + b"}\n\n"
         if timeline and delta.finish_reason:
             tail = b',"epd":' + _json({"timeline": _timeline([choice])}) + tail
         return b"".join(
@@ -112,9 +120,9 @@ class Answer(ABC):
             )
         )
 
-    def usage_chunk(self, num_prompt_tokens: int, num_tokens: int) -> bytes:
+    def usage_chunk(self, num_tokens: int) -> bytes:
         """The event after the last choice's end, for stream_options.include_usage."""
-        return self._usage_head + _json(usage(num_prompt_tokens, num_tokens)) + b"}\n\n"
+        return self._usage_head + _json(usage(self._num_prompt_tokens, num_tokens)) + b"}\n\n"
 
     # --- what differs -----------------------------------------------------------------------------
 

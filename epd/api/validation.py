@@ -8,7 +8,7 @@ the context length is checked once the prompt's tokens are known (`max_new_token
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,11 +27,15 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "tool_choice": ("none",),
     "tools": ([],),
+    "use_beam_search": (False,),
 }
 # Known elsewhere, and why not here.
 REFUSED = {
@@ -43,15 +47,19 @@ REFUSED = {
     "guided_choice": "output is not constrained",
     "guided_json": "output is not constrained",
     "guided_regex": "output is not constrained",
+    "include_stop_str_in_output": "add the stop string yourself",
+    "length_penalty": "there is no beam search",
     "modalities": "this server makes text only",
     "parallel_tool_calls": "this server calls no tools",
     "prediction": "predicted output is not used",
     "reasoning_effort": "the model has no such setting",
     "service_tier": "there is one tier",
+    "spaces_between_special_tokens": "tokens are joined as the tokenizer joins them",
     "store": "nothing is stored",
     "suffix": "there is no insertion mode",
     "tool_choice": "this server calls no tools",
     "tools": "this server calls no tools",
+    "use_beam_search": "there is no beam search",
     "verbosity": "the model has no such setting",
     "web_search_options": "this server does not search",
 }
@@ -64,6 +72,7 @@ class ModelFacts(Protocol):
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    defaults: Mapping[str, Any]  # of fields of `Asked`, as the model's publisher wants them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,9 +81,12 @@ class Asked:
 
     messages: list[dict[str, Any]] | None = None  # chat
     prompt: str | list[int] = ""  # completion
-    max_tokens: int | None = None  # None: what the context allows
+    max_tokens: int | None = None  # None: the model's default, or what the context allows
+    default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
     n: int = 1
     seed: int | None = None
     num_logprobs: int = -1  # as SamplingParams
@@ -89,6 +101,7 @@ class Asked:
     ignore_eos: bool = False
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     user: str = ""
 
     def sampling(self, index: int, seed: int, max_tokens: int, model: ModelFacts) -> SamplingParams:
@@ -100,7 +113,7 @@ class Asked:
             top_k=self.top_k,
             min_p=self.min_p,
             seed=(seed + index) & SEED_MASK,
-            stop_token_ids=() if self.ignore_eos else model.eos_token_ids,
+            stop_token_ids=self.all_stop_token_ids(model),
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
@@ -108,6 +121,10 @@ class Asked:
             num_logprobs=self.num_logprobs,
             min_tokens=self.min_tokens,
         )
+
+    def all_stop_token_ids(self, model: ModelFacts) -> tuple[int, ...]:
+        """The client's and, unless it ignores them, the model's."""
+        return self.stop_token_ids if self.ignore_eos else model.eos_token_ids + self.stop_token_ids
 
     def max_new_tokens(self, num_prompt_tokens: int, model: ModelFacts) -> int:
         """How many tokens this prompt leaves room for.  Raises ApiError 400."""
@@ -122,7 +139,9 @@ class Asked:
                 f"included) and {asks} to generate. Shorten the prompt or ask for fewer tokens"
             )
             raise bad_request(message, param, "context_length_exceeded")
-        return room if self.max_tokens is None else wanted
+        if self.max_tokens is not None:
+            return wanted
+        return min(room, self.default_max_tokens or room)
 
 
 def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
@@ -166,6 +185,7 @@ SIMPLE: dict[str, Reader] = {
     "presence_penalty": _number(-2, 2),
     "repetition_penalty": _number(0, 10, low_excluded=True),
     "seed": _int(-(2**63), 2**63 - 1),
+    "skip_special_tokens": fields.boolean,
     "stop": fields.stops,
     "stream": fields.boolean,
     "temperature": _number(0, 2),
@@ -173,7 +193,8 @@ SIMPLE: dict[str, Reader] = {
     "top_p": _number(0, 1, low_excluded=True),
     "user": fields.string,
 }
-SHARED = {*SIMPLE, "logit_bias", "logprobs", "metadata", "model", "n", "stream_options"}
+SHARED = {*SIMPLE, "logit_bias", "logprobs", "metadata", "model", "n", "stop_token_ids"}
+SHARED |= {"stream_options"}
 CHAT = SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 COMPLETION = SHARED | {"prompt"}
 
@@ -185,7 +206,7 @@ def _read(body: dict[str, Any], known: set[str], model: ModelFacts, limits: Limi
         if name not in known:
             _refuse(name, value)
     _check_model(present, model)
-    asked = Asked()
+    asked = Asked(**model.defaults)
     for name, value in present.items():
         reader = SIMPLE.get(name)
         if reader is not None:
@@ -193,7 +214,10 @@ def _read(body: dict[str, Any], known: set[str], model: ModelFacts, limits: Limi
     asked.n = fields.integer(present.get("n", 1), "n", 1, limits.max_choices)
     asked.top_k = 0 if asked.top_k < 0 else min(asked.top_k, model.vocab_size)
     asked.logit_bias = fields.logit_bias(present.get("logit_bias", {}), model.vocab_size)
-    asked.include_usage = _include_usage(present, stream=asked.stream)
+    asked.stop_token_ids = fields.token_ids(
+        present.get("stop_token_ids", []), "stop_token_ids", model.vocab_size
+    )
+    asked.include_usage, asked.continuous_usage = _stream_options(present, stream=asked.stream)
     _check_max_completion_tokens(asked, present)
     if asked.max_tokens is not None and asked.min_tokens > asked.max_tokens:
         message = f"min_tokens {asked.min_tokens} is above max_tokens {asked.max_tokens}"
@@ -238,15 +262,21 @@ def _check_max_completion_tokens(asked: Asked, present: dict[str, Any]) -> None:
     asked.max_tokens = value
 
 
-def _include_usage(present: dict[str, Any], *, stream: bool) -> bool:
-    options = present.get("stream_options")
-    if options is None:
-        return False
-    if not stream:
-        raise bad_request("stream_options is only for stream: true", "stream_options")
-    fields.only(fields.mapping(options, "stream_options"), "stream_options", ("include_usage",))
-    include = options.get("include_usage")
-    return include is not None and fields.boolean(include, "stream_options.include_usage")
+def _stream_options(present: dict[str, Any], *, stream: bool) -> tuple[bool, bool]:
+    """Whether usage is told in a last chunk, and whether in every chunk too."""
+    name = "stream_options"
+    options = fields.mapping(present.get(name, {}), name)
+    if name in present and not stream:
+        raise bad_request(f"{name} is only for stream: true", name)
+    fields.only(options, name, ("include_usage", "continuous_usage_stats"))
+    include, continuous = (
+        options.get(key) is not None and fields.boolean(options[key], f"{name}.{key}")
+        for key in ("include_usage", "continuous_usage_stats")
+    )
+    if continuous and not include:
+        path = f"{name}.continuous_usage_stats"
+        raise bad_request(f"{path} needs include_usage: true", path)
+    return include, continuous
 
 
 def _check_response_format(value: Any) -> None:

@@ -146,6 +146,7 @@ class FakePreparer:
     vocab_size = 0x110000
     eos_token_ids = (EOS,)
     takes_images = True
+    defaults: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -179,7 +180,7 @@ class FakePreparer:
     async def completion(self, prompt: str | Sequence[int]) -> Prompt:
         return Prompt(tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(prompt), ())
 
-    def detokenizer(self) -> Letters:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Letters:
         return Letters()
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:

@@ -363,3 +363,23 @@ def test_broken_json_says_where():
         parse_object(b'{"a": 1,}')
     with pytest.raises(ApiError, match=r"nested too deeply"):
         parse_object(b'{"a":' + b"[" * 100_000)
+
+
+# --- what other servers take too ------------------------------------------------------------------
+
+
+def test_stop_tokens_of_the_client_outlive_ignore_eos():
+    assert chat(stop_token_ids=[7]).all_stop_token_ids(MODEL) == (EOS, 7)
+    assert chat(stop_token_ids=[7], ignore_eos=True).all_stop_token_ids(MODEL) == (7,)
+
+
+@pytest.mark.parametrize("value", [[-1], [0x110000], ["7"], [True], 7, [7] * 17])
+def test_bad_stop_tokens(value: Any):
+    assert "stop_token_ids" in refusal(chat, stop_token_ids=value).message
+
+
+def test_usage_in_every_chunk_needs_usage():
+    path = "stream_options.continuous_usage_stats"
+    asked = chat(stream=True, stream_options={"include_usage": True, path.split(".")[1]: True})
+    assert (asked.include_usage, asked.continuous_usage) == (True, True)
+    assert refusal(chat, stream=True, stream_options={path.split(".")[1]: True}).param == path

@@ -1,0 +1,178 @@
+"""From messages with pictures to expanded ids, with the bundled model and without transformers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from epd.api.errors import ApiError
+from epd.api.identity import mm_hash
+from epd.api.prepare import INLINE_NBYTES, Preparer
+from epd.api.validation import read_chat
+from epd.config import GatewayConfig, Limits
+from epd.tiny import CHECKPOINT
+
+IMAGE_ID = 262
+LIMITS = Limits(max_images=3)
+
+
+@pytest.fixture
+async def preparer() -> AsyncIterator[Preparer]:
+    made = Preparer(GatewayConfig(model_dir=str(CHECKPOINT), limits=LIMITS))
+    yield made
+    await made.close()
+
+
+def png(width: int, height: int, color: str = "white", **options: Any) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(out, "PNG", **options)
+    return out.getvalue()
+
+
+def part(data: bytes) -> dict[str, Any]:
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def user(*parts: Any) -> list[dict[str, Any]]:
+    texts = ({"type": "text", "text": p} if isinstance(p, str) else p for p in parts)
+    return [{"role": "user", "content": list(texts)}]
+
+
+async def refusal(preparer: Preparer, messages: list[dict[str, Any]]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await preparer.chat(messages)
+    return caught.value
+
+
+async def test_each_picture_has_as_many_placeholders_as_transformers_gives_it_rows(
+    preparer: Preparer,
+) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+        Qwen2VLImageProcessorPil,
+    )
+
+    processor = Qwen2VLImageProcessorPil.from_pretrained(str(CHECKPOINT))
+    sizes = [(64, 48), (300, 500), (33, 97)]
+    pictures = [Image.new("RGB", size) for size in sizes]
+    grids = processor(images=pictures, return_tensors="np")["image_grid_thw"].tolist()
+    prompt = await preparer.chat(user(*(part(png(*size)) for size in sizes), "What?"))
+    assert [list(item.grid_thw) for item in prompt.items] == grids
+    assert [item.num_rows for item in prompt.items] == [t * h * w // 4 for t, h, w in grids]
+    for item in prompt.items:
+        end = item.offset + item.num_rows
+        assert set(prompt.token_ids[item.offset : end]) == {IMAGE_ID}
+        assert IMAGE_ID not in (prompt.token_ids[item.offset - 1], prompt.token_ids[end])
+    assert prompt.token_ids.count(IMAGE_ID) == sum(item.num_rows for item in prompt.items)
+
+
+async def test_pictures_keep_their_order_and_bytes(preparer: Preparer) -> None:
+    large = png(600, 600, "red", compress_level=0)  # goes through a thread
+    small = png(40, 40)
+    assert len(base64.b64encode(large)) > INLINE_NBYTES > len(small)
+    prompt = await preparer.chat(
+        [*user(part(large), "one"), {"role": "assistant", "content": "1"}, *user(part(small))]
+    )
+    assert [item.image for item in prompt.items] == [large, small]
+    assert prompt.items[0].offset < prompt.items[1].offset
+
+
+async def test_equal_pictures_have_one_hash(preparer: Preparer) -> None:
+    prompt = await preparer.chat(user(part(png(64, 64)), part(png(64, 64)), part(png(64, 65))))
+    first, second, third = (item.mm_hash for item in prompt.items)
+    assert first == second != third
+    assert len(first) == 64
+    assert set(first) <= set("0123456789abcdef")
+
+
+def test_identity_is_all_that_decides_the_rows() -> None:
+    base = mm_hash("a", b"bc", "d", "e")
+    assert base == mm_hash("a", b"bc", "d", "e")
+    others = {
+        mm_hash("x", b"bc", "d", "e"),
+        mm_hash("a", b"xx", "d", "e"),
+        mm_hash("a", b"bc", "x", "e"),
+        mm_hash("a", b"bc", "d", "x"),
+        mm_hash("", b"bc", "ad", "e"),
+        mm_hash("a", b"bc", "de", ""),
+    }
+    assert len(others | {base}) == 7
+
+
+async def test_refused_pictures_are_named(preparer: Preparer) -> None:
+    error = await refusal(preparer, user("a", part(png(2000, 5))))
+    assert (error.status, error.param) == (400, "messages[0].content[1].image_url")
+    assert "200 times" in error.message
+    assert "file:" in (await refusal(preparer, user(file_part()))).message
+    error = await refusal(preparer, user(*[part(png(40, 40))] * 4))
+    assert (error.param, "at most 3" in error.message) == ("messages[0].content[3].image_url", True)
+
+
+def file_part() -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+
+
+async def test_a_placeholder_in_text_is_not_a_picture(preparer: Preparer) -> None:
+    error = await refusal(preparer, user("look <|image_pad|>", part(png(40, 40))))
+    assert "2 image placeholders for 1 pictures" in error.message
+    with pytest.raises(ApiError) as caught:
+        await preparer.completion("look <|image_pad|>")
+    assert caught.value.param == "prompt"
+    with pytest.raises(ApiError):
+        await preparer.completion([1, IMAGE_ID])
+
+
+async def test_text_that_cannot_fit_is_refused_at_once(preparer: Preparer) -> None:
+    error = await refusal(preparer, user("a" * 4_000_000))
+    assert (error.status, error.code) == (400, "context_length_exceeded")
+    assert "holds 4096 tokens" in error.message
+    assert len((await preparer.completion("a" * 5000)).token_ids) == 5000  # counted exactly later
+
+
+async def test_a_text_only_model_takes_no_pictures(tmp_path: Path) -> None:
+    shutil.copytree(CHECKPOINT, tmp_path / "model")
+    config = {"model_type": "qwen3", "vocab_size": 272, "max_position_embeddings": 128}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    made = Preparer(GatewayConfig(model_dir=str(tmp_path / "model"), model_name="text"))
+    error = await refusal(made, user(part(png(40, 40))))
+    assert "takes no pictures" in error.message
+    assert error.param == "messages[0].content[0].image_url"
+    assert (made.model_name, made.max_context, made.vocab_size) == ("text", 128, 272)
+    assert (await made.chat(user("hi"))).items == ()
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("generation", "defaults"),
+    [
+        ({"do_sample": False, "max_new_tokens": 128}, {"temperature": 0.0, "max_tokens": 128}),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": None},
+            {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_tokens": 4000},
+        ),
+        ({}, {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 4000}),
+    ],
+)
+async def test_the_publisher_s_defaults(
+    generation: dict[str, Any], defaults: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(CHECKPOINT, tmp_path / "model")
+    generation = {"eos_token_id": [258, 256], **generation}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
+    made = Preparer(GatewayConfig(model_dir=str(tmp_path / "model")))
+    asked = read_chat({"messages": user("hi")}, made, LIMITS)
+    sampling = asked.sampling(0, 0, asked.max_new_tokens(96, made), made)
+    assert {name: getattr(sampling, name) for name in defaults} == defaults
+    assert sampling.stop_token_ids == (258, 256)
+    explicit = read_chat({"messages": user("hi"), "temperature": 1.5, "top_p": 1}, made, LIMITS)
+    assert (explicit.temperature, explicit.top_p) == (1.5, 1.0)
+    assert explicit.max_new_tokens(4090, made) == min(6, defaults["max_tokens"])
+    await made.close()
