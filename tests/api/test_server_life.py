@@ -1,0 +1,138 @@
+"""Refusals, failures, vanishing clients, and the end of the server itself, on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from epd.api.port import Refused
+from epd.api.server import ApiServer
+from epd.config import ConfigError, GatewayConfig
+from tests.api.fakes import FakeFrontend, FakePreparer, failed, said, serving
+from tests.api.wire import HI, Wire, exchange, is_well, request, until
+
+# --- refusals, streams, disconnects ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_f39_refusals_carry_retry_after_and_cost_no_preparation(status: int):
+    async with serving() as (server, frontend, preparer):
+        frontend.refused[0] = Refused(status, 3, "no place")
+        found, headers, body = await exchange(server, request(HI))
+        assert (found, headers["retry-after"]) == (status, "3")
+        assert json.loads(body)["error"]["message"] == "no place"
+        assert not preparer.entered.is_set()
+
+
+async def test_a_stream_on_the_wire():
+    async with serving(FakeFrontend([said("h"), said("i"), 0.02, said("!", "stop")])) as (
+        server,
+        _,
+        _,
+    ):
+        _, headers, body = await exchange(server, request({**HI, "stream": True}))
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-cache"
+    events = body.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    values = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    texts = [value["choices"][0]["delta"]["content"] for value in values]
+    assert texts == ["", "hi", "!"]  # what came in one turn of the loop leaves in one chunk
+
+
+async def test_f34_an_error_after_the_headers_is_an_event_and_there_is_no_done():
+    script = [said("h"), 0.02, failed("lost", 503, "instance d0 was lost")]
+    async with serving(FakeFrontend(script)) as (server, _, _):
+        status, _, body = await exchange(server, request({**HI, "stream": True}))
+    assert status == 200
+    assert b"[DONE]" not in body
+    last = json.loads(body.decode().rstrip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["message"] == "instance d0 was lost"
+    assert last["error"]["code"] == "lost"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_f43_a_client_that_leaves_cancels_all_its_choices(n: int, *, stream: bool):
+    async with serving(FakeFrontend([said("h"), asyncio.Event()])) as (server, frontend, _):
+        wire = await Wire.to(server)
+        wire.writer.write(request({**HI, "stream": stream, "n": n}))
+        if stream:
+            await wire.head()
+        else:
+            await until(lambda: len(frontend.generations) == n)
+        wire.drop()
+        await until(lambda: all(s.cancelled.is_set() for s in frontend.streams))
+        await until(lambda: not server._state.tasks)
+        assert len(frontend.streams) == n
+        assert {s.reasons[0] for s in frontend.streams} == {"client disconnected"}
+
+
+async def test_a_client_that_leaves_during_preparation_gives_its_place_back():
+    async with serving() as (server, frontend, preparer):
+        preparer.gate = asyncio.Event()
+        wire = await Wire.to(server)
+        wire.writer.write(request(HI))
+        await until(preparer.entered.is_set)
+        wire.drop()
+        await until(frontend.streams[0].cancelled.is_set)
+        preparer.gate.set()
+        await until(lambda: frontend.given_back)
+        assert not frontend.generations
+        assert await is_well(server)
+
+
+async def test_a_client_that_does_not_read_is_dropped():
+    much = said("\x01" * 100_000)  # six bytes each in JSON
+    script = [much, 0.01, *[much] * 30, asyncio.Event()]
+    async with serving(FakeFrontend(script), write_timeout_s=0.2) as (server, frontend, _):
+        wire = await Wire.to(server)
+        wire.writer.write(request({**HI, "stream": True}))
+        await until(lambda: frontend.streams and frontend.streams[0].cancelled.is_set())
+        wire.drop()
+
+
+# --- life of the server ---------------------------------------------------------------------------
+
+
+async def test_a_port_in_use_is_one_sentence():
+    async with serving() as (server, _, _):
+        second = ApiServer(FakeFrontend(), GatewayConfig(port=server.port), FakePreparer())
+        with pytest.raises(ConfigError, match=rf"127.0.0.1:{server.port} is in use; .* port"):
+            await second.start()
+        await second.close()
+
+
+async def test_draining_refuses_new_and_finishes_open_requests():
+    gate = asyncio.Event()
+    async with serving(FakeFrontend([said("h"), gate, said("i", "stop")])) as (server, _, _):
+        busy, idle = await Wire.to(server), await Wire.to(server)
+        busy.writer.write(request({**HI, "stream": True}))
+        await busy.head()
+        server.drain()
+        idle.writer.write(request(HI))
+        status, headers, _ = await idle.answer()
+        assert (status, "retry-after" in headers) == (503, True)
+        with pytest.raises(OSError):
+            await Wire.to(server)
+        gate.set()
+        async with asyncio.timeout(5):
+            assert (await busy.reader.readuntil(b"[DONE]")).count(b"error") == 0
+        busy.drop()
+        idle.drop()
+
+
+async def test_close_ends_open_requests_in_bounded_time():
+    async with serving(FakeFrontend([said("h"), asyncio.Event()])) as (server, frontend, _):
+        wire = await Wire.to(server)
+        wire.writer.write(request({**HI, "stream": True}))
+        await wire.head()
+        async with asyncio.timeout(5):
+            await server.close()
+            rest = await wire.reader.read()
+        assert frontend.streams[0].reasons == ["the gateway is shutting down"]
+        assert b'"error"' in rest and b"[DONE]" not in rest
+        assert not server._state.tasks
+        wire.drop()
