@@ -230,7 +230,7 @@ def _replay(args: argparse.Namespace) -> int:
     for fault in plan.faults:
         print(f"  fault: {fault}")
     result = run(plan, keep=True)
-    assert result.world is not None and result.cluster is not None
+    assert result.world is not None
     if args.trace or args.grep:
         lines = [line for line in result.world.lines() if args.grep in line]
         print("\n".join(lines[-args.trace :] if args.trace else lines))

@@ -79,7 +79,8 @@ class Clients:
 
     async def _read(self, record: Record) -> None:
         node = self._cluster.node(GATEWAY)
-        assert node is not None and node.gateway is not None
+        assert node is not None
+        assert node.gateway is not None
         record.asked_s = self._loop.now_s
         try:
             stream = node.gateway.role.submit(record.ask.generation())

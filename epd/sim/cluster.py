@@ -147,7 +147,7 @@ class Cluster:
         self.world.loop.call_outside(delay_s, self.spawn, name)
 
     def _supervise(self, process: SimProcess) -> None:
-        """A process that ended by itself is started anew; one that was killed, if a fault says so."""
+        """What ended by itself is started anew; what was killed, only if a fault says so."""
         if process.exited and not self._stopping:
             self.restart_later(process.instance_id, self.settings.restart_after_s)
 
@@ -198,18 +198,18 @@ class Cluster:
         device = SimDevice(self.world.loop, process, self.world.random, "device")
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(settings.costs.pool_threads)
-        engines = Engines()
+        vision = language = None
         if "encode" in roles:
-            engines.vision = SimVisionEngine(device, pool, settings.costs)
+            vision = SimVisionEngine(device, pool, settings.costs)
         if "prefill" in roles or "decode" in roles:
-            engines.language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        engines = Engines(vision, language)
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=[device, pool])
-        language = node.language = engines.language
+        node.language = language
         if language is not None and instance.requests is not None:
-            leased = instance.requests.pool._leased
-            language.is_leased = leased.issuperset
+            language.is_leased = instance.requests.pool._leased.issuperset
         self.nodes[process.name] = node
         instance.member.on_expelled = lambda reason: self._expelled(node, reason)
         instance.start()

@@ -1,7 +1,7 @@
 """Drills as data: which topology and work, which fault, what may fail and why, what it covers.
 
-A drill runs under many seeds.  `must_fire` is the share of seeds in which its fault must really have
-happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to catch.
+A drill runs under many seeds.  `must_fire` is the share of seeds in which its fault must really
+have happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to catch.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ class Drill:
         if fault.point:
             return replace(fault, nth=1 + random.below(max(1, fault.nth), "nth"))
         return replace(fault, at_s=random.between(self.from_s, self.to_s, "at"))
-
-
 
 
 def replace_timing(**changes: float) -> Timing:

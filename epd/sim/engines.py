@@ -22,7 +22,7 @@ from epd.engine.base import (
     StepResult,
     StepSequence,
 )
-from epd.messages import TokenLogprobs
+from epd.messages import RowContract, TokenLogprobs
 from epd.sim import golden
 from epd.sim.device import Costs, SimDevice
 from epd.sim.golden import BLOCK_SIZE, RECORD_NBYTES, ROW_NBYTES, Picture
@@ -81,7 +81,7 @@ class SimLanguageEngine:
     """The `LanguageEngine` port."""
 
     kv_layout = golden.KV_LAYOUT
-    row_contract = golden.ROW_CONTRACT
+    row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
 
     def __init__(self, device: SimDevice, costs: Costs, num_blocks: int) -> None:
@@ -120,9 +120,7 @@ class SimLanguageEngine:
     def _prefix(self, sequence: StepSequence) -> bytes:
         return b"".join(self.kv_views(sequence.block_table))[: sequence.start * RECORD_NBYTES]
 
-    def _run(
-        self, sequence: StepSequence, prefix: bytes
-    ) -> TokenLogprobs | None | StepFailure:
+    def _run(self, sequence: StepSequence, prefix: bytes) -> TokenLogprobs | StepFailure | None:
         start, table = sequence.start, sequence.block_table
         needed = start + len(sequence.token_ids)
         if needed > len(table) * BLOCK_SIZE:

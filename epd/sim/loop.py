@@ -85,7 +85,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks: dict[int, SimTask] = {}
         self._prune_at = 1024
         self._frozen = False
-        self.set_task_factory(self._make_task)
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(self._note_escaped)
 
     # --- time and order ---------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._advance()
                 at_this_time = 0
             handle = ready.popleft()
-            if handle._cancelled:  # type: ignore[attr-defined]
+            if handle._cancelled:
                 continue
             process = process_of(handle._context)  # type: ignore[attr-defined]
             if process is not None and not self._may_run(process, handle):
@@ -188,7 +188,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         timers = self._timers
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise Deadlock(f"nothing left to run at {self.now_s:.3f} s{self._stories()}")
@@ -294,7 +294,8 @@ class SimLoop(asyncio.BaseEventLoop):
 def _close(coroutine: Any) -> None:
     """Close a coroutine, and those that it was given before it ever ran."""
     if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == "CORO_CREATED":
-        for value in list(coroutine.cr_frame.f_locals.values()):
+        frame: Any = coroutine.cr_frame
+        for value in list(frame.f_locals.values()):
             if inspect.iscoroutine(value):
                 _close(value)
     try:

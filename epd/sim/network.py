@@ -8,12 +8,13 @@ link keep their order (one TCP connection), arrivals on different links do not.
 
 What a real bus shows and this one does by default: delay and jitter; a partition that holds
 messages back until it heals (TCP repeats them) or resets the connection (they are gone); what was
-in flight to a process when it died is gone, what is sent later waits for whoever listens at that
-endpoint next, and is refused there if it was meant for another life; a stalled peer's messages wait;
-a full queue refuses (`send` is False); `disconnect` drops what has not left yet.
+in flight to a process when it died is gone, what is sent later waits for whoever listens there
+next and is refused if it was meant for another life; a stalled peer's messages wait; a full queue
+refuses (`send` is False); `disconnect` drops what has not left yet.
 
-Stress, only where a drill asks: `loss` and `duplication` of single messages, and `reordering` within
-a link.  The messages' contract (idempotent, at most once) allows them all.
+Stress, only where a drill asks: `loss` and `duplication` of single messages, which the contract of
+messages allows (idempotent, at most once), and `reordering` within a link, which it does not: for
+looking at what would happen.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import Any
 
 CURRENT: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
     "epd_sim_process", default=None
@@ -62,5 +61,4 @@ def current_process() -> SimProcess | None:
 
 
 def process_of(context: contextvars.Context) -> SimProcess | None:
-    found: Any = context.get(CURRENT)
-    return found
+    return context.get(CURRENT)

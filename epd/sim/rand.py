@@ -1,4 +1,4 @@
-"""Keyed randomness: a draw is a function of the seed and of what it is for, not of when it is asked.
+"""Keyed randomness: a draw depends on the seed and on what it is for, not on when it is asked.
 
 Removing one request or fault from a plan therefore leaves every other draw as it was, which is what
 makes shrinking work.  Keys are strings and numbers, never objects whose `repr` holds an address.
@@ -7,6 +7,10 @@ makes shrinking work.  Keys are strings and numbers, never objects whose `repr` 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _UNIT = 1.0 / (1 << 53)
 
@@ -47,7 +51,7 @@ class KeyedRandom:
         """An integer in [0, bound)."""
         return self.integer(*key) % bound
 
-    def pick(self, options: list[object] | tuple[object, ...], *key: object) -> object:
+    def pick(self, options: Sequence[T], *key: object) -> T:
         return options[self.below(len(options), *key)]
 
     def stream(self, *key: object) -> KeyedRandom:

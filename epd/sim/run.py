@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from epd.sim import checkers
-from epd.sim.checkers.base import Checker
-from epd.sim.checkers.base import Context, MayFail
+from epd.sim.checkers.base import Checker, Context, MayFail
 from epd.sim.client import Clients, Record
 from epd.sim.cluster import Cluster, Settings
 from epd.sim.faults import Fault, Injector
@@ -83,10 +82,8 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
     )
     cluster = Cluster(world, plan.topology, plan.settings)
     clients = Clients(cluster, plan.asks)
-    context = Context(
-        world, cluster, clients, plan.may_fail, plan.bus_loses, plan.engine_faults
-    )
-    watching = [checker(context) for checker in checkers.ALL]
+    context = Context(world, cluster, clients, plan.may_fail, plan.bus_loses, plan.engine_faults)
+    watching: list[Checker] = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)
     world.loop.describe = cluster.stories
     if prepare is not None:
@@ -118,7 +115,7 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
 
 
 def _kind(outcome: str) -> str:
-    return outcome.split(":")[0]
+    return outcome.split(":", maxsplit=1)[0]
 
 
 def _play(

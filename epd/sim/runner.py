@@ -134,5 +134,3 @@ def _show(label: str, summary: Summary, total: int, elapsed_s: float) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-

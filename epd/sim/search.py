@@ -1,5 +1,5 @@
-"""Kill at every step: the same small run again and again, each time with a `kill -9` (and a restart)
-of one process after one more step of the loop."""
+"""Kill at every step: the same small run again and again, each time with a `kill -9` (and a
+restart) of one process after one more step of the loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def base_plan(topology: str, seed: int = 1, num_requests: int = 4) -> Plan:
 def steps_of_interest(plan: Plan) -> tuple[int, int]:
     """The first step at which requests are asked, and the one when all are answered."""
     result = run(plan, keep=True)
-    assert result.world is not None and result.passed, result.violations
+    assert result.world is not None
+    assert result.passed, result.violations
     bounds = result.world.loop.marks
     result.world.close()
     return bounds["first ask"], bounds["all answered"]
@@ -48,7 +49,7 @@ def kills(
 
 
 def nth_kill(topology: str, number: int) -> Plan:
-    """The plan that kills the process and at the step that `number` stands for, in reading order."""
+    """The plan that kills the process, at the step, that `number` stands for."""
     plan = base_plan(topology)
     first, last = steps_of_interest(plan)
     names = [*(name for name, _ in parse_topology(topology)), GATEWAY]

@@ -1,7 +1,7 @@
 """The shortest plan that still fails: fewer requests, fewer faults, simpler asks.
 
-Draws are keyed by what they are for (`epd.sim.rand`) and times are absolute, so taking one part of a
-plan away leaves the others as they were.
+Draws are keyed by what they are for (`epd.sim.rand`) and times are absolute, so taking one part of
+a plan away leaves the others as they were.
 """
 
 from __future__ import annotations

@@ -20,7 +20,19 @@ from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
 TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
-KINDS = ("kill", "kill", "stall", "slow", "hang", "oom", "partition", "block", "reset", "drain", "skew")
+KINDS = (
+    "kill",
+    "kill",
+    "stall",
+    "slow",
+    "hang",
+    "oom",
+    "partition",
+    "block",
+    "reset",
+    "drain",
+    "skew",
+)
 POINTS = (
     "MESSAGE:EncodeRequest",
     "MESSAGE:PrefillRequest",
@@ -108,7 +120,7 @@ def _single_points(topology: str) -> set[str]:
 
 def draw_plan(seed: int) -> Plan:
     random = KeyedRandom(seed, "swarm")
-    topology = str(random.pick(TOPOLOGIES, "topology"))
+    topology = random.pick(TOPOLOGIES, "topology")
     asks = _draw_workload(random).draw(random.stream("work"))
     names = [name for name, _ in parse_topology(topology)]
     count = random.below(3, "faults") + (random.uniform("none") > 0.2)
@@ -130,56 +142,58 @@ def draw_plan(seed: int) -> Plan:
 def _draw_workload(random: KeyedRandom) -> Workload:
     return Workload(
         num_requests=3 + random.below(14, "requests"),
-        spread_s=float(str(random.pick((0.02, 0.3, 1.5), "spread"))),
-        image_share=float(str(random.pick((0.3, 0.8, 1.0), "images"))),
+        spread_s=random.pick((0.02, 0.3, 1.5), "spread"),
+        image_share=random.pick((0.3, 0.8, 1.0), "images"),
         num_pictures=1 + random.below(8, "pictures"),
-        cancel_share=float(str(random.pick((0.0, 0.0, 0.3), "cancels"))),
-        broken_share=float(str(random.pick((0.0, 0.0, 0.15), "broken"))),
-        slow_share=float(str(random.pick((0.0, 0.1), "slow pictures"))),
+        cancel_share=random.pick((0.0, 0.0, 0.3), "cancels"),
+        broken_share=random.pick((0.0, 0.0, 0.15), "broken"),
+        slow_share=random.pick((0.0, 0.1), "slow pictures"),
     )
 
 
 def _draw_settings(random: KeyedRandom) -> Settings:
     """Pools that are sometimes too small for everybody at once, never for a single request."""
     settings = Settings()
-    num_slots = int(str(random.pick((12, 24), "slots")))
-    share = float(str(random.pick((0.5, 1.0), "share")))
+    num_slots = random.pick((12, 24), "slots")
+    share = random.pick((0.5, 1.0), "share")
     nbytes = num_slots * settings.prefill.slot_nbytes
     prefill = msgspec.structs.replace(
         settings.prefill, pool_nbytes=nbytes, max_slots_share_per_peer=share
     )
-    return replace(
-        settings, prefill=prefill, num_blocks=int(str(random.pick((24, 40, 64), "blocks")))
-    )
+    return replace(settings, prefill=prefill, num_blocks=random.pick((24, 40, 64), "blocks"))
 
 
 def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
     conditions = Conditions(
-        jitter_s=float(str(random.pick((0.0, 0.0006, 0.02), "jitter"))),
-        loss=float(str(random.pick((0.0, 0.0, 0.0, 0.02), "loss"))),
-        duplication=float(str(random.pick((0.0, 0.0, 0.05), "duplication"))),
+        jitter_s=random.pick((0.0, 0.0006, 0.02), "jitter"),
+        loss=random.pick((0.0, 0.0, 0.0, 0.02), "loss"),
+        duplication=random.pick((0.0, 0.0, 0.05), "duplication"),
     )
     data = DataConditions(
-        kind=str(random.pick(("shm", "shm", "rdma"), "hardware")),
-        nbytes_per_s=float(str(random.pick((2e6, 2e5, 2e4), "bandwidth"))),
-        failed=float(str(random.pick((0.0, 0.0, 0.05), "failed writes"))),
+        kind=random.pick(("shm", "shm", "rdma"), "hardware"),
+        nbytes_per_s=random.pick((2e6, 2e5, 2e4), "bandwidth"),
+        failed=random.pick((0.0, 0.0, 0.05), "failed writes"),
     )
     return conditions, data
 
 
 def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
-    kind = str(random.pick(KINDS, "kind"))
+    kind = random.pick(KINDS, "kind")
     targets = [*names, GATEWAY] if kind in ("stall", "reset") else names
-    target = str(random.pick(targets, "target"))
+    target = random.pick(targets, "target")
     rest = [name for name in (*names, GATEWAY) if name != target]
     point, nth, at_s = "", 1, 1.0 + 1.2 * random.uniform("at")
     if random.chance(0.6, "at a point"):
-        point, nth, at_s = str(random.pick(POINTS, "point")), 1 + random.below(8, "nth"), 0.0
-        target = str(random.pick(("here", "peer", target), "role"))
-    duration_s = float(str(random.pick((0.05, 0.4, 1.2, 3.0, 8.0), "duration")))
+        point, nth, at_s = random.pick(POINTS, "point"), 1 + random.below(8, "nth"), 0.0
+        target = random.pick(("here", "peer", target), "role")
+    duration_s = random.pick((0.05, 0.4, 1.2, 3.0, 8.0), "duration")
     if kind == "kill" and random.chance(0.3, "stays down"):
         duration_s = 0.0
     factors = {"oom": 1.0 + random.below(3, "works"), "skew": random.between(-0.5, 0.5, "skew")}
     factor = factors.get(kind, 10.0)
-    other = str(random.pick(rest, "other")) if kind in ("partition", "block", "reset", "drain", "skew") else ""
+    other = (
+        random.pick(rest, "other")
+        if kind in ("partition", "block", "reset", "drain", "skew")
+        else ""
+    )
     return Fault(kind, target, at_s, point, nth, duration_s=duration_s, other=other, factor=factor)

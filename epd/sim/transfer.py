@@ -305,6 +305,6 @@ def _cut(pieces: list[Piece], wanted: int) -> list[Piece]:
     per_piece = max(1, -(-wanted // max(1, len(pieces))))
     for offset, view in pieces:
         step = max(1, -(-view.nbytes // per_piece))
-        for start in range(0, view.nbytes, step):
-            cut.append((offset + start, view[start : start + step]))
+        starts = range(0, view.nbytes, step)
+        cut.extend((offset + start, view[start : start + step]) for start in starts)
     return cut

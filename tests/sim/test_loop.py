@@ -155,7 +155,7 @@ def test_the_real_world_raises_for_roles_and_not_for_others(code: str) -> None:
 
 
 def test_sets_of_tasks_iterate_in_order_of_birth(loop: SimLoop) -> None:
-    async def main() -> list[str]:
+    async def main() -> bool:
         async def nothing() -> None:
             await asyncio.sleep(1)
 

@@ -29,8 +29,8 @@ class Answers(Checker):
         limit_s = self.context.cluster.settings.timing.request_timeout_s + GRACE_S
         took_s = record.ended_s - record.asked_s
         if took_s > limit_s:
-            self.violate(f"{who} was answered after {took_s:.2f} s, its deadline is {limit_s:.2f} s")
+            self.violate(f"{who} took {took_s:.2f} s, its deadline is {limit_s:.2f} s")
         if record.finish_reason or record.hung_up:
             return
         if not self.context.may_fail(record):
-            self.violate(f"{who} failed without a reason that this drill allows: {record.outcome()}")
+            self.violate(f"{who} failed, and this drill gives no reason: {record.outcome()}")

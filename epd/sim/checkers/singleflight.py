@@ -1,5 +1,4 @@
-"""Invariant 5: one encode per hash and encoder at a time, one load per hash and prefill instance at a
-time."""
+"""Invariant 5: one encode per hash and encoder at a time."""
 
 from __future__ import annotations
 

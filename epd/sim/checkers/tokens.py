@@ -15,7 +15,8 @@ class GoldenTokens(Checker):
             got = tuple(record.tokens)
             who = f"request {record.ask.index} ({record.request_id})"
             if got != golden[: len(got)]:
-                at = next((i for i, (a, b) in enumerate(zip(got, golden)) if a != b), len(golden))
+                pairs = zip(got, golden, strict=False)
+                at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(golden))
                 self.violate(f"{who} differs from the golden tokens at {at}: {got} not {golden}")
             elif record.finish_reason and got != golden:
                 self.violate(f"{who} ended after {len(got)} of {len(golden)} tokens")
