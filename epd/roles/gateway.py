@@ -1,10 +1,9 @@
 """The gateway role: GENERATION machines between the API and the instances.
 
 The API admits a request here first (a place, or a refusal at once), prepares it, and starts it.  A
-placement is chosen by policy over the registry; the attempt's pictures go to their encoders and its
-prompt to prefill; tokens come back numbered, straight from decode.  An attempt that fails for a
-reason another instance may not have is placed again with what the client already has; everything
-else ends in one clear error.
+`Dispatcher` sends the attempt to its instances; tokens come back numbered, straight from decode.
+An attempt that fails for a reason another instance may not have is placed again with what the
+client already has; everything else ends in one clear error.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from epd.messages import (
     Address,
     EncodeAccepted,
     EncodeRejected,
-    EncodeRequest,
-    MediaItem,
-    PrefillRequest,
     RequestAborted,
     RequestAccepted,
     RequestFailed,
@@ -35,9 +31,11 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.dispatch import Dispatcher
+from epd.roles.gateway_metrics import instance_metrics, own_metrics
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
-from epd.scheduling.placement import Candidate, Placement, Unplaceable, place
+from epd.scheduling.placement import Placement, Unplaceable, place
 from epd.transport.base import Received
 
 # What the API answers, by kind of failure.
@@ -62,11 +60,8 @@ class GatewayRole(Role[Generation]):
         self._registry = registry
         self._limits = limits
         self._timing = timing
+        self._dispatcher = Dispatcher(actor, registry, timing)
         self._open: dict[str, Generation] = {}
-        self._assigned: Counter[str] = Counter()
-        self._booked: dict[str, tuple[str, ...]] = {}
-        self._avoid: dict[str, set[str]] = {}
-        self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
         self._reports: dict[str, dict[tuple[str, Span], None]] = {}
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
@@ -74,7 +69,7 @@ class GatewayRole(Role[Generation]):
         registry.on_lost = self._instance_lost
 
     def live(self) -> dict[str, int]:
-        return {"generations": len(self._open), "assigned": sum(self._assigned.values())}
+        return {"generations": len(self._open), "assigned": self._dispatcher.num_assigned}
 
     # --- the API's side ---------------------------------------------------------------------------
 
@@ -88,7 +83,8 @@ class GatewayRole(Role[Generation]):
             self.fire(machine, fsm.Refused(reason))
             self.outcomes["rejected"] += 1
             raise Refused(status, self._limits.retry_after_s, reason)
-        machine.stream = Stream(request_id, lambda why: self._cancel(machine, why))
+        stream = Stream(request_id, lambda why: self._cancel(machine, why))
+        machine.stream = stream
         self._open[request_id] = machine
         self.actor.arm(
             f"generation/{request_id}/deadline",
@@ -96,13 +92,13 @@ class GatewayRole(Role[Generation]):
             lambda: self.fire(machine, fsm.DeadlinePassed()),
         )
         self.fire(machine, fsm.Admitted())
-        return machine.stream
+        return stream
 
     def _refusal(self) -> tuple[int, str]:
         limit = self._limits.max_open_requests
         if len(self._open) >= limit:
             return 429, f"the gateway has {limit} requests open, its limit; try again later"
-        chosen = place(self._candidates(), [])
+        chosen = place(self._dispatcher.candidates(), [])
         return 503, chosen.reason if isinstance(chosen, Unplaceable) else ""
 
     def start_generation(self, stream: Stream, prepared: Prepared) -> None:
@@ -126,9 +122,8 @@ class GatewayRole(Role[Generation]):
         return stream
 
     def ready(self) -> Readiness:
-        candidates = self._candidates()
         needs_encoder = any(i.info.row_contract is not None for i in self._registry.instances)
-        chosen = place(candidates, ["any"] if needs_encoder else [])
+        chosen = place(self._dispatcher.candidates(), ["any"] if needs_encoder else [])
         reason = chosen.reason if isinstance(chosen, Unplaceable) else ""
         instances = [
             {
@@ -137,7 +132,7 @@ class GatewayRole(Role[Generation]):
                 "pid": i.info.pid,
                 "roles": list(i.info.roles),
                 "state": i.state.name,
-                "assigned": self._assigned[i.info.address.instance_id],
+                "assigned": self._dispatcher.assigned_to(i.info.address.instance_id),
             }
             for i in self._registry.instances
         ]
@@ -145,27 +140,10 @@ class GatewayRole(Role[Generation]):
 
     def metrics(self) -> list[Metric]:
         """Samples of this process and, by their heartbeats, of every instance."""
-        samples = [
-            Metric(
-                "epd_requests_total", count, (("outcome", outcome),), "counter", "ended requests"
-            )
-            for outcome, count in sorted(self.outcomes.items())
-        ]
-        samples.append(Metric("epd_output_tokens_total", self.num_tokens, (), "counter", "tokens"))
-        samples.append(Metric("epd_open_requests", len(self._open), (), "gauge", "open requests"))
-        for kind, count in sorted(self.actor.counters.items()):
-            labels = (("kind", kind),)
-            samples.append(Metric("epd_gateway_events_total", count, labels, "counter", "oddities"))
+        num_open, oddities = len(self._open), self.actor.counters
+        samples = list(own_metrics(self.outcomes, self.num_tokens, num_open, oddities))
         for instance in self._registry.instances:
-            name = instance.info.address.instance_id
-            up = (("instance", name), ("state", instance.state.name))
-            samples.append(Metric("epd_instance_info", 1, up, "gauge", "registry"))
-            if not instance.present:
-                continue
-            for kind, count in instance.load.live:
-                labels = (("instance", name), ("kind", kind))
-                text = "memory and work in use by kind; zero when idle"
-                samples.append(Metric("epd_in_use", count, labels, "gauge", text))
+            samples += instance_metrics(instance)
         return samples
 
     def _cancel(self, machine: Generation, reason: str) -> None:
@@ -173,17 +151,8 @@ class GatewayRole(Role[Generation]):
 
     # --- placement --------------------------------------------------------------------------------
 
-    def _candidates(self) -> list[Candidate]:
-        return [
-            Candidate(i.info, i.load, self._assigned[i.info.address.instance_id])
-            for i in self._registry.instances
-            if i.takes_work
-        ]
-
     def _place(self, machine: Generation) -> None:
-        avoid = self._avoid.get(machine.key, set())
-        hashes = [item.mm_hash for item in machine.prompt.items]
-        chosen = place(self._candidates(), hashes, avoid)
+        chosen = self._dispatcher.choose(machine)
         if isinstance(chosen, Unplaceable):
             self.fire(machine, fsm.NoTopology(chosen.reason))
         else:
@@ -195,80 +164,10 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.DISPATCH)
     def dispatch(self, machine: Generation, event: Event) -> None:
-        placement: Placement = machine.placement
-        self._book(machine, placement)
-        deadline_s = self._deadline_s(machine)
-        items = self._send_encodes(machine, placement, deadline_s)
-        prompt: Prepared = machine.prompt
-        message = PrefillRequest(
-            machine.key,
-            machine.attempt,
-            (*prompt.token_ids, *machine.token_ids),
-            len(machine.token_ids),
-            items,
-            prompt.sampling,
-            placement.decode,
-            self.actor.address,
-            deadline_s,
-        )
-        if not self.actor.send(placement.prefill, message):
-            reason = f"instance {placement.prefill.instance_id} takes no messages"
-            self._attempt_failed(machine, placement.prefill.instance_id, "busy", reason, True)
-
-    def _deadline_s(self, machine: Generation) -> float:
-        """Absolute, counted from the admission."""
-        age_s = self.clock.now_s() - machine.story[0].at_s
-        return self.clock.wall_s() + self._timing.request_timeout_s - age_s
-
-    def _send_encodes(
-        self, machine: Generation, placement: Placement, deadline_s: float
-    ) -> tuple[MediaItem, ...]:
-        items = []
-        unaccepted = self._unaccepted[machine.key] = {}
-        pairs = zip(machine.prompt.items, placement.encoders, strict=True)
-        for index, (item, encoder) in enumerate(pairs):
-            room = f"{machine.key}/{machine.attempt}/{index}"
-            request = EncodeRequest(
-                machine.key,
-                machine.attempt,
-                room,
-                item.mm_hash,
-                item.num_rows,
-                item.grid_thw,
-                placement.prefill,
-                deadline_s,
-            )
-            unaccepted[room] = (encoder, request, item.image)
-            items.append(
-                MediaItem(
-                    index, item.mm_hash, item.offset, item.num_rows, item.grid_thw, room, encoder
-                )
-            )
-        self._offer_encodes(machine)
-        return tuple(items)
-
-    def _offer_encodes(self, machine: Generation) -> None:
-        """Send, and again until accepted: the bus may lose it, and a repeat does no harm."""
-        unaccepted = self._unaccepted.get(machine.key)
-        if not unaccepted:
-            return
-        for encoder, request, image in unaccepted.values():
-            self.actor.send(encoder, request, (image,))
-        self.actor.arm(
-            f"generation/{machine.key}/encode",
-            self._timing.accept_timeout_s / 2,
-            lambda: self._offer_encodes(machine),
-        )
-
-    def _book(self, machine: Generation, placement: Placement) -> None:
-        self._unbook(machine)
-        names = tuple(sorted(placement.instances()))
-        self._booked[machine.key] = names
-        self._assigned.update(names)
-
-    def _unbook(self, machine: Generation) -> None:
-        for name in self._booked.pop(machine.key, ()):
-            self._assigned[name] -= 1
+        if not self._dispatcher.send(machine):
+            name = machine.placement.prefill.instance_id
+            reason = f"instance {name} takes no messages"
+            self._attempt_failed(machine, name, "busy", reason, True)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -309,8 +208,7 @@ class GatewayRole(Role[Generation]):
 
     @receives(EncodeAccepted)
     def on_encode_accepted(self, received: Received) -> None:
-        request_id = received.message.room.rsplit("/", 2)[0]
-        self._unaccepted.get(request_id, {}).pop(received.message.room, None)
+        self._dispatcher.encode_accepted(received.message.room)
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
@@ -353,7 +251,7 @@ class GatewayRole(Role[Generation]):
     def _attempt_failed(
         self, machine: Generation, source: str, kind: str, reason: str, retryable: bool
     ) -> None:
-        self._avoid.setdefault(machine.key, set()).add(source)
+        self._dispatcher.avoid(machine, source)
         self.fire(machine, fsm.AttemptFailed(kind, reason, retryable))
 
     def _instance_lost(self, lost: Address) -> None:
@@ -396,8 +294,7 @@ class GatewayRole(Role[Generation]):
     @performs(Do.ABORT_ATTEMPT)
     def abort_attempt(self, machine: Generation, event: Event) -> None:
         placement: Placement = machine.placement
-        self._unaccepted.pop(machine.key, None)
-        self._unbook(machine)
+        self._dispatcher.withdraw(machine)
         targets = {a.instance_id: a for a in (placement.prefill, placement.decode)}
         machine.pending_aborts = set(targets)
         for address in targets.values():
@@ -432,11 +329,10 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.CLOSE)
     def close(self, machine: Generation, event: Event) -> None:
-        self._unbook(machine)
+        self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
-        for book in (self._avoid, self._unaccepted, self._reports):
-            book.pop(machine.key, None)
-        for what in ("deadline", "attempt", "encode"):
+        self._reports.pop(machine.key, None)
+        for what in ("deadline", "attempt"):
             self.actor.disarm(f"generation/{machine.key}/{what}")
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.close()

@@ -1,0 +1,153 @@
+"""Where an attempt runs, and sending it there.
+
+A placement is chosen by policy over the registry's view and the gateway's own books: heartbeats
+tell late what the gateway itself has just assigned, and instances that failed a generation are
+avoided. An attempt goes out as one `EncodeRequest` for each picture, to its encoder, and the
+`PrefillRequest`. The bus may lose any of them.  Silence of prefill is the attempt's own time-out; a
+picture is offered again until its encoder accepts it, because nobody else would notice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from epd.api.port import Generation as Prepared
+from epd.config import Timing
+from epd.fsm.generation import Generation
+from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
+from epd.roles.base import Actor
+from epd.roles.registry import Registry
+from epd.scheduling.placement import Candidate, Placement, Unplaceable, place
+
+
+class Dispatcher:
+    """The books of one gateway's attempts: what is assigned where, and not yet accepted."""
+
+    def __init__(self, actor: Actor, registry: Registry, timing: Timing) -> None:
+        self._actor = actor
+        self._registry = registry
+        self._timing = timing
+        self._assigned: Counter[str] = Counter()
+        self._booked: dict[str, tuple[str, ...]] = {}
+        self._avoid: dict[str, set[str]] = {}
+        self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
+
+    # --- placement --------------------------------------------------------------------------------
+
+    @property
+    def num_assigned(self) -> int:
+        return sum(self._assigned.values())
+
+    def assigned_to(self, instance_id: str) -> int:
+        """Open attempts that use this instance."""
+        return self._assigned[instance_id]
+
+    def candidates(self) -> list[Candidate]:
+        return [
+            Candidate(i.info, i.load, self._assigned[i.info.address.instance_id])
+            for i in self._registry.instances
+            if i.takes_work
+        ]
+
+    def choose(self, machine: Generation) -> Placement | Unplaceable:
+        """Instances for the next attempt of this generation."""
+        hashes = [item.mm_hash for item in machine.prompt.items]
+        return place(self.candidates(), hashes, self._avoid.get(machine.key, set()))
+
+    def avoid(self, machine: Generation, instance_id: str) -> None:
+        """This instance failed it; take it again only if there is no other."""
+        self._avoid.setdefault(machine.key, set()).add(instance_id)
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def send(self, machine: Generation) -> bool:
+        """Send the present attempt to its instances.  False: prefill takes no messages."""
+        placement: Placement = machine.placement
+        self._book(machine, placement)
+        deadline_s = self._deadline_s(machine)
+        items = self._send_encodes(machine, placement, deadline_s)
+        prompt: Prepared = machine.prompt
+        message = PrefillRequest(
+            machine.key,
+            machine.attempt,
+            (*prompt.token_ids, *machine.token_ids),
+            len(machine.token_ids),
+            items,
+            prompt.sampling,
+            placement.decode,
+            self._actor.address,
+            deadline_s,
+        )
+        return self._actor.send(placement.prefill, message)
+
+    def _deadline_s(self, machine: Generation) -> float:
+        """Absolute, counted from the admission."""
+        age_s = self._actor.clock.now_s() - machine.story[0].at_s
+        return self._actor.clock.wall_s() + self._timing.request_timeout_s - age_s
+
+    def _send_encodes(
+        self, machine: Generation, placement: Placement, deadline_s: float
+    ) -> tuple[MediaItem, ...]:
+        items = []
+        unaccepted = self._unaccepted[machine.key] = {}
+        pairs = zip(machine.prompt.items, placement.encoders, strict=True)
+        for index, (item, encoder) in enumerate(pairs):
+            room = f"{machine.key}/{machine.attempt}/{index}"
+            request = EncodeRequest(
+                machine.key,
+                machine.attempt,
+                room,
+                item.mm_hash,
+                item.num_rows,
+                item.grid_thw,
+                placement.prefill,
+                deadline_s,
+            )
+            unaccepted[room] = (encoder, request, item.image)
+            items.append(
+                MediaItem(
+                    index, item.mm_hash, item.offset, item.num_rows, item.grid_thw, room, encoder
+                )
+            )
+        self._offer_encodes(machine)
+        return tuple(items)
+
+    def _offer_encodes(self, machine: Generation) -> None:
+        """Send, and again until accepted: the bus may lose it, and a repeat does no harm."""
+        unaccepted = self._unaccepted.get(machine.key)
+        if not unaccepted:
+            return
+        for encoder, request, image in unaccepted.values():
+            self._actor.send(encoder, request, (image,))
+        self._actor.arm(
+            f"generation/{machine.key}/encode",
+            self._timing.accept_timeout_s / 2,
+            lambda: self._offer_encodes(machine),
+        )
+
+    def encode_accepted(self, room: str) -> None:
+        request_id = room.rsplit("/", 2)[0]
+        self._unaccepted.get(request_id, {}).pop(room, None)
+
+    # --- the end of an attempt --------------------------------------------------------------------
+
+    def withdraw(self, machine: Generation) -> None:
+        """The attempt is given up: its instances are free for others, nothing is offered again."""
+        self._unaccepted.pop(machine.key, None)
+        self._unbook(machine)
+
+    def forget(self, machine: Generation) -> None:
+        """The generation has ended."""
+        self.withdraw(machine)
+        self._avoid.pop(machine.key, None)
+        self._actor.disarm(f"generation/{machine.key}/encode")
+
+    def _book(self, machine: Generation, placement: Placement) -> None:
+        self._unbook(machine)
+        names = tuple(sorted(placement.instances()))
+        self._booked[machine.key] = names
+        self._assigned.update(names)
+
+    def _unbook(self, machine: Generation) -> None:
+        for name in self._booked.pop(machine.key, ()):
+            self._assigned[name] -= 1

@@ -1,0 +1,34 @@
+"""What a gateway tells of itself for /metrics, and by their heartbeats of every instance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from epd.api.port import Metric
+from epd.fsm.instance import Instance
+
+IN_USE = "memory and work in use by kind; zero when idle"
+
+
+def own_metrics(
+    outcomes: Mapping[str, int], num_tokens: int, num_open: int, oddities: Mapping[str, int]
+) -> Iterator[Metric]:
+    """Samples of the gateway's own process."""
+    for outcome, count in sorted(outcomes.items()):
+        labels = (("outcome", outcome),)
+        yield Metric("epd_requests_total", count, labels, "counter", "ended requests")
+    yield Metric("epd_output_tokens_total", num_tokens, (), "counter", "tokens")
+    yield Metric("epd_open_requests", num_open, (), "gauge", "open requests")
+    for kind, count in sorted(oddities.items()):
+        yield Metric("epd_gateway_events_total", count, (("kind", kind),), "counter", "oddities")
+
+
+def instance_metrics(instance: Instance) -> Iterator[Metric]:
+    """Samples of one instance, as its last heartbeat told."""
+    name = instance.info.address.instance_id
+    up = (("instance", name), ("state", instance.state.name))
+    yield Metric("epd_instance_info", 1, up, "gauge", "registry")
+    if instance.present:
+        for kind, count in instance.load.live:
+            labels = (("instance", name), ("kind", kind))
+            yield Metric("epd_in_use", count, labels, "gauge", IN_USE)
