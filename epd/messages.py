@@ -16,7 +16,7 @@ Identifiers
 -----------
 `request_id`   minted by the gateway, unique over the cluster's life (gateway epoch + counter).
 `attempt`      1, 2, ...: which try of the request; a migrated request is a new attempt.
-`room`         the id of one transfer, `request_id/attempt/item` (E to P) or `request_id/attempt/kv`.
+`room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D).
 `mm_hash`      64 hex digits: H(tenant scope, content, processor config, model revision).
 `instance_id`  a name; with `epoch` (set anew by each start of the process) it is an address.
 All deadlines are absolute, in seconds of wall-clock time (`Clock.wall_s`).
@@ -28,6 +28,21 @@ from typing import Any
 
 import msgspec
 
+from epd.records import (
+    Address,
+    InstanceInfo,
+    KvLayout,
+    KvState,
+    Load,
+    MediaItem,
+    RemoteRegion,
+    RowContract,
+    SamplingParams,
+    Span,
+    TokenChunk,
+    TokenLogprobs,
+)
+
 PROTOCOL_VERSION = 1
 
 
@@ -35,144 +50,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defau
     """Base of everything on the bus; the tag is the class name, fields travel by position."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A value that travels inside messages."""
-
-
-# --- values ---------------------------------------------------------------------------------------
-
-
-class RemoteRegion(Record):
-    """Where a peer's registered memory can be reached; `slot_nbytes * num_slots` bytes long."""
-
-    backend: str
-    instance_id: str
-    epoch: int
-    region_id: str
-    locator: str  # backend's own: a shared memory name, host:port, ...
-    slot_nbytes: int
-    num_slots: int
-
-
-class KvLayout(Record):
-    """Shape of one KV block, `[num_layers, 2, block_size, num_kv_heads, head_dim]` of `dtype`."""
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    block_nbytes: int
-
-
-class RowContract(Record):
-    """What both ends must agree on before a byte of embeddings moves (fault F11).
-
-    `row_width` elements per row: hidden * (1 + number of deepstack levels), main embedding first.
-    """
-
-    hidden: int
-    row_width: int
-    num_deepstack: int
-    dtype: str
-    row_nbytes: int
-
-
-class Address(Record):
-    """How to reach an instance: a bus endpoint plus what encryption needs."""
-
-    instance_id: str
-    epoch: int
-    endpoint: str
-    public_key: str = ""  # CURVE, z85; empty on ipc
-
-
-class InstanceInfo(Record):
-    """What an instance says of itself when it joins; the gateway's registry and all peers keep it."""
-
-    address: Address
-    roles: tuple[str, ...]
-    host_id: str  # equal on one host (boot id): shared memory can reach it
-    pid: int
-    num_slots: int = 0  # receive pool (prefill)
-    num_kv_blocks: int = 0  # KV pool (prefill, decode)
-    max_queue: int = 0
-    kv_layout: KvLayout | None = None
-    row_contract: RowContract | None = None
-
-
-class Load(Record):
-    """Heartbeat's view of how busy an instance is; placement reads it."""
-
-    open_requests: int = 0
-    free_kv_blocks: int = 0
-    free_slots: int = 0
-    queued_images: int = 0
-    live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
-
-
-class SamplingParams(Record):
-    """How to pick the next token; everything needed to continue on another instance exactly.
-
-    `seed` is always set (the gateway draws one if the client did not): the random number for output
-    token `i` is a pure function of `(seed, i)`, so batch, topology and migration cannot change it.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # EOS and client's; empty under ignore_eos
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
-    min_tokens: int = 0
-
-
-class MediaItem(Record):
-    """One image of a prompt: where its rows go and who makes them."""
-
-    index: int
-    mm_hash: str
-    offset: int  # position of its first placeholder in the prompt's token ids
-    num_rows: int
-    grid_thw: tuple[int, int, int]  # patches; for LLaVA-style models (1, height, width) of pixels
-    room: str
-    encoder: Address
-
-
-class TokenLogprobs(Record):
-    """Log-probabilities at one output position: of the chosen token, then of the likeliest."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class TokenChunk(Record):
-    """Tokens of one request, numbered: `start` is the output index of the first one."""
-
-    request_id: str
-    attempt: int
-    start: int
-    token_ids: tuple[int, ...]
-    finish_reason: str = ""  # "", "stop", "length"
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-class Span(Record):
-    """A stage of a request as its instance saw it, for the timeline (wall-clock seconds)."""
-
-    machine: str
-    state: str
-    at_s: float
-
-
-# --- membership (every instance <-> gateway) -------------------------------------------------------
+# --- membership (every instance <-> gateway) ------------------------------------------------------
 
 
 class Join(Message):
@@ -223,11 +101,11 @@ class Membership(Message):
     lost: tuple[Address, ...]
 
 
-# --- gateway -> encode -----------------------------------------------------------------------------
+# --- gateway -> encode ----------------------------------------------------------------------------
 
 
 class EncodeRequest(Message):
-    """Make the rows of `mm_hash` and deliver them to `consumer` under `room`.  Payload: the image."""
+    """Make the rows of `mm_hash`, deliver them to `consumer` under `room`.  Payload: the image."""
 
     request_id: str
     attempt: int
@@ -253,7 +131,7 @@ class EncodeRejected(Message):
     reason: str
 
 
-# --- gateway -> prefill / decode -------------------------------------------------------------------
+# --- gateway -> prefill / decode ------------------------------------------------------------------
 
 
 class PrefillRequest(Message):
@@ -298,7 +176,7 @@ class RequestAborted(Message):
     attempt: int
 
 
-# --- decode (or prefill that ends at once) -> gateway ----------------------------------------------
+# --- decode (or prefill that ends at once) -> gateway ---------------------------------------------
 
 
 class Tokens(Message):
@@ -315,7 +193,7 @@ class StageReport(Message):
     spans: tuple[Span, ...]
 
 
-# --- transfers, both hops (consumer <-> producer of a room) ----------------------------------------
+# --- transfers, both hops (consumer <-> producer of a room) ---------------------------------------
 
 
 class KvOffer(Message):
@@ -334,7 +212,7 @@ class KvOffer(Message):
 
 
 class Grant(Message):
-    """The consumer leased `slots` of `region` for this room: the producer may write.  Idempotent."""
+    """The consumer leased `slots` of `region` for this room: the producer may write; idempotent."""
 
     room: str
     attempt: int
@@ -344,16 +222,6 @@ class Grant(Message):
     contract: RowContract | None  # rows; None for KV, whose layout is checked at the offer
     num_rows: int
     deadline_s: float
-
-
-class KvState(Record):
-    """What decoding needs besides the KV bytes (fault F26: without the delta, garbage)."""
-
-    num_tokens: int  # tokens whose KV is there
-    first_token: TokenLogprobs
-    rope_delta: int
-    num_layers: int
-    num_blocks: int
 
 
 class Commit(Message):
@@ -446,3 +314,50 @@ def encode(envelope: Envelope) -> bytes:
 def decode(frame: Any) -> Envelope:
     """Header frame to envelope.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
     return _decoder.decode(frame)
+
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "AbortRequest",
+    "Address",
+    "AnyMessage",
+    "CancelAck",
+    "CancelTransfer",
+    "Commit",
+    "CommitAck",
+    "DrainAnnounced",
+    "EncodeAccepted",
+    "EncodeRejected",
+    "EncodeRequest",
+    "Envelope",
+    "Grant",
+    "Heartbeat",
+    "HeartbeatAck",
+    "InstanceInfo",
+    "Join",
+    "JoinRefused",
+    "KvLayout",
+    "KvOffer",
+    "KvState",
+    "Leave",
+    "Load",
+    "MediaItem",
+    "Membership",
+    "Message",
+    "PrefillRequest",
+    "RemoteRegion",
+    "RequestAborted",
+    "RequestAccepted",
+    "RequestFailed",
+    "RowContract",
+    "SamplingParams",
+    "Span",
+    "StageReport",
+    "TokenChunk",
+    "TokenLogprobs",
+    "Tokens",
+    "TransferAborted",
+    "Welcome",
+    "decode",
+    "encode",
+]

@@ -44,13 +44,14 @@ def packages(*names: str) -> frozenset[str]:
 
 
 PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
-LEAVES = ("epd.config", "epd.messages", "epd.topology")
+LEAVES = ("epd.config", "epd.records", "epd.messages", "epd.topology")
 TORCH_FREE = ("epd.engine.checkpoint", "epd.engine.fingerprint", "epd.engine.geometry")
 
 # The longest prefix of a module's name decides.
 AREAS = {
     "epd.config": Area((), packages("msgspec"), NOT_PURE),
-    "epd.messages": Area((), packages("msgspec"), NOT_PURE),
+    "epd.records": Area((), packages("msgspec"), NOT_PURE),
+    "epd.messages": Area(("epd.records",), packages("msgspec"), NOT_PURE),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
     "epd.fsm": Area(("epd.fsm",), packages("transitions"), NOT_PURE),
     "epd.scheduling": Area(("epd.scheduling", *LEAVES), not_stdlib=NOT_PURE),

@@ -1,0 +1,152 @@
+"""The values that travel inside messages: addresses, shapes, samplings, pieces of answers.
+
+Plain frozen records without behaviour; `epd.messages` says who sends which to whom.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A value that travels inside messages."""
+
+
+class RemoteRegion(Record):
+    """Where a peer's registered memory can be reached; `slot_nbytes * num_slots` bytes long."""
+
+    backend: str
+    instance_id: str
+    epoch: int
+    region_id: str
+    locator: str  # backend's own: a shared memory name, host:port, ...
+    slot_nbytes: int
+    num_slots: int
+
+
+class KvLayout(Record):
+    """Shape of one KV block, `[num_layers, 2, block_size, num_kv_heads, head_dim]` of `dtype`."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_nbytes: int
+
+
+class RowContract(Record):
+    """What both ends must agree on before a byte of embeddings moves (fault F11).
+
+    `row_width` elements per row: hidden * (1 + number of deepstack levels), main embedding first.
+    """
+
+    hidden: int
+    row_width: int
+    num_deepstack: int
+    dtype: str
+    row_nbytes: int
+
+
+class Address(Record):
+    """How to reach an instance: a bus endpoint plus what encryption needs."""
+
+    instance_id: str
+    epoch: int
+    endpoint: str
+    public_key: str = ""  # CURVE, z85; empty on ipc
+
+
+class InstanceInfo(Record):
+    """What an instance says of itself when it joins; the registry and all peers keep it."""
+
+    address: Address
+    roles: tuple[str, ...]
+    host_id: str  # equal on one host (boot id): shared memory can reach it
+    pid: int
+    num_slots: int = 0  # receive pool (prefill)
+    num_kv_blocks: int = 0  # KV pool (prefill, decode)
+    max_queue: int = 0
+    kv_layout: KvLayout | None = None
+    row_contract: RowContract | None = None
+
+
+class Load(Record):
+    """Heartbeat's view of how busy an instance is; placement reads it."""
+
+    open_requests: int = 0
+    free_kv_blocks: int = 0
+    free_slots: int = 0
+    queued_images: int = 0
+    live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
+
+
+class SamplingParams(Record):
+    """How to pick the next token; everything needed to continue on another instance exactly.
+
+    `seed` is always set (the gateway draws one if the client did not): the random number for output
+    token `i` is a pure function of `(seed, i)`, so batch, topology and migration cannot change it.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # EOS and client's; empty under ignore_eos
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
+    min_tokens: int = 0
+
+
+class MediaItem(Record):
+    """One image of a prompt: where its rows go and who makes them."""
+
+    index: int
+    mm_hash: str
+    offset: int  # position of its first placeholder in the prompt's token ids
+    num_rows: int
+    grid_thw: tuple[int, int, int]  # patches; for LLaVA-style models (1, height, width) of pixels
+    room: str
+    encoder: Address
+
+
+class TokenLogprobs(Record):
+    """Log-probabilities at one output position: of the chosen token, then of the likeliest."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenChunk(Record):
+    """Tokens of one request, numbered: `start` is the output index of the first one."""
+
+    request_id: str
+    attempt: int
+    start: int
+    token_ids: tuple[int, ...]
+    finish_reason: str = ""  # "", "stop", "length"
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Span(Record):
+    """A stage of a request as its instance saw it, for the timeline (wall-clock seconds)."""
+
+    machine: str
+    state: str
+    at_s: float
+
+
+class KvState(Record):
+    """What decoding needs besides the KV bytes (fault F26: without the delta, garbage)."""
+
+    num_tokens: int  # tokens whose KV is there
+    first_token: TokenLogprobs
+    rope_delta: int
+    num_layers: int
+    num_blocks: int
