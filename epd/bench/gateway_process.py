@@ -8,19 +8,22 @@ the state machines' share of the process's CPU time; that run's throughput is no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import msgspec
 import uvicorn
 import uvloop
 
+from epd.api.exchange import Receive, Scope, Send
 from epd.bench.null_engine import NullLanguage, NullVision
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.fingerprint import model_fingerprint
-from epd.fsm.kernel import Machine
+from epd.fsm.kernel import Effect, Event, Machine
 from epd.roles.compose import Engines
 from epd.runtime.front import serve_gateway
 from epd.runtime.worker import Ending, serve_instance
@@ -47,10 +50,10 @@ class FireTimer:
         inner = Machine.fire
         clock = time.perf_counter_ns
 
-        def fire(machine: Machine, event: object) -> object:
+        def fire(machine: Machine, event: Event) -> tuple[Effect, ...]:
             began_ns = clock()
             try:
-                return inner(machine, event)  # type: ignore[arg-type]
+                return inner(machine, event)
             finally:
                 self.total_ns += clock() - began_ns
                 self.calls += 1
@@ -63,16 +66,24 @@ ECHO = json.dumps(
 ).encode()
 
 
-async def echo(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Reads the whole body and answers."""
     if scope["type"] != "http":
         return
     more = True
     while more:
-        more = (await receive()).get("more_body", False)  # type: ignore[operator]
+        more = (await receive()).get("more_body", False)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ECHO))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})  # type: ignore[operator]
-    await send({"type": "http.response.body", "body": ECHO})  # type: ignore[operator]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": ECHO})
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the signals to the process that it serves in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 async def _run(spec: Spec) -> None:
@@ -91,8 +102,8 @@ async def _run(spec: Spec) -> None:
             config = uvicorn.Config(
                 echo, port=spec.echo_port, http="httptools", log_config=None, access_log=False
             )
-            echo_server = uvicorn.Server(config)
-            serving = asyncio.ensure_future(echo_server._serve())  # noqa: SLF001 (no signal handlers)
+            echo_server = _Server(config)
+            serving = asyncio.ensure_future(echo_server.serve())
         await serve_gateway(spec.gateway, ending, say)
         if echo_server is not None:
             echo_server.should_exit = True

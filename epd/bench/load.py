@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import cast
 
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -49,7 +50,7 @@ class _Connection(asyncio.Protocol):
         self._sent_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # of a stream
         self._send()
 
     def _send(self) -> None:
@@ -59,7 +60,7 @@ class _Connection(asyncio.Protocol):
         self._head.clear()
         self._left, self._tail = -1, b""
         self._sent_s = time.perf_counter()
-        self._transport.write(self._load.request)  # type: ignore[attr-defined]
+        self._transport.write(self._load.request)
 
     def data_received(self, data: bytes) -> None:
         self._load.result.nbytes += len(data)
