@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from epd.cli.boundary import guarded
+from epd.cli.boundary import INTERRUPTED, guarded
 from epd.cli.parser import Parser, UsageError, suggestion
 
 VERBS = {
@@ -79,5 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> None:
-    """Entry point of the `epd` command."""
+    """Entry point of the `epd` command.
+
+    Until a verb's event loop takes the signal, Ctrl-C finds nothing to clean up and ends the
+    process without ado: a KeyboardInterrupt in the middle of an import would show its traceback.
+    """
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     sys.exit(main())
