@@ -32,7 +32,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="checkpoint directory (safetensors, tokenizer.json); default: the bundled tiny model",
     )  # fmt: skip
     group.add_argument("--model-name", metavar="NAME", help="its name in the API")
-    group.add_argument("--device", dest="engine.device", metavar="DEVICE", help="cpu, cuda, cuda:1")
+    group.add_argument("--device", dest="engine.device", metavar="DEVICE", help="cpu")
     group.add_argument(
         "--dtype", dest="engine.dtype", metavar="DTYPE", help="float32, bfloat16 or float16"
     )

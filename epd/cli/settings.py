@@ -160,14 +160,9 @@ def _problem(key: str, value: Any) -> str:
         return "a share is at most 1"
     if key == "engine.dtype" and value not in DTYPES:
         return f"it must be one of {', '.join(DTYPES)}{suggestion(value, DTYPES)}"
-    if key == "engine.device" and value != "cpu" and not _is_cuda(value):
-        return "it must be cpu, cuda, or cuda:0 and so on"
+    if key == "engine.device" and value != "cpu":
+        return "it must be cpu: this version serves on the CPU only"
     return ""
-
-
-def _is_cuda(device: str) -> bool:
-    name, colon, index = device.partition(":")
-    return name == "cuda" and (not colon or index.isdigit())
 
 
 def _check_together(settings: Settings) -> None:

@@ -63,11 +63,13 @@ async def running(plan: Plan, board: Board | None = None) -> AsyncIterator[Super
 
 
 async def _stop_whole(supervisor: Supervisor) -> None:
-    """Stop to the end, which is bounded: another Ctrl-C meanwhile must not leave half undone."""
+    """Stop to the end, which is bounded: another Ctrl-C ends the draining, and leaves nothing."""
     stopping = asyncio.ensure_future(supervisor.stop())
     while not stopping.done():
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            supervisor.hurry()
     stopping.result()
 
 
@@ -79,24 +81,30 @@ def run_topology(plan: Plan) -> int:
 async def _run(plan: Plan) -> int:
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
+    up = asyncio.Event()
+    serving = asyncio.ensure_future(_serve(plan, asked, up))
+
     def ask(status: int) -> None:
-        if not asked.done():
+        if asked.done():
+            serving.cancel()  # asked twice: do not wait for open requests
+        else:
             asked.set_result(status)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ask, 0)
     loop.add_signal_handler(signal.SIGINT, ask, 130)
-    serving = asyncio.ensure_future(_serve(plan, asked))
     await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done():
-        serving.cancel()  # starting or serving, it leaves through `running`, which stops all
+    if asked.done():
+        if not up.is_set():
+            serving.cancel()  # still starting: it leaves through `running`, which stops all
         await asyncio.gather(serving, return_exceptions=True)
         return asked.result()
     return serving.result()
 
 
-async def _serve(plan: Plan, asked: asyncio.Future[int]) -> int:
+async def _serve(plan: Plan, asked: asyncio.Future[int], up: asyncio.Event) -> int:
     async with running(plan) as supervisor:
+        up.set()
         if plan.gateway is not None:
             url = f"http://{plan.gateway.host}:{plan.gateway.port}/v1"
             print(f"serving on {url}; Ctrl-C stops", file=sys.stderr, flush=True)

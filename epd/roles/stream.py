@@ -32,8 +32,9 @@ class Stream:
         self._news.set()
 
     def cancel(self, reason: str) -> None:
-        """Nobody reads any more: the instances are told to stop."""
+        """Nobody reads any more: the iteration ends, and the instances are told to stop."""
         if not self._closed:
+            self.close()
             self._on_cancel(reason)
 
     def next_ready(self) -> GenerationUpdate | None:

@@ -97,6 +97,7 @@ async def _serve(
         await ending.drain.wait()
         if not ending.now.is_set():
             status("draining", "")
+            server.drain()
             await _finish_open(gateway, config, ending)
     finally:
         await server.close()

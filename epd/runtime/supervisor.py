@@ -98,19 +98,32 @@ class Child:
             self._set(status.state, status.detail)
         return await process.wait()
 
-    async def stop(self) -> None:
-        """Drain it; kill it if it does not end."""
+    async def stop(self, *, hurried: bool) -> None:
+        """Drain it (not if `hurried`); kill it if it does not end."""
         self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
             return
         process.terminate()
+        if hurried:
+            self.hurry()
         try:
-            async with asyncio.timeout(KILL_AFTER_S):
+            async with asyncio.timeout(self._drain_timeout_s + KILL_AFTER_S):
                 await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()
+
+    def hurry(self) -> None:
+        """If it is draining: end it now (a second SIGTERM)."""
+        process = self._process
+        if self._stopping and process is not None and process.returncode is None:
+            process.terminate()
+
+    @property
+    def _drain_timeout_s(self) -> float:
+        config = self.spec.gateway or self.spec.instance
+        return config.timing.drain_timeout_s if config is not None else 0.0
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """For drills: a signal to the present process."""
@@ -123,6 +136,7 @@ class Supervisor:
     def __init__(self, specs: list[ChildSpec], changed: Callable[[Child], None]) -> None:
         self.children = {spec.name: Child(spec, changed) for spec in specs}
         self._tasks: list[asyncio.Task[None]] = []
+        self._hurried = False
 
     async def start(self) -> None:
         sweep()
@@ -159,8 +173,17 @@ class Supervisor:
         return f"{child.name}: {child.detail or 'ended'}"
 
     async def stop(self) -> None:
-        """End all children, workers before the gateway, and remove what they left."""
-        ordered = sorted(self.children.values(), key=lambda c: c.spec.gateway is not None)
-        await asyncio.gather(*(child.stop() for child in ordered))
+        """Drain and end the gateway, whose open requests need the workers, then the workers."""
+        for has_gateway in (True, False):
+            group = [
+                c for c in self.children.values() if (c.spec.gateway is not None) is has_gateway
+            ]
+            await asyncio.gather(*(child.stop(hurried=self._hurried) for child in group))
         await asyncio.gather(*self._tasks, return_exceptions=True)
         sweep()
+
+    def hurry(self) -> None:
+        """End at once what is draining, and do not drain the rest."""
+        self._hurried = True
+        for child in self.children.values():
+            child.hurry()

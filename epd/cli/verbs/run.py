@@ -27,8 +27,8 @@ gateway's endpoint with --join, an own address with --listen, and the same --clu
 EXAMPLES = (
     ("epd run --topology 1e1p1d", "the bundled tiny model behind http://127.0.0.1:8000/v1"),
     (
-        "epd run --topology 2e1pd --model ~/Qwen3-VL-4B --device cuda --dtype bfloat16",
-        "a real checkpoint on a GPU",
+        "epd run --topology 2e1pd --model ~/Qwen3-VL-4B --dtype bfloat16 --kv-nbytes 4GiB",
+        "a real checkpoint",
     ),
     (
         "epd run --role gateway --listen tcp://10.0.0.1:7000 --cluster-key key.json",
