@@ -23,6 +23,7 @@ from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate
 from epd.api.prepare import Prompt
 from epd.api.responses import Answer, ChatAnswer, CompletionAnswer
 from epd.api.sse import end_events, send_events
+from epd.api.telemetry import Telemetry
 from epd.api.validation import Asked, ModelFacts, read_chat, read_completion
 from epd.config import Limits
 
@@ -46,8 +47,11 @@ class Prepares(ModelFacts, Protocol):
 class Completions:
     """Serves both kinds of completions over one model."""
 
-    def __init__(self, frontend: Frontend, preparer: Prepares, limits: Limits) -> None:
+    def __init__(
+        self, frontend: Frontend, preparer: Prepares, limits: Limits, telemetry: Telemetry
+    ) -> None:
         self._frontend = frontend
+        self._telemetry = telemetry
         self._preparer = preparer
         self._limits = limits
         self._open: dict[str, list[Any]] = {}  # streams by request id
@@ -78,6 +82,7 @@ class Completions:
         exchange.request_id = request_id.encode()
         exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
         prompt = await self._start(exchange, streams, asked)
+        self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         answer = kind(
             request_id,
             self._preparer.model_name,
@@ -103,6 +108,7 @@ class Completions:
         try:
             write = self._write_stream if asked.stream else self._write_whole
             await write(exchange, asked, answer, choices)
+            self._telemetry.answered(exchange.age_s)
         finally:
             del self._open[request_id]
             unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
@@ -192,6 +198,7 @@ class Completions:
     async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:
         """Wait for news, then take all that is there.  Raises ApiError if the generation failed."""
         stream = choice.stream
+        is_first = choice.num_tokens == 0
         try:
             update = await anext(aiter(stream))
         except StopAsyncIteration:
@@ -209,6 +216,8 @@ class Completions:
                 raise self._failure(update.error)
             updates.append(update)
             update = stream.next_ready()
+        if is_first and choice.index == 0 and any(u.token_ids for u in updates):
+            self._telemetry.first_token(exchange.age_s)
         return updates
 
     def _failure(self, error: GenerationError) -> ApiError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -46,12 +47,19 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = b""  # goes out as x-request-id once it is known
         self.started = False
+        self.status = 0  # until the answer starts
+        self._began_s = time.monotonic()
         self.disconnected = False
         self._is_read = self.method in ("GET", "HEAD")
         self._is_answered = False
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Since the request's head was read."""
+        return time.monotonic() - self._began_s
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -141,6 +149,7 @@ class Exchange:
     async def start(self, status: int, headers: Headers) -> None:
         """Status line and headers; from here on an error can only be told in the body."""
         self.started = True
+        self.status = status
         if self.request_id:
             headers.append((b"x-request-id", self.request_id))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

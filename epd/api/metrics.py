@@ -14,14 +14,21 @@ def exposition(metrics: Iterable[Metric]) -> bytes:
     """All samples of a name together, under one HELP and TYPE line, as the format demands."""
     families: dict[str, list[Metric]] = {}
     for metric in metrics:
-        families.setdefault(metric.name, []).append(metric)
+        families.setdefault(_family(metric), []).append(metric)
     lines = []
     for name, samples in families.items():
         if samples[0].help:
             lines.append(f"# HELP {name} {_escape_help(samples[0].help)}")
         lines.append(f"# TYPE {name} {samples[0].kind}")
-        lines.extend(f"{name}{_labels(sample)} {_value(sample.value)}" for sample in samples)
+        lines.extend(f"{s.name}{_labels(s)} {_value(s.value)}" for s in samples)
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _family(metric: Metric) -> str:
+    """A histogram's samples have names of their own."""
+    if metric.kind == "histogram":
+        return metric.name.rpartition("_")[0]
+    return metric.name
 
 
 def _labels(sample: Metric) -> str:

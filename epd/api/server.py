@@ -25,6 +25,7 @@ from epd.api.metrics import CONTENT_TYPE, exposition
 from epd.api.port import Frontend
 from epd.api.prepare import Preparer
 from epd.api.sse import fail_events
+from epd.api.telemetry import Telemetry
 from epd.api.validation import unknown_model
 from epd.config import ConfigError, GatewayConfig
 
@@ -57,13 +58,15 @@ class ApiServer:
         self._is_draining = False
         self._completions: Completions | None = None
         self._created_s = int(time.time())
+        self._telemetry = Telemetry()
         self._routes: dict[str, dict[str, Handler]] = {}
         self.port = config.port  # once started: the one that is listened on, if this is 0
 
     async def start(self) -> None:
         """Load what the model's prompts need and listen.  Raises ConfigError, ModelError."""
         if self._preparer is None:
-            self._preparer = Preparer(self._config)
+            # in a thread: a large tokenizer takes a second, and instances are joining meanwhile
+            self._preparer = await asyncio.to_thread(Preparer, self._config)
         self._routes = self._make_routes(self._preparer)
         uvicorn_config = Config(
             self,
@@ -141,6 +144,9 @@ class ApiServer:
             log.exception("%s %s failed", exchange.method, exchange.path)
             message = "internal error; the server's log has the reason"
             await _fail(exchange, ApiError(500, message, code="internal_error"))
+        finally:
+            known = exchange.path in self._routes
+            self._telemetry.responded(exchange.path if known else "other", exchange.status)
 
     def _route(self, exchange: Exchange) -> Handler:
         methods = self._routes.get(exchange.path)
@@ -162,7 +168,8 @@ class ApiServer:
         return handler
 
     def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
-        completions = Completions(self._frontend, preparer, self._config.limits)
+        limits = self._config.limits
+        completions = Completions(self._frontend, preparer, limits, self._telemetry)
         self._completions = completions
         return {
             "/v1/chat/completions": {"POST": completions.chat},
@@ -209,7 +216,8 @@ class ApiServer:
         await exchange.respond_json(200 if ok else 503, value)
 
     async def _metrics(self, exchange: Exchange) -> None:
-        await exchange.respond(200, exposition(self._frontend.metrics()), CONTENT_TYPE)
+        samples = [*self._frontend.metrics(), *self._telemetry.samples()]
+        await exchange.respond(200, exposition(samples), CONTENT_TYPE)
 
     async def _version(self, exchange: Exchange) -> None:
         await exchange.respond_json(200, {"version": __version__})
