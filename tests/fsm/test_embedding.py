@@ -73,7 +73,7 @@ def test_an_abandoned_load_finishes_and_stays_as_cache(loading: Embedding) -> No
     """F21: LOADING -> ABANDONED -> RESIDENT -> EVICTED; the slots return."""
     follow(
         loading,
-        (Unwanted("a"), S.ABANDONED, (Do.CANCEL_TRANSFER,)),
+        (Unwanted("a"), S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM)),
         (ROWS, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS)),
         (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
     )
@@ -83,7 +83,7 @@ def test_a_new_waiter_of_an_abandoned_load_joins_it(loading: Embedding) -> None:
     """F22: LOADING -> ABANDONED -> LOADING -> RESIDENT: exactly one load."""
     follow(
         loading,
-        (Unwanted("a"), S.ABANDONED, (Do.CANCEL_TRANSFER,)),
+        (Unwanted("a"), S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM)),
         (Wanted("b", "item b"), S.LOADING, ()),
         (ROWS, S.RESIDENT, ARRIVE),
     )
@@ -130,6 +130,6 @@ def test_leaving_before_slots_are_there_leaves_the_line() -> None:
     follow(
         made,
         (Wanted("a", "item a"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
-        (Unwanted("a"), S.EVICTED, (Do.CANCEL_TRANSFER,)),
+        (Unwanted("a"), S.EVICTED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM)),
         (LoadFailed(*FAILURE), S.EVICTED, ()),
     )
