@@ -15,7 +15,7 @@ from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
 from epd.api.identity import mm_hash
 from epd.api.media import MediaFetcher, is_data_url, read_data_url
-from epd.api.picture import read_size
+from epd.api.picture import load_pillow, read_size
 from epd.api.port import PreparedItem
 from epd.config import GatewayConfig
 from epd.engine.base import MediaError
@@ -62,6 +62,8 @@ class Preparer:
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None
+        if self.takes_images:
+            load_pillow()  # now, not in the first request
         path = directory / "generation_config.json"
         generation = read_json(path) if path.is_file() else {}
         self.eos_token_ids = _eos_token_ids(generation, model, text)
