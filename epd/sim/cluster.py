@@ -48,9 +48,9 @@ class Settings:
         retry_interval_s=0.2,
         fence_interval_s=0.2,
         tombstone_s=10.0,
-        heartbeat_interval_s=0.25,
-        suspect_after_s=0.8,
-        lost_after_s=1.6,
+        heartbeat_interval_s=0.4,
+        suspect_after_s=1.0,
+        lost_after_s=2.0,
         drain_timeout_s=3.0,
     )
     limits: Limits = Limits(max_open_requests=64)

@@ -173,8 +173,8 @@ DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=PICTURES,
         data=CARD,
-        faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=4.0),),
-        mutants=("lost_peer_frees_slots",),
+        faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=4.5),),
+        mutants=("lost_peer_frees_slots", "fence_says_what_it_hopes"),
     ),
     Drill(
         "stall-beyond-deadline",

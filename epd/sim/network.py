@@ -170,11 +170,9 @@ class Network:
         if link.held or self._is_blocked(link):
             link.held.append(parcel)
             return
-        random = self.random
-        delay_s = conditions.delay_s + conditions.jitter_s * random.uniform(
-            "jitter", copy, *parcel.key
-        )
-        if random.chance(conditions.slow_share, "slow", copy, *parcel.key):
+        drawn = self.random.integer("delay", copy, *parcel.key)  # two draws in one
+        delay_s = conditions.delay_s + conditions.jitter_s * ((drawn & 0xFFFFFF) / 0x1000000)
+        if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
             delay_s += conditions.slow_s
         arrival_s = self.loop.now_s + delay_s
         if not conditions.reordering and not copy:

@@ -135,7 +135,8 @@ def _play(
     _run_until(world, limit_s, lambda: clients.all_ended and world.loop.now_s > last_fault_s)
     injector.enabled = False
     cluster.heal()
-    world.loop.run_until(world.loop.now_s + timing.lost_after_s + HEAL_SETTLE_S)
+    settle_s = timing.lost_after_s + HEAL_SETTLE_S if plan.faults or plan.bus_loses else 0.5
+    world.loop.run_until(world.loop.now_s + settle_s)
     probes = [clients.add(ask) for ask in _probes(world.loop.now_s)]
     for checker in watching:
         if isinstance(checker, checkers.Liveness):
@@ -144,7 +145,9 @@ def _play(
     world.loop.run_until(world.loop.now_s + REST_S)
     for checker in watching:
         checker.at_rest()
-    quiet_s = timing.request_timeout_s + timing.tombstone_s + 2 * timing.abort_timeout_s
+    quiet_s = timing.tombstone_s + 2 * timing.abort_timeout_s
+    if any(node.live() for node in cluster.living()):
+        quiet_s += timing.request_timeout_s  # what is left must be back by its deadline
     world.loop.run_until(world.loop.now_s + quiet_s)
 
 

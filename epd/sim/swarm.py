@@ -69,8 +69,8 @@ class Excuse:
             return "the topology was incomplete or full" if self.refusals else ""
         if record.error is None:
             return ""
-        if record.error.kind in ("media", "engine") and _has_flaw(record):
-            return "its picture is damaged"
+        if record.error.kind in ("media", "engine", "lost", "transfer") and _has_flaw(record):
+            return "its picture is damaged, and used up the attempts"
         return f"{record.error.kind} by a fault" if record.error.kind in self.kinds else ""
 
 
@@ -187,6 +187,8 @@ def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
         point, nth, at_s = random.pick(POINTS, "point"), 1 + random.below(8, "nth"), 0.0
         target = random.pick(("here", "peer", target), "role")
     duration_s = random.pick((0.05, 0.4, 1.2, 3.0, 8.0), "duration")
+    if kind == "stall" and random.chance(0.6, "long enough to be declared lost"):
+        duration_s = 4.0
     if kind == "kill" and random.chance(0.3, "stays down"):
         duration_s = 0.0
     factors = {"oom": 1.0 + random.below(3, "works"), "skew": random.between(-0.5, 0.5, "skew")}

@@ -22,6 +22,7 @@ from epd.roles.prefill import PrefillRole
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
+from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
 
 Mutant = Callable[[], contextlib.AbstractContextManager[None]]
@@ -141,6 +142,17 @@ def lost_peer_frees_slots() -> Iterator[None]:
     """F7: lost is taken for dead."""
     do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
     with row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, transfer.note_lost):
+        yield
+
+
+@mutant
+def fence_says_what_it_hopes() -> Iterator[None]:
+    """F7: a fence that takes silence for death."""
+
+    async def fence(self: SimTransferEngine, peer: Any, host_id: str, pid: int) -> bool:
+        return True
+
+    with mock.patch.object(SimTransferEngine, "fence", fence):
         yield
 
 
