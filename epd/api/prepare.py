@@ -25,7 +25,7 @@ from epd.engine.geometry import Geometry, image_geometry
 
 NUM_THREADS = 2
 INLINE_CHARS = 2048  # shorter text is tokenized on the loop: cheaper than a trip to a thread
-INLINE_NBYTES = 512 << 10  # likewise for hashing and reading a header
+INLINE_NBYTES = 64 << 10  # likewise for base64, hashing and reading a header
 
 
 @dataclass(frozen=True, slots=True)
