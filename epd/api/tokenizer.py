@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from epd.engine.checkpoint import ModelError, read_json
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_SPECIAL_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -40,10 +40,13 @@ def load_tokenizer(directory: Path, tokenizer_config: Mapping[str, Any]) -> Toke
 
 
 def special_tokens(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the tokens that templates call by name (`bos_token` and so on)."""
+    """Texts of the tokens that templates call by name: `bos_token` and the like, and own ones."""
     path = directory / "special_tokens_map.json"
     older = read_json(path) if path.is_file() else {}
     found = {name: tokenizer_config.get(name, older.get(name)) for name in _SPECIAL_TOKENS}
+    own = tokenizer_config.get("extra_special_tokens")
+    if isinstance(own, dict):
+        found |= own
     return {
         name: token["content"] if isinstance(token, dict) else token
         for name, token in found.items()

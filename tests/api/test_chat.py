@@ -129,6 +129,14 @@ def test_a_template_that_takes_strings_only(messages: list[dict[str, Any]], tmp_
     check_equal(directory, messages, for_transformers(messages, parts=False))
 
 
+def test_a_template_may_name_tokens_of_its_model(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ image_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    own = {"image_token": "<|image_pad|>"}
+    directory = model_dir(tmp_path, source, extra_special_tokens=own)
+    check_equal(directory, CONVERSATIONS[0], CONVERSATIONS[0])
+    assert ChatRenderer(directory).render(CONVERSATIONS[0]) == "<|endoftext|><|image_pad|>Hello"
+
+
 def test_a_template_without_images_refuses_them(tmp_path: Path) -> None:
     renderer = ChatRenderer(model_dir(tmp_path, STRINGS_ONLY))
     with pytest.raises(ApiError, match="text only") as refused:

@@ -137,6 +137,27 @@ async def test_text_that_cannot_fit_is_refused_at_once(preparer: Preparer) -> No
     assert len((await preparer.completion("a" * 5000)).token_ids) == 5000  # counted exactly later
 
 
+async def test_a_family_with_another_geometry_and_key(tmp_path: Path) -> None:
+    """LLaVA-OneVision: `image_token_index`, and rows that depend on tiles and padding."""
+    shutil.copytree(CHECKPOINT, tmp_path / "model")
+    config = {
+        "model_type": "llava_onevision",
+        "image_token_index": IMAGE_ID,
+        "image_grid_pinpoints": [[28, 28], [28, 56], [56, 28], [56, 56]],
+        "vision_config": {"image_size": 28, "patch_size": 14},
+        "text_config": {"max_position_embeddings": 512, "vocab_size": 272},
+    }
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    made = Preparer(GatewayConfig(model_dir=str(tmp_path / "model")))
+    prompt = await made.chat(user(part(png(40, 20)), part(png(50, 50)), "?"))
+    # 2 x 2 of the whole picture, lines x columns of its tiles, and one newline for each line
+    assert [item.num_rows for item in prompt.items] == [4 + 2 * 4 + 2, 4 + 4 * 4 + 4]
+    assert [item.grid_thw for item in prompt.items] == [(1, 20, 40), (1, 50, 50)]
+    assert prompt.token_ids.count(IMAGE_ID) == 14 + 24
+    assert made.max_context == 512
+    await made.close()
+
+
 async def test_a_text_only_model_takes_no_pictures(tmp_path: Path) -> None:
     shutil.copytree(CHECKPOINT, tmp_path / "model")
     config = {"model_type": "qwen3", "vocab_size": 272, "max_position_embeddings": 128}
