@@ -62,7 +62,9 @@ AREAS = {
         ("epd.roles", "epd.fsm", "epd.scheduling", *LEAVES, *PORTS), not_stdlib=NOT_IN_ROLES
     ),
     "epd.transport": Area(
-        ("epd.transport", *LEAVES), packages("numpy", "zmq"), lazily=packages("mooncake", "torch")
+        ("epd.transport", *LEAVES),
+        packages("msgspec", "numpy", "zmq"),
+        lazily=packages("mooncake", "torch"),
     ),
     "epd.engine": Area(("epd.engine", *LEAVES), packages("numpy", "PIL", "triton") | TENSORS),
     **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),

@@ -22,11 +22,10 @@ import secrets
 import stat
 
 from epd.transport.base import TransportError
+from epd.transport.host_memory import touch
 
 DIRECTORY = "/dev/shm"
 PREFIX = "epd-"
-MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it
-TOUCH_STEP_NBYTES = 16 << 20
 NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
 
 
@@ -65,7 +64,7 @@ class Segment:
             os.unlink(path)
             os.close(fd)
             raise
-        _touch(segment.memory)
+        touch(segment.memory)
         return segment
 
     @classmethod
@@ -223,16 +222,3 @@ def _reserve(fd: int, nbytes: int, what: str, directory: str) -> None:
 def _free_nbytes(directory: str) -> int:
     info = os.statvfs(directory)
     return info.f_bavail * info.f_frsize
-
-
-def _touch(memory: memoryview) -> None:
-    """Make every page resident.  In steps: madvise keeps the interpreter lock."""
-    whole = memory.obj
-    assert isinstance(whole, mmap.mmap)
-    for start in range(0, len(whole), TOUCH_STEP_NBYTES):
-        length = min(TOUCH_STEP_NBYTES, len(whole) - start)
-        try:
-            whole.madvise(MADV_POPULATE_WRITE, start, length)
-        except OSError:  # an older kernel
-            for offset in range(start, start + length, mmap.PAGESIZE):
-                whole[offset] = 0

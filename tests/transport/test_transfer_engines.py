@@ -14,11 +14,13 @@ import pytest
 
 from epd.messages import Address
 from epd.transport.base import TransferEngine, TransportError, WriteFailed, Written
+from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.region import WriteRefused
 from epd.transport.routing import RoutingTransferEngine
 from epd.transport.shm import ShmTransferEngine
+from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
     BIG_TRANSFER_CHECKS,
     TRANSFER_CHECKS,
@@ -92,7 +94,15 @@ def _stages_apart(directory: str) -> Make:
     return _routing(directory, "shm", LocalMemory)  # as if each were a process of its own
 
 
-KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart]
+def _tcp(directory: str) -> Make:
+    return lambda name, epoch: TcpTransferEngine(name, epoch, checksums=True)
+
+
+def _file(directory: str) -> Make:
+    return lambda name, epoch: FileTransferEngine(name, epoch, checksums=True, directory=directory)
+
+
+KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file]
 
 
 @pytest.fixture

@@ -1,0 +1,268 @@
+"""Data plane through a shared directory: the simplest way between hosts that share a file system.
+
+A region is a directory, and a write is one file in it that appears whole, by a rename; its name
+says which life of which instance wrote it.  The owner takes files in when it looks at their slots:
+it maps them, unlinks them, and holds the mapping like a deposit until the lease ends.  So nothing
+is copied at the reader, and bytes never change after they have appeared.
+
+Outcomes are definite: a file was renamed or it was not.  The fence needs no dead process either:
+the owner ignores and removes files of a barred life from then on, whenever they appear, and a mark
+in the directory tells a writer that still lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from epd.messages import Address, RemoteRegion
+from epd.transport.base import (
+    Buffer,
+    Region,
+    TransportError,
+    WriteFailed,
+    WriteOutcome,
+    Written,
+)
+from epd.transport.codec import check_instance_id
+from epd.transport.copying import Copier
+from epd.transport.host_memory import anonymous
+from epd.transport.links import Life
+from epd.transport.region import (
+    SlotRegion,
+    WriteRefused,
+    byte_views,
+    check_shape,
+    plan,
+    runs,
+)
+from epd.transport.whole_file import open_whole, write_whole
+
+CLOSE_TIMEOUT_S = 5.0
+NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
+ARRIVED = re.compile(r"[0-9]{20}-(?P<instance>[A-Za-z0-9._-]+)-(?P<epoch>[0-9]+)-[0-9a-f]{8}\.rows")
+DESCRIPTION = "region"
+
+
+class FileRegion(SlotRegion):
+    """Memory, and a directory of writes that were not looked at yet."""
+
+    def __init__(self, remote: RemoteRegion, directory: str, memory: memoryview) -> None:
+        super().__init__(remote, memory, by_reference=True)
+        self.directory = directory
+        self._mapped: list[tuple[tuple[int, ...], memoryview]] = []
+        self.barred: set[Life] = set()
+        self._taking_in = False
+
+    @property
+    def buffer(self) -> memoryview:
+        """The whole memory, with all that has arrived copied into it."""
+        self.take_in()
+        memory = super().buffer
+        for slots, payload in self._mapped:
+            at = 0
+            for offset, length in runs(slots, self.remote.slot_nbytes, payload.nbytes):
+                memory[offset : offset + length] = payload[at : at + length]
+                at += length
+            self.forget(slots)
+        return memory
+
+    def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
+        """See `SlotRegion.views`; what has arrived is mapped, not read."""
+        self.take_in()
+        return super().views(slots, nbytes)
+
+    def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
+        self.take_in()
+        super().deposit(slots, buffers)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        self.take_in()
+        super().forget(slots)
+        self._mapped = [entry for entry in self._mapped if not set(entry[0]) & set(slots)]
+
+    def take_in(self) -> None:
+        """Map and unlink the files that have arrived, oldest first; those of the barred go."""
+        if self.revoked or self._taking_in:
+            return
+        self._taking_in = True
+        try:
+            for name in sorted(os.listdir(self.directory)):
+                found = ARRIVED.fullmatch(name)
+                if found is not None:
+                    self._take(name, (found["instance"], int(found["epoch"])))
+        finally:
+            self._taking_in = False
+
+    def _take(self, name: str, writer: Life) -> None:
+        path = os.path.join(self.directory, name)
+        file = None if writer in self.barred else open_whole(path, verify=False)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        if file is None:
+            return
+        slots = tuple(msgspec.msgpack.decode(file.note, type=list[int]))
+        super().deposit(slots, [file.payload])
+        self._mapped.append((slots, file.payload))
+
+    def release(self) -> None:
+        super().release()
+        self._mapped.clear()
+        gone = f"{self.directory}.gone"
+        with contextlib.suppress(OSError):
+            os.rename(self.directory, gone)  # at once and as a whole: no writer finds it any more
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class FileTransferEngine:
+    """One instance's data plane over `directory`.  Raises TransportError if it cannot be used."""
+
+    def __init__(
+        self, instance_id: str, epoch: int, *, checksums: bool = False, directory: str
+    ) -> None:
+        check_instance_id(instance_id)
+        self._life: Life = (instance_id, epoch)
+        self._directory = os.path.abspath(directory)
+        self._copier = Copier(checksums=checksums)
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="epd-file")
+        self._writes: set[asyncio.Future[WriteOutcome]] = set()
+        self._own: dict[str, FileRegion] = {}
+        self._barred: set[Life] = set()
+        self._closed = False
+        try:
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise TransportError(
+                f"the shared directory {self._directory} cannot be used: {error.strerror}; name "
+                "one that all instances may write to"
+            ) from None
+
+    def _sweep(self) -> None:
+        """Remove what earlier lives of this instance left."""
+        for name in os.listdir(self._directory):
+            if re.fullmatch(rf"epd-{re.escape(self._life[0])}-[0-9]+-[^/]+\.region(\.gone)?", name):
+                shutil.rmtree(os.path.join(self._directory, name), ignore_errors=True)
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> FileRegion:
+        """A directory of its own, and memory for what is written within this process."""
+        nbytes = check_shape(name, num_slots, slot_nbytes)
+        instance_id, epoch = self._life
+        locator = f"epd-{instance_id}-{epoch}-{name}-{secrets.token_hex(4)}.region"
+        if not NAME.fullmatch(locator):
+            raise TransportError(f"region name {name!r} cannot be part of a file name")
+        remote = RemoteRegion("file", instance_id, epoch, name, locator, slot_nbytes, num_slots)
+        path = os.path.join(self._directory, locator)
+        try:
+            os.mkdir(path, mode=0o700)
+            description = memoryview(msgspec.msgpack.encode(remote))
+            write_whole(
+                os.path.join(path, DESCRIPTION), b"", [description], checksum=True, durable=False
+            )
+        except OSError as error:
+            raise TransportError(f"region {path} cannot be made: {error.strerror}") from None
+        region = FileRegion(remote, path, anonymous(nbytes))
+        region.barred = self._barred
+        self._own[locator] = region
+        return region
+
+    async def write(
+        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> WriteOutcome:
+        """One file, written on a thread; a cancelled caller leaves it running."""
+        try:
+            if self._closed:
+                raise WriteRefused("the engine is closed")
+            views = byte_views(source)
+            plan(views, target, slots)
+        except WriteRefused as refused:
+            return WriteFailed(str(refused))
+        loop = asyncio.get_running_loop()
+        write = loop.run_in_executor(self._threads, self._write, views, target, tuple(slots))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return await asyncio.shield(write)
+
+    def _write(
+        self, views: list[memoryview], target: RemoteRegion, slots: tuple[int, ...]
+    ) -> WriteOutcome:
+        try:
+            directory = self._served(target)
+            instance_id, epoch = self._life
+            name = f"{time.time_ns():020d}-{instance_id}-{epoch}-{secrets.token_hex(4)}.rows"
+            path = os.path.join(directory, name)
+            checksum = write_whole(
+                path, msgspec.msgpack.encode(slots), views,
+                checksum=self._copier.checksums, durable=False,
+            )  # fmt: skip
+            try:
+                self._served(target)
+            except WriteRefused:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+        except WriteRefused as refused:
+            return WriteFailed(str(refused))
+        except OSError as error:
+            return WriteFailed(f"{target.locator} of {target.instance_id}: {error.strerror}")
+        return Written(sum(view.nbytes for view in views), checksum)
+
+    def _served(self, target: RemoteRegion) -> str:
+        """The directory of the region.  Raises WriteRefused unless it is as described."""
+        if target.backend != "file" or not NAME.fullmatch(target.locator):
+            raise WriteRefused(f"{target.locator!r} is not the name of a shared directory")
+        path = os.path.join(self._directory, target.locator)
+        found = open_whole(os.path.join(path, DESCRIPTION), verify=True)
+        if found is None or bytes(found.payload) != msgspec.msgpack.encode(target):
+            raise WriteRefused(
+                f"region {target.region_id!r} of {target.instance_id}:{target.epoch} is not in "
+                f"{self._directory}: it was revoked, or its owner uses another directory"
+            )
+        if os.path.exists(os.path.join(path, _mark(self._life))):
+            raise WriteRefused(f"{target.instance_id} has fenced this instance")
+        return path
+
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`: CRC-32."""
+        return await self._copier.checksum(byte_views(views))
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        """Bar that life; its files count for nothing from now on.  Always True."""
+        self._barred.add((peer.instance_id, peer.epoch))
+        for region in self._own.values():
+            with contextlib.suppress(OSError):
+                mark = os.path.join(region.directory, _mark((peer.instance_id, peer.epoch)))
+                os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return True
+
+    def revoke(self, region: Region) -> None:
+        """Remove the directory: writers fail from now on."""
+        own = self._own.pop(region.remote.locator, None)
+        if own is not None:
+            own.release()
+
+    async def close(self) -> None:
+        """Wait for own writes, remove own regions.  Idempotent."""
+        self._closed = True
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
+        for region in list(self._own.values()):
+            self.revoke(region)
+        await self._copier.drain(CLOSE_TIMEOUT_S)
+        self._copier.close()
+        self._threads.shutdown(wait=False)
+
+
+def _mark(life: Life) -> str:
+    return f"{life[0]}-{life[1]}.barred"

@@ -1,0 +1,116 @@
+"""A durable cache of byte strings in a directory that processes, and hosts, may share.
+
+Keys are content hashes, so equal keys have equal values: whoever writes last changes nothing, and
+two writers at once are no conflict (fault F32).  Values appear whole or not at all and are verified
+on every read; a torn or rotten file is a miss and is removed.  Keys are hex digits and nothing
+else, so no key is a path (fault F45).  The directory stays below `max_nbytes`: what was not asked
+for the longest goes first, by the file's own time stamp, which `get` renews.
+
+All methods block on the file system: call them from a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Sequence
+
+from epd.transport.base import Buffer, TransportError
+from epd.transport.region import byte_views
+from epd.transport.whole_file import TEMPORARY, open_whole, write_whole
+
+KEY = re.compile(r"[0-9a-f]{16,128}")
+SUFFIX = ".value"
+ABANDONED_AFTER_S = 3600.0  # a temporary file that is older belongs to a writer that died
+
+
+class FileStore:
+    """Raises TransportError when the directory cannot be used."""
+
+    def __init__(self, directory: str, max_nbytes: int) -> None:
+        self.directory = os.path.abspath(directory)
+        self.max_nbytes = max_nbytes
+        if max_nbytes < 1:
+            raise TransportError(f"a file store of {max_nbytes} bytes holds nothing: give it more")
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise TransportError(
+                f"file store {self.directory} cannot be made: {error.strerror}; name a directory "
+                "that this user may write to"
+            ) from None
+
+    def put(self, key: str, value: Sequence[Buffer], note: bytes = b"") -> bool:
+        """Keep a value; False if it is too big, or the directory is full.  Durable on return."""
+        path = self._path(key)
+        views = byte_views(value)
+        nbytes = sum(view.nbytes for view in views)
+        if nbytes > self.max_nbytes:
+            return False
+        if open_whole(path, verify=True) is not None:
+            self._touch(path)
+            return True
+        self._make_room(nbytes)
+        try:
+            write_whole(path, note, views, checksum=True, durable=True)
+        except OSError:  # the disk is full, or the directory is gone: a cache may forget
+            return False
+        self._make_room(0)
+        return True
+
+    def get(self, key: str) -> tuple[bytes, memoryview] | None:
+        """Note and value, verified; the value is mapped read-only.  None: a miss."""
+        path = self._path(key)
+        found = open_whole(path, verify=True)
+        if found is None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return None
+        self._touch(path)
+        return found.note, found.payload
+
+    def keys(self) -> list[str]:
+        """What is there now, verified or not, the one to be evicted first at the head."""
+        return [os.path.basename(path).removesuffix(SUFFIX) for _, _, path in self._oldest_first()]
+
+    def nbytes(self) -> int:
+        return sum(size for _, size, _ in self._oldest_first())
+
+    def _path(self, key: str) -> str:
+        if not KEY.fullmatch(key):
+            raise TransportError(
+                f"{key[:80]!r} is no key of a file store: give 16 to 128 hex digits"
+            )
+        return os.path.join(self.directory, key + SUFFIX)
+
+    def _touch(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def _make_room(self, nbytes: int) -> None:
+        files = self._oldest_first()
+        total = sum(size for _, size, _ in files) + nbytes
+        for _, size, path in files:
+            if total <= self.max_nbytes:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+
+    def _oldest_first(self) -> list[tuple[int, int, str]]:
+        """Time of the last use in ns, size, path; removes what dead writers left."""
+        found = []
+        long_ago_ns = time.time_ns() - int(ABANDONED_AFTER_S * 1e9)
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(SUFFIX):
+                        found.append((info.st_mtime_ns, info.st_size, entry.path))
+                    elif entry.name.endswith(TEMPORARY) and info.st_mtime_ns < long_ago_ns:
+                        os.unlink(entry.path)
+                except OSError:  # another process removed it
+                    continue
+        return sorted(found)

@@ -1,0 +1,106 @@
+"""What two data planes say to each other beside the payload: see `wire` and `links`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from epd.messages import Message
+
+
+class Challenge(Message, frozen=True):
+    """First word of a listener."""
+
+    nonce: bytes
+
+
+class Hello(Message, frozen=True):
+    """Who calls, whom it means, and the proof that it holds the cluster key.
+
+    `succeeds`: earlier connections of this caller are over; none of their bytes may land any more.
+    """
+
+    version: int
+    instance_id: str
+    epoch: int
+    to_instance_id: str
+    to_epoch: int
+    succeeds: bool
+    nonce: bytes
+    proof: bytes
+
+
+class Accepted(Message, frozen=True):
+    proof: bytes
+
+
+class Refused(Message, frozen=True):
+    """`kind`: "gone" (another life answers here), "fenced" (severed and barred), or empty."""
+
+    kind: str
+    reason: str
+
+
+class WriteFrame(Message, frozen=True):
+    """`nbytes` of payload follow; they belong into `slots` of the region."""
+
+    number: int
+    region_id: str
+    slot_nbytes: int
+    num_slots: int
+    slots: tuple[int, ...]
+    nbytes: int
+    checksum: bool  # of what has landed is asked for
+
+
+class BeginFrame(Message, frozen=True):
+    """May I write this by other means (mooncake)?  Answered by Landed or NotLanded."""
+
+    number: int
+    region_id: str
+    slot_nbytes: int
+    num_slots: int
+    slots: tuple[int, ...]
+    nbytes: int
+    token: bytes  # names the write on every connection
+
+
+class EndFrame(Message, frozen=True):
+    """Writes that have a definite end."""
+
+    tokens: tuple[bytes, ...]
+
+
+class SettleFrame(Message, frozen=True):
+    """Writes whose end is in doubt and whose connections are closed: has all of it arrived?"""
+
+    number: int
+    tokens: tuple[bytes, ...]
+
+
+class Landed(Message, frozen=True):
+    number: int
+    checksum: int = 0
+
+
+class NotLanded(Message, frozen=True):
+    number: int
+    reason: str
+
+
+Frame = (
+    Challenge | Hello | Accepted | Refused | WriteFrame | BeginFrame | EndFrame | SettleFrame
+    | Landed | NotLanded
+)  # fmt: skip
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode(frame: Message) -> bytes:
+    return _encoder.encode(frame)
+
+
+def decode(body: memoryview) -> Any:
+    """A `Frame`.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
+    return _decoder.decode(body)

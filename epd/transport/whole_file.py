@@ -1,0 +1,119 @@
+"""Files that are there as a whole or not at all.
+
+A writer fills a temporary name and renames it; a reader checks magic, lengths and, where asked, the
+checksum, and takes anything else for absent (fault F32): a file torn by a crash of the host, a
+short read on a network file system, or a stranger's file.  Layout: a header of 64 bytes, `note`
+(a few bytes of the caller's), zeros up to a multiple of 64, then the payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAGIC = b"EPDFILE1"
+HEADER = struct.Struct("<8sIIQI36x")  # magic, note length, CRC-32 of the note, payload, its CRC-32
+ALIGNMENT = 64
+MAX_NOTE_NBYTES = 1 << 20
+SUM_STEP_NBYTES = 1 << 20
+TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFile:
+    """`payload` is mapped read-only and lives as long as somebody holds it."""
+
+    note: bytes
+    payload: memoryview
+    checksum: int  # 0: the writer computed none
+
+
+def write_whole(
+    path: str, note: bytes, payload: Sequence[memoryview], *, checksum: bool, durable: bool
+) -> int:
+    """Make `path` appear with all of its bytes; returns their CRC-32, or 0.  Raises OSError.
+
+    `durable`: it survives a crash of the host.
+    """
+    total = crc32(payload) if checksum else 0
+    nbytes = sum(view.nbytes for view in payload)
+    head = HEADER.pack(MAGIC, len(note), zlib.crc32(note), nbytes, total) + note
+    head += bytes(-len(head) % ALIGNMENT)
+    directory, name = os.path.split(path)
+    temporary = os.path.join(directory, f"{name}.{secrets.token_hex(6)}{TEMPORARY}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for view in (memoryview(head), *payload):
+                _write_all(fd, view)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        _sync_directory(directory)
+    return total
+
+
+def open_whole(path: str, *, verify: bool) -> WholeFile | None:
+    """The file, or None where there is none or not a whole one.  `verify` reads all of it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        whole = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):  # empty, or no plain file
+        return None
+    finally:
+        os.close(fd)
+    return _parse(whole, verify)
+
+
+def _parse(whole: memoryview, verify: bool) -> WholeFile | None:
+    if whole.nbytes < HEADER.size:
+        return None
+    magic, note_nbytes, note_sum, nbytes, checksum = HEADER.unpack(whole[: HEADER.size])
+    if magic != MAGIC or note_nbytes > MAX_NOTE_NBYTES:
+        return None
+    note = bytes(whole[HEADER.size : HEADER.size + note_nbytes])
+    start = HEADER.size + note_nbytes
+    start += -start % ALIGNMENT
+    if zlib.crc32(note) != note_sum or whole.nbytes != start + nbytes:
+        return None
+    payload = whole[start:]
+    if verify and crc32([payload]) != checksum:
+        return None
+    return WholeFile(note, payload, checksum)
+
+
+def crc32(buffers: Sequence[memoryview]) -> int:
+    checksum = 0
+    for buffer in buffers:
+        for start in range(0, buffer.nbytes, SUM_STEP_NBYTES):
+            checksum = zlib.crc32(buffer[start : start + SUM_STEP_NBYTES], checksum)
+    return checksum
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view.nbytes:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_directory(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
