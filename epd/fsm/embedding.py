@@ -50,7 +50,7 @@ class Do(Effect):
     OPEN_TRANSFER = "lease slots and grant them for the current room"
     CANCEL_TRANSFER = "stop the current load"
     CANCEL_ROOM = (
-        "tell the encoder that the leaving waiter's room is not needed, unless it is the load"
+        "tell the encoder that the leaving waiter's room is not needed; if it was the load, stop it"
     )
     CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
     KEEP_ROWS = "enter the order of use, from which unreferenced rows are evicted"

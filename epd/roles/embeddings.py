@@ -182,7 +182,11 @@ class Embeddings(Role[Embedding]):
 
     @performs(Do.CANCEL_ROOM)
     def cancel_room(self, embedding: Embedding, event: fsm.Unwanted) -> None:
-        if event.room not in embedding.tried:
+        if event.room == embedding.room:
+            # The load was this waiter's own room, which nobody asks the encoder for any more: if
+            # that request was lost, followers would wait for ever.  One of their rooms takes over.
+            self.cancel_transfer(embedding, event)
+        elif event.room not in embedding.tried:
             self.dismiss(event.item.item, event.item.attempt)
 
     @performs(Do.CANCEL_FOLLOWERS)

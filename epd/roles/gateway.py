@@ -302,17 +302,15 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.ARM_ATTEMPT)
     def arm_attempt(self, machine: Generation, event: Event) -> None:
-        """Silence has a bound before acceptance and between tokens, but not in the queue."""
+        """Silence has a bound; a request in a queue is not silent, its instance says so."""
         name = f"generation/{machine.key}/attempt"
-        if machine.token_ids_of_attempt:
+        if machine.token_ids_of_attempt or machine.accepted:
             self.actor.arm(name, self._timing.stall_timeout_s, lambda: self._stalled(machine))
-        elif machine.accepted:
-            self.actor.disarm(name)
         else:
             self.actor.arm(name, self._timing.accept_timeout_s, lambda: self._ignored(machine))
 
     def _stalled(self, machine: Generation) -> None:
-        reason = f"no token arrived for {self._timing.stall_timeout_s:g} s"
+        reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
         self.fire(machine, fsm.AttemptTimedOut(reason))
 
     def _ignored(self, machine: Generation) -> None:

@@ -25,6 +25,7 @@ from epd.messages import (
     AbortRequest,
     Address,
     RequestAborted,
+    RequestAccepted,
     RequestFailed,
     StageReport,
     TokenChunk,
@@ -105,6 +106,20 @@ class Requests(Role[Request]):
             self.actor.until(request.deadline_s),
             lambda: self.fire(request, fsm.DeadlinePassed()),
         )
+        self._arm_alive(request)
+
+    def _arm_alive(self, request: Request) -> None:
+        """While it has sent nothing, the gateway hears now and then that it is still here: a queue
+        is not silent, and silence means that the answer was lost."""
+        delay_s = self._timing.stall_timeout_s / 3
+        name = f"request/{request.key}/alive"
+        self.actor.arm(name, delay_s, lambda: self._tell_alive(request))
+
+    def _tell_alive(self, request: Request) -> None:
+        if not request.num_sent and request.state is not fsm.S.ABORTING:
+            alive = RequestAccepted(request.request_id, request.attempt)
+            self.actor.send(request.gateway, alive)
+            self._arm_alive(request)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)
@@ -340,6 +355,7 @@ class Requests(Role[Request]):
             self._bury(machine.key)
             self.actor.disarm(f"request/{machine.key}/deadline")
             self.actor.disarm(f"request/{machine.key}/grace")
+            self.actor.disarm(f"request/{machine.key}/alive")
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""

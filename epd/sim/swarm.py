@@ -102,7 +102,7 @@ def excuse(
     if data.failed:
         kinds.add("transfer")
     if conditions.loss:
-        kinds |= {"lost", "unavailable", "deadline"}
+        kinds |= {"lost", "unavailable"}
         refusals = True
     return Excuse(frozenset(kinds), refusals)
 
