@@ -9,11 +9,13 @@ they hold the supervisor's pipe, so that they end even if it is killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -44,7 +46,7 @@ class Child:
         self.ended = asyncio.Event()
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -58,10 +60,10 @@ class Child:
         """Start, watch, start again; returns when stopped or when it never served."""
         backoff_s = FIRST_BACKOFF_S
         try:
-            while not self._stopping:
+            while not self._stopping.is_set():
                 began_s = time.monotonic()
                 self.exit_status = await self._live_once()
-                if self._stopping:
+                if self._stopping.is_set():
                     break
                 if not self.served.is_set():
                     self._set("failed", self.detail or f"exit status {self.exit_status}")
@@ -69,10 +71,11 @@ class Child:
                 if time.monotonic() - began_s > STABLE_AFTER_S:
                     backoff_s = FIRST_BACKOFF_S
                 self._set("restarting", f"ended with status {self.exit_status}")
-                await asyncio.sleep(backoff_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
         finally:
-            if self._stopping:
+            if self._stopping.is_set():
                 self._set("stopped")
             self.ended.set()
 
@@ -88,6 +91,8 @@ class Child:
             start_new_session=True,
         )
         self.pid = process.pid
+        if self._stopping.is_set():  # asked while the process was being made
+            process.terminate()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
@@ -100,7 +105,7 @@ class Child:
 
     async def stop(self, *, hurried: bool) -> None:
         """Drain it (not if `hurried`); kill it if it does not end."""
-        self._stopping = True
+        self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -115,10 +120,10 @@ class Child:
             await process.wait()
 
     def hurry(self) -> None:
-        """If it is draining: end it now (a second SIGTERM)."""
+        """If it is draining: end it now.  Another signal than SIGTERM, of which two may be one."""
         process = self._process
-        if self._stopping and process is not None and process.returncode is None:
-            process.terminate()
+        if self._stopping.is_set() and process is not None and process.returncode is None:
+            process.send_signal(signal.SIGINT)
 
     @property
     def _drain_timeout_s(self) -> float:
@@ -180,7 +185,15 @@ class Supervisor:
             ]
             await asyncio.gather(*(child.stop(hurried=self._hurried) for child in group))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._remove_left_files()
+
+    def _remove_left_files(self) -> None:
+        """What children that were killed could not remove themselves."""
         sweep()
+        for child in self.children.values():
+            for config in (child.spec.gateway, child.spec.instance):
+                if config is not None and config.endpoint.startswith("ipc://"):
+                    Path(config.endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def hurry(self) -> None:
         """End at once what is draining, and do not drain the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import aiohttp
 T = TypeVar("T")
 Body = dict[str, Any]
 CLIENT_TIMEOUT_S = 300.0
+JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(slots=True)
@@ -63,7 +65,8 @@ async def post(
     session: aiohttp.ClientSession, base_url: str, body: Body, path: str = "/v1/chat/completions"
 ) -> Reply:
     began_s = time.monotonic()
-    async with session.post(base_url + path, json=body) as response:
+    data = io.BytesIO(json.dumps(body).encode())  # aiohttp warns of large bodies in one piece
+    async with session.post(base_url + path, data=data, headers=JSON) as response:
         is_json = response.content_type == "application/json"
         content = await response.json() if is_json else await response.text()
         return Reply(response.status, content, dict(response.headers), time.monotonic() - began_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.timeout(400)
 AT_ONCE = 200
 DEADLINE_S = 90.0
 LIMIT = 256
+IDLE_S = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +79,20 @@ async def test_above_the_limit_is_refused_at_once(
     assert refused
     assert slowest_s < 5.0 * SLOW
     server.check_all_returned()
+
+
+def test_idle_afterwards(server: Server) -> None:
+    """CPU shares are printed, not judged: the machine is shared.  The gateway holds no torch."""
+    workers = {entry["pid"]: name for name, entry in server.instances().items()}
+    processes = server.processes()
+    before = {process.pid: sum(process.cpu_times()[:2]) for process in processes}
+    time.sleep(IDLE_S)
+    for process in processes:
+        share = (sum(process.cpu_times()[:2]) - before[process.pid]) / IDLE_S
+        resident_mb = process.memory_info().rss / 1e6
+        name = workers.get(process.pid, "supervisor or gateway")
+        print(f"{name}: {share:.2%} of a core, {resident_mb:.0f} MB resident")
+    for process in processes:
+        if process.pid not in workers:
+            files = {Path(mapped.path).name for mapped in process.memory_maps()}
+            assert not [name for name in files if name.startswith("libtorch")]

@@ -7,15 +7,19 @@ F10 (a picture received once serves every chunk of its prompt).
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
-from tests.e2e.client import Reply, post_all
+from tests.e2e.client import Reply, png, post_all, question
 from tests.e2e.goldens import FAMILIES, Golden, differences, directory_of, goldens
 from tests.e2e.server import Server, serving
+from tests.engine.conftest import picture
 
 pytestmark = pytest.mark.timeout(400)
+
+HEAVY_PICTURES = 24
 
 ARRANGEMENTS = [
     *(("1e1p1d", family) for family in FAMILIES),
@@ -44,16 +48,21 @@ async def test_equals_generate(topology: str, family: str) -> None:
         assert await burst(server, family, times=2) == []
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "embedded"])
-async def test_chunked_prefill(family: str) -> None:
+async def test_chunked_prefill() -> None:
     """Fault F10: pictures longer than a chunk are received once and read by every chunk."""
     settings = {"engine__max_chunk_tokens": 16, "engine__max_step_tokens": 48}
-    with serving("1e1p1d", model=directory_of(family), **settings) as server:
-        assert await burst(server, family, times=2) == []
+    with serving("1e1p1d", model=directory_of("qwen3_vl"), **settings) as server:
+        assert await burst(server, "qwen3_vl", times=2) == []
 
 
-async def test_small_pools() -> None:
-    """Faults F3, F4, F18: few slots and few blocks delay requests and change nothing."""
+async def test_small_pools_and_a_loaded_encoder() -> None:
+    """Faults F2, F3, F4, F18: few slots and much to encode delay and change nothing."""
     settings = {"prefill__pool_nbytes": "1MiB", "encode__cache_nbytes": "256KiB"}
+    heavy = [
+        question("read", png(picture(500 + i, 900, 700)), max_tokens=4)
+        for i in range(HEAVY_PICTURES)
+    ]
     with serving("2e1p2d", model=directory_of("embedded"), **settings) as server:
+        loading = asyncio.create_task(post_all(server.base_url, heavy))
         assert await burst(server, "embedded", times=4) == []
+        assert {reply.status for reply in await loading} == {200}

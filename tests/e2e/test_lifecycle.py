@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import signal
@@ -18,7 +19,7 @@ import pytest
 
 from epd.tiny import CHECKPOINT, SAMPLES
 from tests.e2e.client import Body, data_url, question
-from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, serving, wait_for
+from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,14 +60,12 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
         arguments = ["run", "--role", "gateway", *server.placing()]
         gateway = started(Command(*arguments, run_dir=server.run_dir))
         encode = started(worker(server, "encode", "late-e"))
-        wait_for(lambda: server.get("/ready")[0] == 200 and "late-e" in server.instances(), READY_S,
-                 "everybody has joined")  # fmt: skip
+        wait_for(lambda: all_joined(server), READY_S, "everybody has joined")
         assert content(ask(server, RECEIPT)) == ANSWER
         gateway.send(signal.SIGKILL)
         gateway.wait()
         gateway = started(Command(*arguments, run_dir=server.run_dir))
-        wait_for(lambda: server.get("/ready")[0] == 200 and len(server.instances()) == 3, READY_S,
-                 "everybody has joined again")  # fmt: skip
+        wait_for(lambda: all_joined(server), READY_S, "everybody has joined again")
         assert content(ask(server, RECEIPT)) == ANSWER
         for command in (encode, prefill, decode, gateway):
             command.send(signal.SIGTERM)
@@ -74,6 +73,10 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
             assert command.wait() == 0, command.text
             assert "Traceback" not in command.text
         gateway.check_nothing_left()
+
+
+def all_joined(server: Server) -> bool:
+    return server.get("/ready")[0] == 200 and len(server.instances()) == 3
 
 
 class DiscardingAll:
@@ -95,8 +98,7 @@ class DiscardingAll:
 # --- ending ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_open_requests_are_finished_first(number: int) -> None:
+def test_open_requests_are_finished_first() -> None:
     """The supervisor drains: what has begun ends whole, then everything stops."""
     body = RECEIPT | {"max_tokens": 600, "ignore_eos": True, "stream": True}
     with discarding(Server("1e1p1d").wait_ready()) as server:
@@ -104,9 +106,9 @@ def test_open_requests_are_finished_first(number: int) -> None:
         asking = threading.Thread(target=lambda: replies.append(ask(server, body)))
         asking.start()
         wait_for(lambda: server.metrics().get("epd_output_tokens_total", 0) > 5, 60, "it answers")
-        status = server.stop(number)
+        status = server.stop(signal.SIGTERM)
         asking.join(STOP_S)
-        assert status == (0 if number == signal.SIGTERM else 130)
+        assert status == 0
         assert replies and replies[0].endswith(b"data: [DONE]\n\n"), server.text
         assert "Traceback" not in server.text
 
@@ -119,6 +121,7 @@ def test_a_second_interrupt_ends_at_once() -> None:
         wait_for(lambda: server.metrics().get("epd_output_tokens_total", 0) > 5, 60, "it answers")
         server.send(signal.SIGINT)
         time.sleep(0.5)
+        assert server.process.poll() is None, "it did not wait for the open request"
         began_s = time.monotonic()
         assert server.stop(signal.SIGINT) == 130
         print(f"ended {time.monotonic() - began_s:.1f} s after the second one")
@@ -130,18 +133,18 @@ def test_a_second_interrupt_ends_at_once() -> None:
 def ask_to_the_end(server: Server, body: Body) -> None:
     try:
         ask(server, body)
-    except OSError:  # the connection was cut
+    except (OSError, http.client.HTTPException):  # the connection was cut
         return
 
 
 @pytest.mark.parametrize("topology", ["1e1p1d", "all"])
-@pytest.mark.parametrize("after_s", [0.1, 0.6, 1.5, 3.0, 5.0])
+@pytest.mark.parametrize("after_s", [0.3, 0.7, 1.5, 4.0])
 def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
     """Before, while and after loading: no process, no segment, no socket stays, no traceback."""
     with discarding(Server(topology)) as server:
         time.sleep(after_s)
         status = server.stop(signal.SIGINT)
-        assert status == 130 or (status == -signal.SIGINT and after_s < 0.5), server.text
+        assert status == 130, server.text
         assert "Traceback" not in server.text, server.text
 
 
@@ -200,8 +203,8 @@ MISTAKES = [
     (["run", "--topology", "1epd", "--set", "timing.lost_after_s=soon"], 2, ["lost_after_s"]),
     (["run", "--topology", "1epd", "--config", "/no/such.toml"], 2, ["/no/such.toml"]),
     (["run", "--topology", "1epd", "--model", "/no/such/model"], 1, ["/no/such/model"]),
-    (["run", "--topology", "1epd", "--device", "cuda"], 2, ["cuda", "cpu"]),
-    (["run", "--role", "all", "--device", "cuda"], 2, ["cuda", "cpu"]),
+    (["run", "--topology", "1epd", "--device", "cuda"], 2, ["cpu"]),
+    (["run", "--role", "all", "--device", "cuda"], 2, ["cpu"]),
     (["ask", "hello", "--image", "/no/such.png"], 1, ["/no/such.png"]),
     (["ask", "hello", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),
     (["sing"], 2, ["sing"]),
@@ -227,8 +230,17 @@ def test_port_in_use(taken_port: int, what: tuple[str, str]) -> None:
     assert len(text.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("what", [("--topology", "1e1p1d"), ("--role", "all")])
-@pytest.mark.parametrize("damage", ["missing", "shape", "truncated", "no tokenizer", "config"])
+@pytest.mark.parametrize(
+    ("what", "damage"),
+    [
+        (("--topology", "1e1p1d"), "missing"),
+        (("--role", "all"), "missing"),
+        (("--role", "all"), "shape"),
+        (("--topology", "1e1p1d"), "truncated"),
+        (("--topology", "1e1p1d"), "no tokenizer"),
+        (("--topology", "1e1p1d"), "config"),
+    ],
+)
 def test_damaged_model(tmp_path: Path, what: tuple[str, str], damage: str) -> None:
     model = tmp_path / "model"
     shutil.copytree(CHECKPOINT, model)
@@ -265,26 +277,5 @@ def test_full_shared_memory() -> None:
     """A pool larger than /dev/shm: the size, what is free, and the setting are named."""
     free = psutil.disk_usage("/dev/shm").free
     setting = f"prefill.pool_nbytes={free + (1 << 30)}"
-    status, text = run("run", "--topology", "1e1p1d", "--port", "0", "--set", setting)
+    status, text = run("run", "--role", "prefill", "--port", "0", "--set", setting)
     check_one_sentence(status, text, 1, "/dev/shm", "pool_nbytes", "MiB")
-
-
-# --- at rest --------------------------------------------------------------------------------------
-
-
-def test_idle_processes() -> None:
-    """Printed, not judged: the machine is shared.  And the gateway holds no torch."""
-    with serving("1e1p1d") as server:
-        workers = {entry["pid"]: name for name, entry in server.instances().items()}
-        processes = server.processes()
-        before = {p.pid: sum(p.cpu_times()[:2]) for p in processes}
-        time.sleep(5.0)
-        for process in processes:
-            share = (sum(process.cpu_times()[:2]) - before[process.pid]) / 5.0
-            resident_mb = process.memory_info().rss / 1e6
-            name = workers.get(process.pid, "supervisor or gateway")
-            print(f"{name}: {share:.2%} of a core, {resident_mb:.0f} MB resident")
-        for process in processes:
-            if process.pid not in workers:
-                files = {Path(mapped.path).name for mapped in process.memory_maps()}
-                assert not [name for name in files if name.startswith("libtorch")], process
