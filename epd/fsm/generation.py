@@ -145,6 +145,7 @@ class Generation(Machine):
 
     __slots__ = (
         "accepted",
+        "admitted_s",
         "attempt",
         "error",
         "finish_reason",
@@ -159,6 +160,7 @@ class Generation(Machine):
 
     def __init__(self, request_id: str, max_attempts: int, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(request_id, journal)
+        self.admitted_s = journal.now_s()
         self.attempt = 0
         self.max_attempts = max_attempts
         self.prompt: Any = None  # what the API prepared

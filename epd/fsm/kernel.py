@@ -115,12 +115,13 @@ class IllegalEvent(Exception):
 
 
 class StoryEntry(NamedTuple):
-    """One line of a story."""
+    """One line of a story; an event that repeats in one state is one line, counted."""
 
     at_s: float
     source: str
     event: str
     target: str
+    count: int = 1
 
 
 class Journal(Protocol):
@@ -368,12 +369,20 @@ class Machine:
             reached = source if target is None else target
             self._state = reached
             journal = self._journal
-            self._story.append(
-                StoryEntry(journal.now_s(), source.name, type(event).__name__, reached.name)
-            )
+            self._remember(source, event, reached)
             journal.observe(self, event, source, reached)
             return effects
         return ()
+
+    def _remember(self, source: State, event: Event, target: State) -> None:
+        """Add to the story; what repeats (tokens, retries) must not push out what happened."""
+        story, name = self._story, type(event).__name__
+        if source is target and story:
+            last = story[-1]
+            if last.event == name and last.source == last.target == source.name:
+                story[-1] = last._replace(count=last.count + 1)
+                return
+        story.append(StoryEntry(self._journal.now_s(), source.name, name, target.name))
 
     @property
     def story(self) -> tuple[StoryEntry, ...]:
@@ -381,7 +390,10 @@ class Machine:
 
     def tell_story(self) -> str:
         """The story on one line: `RESERVED -RowsReady@1.204-> WRITING; ...`."""
-        lines = (f"{e.source} -{e.event}@{e.at_s:.3f}-> {e.target}" for e in self._story)
+        lines = (
+            f"{e.source} -{e.event}@{e.at_s:.3f}{f' x{e.count}' if e.count > 1 else ''}-> {e.target}"
+            for e in self._story
+        )
         return "; ".join(lines) or "(nothing happened yet)"
 
     def __repr__(self) -> str:

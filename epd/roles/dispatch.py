@@ -82,7 +82,7 @@ class Dispatcher:
 
     def _deadline_s(self, machine: Generation) -> float:
         """Absolute, counted from the admission."""
-        age_s = self._actor.clock.now_s() - machine.story[0].at_s
+        age_s = self._actor.clock.now_s() - machine.admitted_s
         return self._actor.clock.wall_s() + self._timing.request_timeout_s - age_s
 
     def _send_encodes(

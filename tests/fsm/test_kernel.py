@@ -203,12 +203,35 @@ def test_the_state_is_written_by_fire_alone() -> None:
 
 
 def test_the_story_is_bounded_and_keeps_the_end() -> None:
+    class Pacing(Machine):
+        __slots__ = ()
+        table = Table(
+            "PACING",
+            "",
+            S,
+            S.IDLE,
+            [S.DONE],
+            [
+                Row(S.IDLE, Started, S.BUSY),
+                Row(S.BUSY, Finished, S.IDLE),
+                Row((S.IDLE, S.BUSY), TimePassed, S.DONE),
+            ],
+        )
+
+    machine = Pacing("p")
+    for _ in range(STORY_LENGTH):
+        machine.fire(Started())
+        machine.fire(Finished())
+    machine.fire(TimePassed())
+    assert len(machine.story) == STORY_LENGTH
+    assert machine.story[-1][1:] == ("IDLE", "TimePassed", "DONE", 1)
+
+
+def test_what_repeats_is_one_line_of_the_story() -> None:
     worker = Worker("w")
     for _ in range(3 * STORY_LENGTH):
         worker.fire(Started())
-    worker.fire(TimePassed())
-    assert len(worker.story) == STORY_LENGTH
-    assert worker.story[-1][1:] == ("IDLE", "TimePassed", "DONE")
+    assert [entry[1:] for entry in worker.story] == [("IDLE", "Started", "IDLE", 3 * STORY_LENGTH)]
 
 
 def test_a_guard_reads_like_its_complement() -> None:

@@ -1,0 +1,25 @@
+"""Stories keep what happened, however often something repeats."""
+
+from __future__ import annotations
+
+from epd.fsm.generation import Admitted, FinalTokensArrived, Generation, Placed, TokensArrived
+from epd.messages import TokenChunk
+
+
+def test_a_long_answer_does_not_push_out_its_beginning() -> None:
+    """RECEIVED -> PREPARING -> PLACED -> STREAMING (1000 times) -> FINISHED."""
+    generation = Generation("r", 4)
+    generation.fire(Admitted())
+    generation.fire(Placed("somewhere"))
+    for i in range(1001):
+        generation.fire(TokensArrived(TokenChunk("r", 1, i, (7,))))
+    generation.fire(FinalTokensArrived(TokenChunk("r", 1, 1001, (7,), "stop")))
+    told = [(entry.source, entry.target, entry.count) for entry in generation.story]
+    assert told == [
+        ("RECEIVED", "PREPARING", 1),
+        ("PREPARING", "PLACED", 1),
+        ("PLACED", "STREAMING", 1),
+        ("STREAMING", "STREAMING", 1000),
+        ("STREAMING", "FINISHED", 1),
+    ]
+    assert "x1000" in generation.tell_story()
