@@ -94,7 +94,7 @@ class SamplingParams(Record):
     top_k: int = 0  # 0: off
     min_p: float = 0.0
     seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # EOS and client's; empty under ignore_eos
+    stop_token_ids: tuple[int, ...] = ()  # EOS (not under ignore_eos) and the client's own
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
