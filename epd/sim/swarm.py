@@ -69,7 +69,7 @@ class Excuse:
             return "the topology was incomplete or full" if self.refusals else ""
         if record.error is None:
             return ""
-        if record.error.kind in ("media", "engine", "lost", "transfer") and _has_flaw(record):
+        if record.error.kind != "deadline" and _has_flaw(record):
             return "its picture is damaged, and used up the attempts"
         return f"{record.error.kind} by a fault" if record.error.kind in self.kinds else ""
 
