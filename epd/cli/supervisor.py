@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +21,10 @@ START_TIMEOUT_S = 300.0
 
 
 class Board:
-    """A status line per process on stderr: redrawn on a terminal, else a line per change."""
+    """A status line per process on stderr: redrawn on a terminal, else a line per change.
+
+    Redrawn only while all start: later the log of the processes moves the lines away.
+    """
 
     def __init__(self, plan: Plan) -> None:
         roles = {i.instance_id: "+".join(i.roles) for i in plan.instances}
@@ -40,9 +44,14 @@ class Board:
             print(self._shown[child.name], file=sys.stderr, flush=True)
             return
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
-        text = "".join(f"\x1b[2K{line}\n" for line in self._shown.values())
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps would count as two
+        text = "".join(f"\x1b[2K{line[:width]}\n" for line in self._shown.values())
         self._drawn += new
         print(up + text, end="", file=sys.stderr, flush=True)
+
+    def settle(self) -> None:
+        """Everything serves: from now on a line per change."""
+        self._redraw = False
 
 
 @contextlib.asynccontextmanager
@@ -56,6 +65,8 @@ async def running(plan: Plan, board: Board | None = None) -> AsyncIterator[Super
             await supervisor.wait_serving(START_TIMEOUT_S)
         except StartFailed as failed:
             raise CommandFailed(str(failed)) from None
+        finally:
+            shown.settle()
         yield supervisor
     finally:
         await _stop_whole(supervisor)
