@@ -16,7 +16,7 @@ from epd.cli.supervisor import running
 from epd.tiny import SAMPLES
 from epd.tiny.samples import read_index
 
-MIN_SHOWN_MS = 0.05
+LAST_STATES = {"FINISHED", "FAILED", "RELEASED", "CANCELLED", "EXPIRED"}  # nobody leaves them
 
 
 def ask_running(question: Question, base_url: str, *, as_json: bool) -> int:
@@ -103,7 +103,8 @@ def timeline_lines(timeline: list[dict[str, Any]]) -> list[str]:
         until = last_of.get(machine)
         last_of[machine] = entry["t_ms"]
         name, _, instance = machine.partition("@")
-        lasted = f"{until - entry['t_ms']:9.1f} ms" if until is not None else " " * 12
+        is_last = until is None or entry["state"] in LAST_STATES
+        lasted = " " * 12 if is_last else f"{until - entry['t_ms']:9.1f} ms"
         lines.append(f"{entry['t_ms']:9.1f} ms {lasted}  {instance:8} {name:10} {entry['state']}")
     return ["   began at      lasted  where    machine    state", *reversed(lines)]
 

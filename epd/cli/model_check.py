@@ -13,6 +13,7 @@ from epd.engine.checkpoint import ModelError, read_config, read_preprocessor, we
 
 VISION_FAMILIES = ("llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 TEXT_FAMILIES = ("llama", "qwen3")
+BUNDLED_NAME = "epd-tiny"  # in the API; other models are called like their directory
 
 
 def bundled_model() -> Path:

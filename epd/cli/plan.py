@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from epd.cli.model_check import check_model
+from epd.cli.model_check import BUNDLED_NAME, check_model
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
 from epd.cli.settings import Settings, gateway_config, instance_config
 from epd.config import ConfigError, GatewayConfig, InstanceConfig
@@ -89,7 +89,9 @@ def _plan(
         check_instance_id(instance_id)
     all_roles = {role for _, roles in named for role in roles}
     settings = msgspec.structs.replace(
-        settings, model_dir=str(check_model(settings.model_dir, all_roles, with_gateway))
+        settings,
+        model_dir=str(check_model(settings.model_dir, all_roles, with_gateway)),
+        model_name=settings.model_name or ("" if settings.model_dir else BUNDLED_NAME),
     )
     base = Path(placing.run_dir).absolute() if placing.run_dir else None
     directory = cluster_dir(settings.port, base)
