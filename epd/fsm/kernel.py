@@ -39,6 +39,8 @@ import transitions
 class State(Enum):
     """Base of a machine's states; the value says what the object owns in that state."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow Python
+
 
 class Effect(Enum):
     """Base of a machine's effects: orders to the outside; the value says what is ordered."""
@@ -121,7 +123,7 @@ class StoryEntry(NamedTuple):
     source: str
     event: str
     target: str
-    count: int = 1
+    times: int = 1
 
 
 class Journal(Protocol):
@@ -339,7 +341,7 @@ class Machine:
         self.key = key
         self._journal = journal
         self._state = self.table.initial
-        self._story: deque[StoryEntry] = deque(maxlen=STORY_LENGTH)
+        self._story: deque[list[Any]] = deque(maxlen=STORY_LENGTH)  # the fields of StoryEntry
         journal.opened(self)
 
     @property
@@ -376,23 +378,26 @@ class Machine:
 
     def _remember(self, source: State, event: Event, target: State) -> None:
         """Add to the story; what repeats (tokens, retries) must not push out what happened."""
-        story, name = self._story, type(event).__name__
+        story, kind = self._story, type(event)
         if source is target and story:
             last = story[-1]
-            if last.event == name and last.source == last.target == source.name:
-                story[-1] = last._replace(count=last.count + 1)
+            if last[2] is kind and last[1] is source and last[3] is source:
+                last[4] += 1
                 return
-        story.append(StoryEntry(self._journal.now_s(), source.name, name, target.name))
+        story.append([self._journal.now_s(), source, kind, target, 1])
 
     @property
     def story(self) -> tuple[StoryEntry, ...]:
-        return tuple(self._story)
+        return tuple(
+            StoryEntry(at_s, source.name, kind.__name__, target.name, times)
+            for at_s, source, kind, target, times in self._story
+        )
 
     def tell_story(self) -> str:
         """The story on one line: `RESERVED -RowsReady@1.204-> WRITING; ...`."""
         lines = (
-            f"{e.source} -{e.event}@{e.at_s:.3f}{f' x{e.count}' if e.count > 1 else ''}-> {e.target}"
-            for e in self._story
+            f"{e.source} -{e.event}@{e.at_s:.3f}{f' x{e.times}' if e.times > 1 else ''}-> {e.target}"
+            for e in self.story
         )
         return "; ".join(lines) or "(nothing happened yet)"
 

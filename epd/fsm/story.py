@@ -57,26 +57,36 @@ class RecordingJournal:
     def __init__(self, now_s: Callable[[], float], observers: Iterable[Observer] = ()) -> None:
         self.now_s = now_s
         self.observers = list(observers)
-        self.transitions: Counter[Transition] = Counter()
-        self._live: Counter[tuple[str, str]] = Counter()
+        self._seen: Counter[tuple[str, State, type[Event], State]] = Counter()
+        self._live: Counter[tuple[str, State]] = Counter()
 
     def opened(self, machine: Machine) -> None:
-        self._live[machine.table.name, machine.state.name] += 1
+        self._live[machine.table.name, machine.state] += 1
 
     def observe(self, machine: Machine, event: Event, source: State, target: State) -> None:
         name = machine.table.name
-        self.transitions[Transition(name, source.name, type(event).__name__, target.name)] += 1
+        self._seen[name, source, type(event), target] += 1
         if source is not target:
-            self._live[name, source.name] -= 1
+            self._live[name, source] -= 1
             if target not in machine.table.terminal:
-                self._live[name, target.name] += 1
+                self._live[name, target] += 1
         for see in self.observers:
             see(machine, event, source, target)
 
     @property
     def live(self) -> dict[tuple[str, str], int]:
         """`(machine, state)` to how many are in it now; terminal states are not counted."""
-        return {label: count for label, count in self._live.items() if count}
+        return {(name, state.name): count for (name, state), count in self._live.items() if count}
+
+    @property
+    def transitions(self) -> Counter[Transition]:
+        """How often each edge was taken."""
+        return Counter(
+            {
+                Transition(name, source.name, event.__name__, target.name): count
+                for (name, source, event, target), count in self._seen.items()
+            }
+        )
 
 
 def changes(machine: Machine, offset_s: float = 0.0) -> list[Change]:

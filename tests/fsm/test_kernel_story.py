@@ -14,7 +14,7 @@ def test_a_long_answer_does_not_push_out_its_beginning() -> None:
     for i in range(1001):
         generation.fire(TokensArrived(TokenChunk("r", 1, i, (7,))))
     generation.fire(FinalTokensArrived(TokenChunk("r", 1, 1001, (7,), "stop")))
-    told = [(entry.source, entry.target, entry.count) for entry in generation.story]
+    told = [(entry.source, entry.target, entry.times) for entry in generation.story]
     assert told == [
         ("RECEIVED", "PREPARING", 1),
         ("PREPARING", "PLACED", 1),
