@@ -1,0 +1,101 @@
+"""Pictures by http(s) URL, where the operator allows the network they are in (fault F46)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from epd.tiny import SAMPLES
+from tests.e2e.client import post_all, question
+from tests.e2e.server import Server, serving
+
+pytestmark = pytest.mark.timeout(300)
+
+PICTURE = (SAMPLES / "receipt-cafe.png").read_bytes()
+LIMIT_NBYTES = 1 << 20
+FETCH_TIMEOUT_S = 2.0
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """A picture, and ways not to give one."""
+
+    def do_GET(self) -> None:
+        if self.path == "/picture.png":
+            self.give(200, PICTURE)
+        elif self.path == "/moved":
+            self.give(302, b"", Location="/picture.png")
+        elif self.path == "/to-file":
+            self.give(302, b"", Location="file:///etc/passwd")
+        elif self.path == "/loop":
+            self.give(302, b"", Location="/loop")
+        elif self.path == "/large":
+            self.give(200, bytes(2 * LIMIT_NBYTES))
+        elif self.path == "/slow":
+            time.sleep(2 * FETCH_TIMEOUT_S)
+            self.give(200, PICTURE)
+        else:
+            self.give(404, b"no")
+
+    def give(self, status: int, body: bytes, **headers: str) -> None:
+        try:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:  # the gateway had enough
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    settings = {
+        "limits__allow_private_networks": "true",
+        "limits__max_image_nbytes": LIMIT_NBYTES,
+        "limits__fetch_timeout_s": FETCH_TIMEOUT_S,
+    }
+    with serving("all", **settings) as server:
+        yield server
+
+
+async def test_pictures_by_url(server: Server, pictures: str) -> None:
+    """All in one moment: what can be fetched is read, everything else fails alone with 400."""
+    wanted = {
+        "/picture.png": "",
+        "/moved": "",
+        "/to-file": "file:///etc/passwd",
+        "/loop": "redirects more than",
+        "/large": str(LIMIT_NBYTES),
+        "/slow": f"within {FETCH_TIMEOUT_S:g} s",
+        "/missing": "404",
+    }
+    bodies = [question("What is the total?", pictures + path) for path in wanted]
+    bodies.append(question("What is the total?", "http://127.0.0.1:9/refused.png"))
+    replies = await post_all(server.base_url, bodies)
+    for (path, words), reply in zip(wanted.items(), replies, strict=False):
+        if words:
+            assert reply.status == 400, path
+            assert words in reply.error["message"]
+            assert "image_url" in reply.error["param"]
+        else:
+            assert reply.text == "10.85", path
+    assert replies[-1].status == 400
+    assert "could not be fetched" in replies[-1].error["message"]
