@@ -55,7 +55,7 @@ class WriteFrame(Message, frozen=True):
 
 
 class BeginFrame(Message, frozen=True):
-    """May I write this by other means (mooncake)?  Answered by Landed or NotLanded."""
+    """May I write this by other means (mooncake)?  `ended`: earlier writes that are over."""
 
     number: int
     region_id: str
@@ -64,6 +64,7 @@ class BeginFrame(Message, frozen=True):
     slots: tuple[int, ...]
     nbytes: int
     token: bytes  # names the write on every connection
+    ended: tuple[bytes, ...]
 
 
 class EndFrame(Message, frozen=True):
@@ -79,19 +80,23 @@ class SettleFrame(Message, frozen=True):
     tokens: tuple[bytes, ...]
 
 
-class Landed(Message, frozen=True):
+class Done(Message, frozen=True):
+    """Yes: it has landed, it may begin, it is settled; whatever was asked."""
+
     number: int
     checksum: int = 0
 
 
-class NotLanded(Message, frozen=True):
+class Declined(Message, frozen=True):
+    """No; nothing has landed, or not all."""
+
     number: int
     reason: str
 
 
 Frame = (
     Challenge | Hello | Accepted | Refused | WriteFrame | BeginFrame | EndFrame | SettleFrame
-    | Landed | NotLanded
+    | Done | Declined
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Frame)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
 import socket
+
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # states of the kernel
 
 
 @functools.cache
@@ -37,3 +40,26 @@ def is_process_dead(pid: int) -> bool:
         return bool(poll.poll(0))  # readable when the last thread is gone
     finally:
         os.close(fd)
+
+
+def has_half_closed_sockets() -> bool:
+    """Whether this process holds TCP connections that their other ends have closed.
+
+    As long as there are any, bytes of a dead peer may lie in them unread.  Blocks briefly.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed meanwhile, or not a socket of a known family
+            continue
+        with contextlib.closing(copy):
+            if copy.family not in {socket.AF_INET, socket.AF_INET6}:
+                continue
+            if copy.type != socket.SOCK_STREAM or not copy.getsockname()[1]:
+                continue
+            state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            if state in {TCP_CLOSE, TCP_CLOSE_WAIT}:
+                return True
+    return False

@@ -22,9 +22,10 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from epd.messages import Message
 from epd.transport.base import TransportError
 from epd.transport.endpoint import is_loopback
-from epd.transport.frames import Accepted, Challenge, Hello, Refused
+from epd.transport.frames import Accepted, Challenge, Done, Hello, Refused
 from epd.transport.region import WriteRefused
 from epd.transport.wire import Wire
 
@@ -258,6 +259,21 @@ class Links:
         except (LinkRefused, TimeoutError):
             return False
         return True
+
+    async def ask_apart(self, life: Life, locator: str, frame_of: Callable[[int], Message]) -> bool:
+        """Ask a question on a connection of its own; True: agreed, or gone; False: no answer."""
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                wire = await self._call(life, locator, succeeds=False)
+        except PeerGone:
+            return True
+        except (LinkRefused, TimeoutError):
+            return False
+        number, answer = wire.ask()
+        wire.post(frame_of(number))
+        await asyncio.wait((answer,), timeout=SETTLE_TIMEOUT_S)
+        wire.sever()
+        return answer.done() and not answer.exception() and isinstance(answer.result(), Done)
 
     def _sever_all(self, life: Life) -> None:
         for wire in list(self._inbound.get(life, ())):

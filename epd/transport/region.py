@@ -147,6 +147,16 @@ class SlotRegion:
             raise WriteRefused(f"fewer than {nbytes} bytes were deposited in slots {list(slots)}")
         return views
 
+    def check_write(
+        self, slot_nbytes: int, num_slots: int, slots: Sequence[int], nbytes: int
+    ) -> None:
+        """What a writer asks for fits what is here.  Raises WriteRefused."""
+        if (self.remote.slot_nbytes, self.remote.num_slots) != (slot_nbytes, num_slots):
+            raise WriteRefused(f"region {self.remote.region_id!r} has another shape than described")
+        check_slots(self.remote, slots)
+        if not 0 <= nbytes <= len(slots) * slot_nbytes:
+            raise WriteRefused(f"{nbytes} bytes do not fit {len(slots)} slots")
+
     def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
         """Keep a producer's buffers for `slots` instead of their bytes."""
         self.forget(slots)

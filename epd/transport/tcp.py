@@ -29,7 +29,7 @@ from epd.transport.base import (
 )
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import Copier
-from epd.transport.frames import Landed, NotLanded, WriteFrame
+from epd.transport.frames import Declined, Done, WriteFrame
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
 from epd.transport.links import Life, Links
@@ -38,7 +38,6 @@ from epd.transport.region import (
     WriteRefused,
     byte_views,
     check_shape,
-    check_slots,
     plan,
     runs,
 )
@@ -139,15 +138,13 @@ class TcpTransferEngine:
         except WireLost as lost:
             self._doubts.setdefault(life, set()).add(target.locator)
             return WriteUnknown(f"{target.instance_id}: {lost}")
-        if isinstance(said, NotLanded):
+        if isinstance(said, Declined):
             return WriteFailed(f"{target.instance_id} refused: {said.reason}")
         if said.checksum != checksum:
             return WriteFailed("other bytes landed than were sent: the checksums differ")
         return Written(nbytes, checksum)
 
-    async def _answer(
-        self, wire: Wire, answer: asyncio.Future[Landed | NotLanded]
-    ) -> Landed | NotLanded:
+    async def _answer(self, wire: Wire, answer: asyncio.Future[Done | Declined]) -> Done | Declined:
         await asyncio.wait((answer,), timeout=self._answer_timeout_s)
         if not answer.done():
             wire.sever()
@@ -164,7 +161,7 @@ class TcpTransferEngine:
         try:
             region = self._granted(frame)
         except WriteRefused as refused:
-            answer = NotLanded(frame.number, str(refused))
+            answer = Declined(frame.number, str(refused))
             wire.discard(frame.nbytes, functools.partial(wire.pay, answer))
             return
         memory = region.buffer
@@ -179,19 +176,14 @@ class TcpTransferEngine:
         region = self._own.get(frame.region_id)
         if region is None:
             raise WriteRefused(f"region {frame.region_id!r} was revoked or never existed")
-        remote = region.remote
-        if (remote.slot_nbytes, remote.num_slots) != (frame.slot_nbytes, frame.num_slots):
-            raise WriteRefused(f"region {frame.region_id!r} has another shape than the descriptor")
-        check_slots(remote, frame.slots)
-        if not 0 <= frame.nbytes <= len(frame.slots) * remote.slot_nbytes:
-            raise WriteRefused(f"{frame.nbytes} bytes do not fit {len(frame.slots)} slots")
+        region.check_write(frame.slot_nbytes, frame.num_slots, frame.slots, frame.nbytes)
         return region
 
     def _landed(self, wire: Wire, frame: WriteFrame, region: SlotRegion) -> None:
         if region.revoked:
-            wire.pay(NotLanded(frame.number, f"region {frame.region_id!r} was revoked meanwhile"))
+            wire.pay(Declined(frame.number, f"region {frame.region_id!r} was revoked meanwhile"))
         elif not frame.checksum:
-            wire.pay(Landed(frame.number))
+            wire.pay(Done(frame.number))
         else:
             task = asyncio.get_running_loop().create_task(
                 self._sum_up(wire, frame, region, region.views(frame.slots, frame.nbytes))
@@ -204,9 +196,9 @@ class TcpTransferEngine:
     ) -> None:
         checksum = await self._copier.checksum(views)
         if region.revoked:
-            wire.pay(NotLanded(frame.number, f"region {frame.region_id!r} was revoked meanwhile"))
+            wire.pay(Declined(frame.number, f"region {frame.region_id!r} was revoked meanwhile"))
         else:
-            wire.pay(Landed(frame.number, checksum))
+            wire.pay(Done(frame.number, checksum))
 
     # --- the end of things ------------------------------------------------------------------------
 

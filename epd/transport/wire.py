@@ -18,7 +18,7 @@ from typing import Any
 
 from epd.messages import Message
 from epd.transport.base import TransportError
-from epd.transport.frames import Landed, NotLanded, decode, encode
+from epd.transport.frames import Declined, Done, decode, encode
 
 LENGTH = struct.Struct("!I")
 MAX_FRAME_NBYTES = 4 << 20  # a write into a hundred thousand slots
@@ -52,7 +52,7 @@ class Wire(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._answers: dict[int, asyncio.Future[Landed | NotLanded]] = {}
+        self._answers: dict[int, asyncio.Future[Done | Declined]] = {}
         self._next_number = 0
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._into: list[memoryview] = []  # where the next bytes go, last first
@@ -70,10 +70,10 @@ class Wire(asyncio.BufferedProtocol):
             body = encode(frame)
             self._transport.write(LENGTH.pack(len(body)) + body)
 
-    def ask(self) -> tuple[int, asyncio.Future[Landed | NotLanded]]:
+    def ask(self) -> tuple[int, asyncio.Future[Done | Declined]]:
         """A number for a write, and the future of its answer (WireLost if it never comes)."""
         self._next_number += 1
-        future: asyncio.Future[Landed | NotLanded] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Done | Declined] = asyncio.get_running_loop().create_future()
         if self._severed:
             future.set_exception(WireLost("the connection is lost"))
         self._answers[self._next_number] = future
@@ -85,7 +85,7 @@ class Wire(asyncio.BufferedProtocol):
         for _ in range(0 if self._answers else 3):
             await asyncio.sleep(0)
 
-    def answer(self, frame: Landed | NotLanded) -> None:
+    def answer(self, frame: Done | Declined) -> None:
         future = self._answers.pop(frame.number, None)
         if future is not None and not future.done():
             future.set_result(frame)
@@ -164,7 +164,7 @@ class Wire(asyncio.BufferedProtocol):
         except ValueError:  # not a frame of ours: nothing that follows can be trusted
             self.sever()
             return
-        if isinstance(frame, Landed | NotLanded):
+        if isinstance(frame, Done | Declined):
             self.answer(frame)
         else:
             self.on_frame(self, frame)
@@ -177,7 +177,7 @@ class Wire(asyncio.BufferedProtocol):
         if self.unanswered == MAX_UNANSWERED and self._transport is not None:
             self._transport.pause_reading()
 
-    def pay(self, frame: Landed | NotLanded) -> None:
+    def pay(self, frame: Done | Declined) -> None:
         if self.unanswered == MAX_UNANSWERED and self._transport is not None:
             self._transport.resume_reading()
         self.unanswered -= 1
@@ -234,6 +234,6 @@ class Wire(asyncio.BufferedProtocol):
         self._writable.set()
 
 
-def _seen(future: asyncio.Future[Landed | NotLanded]) -> None:
+def _seen(future: asyncio.Future[Done | Declined]) -> None:
     if not future.cancelled():
         future.exception()

@@ -17,6 +17,8 @@ from epd.transport.base import TransferEngine, TransportError, WriteFailed, Writ
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.mooncake import MooncakeTransferEngine
+from epd.transport.mooncake_library import missing
 from epd.transport.region import WriteRefused
 from epd.transport.routing import RoutingTransferEngine
 from epd.transport.shm import ShmTransferEngine
@@ -102,7 +104,13 @@ def _file(directory: str) -> Make:
     return lambda name, epoch: FileTransferEngine(name, epoch, checksums=True, directory=directory)
 
 
-KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file]
+def _mooncake(directory: str) -> Make:
+    if reason := missing():
+        pytest.skip(reason)
+    return lambda name, epoch: MooncakeTransferEngine(name, epoch, checksums=True)
+
+
+KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file, _mooncake]
 
 
 @pytest.fixture
@@ -118,6 +126,8 @@ async def world(request: pytest.FixtureRequest, directory: str) -> AsyncIterator
     yield made
     await made.close()
     assert [name for name in os.listdir(directory) if "casualty" not in name] == []
+    if request.param is _mooncake:
+        return  # its library keeps descriptors for the life of the process
     async with asyncio.timeout(2):  # a copy thread lets go of its last views in its own time
         while len(os.listdir("/proc/self/fd")) > descriptors_before or _is_mapped(directory):
             await asyncio.sleep(0.001)

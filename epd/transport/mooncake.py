@@ -1,0 +1,303 @@
+"""Data plane over mooncake's transfer engine: one-sided writes between hosts.
+
+Mooncake moves bytes and nothing more: any process that knows port and address may write, a failed
+write may still land, and nobody can be turned away.  So every write asks first, over a connection
+of our own (`links`: authenticated, of one life of a peer): the owner checks region, epoch and
+slots, and notes the write as begun; the writer says when it has ended.  The owner therefore knows
+at any time who may be writing.
+
+Outcomes.  Not begun, or declined: `WriteFailed`.  All pieces done: `Written`.  Anything else:
+`WriteUnknown`.
+
+Fence.  A peer is barred: it begins nothing any more.  If it has begun nothing that has not ended,
+that is all.  Otherwise it must have died on this host, and the library must have read its
+connections to their ends.  A writer in doubt whose connections broke can also ask a living owner
+whether they have been read to the end.  What neither covers stays owned: a host that vanished in
+the middle of a write leaves its slots owned until this process ends.
+
+Protocol TCP: any source memory will do.  RDMA would need sources in registered memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from epd.messages import Address, Message, RemoteRegion
+from epd.transport.base import (
+    Buffer,
+    Region,
+    TransportError,
+    WriteFailed,
+    WriteOutcome,
+    WriteUnknown,
+    Written,
+)
+from epd.transport.codec import check_instance_id
+from epd.transport.copying import Copier
+from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
+from epd.transport.host import has_half_closed_sockets, is_process_dead, this_host_id
+from epd.transport.host_memory import anonymous
+from epd.transport.links import Life, Links
+from epd.transport.mooncake_library import End, Library, Piece
+from epd.transport.region import SlotRegion, WriteRefused, byte_views, check_shape, plan
+from epd.transport.wire import Wire, WireLost
+
+CLOSE_TIMEOUT_S = 5.0
+BEGIN_TIMEOUT_S = 10.0
+NUM_THREADS = 16  # writes under way at once; a frozen peer does not get as far as here
+LOCATOR = re.compile(r"(?P<control>[^/]+)/(?P<engine>[^/]+)/(?P<base>[0-9a-f]{1,16})")
+
+_kept: list[memoryview] = []  # memory that a peer may still write to: never given back
+
+
+class MooncakeTransferEngine:
+    """One instance's data plane over mooncake.
+
+    `host`: where peers can reach this instance.  `secret`: of the cluster; may be empty on
+    loopback.  Raises TransportError when the library is missing or the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        epoch: int,
+        *,
+        checksums: bool = False,
+        host: str = "127.0.0.1",
+        secret: bytes = b"",
+        begin_timeout_s: float = BEGIN_TIMEOUT_S,
+    ) -> None:
+        check_instance_id(instance_id)
+        self._life: Life = (instance_id, epoch)
+        self._begin_timeout_s = begin_timeout_s
+        self._links = Links(self._life, host, secret, self._on_frame)
+        self._library = Library.acquire(host)
+        self._copier = Copier(checksums=checksums)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-mooncake")
+        self._own: dict[str, SlotRegion] = {}
+        self._barred: set[Life] = set()
+        self._begun: dict[bytes, tuple[Life, memoryview]] = {}  # by peers, into our memory
+        self._ended: dict[Life, list[bytes]] = {}  # own writes whose end the owner may not know
+        self._doubts: dict[Life, dict[bytes, tuple[str, End]]] = {}  # own writes, ended unknown
+        self._writes: set[asyncio.Task[WriteOutcome]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> SlotRegion:
+        """Zeroed, resident memory, registered with mooncake."""
+        nbytes = check_shape(name, num_slots, slot_nbytes)
+        if name in self._own:
+            raise TransportError(f"region {name!r} exists already: revoke it first")
+        memory = anonymous(nbytes)
+        base = _address_of(memory)
+        self._library.register(base, nbytes)
+        engine = f"{self._library.host}:{self._library.port}"
+        locator = f"{self._links.listen()}/{engine}/{base:x}"
+        remote = RemoteRegion("mooncake", *self._life, name, locator, slot_nbytes, num_slots)
+        region = SlotRegion(remote, memory, by_reference=by_reference)
+        self._own[name] = region
+        return region
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def write(
+        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> WriteOutcome:
+        """See `TransferEngine.write`.  A cancelled caller leaves the write running."""
+        try:
+            if self._closed:
+                raise WriteRefused("the engine is closed")
+            found = LOCATOR.fullmatch(target.locator)
+            if target.backend != "mooncake" or found is None:
+                raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
+            views = byte_views(source)
+            base = int(found["base"], 16)
+            pieces = [
+                Piece(_address_of(view), base + offset, view.nbytes)
+                for offset, view in plan(views, target, slots)
+            ]
+        except WriteRefused as refused:
+            return WriteFailed(str(refused))
+        task = asyncio.get_running_loop().create_task(
+            self._write(views, pieces, target, tuple(slots), found["control"], found["engine"])
+        )
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
+
+    async def _write(
+        self,
+        views: list[memoryview],
+        pieces: list[Piece],
+        target: RemoteRegion,
+        slots: tuple[int, ...],
+        control: str,
+        engine: str,
+    ) -> WriteOutcome:
+        life = (target.instance_id, target.epoch)
+        token = secrets.token_bytes(12)
+        nbytes = sum(view.nbytes for view in views)
+        try:
+            wire = await self._begin(target, slots, nbytes, control, token)
+        except WriteRefused as refused:
+            return WriteFailed(str(refused))
+        loop = asyncio.get_running_loop()
+        transfer = functools.partial(self._library.transfer, engine, pieces)
+        end = await loop.run_in_executor(self._threads, transfer)
+        if end in {End.BROKEN, End.ENDLESS}:
+            self._doubts.setdefault(life, {})[token] = (control, end)
+            return WriteUnknown(f"mooncake to {target.instance_id}: {end.value}")
+        self._ended.setdefault(life, []).append(token)
+        wire.post(EndFrame((token,)))
+        if end is End.REFUSED:
+            return WriteFailed(f"mooncake does not reach {target.instance_id} at {engine}")
+        checksum = await self._copier.checksum(views) if self._copier.checksums else 0
+        return Written(nbytes, checksum)
+
+    async def _begin(
+        self, target: RemoteRegion, slots: tuple[int, ...], nbytes: int, control: str, token: bytes
+    ) -> Wire:
+        """The owner's leave to write.  Raises WriteRefused: nothing was submitted."""
+        life = (target.instance_id, target.epoch)
+        wire = await self._links.to(life, control)
+        number, answer = wire.ask()
+        ended = tuple(self._ended.get(life, ()))
+        wire.post(
+            BeginFrame(
+                number, target.region_id, target.slot_nbytes, target.num_slots, slots, nbytes,
+                token, ended,
+            )
+        )  # fmt: skip
+        await asyncio.wait((answer,), timeout=self._begin_timeout_s)
+        try:
+            if not answer.done():
+                wire.sever()
+                raise WireLost(f"it did not answer for {self._begin_timeout_s:g} s")
+            said = answer.result()
+        except WireLost as lost:
+            self._ended.setdefault(life, []).append(token)  # should it have been noted as begun
+            raise WriteRefused(f"{target.instance_id}: {lost}") from None
+        self._ended[life] = [t for t in self._ended.get(life, ()) if t not in ended]
+        if isinstance(said, Declined):
+            raise WriteRefused(f"{target.instance_id} refused: {said.reason}")
+        return wire
+
+    # --- being written to -------------------------------------------------------------------------
+
+    def _on_frame(self, wire: Wire, frame: Any) -> None:
+        if isinstance(frame, BeginFrame):
+            self._end(frame.ended)
+            wire.post(self._answer(wire, frame))
+        elif isinstance(frame, EndFrame):
+            self._end(frame.tokens)
+        elif isinstance(frame, SettleFrame):
+            task = asyncio.get_running_loop().create_task(self._settle(wire, frame))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+        else:
+            wire.sever()
+
+    def _answer(self, wire: Wire, frame: BeginFrame) -> Message:
+        region = self._own.get(frame.region_id)
+        if region is None:
+            return Declined(frame.number, f"region {frame.region_id!r} was revoked")
+        if wire.peer in self._barred:
+            return Declined(frame.number, "this instance is fenced")
+        try:
+            region.check_write(frame.slot_nbytes, frame.num_slots, frame.slots, frame.nbytes)
+        except WriteRefused as refused:
+            return Declined(frame.number, str(refused))
+        self._begun[frame.token] = (wire.peer, region.buffer)
+        return Done(frame.number)
+
+    def _end(self, tokens: tuple[bytes, ...]) -> None:
+        for token in tokens:
+            self._begun.pop(token, None)
+
+    async def _settle(self, wire: Wire, frame: SettleFrame) -> None:
+        """The writer has closed what carried these; have we read it to the end?"""
+        if await asyncio.to_thread(has_half_closed_sockets):
+            wire.post(Declined(frame.number, "bytes may still be arriving"))
+            return
+        self._end(frame.tokens)
+        wire.post(Done(frame.number))
+
+    # --- the end of things ------------------------------------------------------------------------
+
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`: CRC-32."""
+        return await self._copier.checksum(byte_views(views))
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        """Bar that life; True once nothing that it or we have begun can still move."""
+        life = (peer.instance_id, peer.epoch)
+        self._barred.add(life)  # but still heard: it may say what has ended
+        begun = [token for token, (writer, _) in self._begun.items() if writer == life]
+        doubts = self._doubts.get(life, {})
+        if not begun and not doubts:
+            return True
+        if host_id == this_host_id() and is_process_dead(pid):
+            if await asyncio.to_thread(has_half_closed_sockets):
+                return False
+            self._end(tuple(begun))
+            self._doubts.pop(life, None)
+            return True
+        return not begun and await self._resolve(life, doubts)
+
+    async def _resolve(self, life: Life, doubts: dict[bytes, tuple[str, End]]) -> bool:
+        if any(end is End.ENDLESS for _, end in doubts.values()):
+            return False
+        for control in sorted({control for control, _ in doubts.values()}):
+            tokens = tuple(token for token, (where, _) in doubts.items() if where == control)
+
+            def settle(number: int, tokens: tuple[bytes, ...] = tokens) -> Message:
+                return SettleFrame(number, tokens)
+
+            if not await self._links.ask_apart(life, control, settle):
+                return False
+            for token in tokens:
+                del doubts[token]
+        return True
+
+    def revoke(self, region: Region) -> None:
+        """Unlist and unregister; memory that somebody may still write to is not given back."""
+        own = self._own.get(region.remote.region_id)
+        if own is not region:
+            return
+        memory = own.buffer
+        del self._own[region.remote.region_id]
+        self._library.unregister(_address_of(memory))
+        own.release()
+
+    async def close(self) -> None:
+        """Wait for own writes, sever all connections, revoke own regions.  Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
+        await self._links.close()
+        _kept.extend(memory for _, memory in self._begun.values())
+        for region in list(self._own.values()):
+            self.revoke(region)
+        in_doubt = bool(self._writes or self._begun or any(self._doubts.values()))
+        self._threads.shutdown(wait=False)
+        if not in_doubt:
+            self._library.give_back()
+        await self._copier.drain(CLOSE_TIMEOUT_S)
+        self._copier.close()
+
+
+def _address_of(view: memoryview) -> int:
+    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
+    return address

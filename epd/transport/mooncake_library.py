@@ -1,0 +1,168 @@
+"""Mooncake's engine, from the package to one finished transfer.
+
+The library reads its settings from the environment when it is imported, so they are set here, in
+the process, before that.  It is imported where it is used: most instances never need it.
+
+Measured: the synchronous calls and `get_batch_transfer_status` spin on a core; submitting, and
+asking `transfer_check_status` with growing pauses, does not and is faster.  An id is not asked for
+again after its terminal answer, for the library reuses ids.  Destroying an engine takes a
+second, and a minute if a peer is frozen, with the interpreter lock held: so an engine is never
+destroyed.  One that is given back with nothing in doubt serves the next who asks in this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from epd.transport.base import TransportError
+
+ENVIRONMENT = {
+    "MC_FORCE_TCP": "1",
+    "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS": "1",  # a restarted peer is found again
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "5",
+    "MC_TCP_STATUS_TIMEOUT_SEC": "5",
+    "MC_TRANSFER_TIMEOUT": "30",
+    "MC_LOG_LEVEL": "ERROR",
+}
+FIRST_PAUSE_S = 20e-6
+LONGEST_PAUSE_S = 1e-3
+MAX_SUBMITTED = 64  # pieces of one write under way at once
+FAILED = -1  # a status; -2 is the library's time-out, 0 means under way, 1 done
+GIVE_UP_S = 60.0  # the library's own limits are below; after this the outcome is unknown
+PACKAGE = "mooncake-transfer-engine-non-cuda"
+SYSTEM_PACKAGES = {"libibverbs": "libibverbs1", "libnuma": "libnuma1", "libcurl": "libcurl4"}
+
+
+class End(Enum):
+    DONE = "all bytes are in the target's memory"
+    REFUSED = "some pieces were never submitted and nothing is under way"
+    BROKEN = "some pieces failed and their connections are closed; what was sent may still land"
+    ENDLESS = "some pieces did not end: the source may still be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes from one address of this process to one of the peer's."""
+
+    source: int
+    target: int
+    nbytes: int
+
+
+def load() -> Any:
+    """The library's engine class.  Raises TransportError that names what to install."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mooncake.engine import TransferEngine
+    except ModuleNotFoundError:
+        raise TransportError(
+            f"the mooncake transport needs the package {PACKAGE}: pip install {PACKAGE} "
+            "(mooncake-transfer-engine-cuda13 on a GPU machine)"
+        ) from None
+    except ImportError as error:
+        missing = str(error).partition(":")[0]
+        package = SYSTEM_PACKAGES.get(missing.partition(".so")[0], "")
+        remedy = f"apt-get install {package or ' '.join(SYSTEM_PACKAGES.values())}"
+        raise TransportError(
+            f"the mooncake transport needs the system library {missing}: {remedy}"
+        ) from None
+    return TransferEngine
+
+
+class Library:
+    """One engine of the library, reachable at `host`:`port`; unauthenticated and unencrypted."""
+
+    def __init__(self, host: str) -> None:
+        self._engine = load()()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))  # never destroyed
+        if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "") != 0:
+            raise TransportError(
+                f"mooncake cannot listen on {host}: give an address of this host, and leave the "
+                "ports 15000 to 17000 free"
+            )
+        self.host = host
+        self.port: int = self._engine.get_rpc_port()
+
+    @classmethod
+    def acquire(cls, host: str) -> Library:
+        """One that was given back, or a new one.  Raises TransportError."""
+        for library in _idle:
+            if library.host == host:
+                _idle.remove(library)
+                return library
+        return cls(host)
+
+    def give_back(self) -> None:
+        """Nothing is registered or under way any more."""
+        _idle.append(self)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Peers may write there from now on.  Raises TransportError."""
+        if self._engine.register_memory(address, nbytes) != 0:
+            raise TransportError(
+                f"mooncake cannot register {nbytes} bytes: raise the limit of locked memory "
+                "(ulimit -l unlimited), or lower pool_nbytes or kv_nbytes"
+            )
+
+    def unregister(self, address: int) -> None:
+        self._engine.unregister_memory(address)
+
+    def transfer(self, peer: str, pieces: Sequence[Piece]) -> End:
+        """Write the pieces; blocks its thread, asleep most of the time."""
+        under_way: list[int] = []
+        ends: set[End] = set()
+        for piece in pieces:
+            if len(under_way) >= MAX_SUBMITTED:
+                under_way = self._wait(under_way, ends, limit=MAX_SUBMITTED - 1)
+            if ends:
+                break
+            handle = self._engine.transfer_submit_write(
+                peer, piece.source, piece.target, piece.nbytes
+            )
+            if handle <= 0:
+                ends.add(End.REFUSED)
+                break
+            under_way.append(handle)
+        self._wait(under_way, ends, limit=0)
+        return next(
+            (end for end in (End.ENDLESS, End.BROKEN, End.REFUSED) if end in ends), End.DONE
+        )
+
+    def _wait(self, handles: list[int], ends: set[End], limit: int) -> list[int]:
+        """Until at most `limit` are under way; returns those and notes bad ends."""
+        pause_s, until_s = FIRST_PAUSE_S, time.monotonic() + GIVE_UP_S
+        while True:
+            waiting = []
+            for handle in handles:
+                status = self._engine.transfer_check_status(handle)
+                if status == 0:
+                    waiting.append(handle)
+                elif status < 0:
+                    ends.add(End.BROKEN if status == FAILED else End.ENDLESS)
+            handles = waiting
+            if len(handles) <= limit:
+                return handles
+            if time.monotonic() > until_s:
+                ends.add(End.ENDLESS)
+                return []
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+
+_idle: list[Library] = []
+
+
+def missing() -> str:
+    """Why the library cannot be used here; empty if it can.  Imports it."""
+    try:
+        load()
+    except TransportError as error:
+        return str(error)
+    return ""
