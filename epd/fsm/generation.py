@@ -47,6 +47,7 @@ class S(State):
 class Do(Effect):
     DISPATCH = "send the attempt to encode and prefill"
     PLACE = "choose instances for the next attempt"
+    AWAIT_TOPOLOGY = "try to place it again soon, and not for ever"
     DELIVER = "hand new tokens to the client"
     DELIVER_FINAL = "hand the last tokens and the finish reason to the client"
     ABORT_ATTEMPT = "tell the instances of the attempt to stop"
@@ -78,6 +79,14 @@ class Placed(Event):
 
 @dataclass(slots=True)
 class NoTopology(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class PlacementTimedOut(Event):
+    """No topology came back in time."""
+
+    by_time = True
     reason: str
 
 
@@ -207,7 +216,7 @@ def note_refusal(generation: Generation, event: Refused) -> None:
     generation.error = ("busy", event.reason)
 
 
-def note_no_topology(generation: Generation, event: NoTopology) -> None:
+def note_no_topology(generation: Generation, event: NoTopology | PlacementTimedOut) -> None:
     kind, reason = generation.error
     generation.error = (
         "unavailable",
@@ -247,7 +256,8 @@ ROWS = (
     Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT), note="F43"),
     Row(_OPEN, DeadlinePassed, S.FAILED, _FAIL, note_deadline),
     Row(S.MIGRATING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
-    Row(S.MIGRATING, NoTopology, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
+    Row(S.MIGRATING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="the only instance may be back soon (F19, F20)"),
+    Row(S.MIGRATING, PlacementTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
     Row(S.MIGRATING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
     Row(S.MIGRATING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
     Row(S.CANCELLING, AbortConfirmed, S.FINISHED, (Do.CLOSE,)),

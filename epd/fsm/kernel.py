@@ -31,9 +31,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import transitions
+
+from epd.fsm.entry import StoryEntry
 
 
 class State(Enum):
@@ -114,16 +116,6 @@ class IllegalEvent(Exception):
         )
         self.machine = machine
         self.event = event
-
-
-class StoryEntry(NamedTuple):
-    """One line of a story; an event that repeats in one state is one line, counted."""
-
-    at_s: float
-    source: str
-    event: str
-    target: str
-    times: int = 1
 
 
 class Journal(Protocol):
@@ -395,11 +387,7 @@ class Machine:
 
     def tell_story(self) -> str:
         """The story on one line: `RESERVED -RowsReady@1.204-> WRITING; ...`."""
-        lines = (
-            f"{e.source} -{e.event}@{e.at_s:.3f}{f' x{e.times}' if e.times > 1 else ''}-> {e.target}"
-            for e in self.story
-        )
-        return "; ".join(lines) or "(nothing happened yet)"
+        return "; ".join(map(str, self.story)) or "(nothing happened yet)"
 
     def __repr__(self) -> str:
         return f"<{self.table.name} {self.key} {self._state.name}>"

@@ -30,6 +30,7 @@ class Dispatcher:
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
         self._avoid: dict[str, set[str]] = {}
+        self._give_up_s: dict[str, float] = {}  # while there is no topology for it
         self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
 
     # --- placement --------------------------------------------------------------------------------
@@ -54,6 +55,12 @@ class Dispatcher:
         hashes = [item.mm_hash for item in machine.prompt.items]
         return place(self.candidates(), hashes, self._avoid.get(machine.key, set()))
 
+    def may_wait(self, machine: Generation) -> bool:
+        """Whether a generation without a topology has waited less than its bound."""
+        now_s = self._actor.clock.now_s()
+        give_up_s = self._give_up_s.setdefault(machine.key, now_s + self._timing.topology_timeout_s)
+        return now_s < give_up_s
+
     def avoid(self, machine: Generation, instance_id: str) -> None:
         """This instance failed it; take it again only if there is no other."""
         self._avoid.setdefault(machine.key, set()).add(instance_id)
@@ -63,6 +70,7 @@ class Dispatcher:
     def send(self, machine: Generation) -> bool:
         """Send the present attempt to its instances.  False: prefill takes no messages."""
         placement: Placement = machine.placement
+        self._give_up_s.pop(machine.key, None)
         self._book(machine, placement)
         deadline_s = self._deadline_s(machine)
         items = self._send_encodes(machine, placement, deadline_s)
@@ -140,6 +148,7 @@ class Dispatcher:
         """The generation has ended."""
         self.withdraw(machine)
         self._avoid.pop(machine.key, None)
+        self._give_up_s.pop(machine.key, None)
         self._actor.disarm(f"generation/{machine.key}/encode")
 
     def _book(self, machine: Generation, placement: Placement) -> None:

@@ -162,6 +162,15 @@ class GatewayRole(Role[Generation]):
     def place_again(self, machine: Generation, event: Event) -> None:
         self._place(machine)
 
+    @performs(Do.AWAIT_TOPOLOGY)
+    def await_topology(self, machine: Generation, event: fsm.NoTopology) -> None:
+        """An instance that is restarted is back within seconds; its requests need not be lost."""
+        if self._dispatcher.may_wait(machine):
+            name = f"generation/{machine.key}/attempt"
+            self.actor.arm(name, self._timing.retry_interval_s, lambda: self._place(machine))
+        else:
+            self.fire(machine, fsm.PlacementTimedOut(event.reason))
+
     @performs(Do.DISPATCH)
     def dispatch(self, machine: Generation, event: Event) -> None:
         if not self._dispatcher.send(machine):

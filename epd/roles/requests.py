@@ -116,7 +116,7 @@ class Requests(Role[Request]):
         self.actor.arm(name, delay_s, lambda: self._tell_alive(request))
 
     def _tell_alive(self, request: Request) -> None:
-        if not request.num_sent and request.state is not fsm.S.ABORTING:
+        if not request.num_sent and not request.ended_for_client:
             alive = RequestAccepted(request.request_id, request.attempt)
             self.actor.send(request.gateway, alive)
             self._arm_alive(request)

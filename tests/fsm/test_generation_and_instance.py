@@ -73,10 +73,25 @@ def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> N
 
 
 def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
-    """MIGRATING -> FAILED."""
+    """MIGRATING -> MIGRATING, for a while -> FAILED."""
     placed.fire(g.AttemptFailed("lost", "p0 is gone", True))
-    follow(placed, (g.NoTopology("no prefill"), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)))
+    follow(
+        placed,
+        (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
+        (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
+        (g.PlacementTimedOut("no prefill"), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)),
+    )
     assert placed.error == ("unavailable", "no prefill (after: p0 is gone)")
+
+
+def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
+    """MIGRATING -> MIGRATING, for a while -> PLACED."""
+    placed.fire(g.AttemptFailed("lost", "p0 is gone", True))
+    follow(
+        placed,
+        (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
+        (g.Placed("p0 again"), S.PLACED, SEND),
+    )
 
 
 def test_a_client_that_leaves_gets_nothing_and_frees_everything(placed: g.Generation) -> None:
