@@ -7,8 +7,9 @@ import functools
 import os
 import select
 import socket
+from collections.abc import Iterator
 
-TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # states of the kernel
+TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # states of the kernel
 
 
 @functools.cache
@@ -42,11 +43,23 @@ def is_process_dead(pid: int) -> bool:
         os.close(fd)
 
 
-def has_half_closed_sockets() -> bool:
-    """Whether this process holds TCP connections that their other ends have closed.
+def has_half_closed_arrivals() -> bool:
+    """Whether this process holds connections to its listeners that the other ends have closed.
 
     As long as there are any, bytes of a dead peer may lie in them unread.  Blocks briefly.
     """
+    listening: set[int] = set()
+    half_closed: set[int] = set()
+    for port, state in _tcp_sockets():
+        if state == TCP_LISTEN:
+            listening.add(port)
+        elif state in {TCP_CLOSE, TCP_CLOSE_WAIT}:
+            half_closed.add(port)
+    return bool(listening & half_closed)
+
+
+def _tcp_sockets() -> Iterator[tuple[int, int]]:
+    """Local port and state of every TCP socket of this process, whoever opened it."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -55,11 +68,6 @@ def has_half_closed_sockets() -> bool:
         except OSError:  # closed meanwhile, or not a socket of a known family
             continue
         with contextlib.closing(copy):
-            if copy.family not in {socket.AF_INET, socket.AF_INET6}:
-                continue
-            if copy.type != socket.SOCK_STREAM or not copy.getsockname()[1]:
-                continue
-            state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-            if state in {TCP_CLOSE, TCP_CLOSE_WAIT}:
-                return True
-    return False
+            if copy.family in {socket.AF_INET, socket.AF_INET6} and copy.type == socket.SOCK_STREAM:
+                state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                yield copy.getsockname()[1], state

@@ -43,7 +43,7 @@ from epd.transport.base import (
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import Copier
 from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
-from epd.transport.host import has_half_closed_sockets, is_process_dead, this_host_id
+from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
 from epd.transport.links import Life, Links
 from epd.transport.mooncake_library import End, Library, Piece
@@ -226,7 +226,7 @@ class MooncakeTransferEngine:
 
     async def _settle(self, wire: Wire, frame: SettleFrame) -> None:
         """The writer has closed what carried these; have we read it to the end?"""
-        if await asyncio.to_thread(has_half_closed_sockets):
+        if await asyncio.to_thread(has_half_closed_arrivals):
             wire.post(Declined(frame.number, "bytes may still be arriving"))
             return
         self._end(frame.tokens)
@@ -247,10 +247,11 @@ class MooncakeTransferEngine:
         if not begun and not doubts:
             return True
         if host_id == this_host_id() and is_process_dead(pid):
-            if await asyncio.to_thread(has_half_closed_sockets):
+            self._doubts.pop(life, None)  # its memory is gone
+            arriving = await asyncio.to_thread(has_half_closed_arrivals)
+            if begun and arriving:
                 return False
             self._end(tuple(begun))
-            self._doubts.pop(life, None)
             return True
         return not begun and await self._resolve(life, doubts)
 

@@ -24,7 +24,8 @@ from epd.transport.base import TransportError
 
 ENVIRONMENT = {
     "MC_FORCE_TCP": "1",
-    "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS": "1",  # a restarted peer is found again
+    # a restarted peer that got its predecessor's port is found again; the dead are asked as well
+    "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS": "10",
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "5",
     "MC_TCP_STATUS_TIMEOUT_SEC": "5",
     "MC_TRANSFER_TIMEOUT": "30",

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import (
@@ -23,19 +25,75 @@ from epd.transport.base import (
     WriteFailed,
     WriteOutcome,
 )
+from epd.transport.endpoint import is_loopback, is_tcp
+from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.region import SlotRegion
 from epd.transport.shm import ShmTransferEngine
-
-BackendFactory = Callable[[str, int, bool], TransferEngine]
-
-
-def _make_shm(instance_id: str, epoch: int, checksums: bool) -> TransferEngine:
-    return ShmTransferEngine(instance_id, epoch, checksums=checksums)
+from epd.transport.tcp import TcpTransferEngine
 
 
-BACKENDS: dict[str, BackendFactory] = {"shm": _make_shm}
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """What a backend may need to know of its instance; each takes what concerns it."""
+
+    instance_id: str
+    epoch: int
+    checksums: bool = False
+    host: str = "127.0.0.1"  # where peers on other hosts can reach this one
+    secret: bytes = b""  # of the cluster; required beyond loopback
+    directory: str = ""  # shared by all instances; empty: below the system's temporary directory
+
+
+BackendFactory = Callable[[BackendSettings], TransferEngine]
+
+
+def _make_shm(its: BackendSettings) -> TransferEngine:
+    return ShmTransferEngine(its.instance_id, its.epoch, checksums=its.checksums)
+
+
+def _make_tcp(its: BackendSettings) -> TransferEngine:
+    return TcpTransferEngine(
+        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret
+    )
+
+
+def _make_mooncake(its: BackendSettings) -> TransferEngine:
+    return MooncakeTransferEngine(
+        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret
+    )
+
+
+def _make_file(its: BackendSettings) -> TransferEngine:
+    directory = its.directory or os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
+    return FileTransferEngine(
+        its.instance_id, its.epoch, checksums=its.checksums, directory=directory
+    )
+
+
+BACKENDS: dict[str, BackendFactory] = {
+    "shm": _make_shm,
+    "tcp": _make_tcp,
+    "mooncake": _make_mooncake,
+    "file": _make_file,
+}
+
+
+def choose_backend(transport: str, endpoint: str) -> str:
+    """The backend that `transport` means for an instance whose bus listens at `endpoint`.
+
+    `auto`: shared memory where all instances are on this host, TCP where some may not be.  Raises
+    TransportError for a name that is none.
+    """
+    if transport == "auto":
+        return "tcp" if is_tcp(endpoint) and not is_loopback(endpoint) else "shm"
+    if transport not in BACKENDS:
+        raise TransportError(
+            f"there is no transport {transport!r}: choose one of auto, {', '.join(BACKENDS)}"
+        )
+    return transport
 
 
 class RoutingTransferEngine:
@@ -53,6 +111,9 @@ class RoutingTransferEngine:
         *,
         preferred: str = "shm",
         checksums: bool = False,
+        host: str = "127.0.0.1",
+        secret: bytes = b"",
+        directory: str = "",
         factories: Mapping[str, BackendFactory] = BACKENDS,
     ) -> None:
         if preferred != "local" and preferred not in factories:
@@ -64,7 +125,9 @@ class RoutingTransferEngine:
         self._local = LocalTransferEngine(instance_id, epoch, memory, checksums=checksums)
         self._backends: dict[str, TransferEngine] = {}
         if preferred != "local":
-            self._backends[preferred] = factories[preferred](instance_id, epoch, checksums)
+            self._backends[preferred] = factories[preferred](
+                BackendSettings(instance_id, epoch, checksums, host, secret, directory)
+            )
         self._preferred: TransferEngine = self._backends.get(preferred, self._local)
 
     def allocate(

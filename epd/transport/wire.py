@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from epd.messages import Message
 from epd.transport.base import TransportError
@@ -205,11 +205,10 @@ class Wire(asyncio.BufferedProtocol):
         return self._severed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=0)  # at most one chunk is copied aside
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by duck typing
+        self._transport.set_write_buffer_limits(high=0)  # at most one chunk is copied aside
         if self._severed:
-            transport.abort()
+            self._transport.abort()
             return
         self._on_made(self)
 
