@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
+
 
 class ConfigError(Exception):
     """The configuration cannot be used; the text names the setting and the remedy."""
@@ -87,6 +89,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway_endpoint: str = ""
     endpoint: str = ""
     cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
+    transport: str = "auto"  # of rows and KV, one of TRANSPORTS
+    transport_directory: str = ""  # of the file transport: shared by all instances
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
     prefill: PrefillConfig = PrefillConfig()

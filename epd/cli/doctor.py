@@ -8,7 +8,6 @@ child process), so that a bad installation is reported and not suffered.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -23,7 +22,7 @@ from epd.cli import leftovers
 from epd.cli.model_check import bundled_model, check_model
 from epd.cli.ports import any_free, is_free
 from epd.cli.rundir import base_dir, cluster_dir
-from epd.config import ConfigError, EngineConfig, PrefillConfig
+from epd.config import TRANSPORTS, ConfigError, EngineConfig, PrefillConfig
 from epd.topology import ROLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +74,7 @@ def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False
         ("running", lambda: check_running(runtime)),
         ("leftovers", lambda: check_leftovers(runtime, fix=fix)),
         ("tiny-model", lambda: check_checkpoint("tiny-model", "")),
-        ("mooncake", check_mooncake),
+        ("transports", check_transports),
     ]
     if model:
         looks.append(("model", lambda: check_checkpoint("model", model)))
@@ -246,11 +245,13 @@ def check_checkpoint(name: str, model: str) -> Check:
     return Check(name, ok=True, detail=detail)
 
 
-def check_mooncake() -> Check:
-    """Optional: transfers between hosts."""
-    if importlib.util.find_spec("mooncake") is not None:
-        return Check("mooncake", ok=True, detail="installed")
-    return Check(
-        "mooncake", ok=True, detail="not installed; only transfers between hosts need it",
-        remedy="pip install -c constraints.txt -e '.[mooncake]' ('.[mooncake-cuda]' for GPUs)",
-    )  # fmt: skip
+def check_transports() -> Check:
+    """How rows and KV can move here; only mooncake needs more than epd itself."""
+    ask = "from epd.transport.mooncake_library import missing; print(missing())"
+    asked = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=False
+    )
+    reason = asked.stdout.strip() or (asked.stderr.strip().splitlines() or [""])[-1]
+    usable = [name for name in TRANSPORTS if name != "mooncake" or not reason]
+    detail = f"{', '.join(usable)} (auto: shm on one host, else tcp)"
+    return Check("transports", ok=True, detail=detail, remedy=reason)

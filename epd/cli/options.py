@@ -92,6 +92,14 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
         help="HTTP port, default 8000; it also names the cluster among those of this host",
     )  # fmt: skip
     group.add_argument(
+        "--transport", metavar="NAME",
+        help="how rows and KV move: auto (shm on one host, else tcp), shm, tcp, mooncake, file",
+    )  # fmt: skip
+    group.add_argument(
+        "--transport-dir", dest="transport_directory", metavar="DIR",
+        help="with --transport file: a directory that all instances share",
+    )  # fmt: skip
+    group.add_argument(
         "--run-dir", default="", metavar="DIR",
         help="parent of the private directory for ipc sockets; default $XDG_RUNTIME_DIR/epd",
     )  # fmt: skip

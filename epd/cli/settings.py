@@ -23,6 +23,7 @@ import msgspec
 
 from epd.cli.parser import parse_nbytes, suggestion
 from epd.config import (
+    TRANSPORTS,
     ConfigError,
     DecodeConfig,
     EncodeConfig,
@@ -47,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     tenant: str = ""
     cluster_key: str = ""  # a key file: required between hosts
+    transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
+    transport_directory: str = ""  # of the file transport: shared by all instances
     limits: Limits = Limits()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
@@ -160,6 +163,8 @@ def _problem(key: str, value: Any) -> str:
         return "a share is at most 1"
     if key == "engine.dtype" and value not in DTYPES:
         return f"it must be one of {', '.join(DTYPES)}{suggestion(value, DTYPES)}"
+    if key == "transport" and value not in TRANSPORTS:
+        return f"it must be one of {', '.join(TRANSPORTS)}{suggestion(value, TRANSPORTS)}"
     if key == "engine.device" and value != "cpu":
         return "it must be cpu: this version serves on the CPU only"
     return ""
@@ -222,6 +227,8 @@ def instance_config(
         gateway_endpoint=gateway_endpoint,
         endpoint=endpoint,
         cluster_key=settings.cluster_key,
+        transport=settings.transport,
+        transport_directory=settings.transport_directory,
         timing=settings.timing,
         encode=settings.encode,
         prefill=settings.prefill,

@@ -9,6 +9,7 @@ start anew. Whatever the way, sockets, ipc files and shared memory are removed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -25,9 +26,10 @@ from epd.transport.base import Bus
 from epd.transport.curve import ClusterKey
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
-from epd.transport.routing import RoutingTransferEngine
+from epd.transport.routing import RoutingTransferEngine, choose_backend, data_host
 from epd.transport.zmq_bus import ZmqBus
 
+logger = logging.getLogger(__name__)
 EXIT_EXPELLED = 75  # EX_TEMPFAIL: start me again
 
 Status = Callable[[str, str], None]  # state, detail
@@ -52,7 +54,16 @@ def load_engines(config: InstanceConfig) -> Engines:
 
 
 def make_ports(
-    bus: Bus, instance_id: str, epoch: int, memory: LocalMemory, backend: str, *, checksums: bool
+    bus: Bus,
+    instance_id: str,
+    epoch: int,
+    memory: LocalMemory,
+    backend: str,
+    *,
+    checksums: bool,
+    host: str = "127.0.0.1",
+    secret: bytes = b"",
+    directory: str = "",
 ) -> Ports:
     """The real ports of one instance."""
     clock = SystemClock()
@@ -61,7 +72,14 @@ def make_ports(
         bus=bus,
         random=SystemRandom(),
         transfers=RoutingTransferEngine(
-            instance_id, epoch, memory, preferred=backend, checksums=checksums
+            instance_id,
+            epoch,
+            memory,
+            preferred=backend,
+            checksums=checksums,
+            host=host,
+            secret=secret,
+            directory=directory,
         ),
         journal=RecordingJournal(clock.now_s),
         log=LoggingLog(),
@@ -101,15 +119,20 @@ async def serve_instance(
     """Join the gateway over the network and serve until asked to end; returns the exit status."""
     epoch = new_epoch()
     key = load_cluster_key(config.cluster_key)
+    backend = choose_backend(config.transport, config.endpoint)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     ports = make_ports(
         bus,
         config.instance_id,
         epoch,
         LocalMemory(),
-        "shm",
+        backend,
         checksums=config.engine.checksums,
+        host=data_host(config.endpoint),
+        secret=key.data_plane_secret() if key is not None else b"",
+        directory=config.transport_directory,
     )
+    logger.info("rows and KV move over %s (transport %s)", backend, config.transport)
     public_key = key.server_public if key is not None else ""
     gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
     try:

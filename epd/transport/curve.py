@@ -10,6 +10,7 @@ the event loop; there is no thread.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -72,6 +73,12 @@ class ClusterKey:
         with os.fdopen(fd, "w", encoding="ascii") as file:
             json.dump(asdict(self), file, indent=1)
             file.write("\n")
+
+    def data_plane_secret(self) -> bytes:
+        """What members prove to each other on the data plane; tells nothing of the keys."""
+        return hashlib.sha256(
+            f"epd data plane\n{self.server_secret}\n{self.client_secret}".encode()
+        ).digest()
 
     def protect_listener(self, listener: zmq.Socket[Any]) -> None:
         listener.setsockopt(zmq.CURVE_SERVER, 1)

@@ -61,6 +61,11 @@ class Links:
                 f"the data plane at {host} is reachable from other hosts and needs a key: pass "
                 "the same --cluster-key FILE to every instance, or listen on 127.0.0.1"
             )
+        if host in {"0.0.0.0", "*", "::", "[::]"}:
+            raise TransportError(
+                f"the data plane cannot be reached at {host}: name the address by which other "
+                "hosts reach this one, --listen tcp://ADDRESS:*"
+            )
         self._life = life
         self._host = host
         self._secret = secret

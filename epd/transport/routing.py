@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from epd.config import TRANSPORTS
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import (
     Buffer,
@@ -25,7 +26,7 @@ from epd.transport.base import (
     WriteFailed,
     WriteOutcome,
 )
-from epd.transport.endpoint import is_loopback, is_tcp
+from epd.transport.endpoint import is_loopback, is_tcp, split_tcp
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
@@ -81,6 +82,14 @@ BACKENDS: dict[str, BackendFactory] = {
 }
 
 
+def data_host(endpoint: str) -> str:
+    """Where the data plane listens: at the address of the bus, or on loopback beside ipc."""
+    if not is_tcp(endpoint):
+        return "127.0.0.1"
+    host = split_tcp(endpoint)[0]
+    return "127.0.0.1" if host == "localhost" else host
+
+
 def choose_backend(transport: str, endpoint: str) -> str:
     """The backend that `transport` means for an instance whose bus listens at `endpoint`.
 
@@ -91,7 +100,7 @@ def choose_backend(transport: str, endpoint: str) -> str:
         return "tcp" if is_tcp(endpoint) and not is_loopback(endpoint) else "shm"
     if transport not in BACKENDS:
         raise TransportError(
-            f"there is no transport {transport!r}: choose one of auto, {', '.join(BACKENDS)}"
+            f"there is no transport {transport!r}: choose one of {', '.join(TRANSPORTS)}"
         )
     return transport
 
