@@ -101,7 +101,9 @@ class Child:
             if status.state == "serving":
                 self.served.set()
             self._set(status.state, status.detail)
-        return await process.wait()
+        exit_status = await process.wait()
+        sweep()  # a killed process could not remove its own segments
+        return exit_status
 
     async def stop(self, *, hurried: bool) -> None:
         """Drain it (not if `hurried`); kill it if it does not end."""
