@@ -110,4 +110,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    exit_status = main()
+    sys.stderr.flush()
+    os._exit(exit_status)  # all is closed and removed; unloading torch takes seconds for nothing
