@@ -1,0 +1,153 @@
+"""The durable store: whole values or a miss, whatever happens to its files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from epd.transport.base import TransportError
+from epd.transport.file_store import FileStore
+from tests.contract.transfer_kit import pattern
+
+KEY = "0123456789abcdef" * 4
+
+
+def key(number: int) -> str:
+    return f"{number:064x}"
+
+
+def only_file(store: FileStore) -> Path:
+    (path,) = Path(store.directory).iterdir()
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(str(tmp_path / "rows"), 1 << 20)
+
+
+def test_what_was_put_is_there_also_for_the_next_process(store: FileStore) -> None:
+    data = pattern(100_001)
+    assert store.get(KEY) is None
+    assert store.put(KEY, [data[:7], data[7:]], b"77 rows of 3")
+    for again in (store, FileStore(store.directory, 1 << 20)):
+        found = again.get(KEY)
+        assert found is not None
+        assert (found[0], bytes(found[1])) == (b"77 rows of 3", data)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65])
+def test_any_length(store: FileStore, nbytes: int) -> None:
+    assert store.put(KEY, [pattern(nbytes)])
+    assert store.get(KEY) == (b"", pattern(nbytes))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 63, 64, 100, 5000, 10_063])
+def test_a_torn_file_is_a_miss_and_goes(store: FileStore, keep: int) -> None:
+    """Fault F32: at whatever byte the crash came."""
+    store.put(KEY, [pattern(10_000)])
+    path = only_file(store)
+    assert path.stat().st_size == 10_064
+    os.truncate(path, keep)
+    assert store.get(KEY) is None
+    assert not path.exists()
+    assert store.put(KEY, [pattern(10_000)]) and store.get(KEY) is not None
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 16, 24, 64, 9000])
+def test_a_flipped_bit_is_a_miss(store: FileStore, at: int) -> None:
+    store.put(KEY, [pattern(10_000)])
+    path = only_file(store)
+    broken = bytearray(path.read_bytes())
+    broken[at] ^= 1
+    path.write_bytes(broken)
+    assert store.get(KEY) is None
+
+
+def test_a_torn_file_is_replaced_by_the_next_put(store: FileStore) -> None:
+    store.put(KEY, [pattern(10_000)])
+    os.truncate(only_file(store), 5000)
+    assert store.put(KEY, [pattern(10_000)])
+    assert store.get(KEY) == (b"", pattern(10_000))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../etc/passwd", "", "a" * 15, "A" * 64, "/" * 20, "0" * 129, "0" * 63 + "\n", "é" * 20],
+)
+def test_a_key_is_no_path(store: FileStore, path: str) -> None:
+    """Fault F45."""
+    with pytest.raises(TransportError, match="hex digits"):
+        store.put(path, [b"x"])
+    with pytest.raises(TransportError, match="hex digits"):
+        store.get(path)
+    assert list(Path(store.directory).iterdir()) == []
+
+
+def test_what_was_not_asked_for_the_longest_goes_first(store: FileStore) -> None:
+    for number in range(4):
+        assert store.put(key(number), [bytes(200_000)])
+        os.utime(Path(store.directory, key(number) + ".value"), (number, number))
+    assert store.get(key(0)) is not None  # now the youngest
+    assert store.put(key(4), [bytes(300_000)])
+    assert store.get(key(1)) is None
+    assert [name for name in map(store.get, map(key, (0, 2, 3, 4))) if name is None] == []
+    assert store.nbytes() <= store.max_nbytes
+
+
+def test_the_bound_holds(store: FileStore) -> None:
+    assert not store.put(key(99), [bytes((1 << 20) + 1)])
+    for number in range(30):
+        assert store.put(key(number), [bytes(100_000)])
+        assert store.nbytes() <= store.max_nbytes
+    assert store.keys()[-1] == key(29)
+
+
+def test_writers_of_one_key_do_not_hurt_each_other(store: FileStore) -> None:
+    data = pattern(200_000)
+    wrong: list[object] = []
+
+    def work() -> None:
+        mine = FileStore(store.directory, 1 << 20)
+        for _ in range(10):
+            mine.put(KEY, [data])
+            found = mine.get(KEY)
+            if found is None or found[1] != data:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert only_file(store).suffix == ".value"
+
+
+def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(
+    store: FileStore,
+) -> None:
+    old, new = (Path(store.directory, f"{KEY}.value.{name}.tmp") for name in ("old", "new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (1, 1))
+    store.put(KEY, [b"x"])
+    assert not old.exists() and new.exists()
+
+
+def test_an_unusable_directory_is_one_sentence() -> None:
+    with pytest.raises(TransportError, match="may write to"):
+        FileStore("/proc/nothing", 1)
+    with pytest.raises(TransportError, match="holds nothing"):
+        FileStore("/tmp", 0)
+
+
+def test_a_link_is_not_followed(store: FileStore, tmp_path: Path) -> None:
+    FileStore(str(tmp_path / "other"), 1 << 20).put(KEY, [b"secret"])
+    target = tmp_path / "other" / f"{KEY}.value"
+    Path(store.directory, f"{KEY}.value").symlink_to(target)
+    assert store.get(KEY) is None
+    assert target.exists()

@@ -1,0 +1,171 @@
+"""Who gets in at the TCP data plane, and what a stranger can do there: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from epd.messages import Address
+from epd.transport import links
+from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
+from epd.transport.frames import Challenge, Hello, WriteFrame, decode, encode
+from epd.transport.tcp import TcpTransferEngine
+from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES
+from tests.contract.transfer_kit import GUARD, guard, pattern
+
+KEY = b"k" * 32
+
+
+class Room:
+    """Engines that are closed in the end."""
+
+    def __init__(self) -> None:
+        self._engines: list[TcpTransferEngine] = []
+
+    def engine(self, name: str, epoch: int = 1, **settings: Any) -> TcpTransferEngine:
+        self._engines.append(TcpTransferEngine(name, epoch, checksums=True, **settings))
+        return self._engines[-1]
+
+    async def close(self) -> None:
+        for engine in self._engines:
+            await engine.close()
+
+
+@pytest.fixture
+async def room() -> AsyncIterator[Room]:
+    made = Room()
+    yield made
+    await made.close()
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Any:
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return decode(memoryview(await reader.readexactly(length)))
+
+
+async def knock(locator: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = locator.split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+@pytest.mark.parametrize(("theirs", "admitted"), [(KEY, True), (b"other" * 8, False), (b"", False)])
+async def test_only_who_holds_the_key_gets_in(room: Room, theirs: bytes, admitted: bool) -> None:
+    region = room.engine("owner", secret=KEY).allocate("pool", 1, 64)
+    outcome = await room.engine("writer", secret=theirs).write([b"x" * 64], region.remote, (0,))
+    assert isinstance(outcome, Written if admitted else WriteFailed)
+    if not admitted:
+        assert "--cluster-key" in outcome.reason
+        assert bytes(region.buffer) == bytes(64)
+
+
+async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> None:
+    """A listener that took over an address accepts everybody; the caller notices."""
+
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        challenge = encode(Challenge(b"n" * 32))
+        writer.write(LENGTH.pack(len(challenge)) + challenge)
+        await read_frame(reader)
+        accepted = encode(links.Accepted(b"p" * 32))
+        writer.write(LENGTH.pack(len(accepted)) + accepted)
+        assert await reader.read() == b""  # not a byte of payload
+        writer.close()
+
+    remote = room.engine("owner", secret=KEY).allocate("pool", 1, 64).remote
+    async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        forged = type(remote)("tcp", "owner", 1, "pool", f"127.0.0.1:{port}", 64, 1)
+        outcome = await room.engine("writer", secret=KEY).write([b"x" * 64], forged, (0,))
+    assert isinstance(outcome, WriteFailed) and "did not prove" in outcome.reason
+
+
+async def test_beyond_loopback_nothing_goes_without_a_key(room: Room) -> None:
+    with pytest.raises(TransportError, match="--cluster-key"):
+        room.engine("owner", host="10.0.0.7")
+    with pytest.raises(TransportError, match="name the address"):
+        room.engine("owner", host="0.0.0.0", secret=KEY)
+    remote = room.engine("owner").allocate("pool", 1, 64).remote
+    far = type(remote)("tcp", "owner", 1, "pool", "10.0.0.7:4000", 64, 1)
+    outcome = await room.engine("writer").write([bytes(64)], far, (0,))
+    assert isinstance(outcome, WriteFailed) and "--cluster-key" in outcome.reason
+
+
+def frame(message: Any) -> bytes:
+    body = encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+UNASKED_WRITE = WriteFrame(1, "pool", 64, 1, (0,), 64, False)
+FORGED_HELLO = Hello(1, "writer", 1, "owner", 1, False, b"n" * 32, b"p" * 32)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        os.urandom(4096),
+        LENGTH.pack(MAX_FRAME_NBYTES + 1),
+        LENGTH.pack(0),
+        LENGTH.pack(5) + b"\xc1nope",
+        frame(UNASKED_WRITE) + bytes(64),
+        frame(FORGED_HELLO) + frame(UNASKED_WRITE) + bytes(64),
+    ],
+    ids=["noise", "endless", "empty", "not-msgpack", "unasked", "forged"],
+)
+async def test_a_stranger_is_hung_up_on_and_moves_nothing(room: Room, said: bytes) -> None:
+    region = room.engine("owner", secret=KEY).allocate("pool", 1, 64)
+    guard(region)
+    reader, writer = await knock(region.remote.locator)
+    async with asyncio.timeout(5):
+        assert isinstance(await read_frame(reader), Challenge)
+        writer.write(said)
+        with contextlib.suppress(ConnectionError):  # cut off, or
+            await reader.read()  # at most a refusal, then the end
+    writer.close()
+    assert bytes(region.buffer) == bytes([GUARD]) * 64
+    outcome = await room.engine("writer", secret=KEY).write([bytes(64)], region.remote, (0,))
+    assert isinstance(outcome, Written)
+
+
+async def test_a_silent_stranger_is_hung_up_on(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT_S", 0.05)
+    region = room.engine("owner").allocate("pool", 1, 64)
+    reader, writer = await knock(region.remote.locator)
+    async with asyncio.timeout(5):
+        await read_frame(reader)
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_broken_connection_is_unknown_until_the_owner_has_let_go(room: Room) -> None:
+    owner, writer = room.engine("owner"), room.engine("writer")
+    region = owner.allocate("pool", 1, 32 << 20)
+    assert isinstance(await writer.write([b"warm"], region.remote, (0,)), Written)
+    under_way = asyncio.create_task(writer.write([pattern(32 << 20)], region.remote, (0,)))
+    while region.buffer[1 << 20] == 0:
+        await asyncio.sleep(0)
+    for wire in list(owner._links._inbound[("writer", 1)]):
+        assert wire._transport is not None
+        wire._transport.abort()  # as a network may do; the owner does not know why
+    assert isinstance(await under_way, WriteUnknown)
+    assert await writer.fence(Address("owner", 1, ""), "", 0)
+    guard(region)
+    await asyncio.sleep(0.05)
+    assert set(bytes(region.buffer)) == {GUARD}
+
+
+async def test_other_bytes_than_sent_are_a_failure(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, writer = room.engine("owner"), room.engine("writer")
+    region = owner.allocate("pool", 1, 64)
+
+    async def flipped(views: Any) -> int:
+        return 4711
+
+    monkeypatch.setattr(owner._copier, "checksum", flipped)
+    outcome = await writer.write([bytes(64)], region.remote, (0,))
+    assert isinstance(outcome, WriteFailed) and "checksums differ" in outcome.reason
