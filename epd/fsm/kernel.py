@@ -47,6 +47,8 @@ class State(Enum):
 class Effect(Enum):
     """Base of a machine's effects: orders to the outside; the value says what is ordered."""
 
+    __hash__ = object.__hash__
+
 
 class Event:
     """Base of events: what happened, in the past tense, one class per outcome."""

@@ -17,11 +17,10 @@ of state; only closing the actor ends them.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
@@ -232,6 +231,12 @@ class Actor:
         self.counters["faults"] += 1
         self.log.warning("fault", where=where, error=repr(error))
 
+    def survive(self, where: str, error: Exception) -> None:
+        """Count and log what escaped a handler or performer."""
+        name = "illegal_events" if isinstance(error, IllegalEvent) else "faults"
+        self.counters[name] += 1
+        self.log.warning(name, where=where, error=repr(error))
+
     async def close(self) -> None:
         """End everything of this process; the only place where tasks are cancelled."""
         self.closing = True
@@ -286,9 +291,8 @@ class _Guarded:
     ) -> bool:
         if kind is None or not issubclass(kind, Exception):
             return False
-        name = "illegal_events" if issubclass(kind, IllegalEvent) else "faults"
-        self.actor.counters[name] += 1
-        self.actor.log.warning(name, where=self.where, error=repr(error))
+        assert isinstance(error, Exception)
+        self.actor.survive(self.where, error)
         return True
 
 
@@ -321,17 +325,21 @@ class Role(Generic[M]):
 
     def fire(self, machine: M, event: Event) -> None:
         """Fire, then perform the effects in order; each is guarded on its own."""
-        with self.guarded(machine.key):
-            for effect in machine.fire(event):
-                with self.guarded(f"{effect.name} {machine.key}"):
-                    self._carry_out(effect, machine, event)
-            if machine.terminal:
+        try:
+            effects = machine.fire(event)
+        except Exception as error:
+            self.actor.survive(machine.key, error)
+            return
+        for effect in effects:
+            try:
+                outcome = self._perform[effect](machine, event)
+                if type(outcome) is CoroutineType:
+                    self.actor.spawn(f"{effect.name} {machine.key}", self._finish(machine, outcome))
+            except Exception as error:
+                self.actor.survive(f"{effect.name} {machine.key}", error)
+        if machine.terminal:
+            with self.guarded(machine.key):
                 self.ended(machine)
-
-    def _carry_out(self, effect: Effect, machine: M, event: Event) -> None:
-        outcome = self._perform[effect](machine, event)
-        if inspect.iscoroutine(outcome):
-            self.actor.spawn(f"{effect.name} {machine.key}", self._finish(machine, outcome))
 
     async def _finish(self, machine: M, work: Coroutine[Any, Any, Event | None]) -> None:
         event = await work

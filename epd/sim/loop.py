@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from epd.sim.process import SimProcess, process_of
+from epd.sim.process import CURRENT, SimProcess
 
 EXECUTOR_COST_S = 0.0005
 SAME_TIME_LIMIT = 200_000
@@ -67,6 +67,38 @@ class SimTask(asyncio.Task[Any]):
         return self.number
 
 
+class SimHandle:
+    """A callback that waits for its turn; `asyncio.Handle` without what a simulation never uses."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled", "process", "when_s")
+
+    def __init__(
+        self,
+        callback: Any,
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        when_s: float = 0.0,
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = contextvars.copy_context() if context is None else context
+        self.process = self.context.get(CURRENT)
+        self.is_cancelled = False
+        self.when_s = when_s
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.when_s
+
+
+NOWHERE = contextvars.Context()  # what belongs to no process shares one empty context
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """See the module's docstring."""
 
@@ -79,8 +111,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.marks: dict[str, int] = {}  # steps at which something of interest happened
         self.escaped: list[str] = []  # exceptions that nobody handled
         self.after_step: Callable[[], None] | None = None
-        self._ready_queue: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready_queue: deque[SimHandle] = deque()
+        self._timers: list[tuple[float, int, SimHandle]] = []
         self._serial = itertools.count(1)
         self._tasks: dict[int, SimTask] = {}
         self._prune_at = 1024
@@ -95,41 +127,37 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_soon(
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, context)
         if not self._frozen:
             self._ready_queue.append(handle)
         return handle
 
     def call_next(self, callback: Any, *args: Any) -> None:
         """Run before anything else that is ready, outside every process."""
-        handle = asyncio.Handle(callback, args, self, contextvars.Context())
-        self._ready_queue.appendleft(handle)
+        self._ready_queue.appendleft(SimHandle(callback, args, NOWHERE))
 
     def call_outside(self, delay: float, callback: Any, *args: Any) -> None:
         """Run later, whatever becomes of the process that asks."""
-        self.call_later(delay, callback, *args, context=contextvars.Context())
+        self.call_at(self.now_s + delay, callback, *args, context=NOWHERE)
 
     def call_soon_threadsafe(
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
+    ) -> SimHandle:
         return self.call_soon(callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> SimHandle:
+        timer = SimHandle(callback, args, context, when)
         if not self._frozen:
             heapq.heappush(self._timers, (when, next(self._serial), timer))
         return timer
 
     def call_later(
         self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> SimHandle:
         return self.call_at(self.now_s + delay, callback, *args, context=context)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is dropped when its time comes."""
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -142,12 +170,11 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def run_until(self, until_s: float) -> None:
         """Run everything that is due up to and at `until_s`."""
-        guard = self.call_at(until_s, lambda: None)
-        reached: list[bool] = []
-        guard._callback = lambda: reached.append(True)  # type: ignore[attr-defined]
-        self.run_while(lambda: not reached)
+        to_reach = [until_s]
+        self.call_at(until_s, to_reach.clear)
+        self.run_while(to_reach.__len__)
 
-    def run_while(self, wanted: Callable[[], bool]) -> None:
+    def run_while(self, wanted: Callable[[], object]) -> None:
         """Run step by step while `wanted()` holds."""
         if events._get_running_loop() is not None:
             raise RuntimeError("a simulation cannot run inside another event loop")
@@ -157,7 +184,7 @@ class SimLoop(asyncio.BaseEventLoop):
         finally:
             events._set_running_loop(None)
 
-    def _run(self, wanted: Callable[[], bool]) -> None:
+    def _run(self, wanted: Callable[[], object]) -> None:
         ready = self._ready_queue
         at_this_time = 0
         while wanted():
@@ -165,36 +192,37 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._advance()
                 at_this_time = 0
             handle = ready.popleft()
-            if handle._cancelled:
+            if handle.is_cancelled:
                 continue
-            process = process_of(handle._context)  # type: ignore[attr-defined]
-            if process is not None and not self._may_run(process, handle):
-                continue
+            process = handle.process
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.stalled:
+                    process.parked.append(handle)
+                    continue
             self.steps += 1
             at_this_time += 1
             if self.steps > self.max_steps or at_this_time > SAME_TIME_LIMIT:
                 raise StepLimitReached(f"{self.steps} steps at {self.now_s:.3f} s{self._stories()}")
-            handle._run()
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except Exception as error:
+                self.call_exception_handler(
+                    {"message": f"exception in {handle.callback}", "exception": error}
+                )
             if self.after_step is not None:
                 self.after_step()
 
-    def _may_run(self, process: SimProcess, handle: asyncio.Handle) -> bool:
-        if not process.alive:
-            return False
-        if process.stalled:
-            process.parked.append(handle)
-            return False
-        return True
-
     def _advance(self) -> None:
-        timers = self._timers
-        while timers and timers[0][2]._cancelled:
+        timers, ready = self._timers, self._ready_queue
+        while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
         if not timers:
             raise Deadlock(f"nothing left to run at {self.now_s:.3f} s{self._stories()}")
         self.now_s = max(self.now_s, timers[0][0])
         while timers and timers[0][0] <= self.now_s:
-            self._ready_queue.append(heapq.heappop(timers)[2])
+            ready.append(heapq.heappop(timers)[2])
 
     def _stories(self) -> str:
         told = self.describe()

@@ -8,8 +8,8 @@ are parked, in order, until it resumes (SIGSTOP, a long GC pause, a swapped-out 
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
+from typing import Any
 
 CURRENT: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
     "epd_sim_process", default=None
@@ -26,6 +26,7 @@ class SimProcess:
         "epoch",
         "exited",
         "instance_id",
+        "name",
         "parked",
         "pid",
         "slowness",
@@ -36,6 +37,7 @@ class SimProcess:
     def __init__(self, instance_id: str, epoch: int, pid: int) -> None:
         self.instance_id = instance_id
         self.epoch = epoch
+        self.name = f"{instance_id}:{epoch}"
         self.pid = pid
         self.alive = True
         self.exited = False  # ended by itself, in order
@@ -43,13 +45,9 @@ class SimProcess:
         self.slowness = 1.0  # factor on what its engines take
         self.clock_offset_s = 0.0  # its monotonic clock against the world's
         self.wall_skew_s = 0.0  # its wall clock against the true one
-        self.parked: list[asyncio.Handle] = []
+        self.parked: list[Any] = []  # handles of the loop
         self.context = contextvars.copy_context()
         self.context.run(CURRENT.set, self)
-
-    @property
-    def name(self) -> str:
-        return f"{self.instance_id}:{self.epoch}"
 
     def __repr__(self) -> str:
         state = "stalled" if self.stalled else "alive" if self.alive else "dead"
@@ -58,7 +56,3 @@ class SimProcess:
 
 def current_process() -> SimProcess | None:
     return CURRENT.get()
-
-
-def process_of(context: contextvars.Context) -> SimProcess | None:
-    return context.get(CURRENT)

@@ -22,6 +22,7 @@ from epd.sim.transfer import DataConditions, Fabric
 
 TRACE_LENGTH = 200_000
 CLOCK_SPREAD_S = 100_000.0
+DIGESTED_AT_ONCE = 512
 
 
 class Watcher(Protocol):
@@ -73,10 +74,11 @@ class World:
         self.violations: list[str] = []
         self.events: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=TRACE_LENGTH)
         self.fired: Counter[str] = Counter()  # faults that really happened
-        self.edges: Counter[tuple[str, str]] = Counter()  # transitions: (machine, "FROM>TO")
+        self._edges: Counter[tuple[str, type[Event], State, State]] = Counter()  # transitions
         self.on_death: list[Callable[[SimProcess], None]] = []
         self._keep_trace = keep_trace
         self._digest = hashlib.blake2b(digest_size=16)
+        self._undigested: list[str] = []
         self._next_pid = 1000
         self._epochs: Counter[str] = Counter()
 
@@ -140,19 +142,18 @@ class World:
 
     def trace(self, kind: str, *fields: object) -> None:
         now_s = self.loop.now_s
-        self._digest.update(f"{now_s:.9f} {kind} {fields}\n".encode())
+        self._undigested.append(f"{now_s:.9f} {kind} {fields}\n")
+        if len(self._undigested) >= DIGESTED_AT_ONCE:
+            self._digest_lines()
         if self._keep_trace:
             self.events.append((now_s, kind, fields))
 
     def observe(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        name = type(event).__name__
-        self.trace(machine.table.name, process.name, machine.key, source.name, name, target.name)
-        table = machine.table.name
-        self.edges[table, name] += 1
-        if source is not target:
-            self.edges[table, f"{source.name}>{target.name}"] += 1
+        kind, table = type(event), machine.table.name
+        self.trace(table, process.name, machine.key, source._name_, kind.__name__, target._name_)
+        self._edges[table, kind, source, target] += 1
         for watch in self.watchers:
             watch(process, machine, event, source, target)
 
@@ -160,7 +161,10 @@ class World:
         """Whether a fault of this kind, a transition `MACHINE:FROM>TO` or an event took place."""
         table, _, edge = what.partition(":")
         if edge:
-            return self.edges[table, edge] > 0
+            return any(
+                name == table and edge in (kind.__name__, f"{source._name_}>{target._name_}")
+                for name, kind, source, target in self._edges
+            )
         return self.fired[what] + self.network.counters[what] + self.fabric.counters[what] > 0
 
     def violate(self, text: str) -> None:
@@ -170,7 +174,12 @@ class World:
         self.trace("violation", text)
 
     def digest(self) -> str:
+        self._digest_lines()
         return self._digest.hexdigest()
+
+    def _digest_lines(self) -> None:
+        self._digest.update("".join(self._undigested).encode())
+        self._undigested.clear()
 
     def lines(self, last: int = 0) -> list[str]:
         """The trace as text, the last `last` lines (0: all)."""
