@@ -7,6 +7,7 @@ tests compare with transformers.  Pictures are fresh for each fault, so that no 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -212,21 +213,39 @@ async def test_a_short_stall_harms_nothing(server: Server) -> None:
     assert server.instances()["d0"]["epoch"] == entry["epoch"]
 
 
+async def test_kill_of_the_gateway(server: Server) -> None:
+    """Clients see their connection cut; a new gateway serves; the old one's work is given up."""
+    pids = {entry["pid"] for entry in server.instances().values()}
+    gateway = next(
+        process
+        for process in server.processes()
+        if process.pid not in pids and process.pid != server.process.pid
+    )
+    bodies = questions(40, 3, side=100, num_tokens=2500)
+    with pytest.raises(aiohttp.ClientError):
+        await ask_during(server, bodies, gateway.kill, wait_for_text=True)
+    server.wait_ready()
+    assert (await post_all(server.base_url, [HEALTHY]))[0].text == ANSWER
+    server.check_all_returned()
+
+
 async def test_with_a_second_instance_nothing_is_lost() -> None:
     """Faults F19, F20, F43: each stage loses one of its two under load; every answer is whole."""
+    rounds = [(name, signal.SIGKILL) for name in ("e0", "p0", "d0")]
+    rounds += [(name, signal.SIGTERM) for name in ("p1", "d1")]
     with serving("2e2p2d", timing__request_timeout_s=DEADLINE_S) as server:
-        for number, name in enumerate(["e0", "p0", "d0"]):
+        for number, (name, how) in enumerate(rounds):
             entry = server.instances()[name]
             bodies = questions(50 + number, 12, side=250, num_tokens=120)
             replies = await ask_during(
                 server,
                 bodies,
-                lambda pid=entry["pid"]: os.kill(pid, signal.SIGKILL),
+                functools.partial(os.kill, entry["pid"], how),
                 wait_for_text=name != "e0",
             )
             wait_until_replaced(server, name, entry["epoch"])
             outcomes = await check_same_afterwards(server, bodies, replies)
-            assert outcomes == {"answered": 12}, (name, replies)
+            assert outcomes == {"answered": 12}, (name, how, replies)
             server.check_all_returned()
 
 

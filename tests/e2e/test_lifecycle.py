@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 import urllib.request
@@ -146,6 +147,36 @@ def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
         status = server.stop(signal.SIGINT)
         assert status == 130, server.text
         assert "Traceback" not in server.text, server.text
+
+
+@pytest.mark.parametrize("words", ["loading", "Ctrl-C stops it"])
+def test_ctrl_c_of_the_demo(words: str) -> None:
+    """While its cluster starts, and when its three answers are there and it waits."""
+    with discarding(command_in_own_dir("demo", "--keep")) as demo:
+        demo.says(words, READY_S)
+        assert demo.stop(signal.SIGINT) == 130, demo.text
+        assert "Traceback" not in demo.text, demo.text
+        assert "WRONG" not in demo.text
+        assert demo.text.count("(right)") == (0 if words == "loading" else 3)
+
+
+def test_ask_of_a_temporary_server() -> None:
+    """The answer on stdout, the status lines on stderr, nothing afterwards."""
+    picture = str(SAMPLES / "receipt-cafe.png")
+    arguments = ["ask", "What is the total?", "--image", picture, "--topology", "1epd", "--json"]
+    with discarding(command_in_own_dir(*arguments)) as asking:
+        assert asking.wait(READY_S) == 0, asking.text
+        asking.check_nothing_left()
+        answer = next(line for line in asking.text.splitlines() if line.startswith("{"))
+        found = json.loads(answer)
+        assert (found["answer"], found["finish_reason"]) == (ANSWER, "stop")
+        states = [(e["machine"].partition("@")[0], e["state"]) for e in found["timeline"]]
+        assert ("ENCODING", "RESIDENT") in states and ("GENERATION", "FINISHED") in states
+
+
+def command_in_own_dir(*arguments: str) -> Command:
+    run_dir = Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
+    return Command(*arguments, "--run-dir", str(run_dir), "--threads", "1", run_dir=run_dir)
 
 
 def test_kill_of_the_supervisor_leaves_nothing() -> None:
