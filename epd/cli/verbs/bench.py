@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from epd.cli.options import size
+
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
 process run, and figures are medians of several repeats; say the hardware beside every number.
@@ -17,13 +19,18 @@ sim      the simulator on one core: steps of its loop, and whole runs of 24 requ
 EXAMPLES = (
     ("epd bench gateway", "about a minute on two cores"),
     ("epd bench gateway --json --repeats 5", "for programs"),
+    ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
     ("epd bench sim", "some seconds"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("gateway", "sim"), help="what to measure")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="gateway: default 3")
+    parser.add_argument(
+        "--max-nbytes", type=size, default=64 << 20, metavar="SIZE",
+        help="hop: leave out items above it, default 64MiB; up to 256MiB",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -36,6 +43,12 @@ def run(args: argparse.Namespace) -> int:
         from epd.sim.bench import run_bench
 
         return run_bench(args.repeats, as_json=args.json)
+    if args.what == "hop":
+        from epd.bench import hop
+
+        if args.max_nbytes < hop.SIZES[0]:
+            raise UsageError(f"--max-nbytes {args.max_nbytes}: the smallest item has 65536 bytes")
+        return hop.run(hop.Plan(max_nbytes=args.max_nbytes), as_json=args.json)
     from epd.bench.gateway import Plan
     from epd.bench.gateway import run as run_gateway
 
