@@ -1,0 +1,161 @@
+"""What must wait for a fence, and what may not get past it, one step at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from epd.messages import Address
+from epd.transport import mooncake
+from epd.transport.base import WriteFailed, WriteUnknown, Written
+from epd.transport.file import FileTransferEngine
+from epd.transport.host import has_half_closed_arrivals, this_host_id
+from epd.transport.mooncake import MooncakeTransferEngine
+from epd.transport.mooncake_library import End, missing
+from epd.transport.whole_file import write_whole
+from tests.contract.transfer_kit import GUARD, guard
+
+WRITER = Address("writer", 3, "")
+OWNER = Address("owner", 1, "")
+
+
+async def test_a_file_of_a_barred_life_that_appears_late_is_removed_unread(tmp_path: Path) -> None:
+    """The writer was frozen between its last look at the mark and its rename."""
+    owner = FileTransferEngine("owner", 1, directory=str(tmp_path))
+    region = owner.allocate("pool", 2, 64)
+    guard(region)
+
+    def arrive(writer: str, byte: bytes) -> Path:
+        path = Path(region.directory, f"{len(writer):020d}-{writer}-0123abcd.rows")
+        note = msgspec.msgpack.encode((0,))
+        write_whole(str(path), note, [memoryview(byte * 64)], checksum=False, durable=False)
+        return path
+
+    assert await owner.fence(WRITER, "", 0)
+    late = arrive("writer-3", b"\x11")
+    assert b"".join(region.views((0, 1), 128)) == bytes([GUARD]) * 128
+    assert not late.exists()
+    arrive("writer-30", b"\x22")  # another life
+    assert bytes(region.views((0,), 64)[0]) == b"\x22" * 64
+    await owner.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_torn_or_strange_file_in_a_region_is_no_write(tmp_path: Path) -> None:
+    owner = FileTransferEngine("owner", 1, directory=str(tmp_path))
+    region = owner.allocate("pool", 1, 64)
+    guard(region)
+    name = f"{1:020d}-writer-3-0123abcd.rows"
+    for content in (b"", b"EPDFILE1", os.urandom(200)):
+        Path(region.directory, name).write_bytes(content)
+        assert bytes(region.views((0,), 64)[0]) == bytes([GUARD]) * 64
+    await owner.close()
+
+
+# --- mooncake -------------------------------------------------------------------------------------
+
+needs_mooncake = pytest.mark.skipif(bool(missing()), reason=missing() or "it is there")
+
+
+class Held:
+    """A transfer that ends when it is told to, and how."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.end = End.DONE
+        self._released = threading.Event()
+
+    def transfer(self, peer: str, pieces: Any) -> End:
+        self.begun.set()
+        assert self._released.wait(10)
+        return self.end
+
+    def release(self, end: End) -> None:
+        self.end = end
+        self._released.set()
+
+
+async def begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[MooncakeTransferEngine, MooncakeTransferEngine, Held, asyncio.Task[Any], Any]:
+    owner, writer = MooncakeTransferEngine("owner", 1), MooncakeTransferEngine("writer", 3)
+    region = owner.allocate("pool", 1, 64)
+    held = Held()
+    monkeypatch.setattr(writer._library, "transfer", held.transfer)
+    write = asyncio.create_task(writer.write([bytes(64)], region.remote, (0,)))
+    await asyncio.to_thread(held.begun.wait, 10)
+    return owner, writer, held, write, region
+
+
+@needs_mooncake
+async def test_mooncake_an_open_write_keeps_the_fence_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, writer, held, write, region = await begin(monkeypatch)
+    for _ in range(3):  # however often: time is no fence (F7)
+        assert not await owner.fence(WRITER, this_host_id(), os.getpid())
+    held.release(End.DONE)
+    assert isinstance(await write, Written)
+    async with asyncio.timeout(5):
+        while not await owner.fence(WRITER, this_host_id(), os.getpid()):
+            await asyncio.sleep(0.01)
+    outcome = await writer.write([bytes(64)], region.remote, (0,))
+    assert isinstance(outcome, WriteFailed) and "fenced" in outcome.reason
+    await writer.close()
+    await owner.close()
+
+
+@needs_mooncake
+async def test_mooncake_a_broken_write_is_settled_with_a_living_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unknown at the writer until the owner has read what was on its way."""
+    owner, writer, held, write, _ = await begin(monkeypatch)
+    held.release(End.BROKEN)
+    assert isinstance(await write, WriteUnknown)
+    monkeypatch.setattr(mooncake, "has_half_closed_arrivals", lambda: True)
+    assert not await writer.fence(OWNER, this_host_id(), os.getpid())
+    assert not await owner.fence(WRITER, this_host_id(), os.getpid())
+    monkeypatch.setattr(mooncake, "has_half_closed_arrivals", lambda: False)
+    assert await writer.fence(OWNER, this_host_id(), os.getpid())
+    assert await owner.fence(WRITER, this_host_id(), os.getpid())
+    await writer.close()
+    await owner.close()
+
+
+@needs_mooncake
+async def test_mooncake_what_does_not_end_is_owned_as_long_as_the_owner_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, writer, held, write, _ = await begin(monkeypatch)
+    held.release(End.ENDLESS)
+    assert isinstance(await write, WriteUnknown)
+    assert not await writer.fence(OWNER, this_host_id(), os.getpid())
+    assert not await owner.fence(WRITER, this_host_id(), os.getpid())
+    await writer.close()
+    await owner.close()
+
+
+async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() -> None:
+    accepted: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    while not accepted:
+        await asyncio.sleep(0.001)
+    assert not has_half_closed_arrivals()
+    transport = accepted[0].transport
+    transport.pause_reading()  # as a thread that does not get round to it
+    writer.write(b"late bytes")
+    writer.close()
+    await writer.wait_closed()
+    assert has_half_closed_arrivals()
+    transport.abort()
+    async with asyncio.timeout(5):
+        while has_half_closed_arrivals():
+            await asyncio.sleep(0.001)
+    server.close()
+    await server.wait_closed()
