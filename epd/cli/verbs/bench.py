@@ -13,6 +13,9 @@ process run, and figures are medians of several repeats; say the hardware beside
 gateway  the gateway, the bus and the roles with engines that make tokens without a model, against
          an echo by the same HTTP server: requests and streamed tokens per second, added latency,
          and the state machines' share of the CPU time
+hop      rows from one process to another, by every transport and size, against a memcpy, mooncake
+         driven bare, and safetensors files on disk and in /dev/shm: latency from ready at the
+         sender to usable at the receiver, throughput, CPU seconds per GB
 sim      the simulator on one core: steps of its loop, and whole runs of 24 requests, per second
 """
 
@@ -25,7 +28,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("gateway", "sim"), help="what to measure")
+    parser.add_argument("what", choices=("gateway", "hop", "sim"), help="what to measure")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="gateway: default 3")
     parser.add_argument(
         "--max-nbytes", type=size, default=64 << 20, metavar="SIZE",
