@@ -13,14 +13,18 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from epd.sim import drills, search
+from epd.sim.report import write_report
 from epd.sim.run import run
 from epd.sim.runner import Job, Report, Summary, execute_all
 from epd.sim.shrink import Shrinker
+from epd.sim.world import TRACE_LENGTH
 
 MUTANTS_MODULE = "tests.sim.mutants"
+MAX_PICTURES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay.add_argument("kind", choices=("drill", "swarm", "steps"))
     replay.add_argument("name", nargs="?", default="")
     replay.add_argument("--seed", type=int, required=True)
-    replay.add_argument("--trace", type=int, default=0, metavar="N", help="the last N lines")
+    replay.add_argument(
+        "--trace",
+        type=int,
+        nargs="?",
+        const=TRACE_LENGTH,
+        default=0,
+        metavar="N",
+        help="the event log, or its last N lines",
+    )
     replay.add_argument("--grep", default="", help="only trace lines that contain this")
     replay.add_argument("--shrink", action="store_true", help="find the shortest failing plan")
+    _add_picture(replay, "write timeline (SVG), sequence diagram and event log there")
 
 
 def _add_search(parser: argparse.ArgumentParser, seeds: int) -> None:
@@ -55,6 +68,11 @@ def _add_search(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--first-seed", type=int, default=0, metavar="K")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_picture(parser, "draw the first failures there, as replay --picture does")
+
+
+def _add_picture(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--picture", type=Path, metavar="DIR", help=what)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -145,6 +163,9 @@ def _add(total: Summary, part: Summary) -> None:
 
 def _conclude(args: argparse.Namespace, summary: Summary, survivors: list[str]) -> int:
     failed = len(summary.failures)
+    if args.picture is not None:
+        for report in summary.failures[:MAX_PICTURES]:
+            write_report(report.job.plan(), report.job.title(), args.picture)
     if args.json:
         runs = [_as_json(report) for report in summary.failures]
         found: dict[str, Any] = {
@@ -235,11 +256,15 @@ def _replay(args: argparse.Namespace) -> int:
         lines = [line for line in result.world.lines() if args.grep in line]
         print("\n".join(lines[-args.trace :] if args.trace else lines))
     for record in result.records:
-        print(f"  request {record.ask.index}: {record.outcome()} after {record.ended_s:.3f} s")
+        took_s = record.ended_s - record.asked_s
+        print(f"  request {record.ask.index}: {record.outcome()} after {took_s:.3f} s")
     for line in result.violations:
         print(f"VIOLATION {line}")
     print(f"digest {result.digest}, {result.steps} steps, {result.virtual_s:.1f} virtual s")
     result.world.close()
+    if args.picture is not None:
+        for path in write_report(plan, job.title(), args.picture, args.grep):
+            print(path)
     return 1 if result.violations else 0
 
 

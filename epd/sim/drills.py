@@ -250,6 +250,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(
             Fault("reset", "p0", point="MESSAGE:Grant", nth=6, other="e0"),
             Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="d0"),
+            Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="e0"),
         ),
         mutants=("no_commit_retry", "no_grant_retry"),
     ),

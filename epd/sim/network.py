@@ -175,8 +175,10 @@ class Network:
         if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
             delay_s += conditions.slow_s
         arrival_s = self.loop.now_s + delay_s
-        if not conditions.reordering and not copy:
-            arrival_s = link.last_arrival_s = max(arrival_s, link.last_arrival_s)
+        if not conditions.reordering:  # a copy may come late, after newer words; never first
+            arrival_s = max(arrival_s, link.last_arrival_s)
+            if not copy:
+                link.last_arrival_s = arrival_s
         link.num_in_flight += 1
         self.loop.call_outside(
             arrival_s - self.loop.now_s, self._arrive, link, parcel, link.generation

@@ -30,6 +30,10 @@ class Job:
             return search.nth_kill(self.name, self.seed)
         return swarm.draw_plan(self.seed)
 
+    def title(self) -> str:
+        """What the run is called: in file names of reports too."""
+        return " ".join(filter(None, (self.kind, self.name, str(self.seed))))
+
     def command(self) -> str:
         name = "swarm" if self.kind == "swarm" else f"{self.kind} {self.name}"
         return f"python -m epd sim replay {name} --seed {self.seed}"
@@ -96,6 +100,8 @@ def execute_all(
             summary.steps += report.steps
             if report.violations:
                 summary.failures.append(report)
+                if not quiet:
+                    print(f"failed: {report.job.command()}", file=sys.stderr, flush=True)
                 if len(summary.failures) >= stop_at_failures:
                     break
             now_s = time.perf_counter()
