@@ -137,7 +137,7 @@ class Server(Command):
         self.port = any_free("127.0.0.1")
         self.base_url = f"http://127.0.0.1:{self.port}"
         run_dir = Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
-        what = ("--role", "all") if topology == "all" else ("--topology", topology)
+        what = ("--role" if topology in {"all", "gateway"} else "--topology", topology)
         arguments = ["run", *what, *self.placing(run_dir), "--threads", "1", *flags]
         if model is not None:
             arguments += ["--model", str(model), "--model-name", "tiny"]

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from epd.cli.ports import any_free
 from epd.tiny import CHECKPOINT, SAMPLES
 from tests.e2e.client import Body, data_url, question
 from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, wait_for
@@ -78,6 +79,28 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
 
 def all_joined(server: Server) -> bool:
     return server.get("/ready")[0] == 200 and len(server.instances()) == 3
+
+
+def test_join_over_tcp_with_a_key(tmp_path: Path) -> None:
+    """As between hosts: who has the key is a member, who has another one is not heard."""
+    key, other_key = str(tmp_path / "key.json"), str(tmp_path / "other.json")
+    for path in (key, other_key):
+        assert run("run", "--new-key", path)[0] == 0
+    endpoint = f"tcp://127.0.0.1:{any_free('127.0.0.1')}"
+    join = ("--join", endpoint, "--threads", "1")
+    roles = ("run", "--role", "encode+prefill+decode", *join)
+    with DiscardingAll() as started:
+        server = started(Server("gateway", "--listen", endpoint, "--cluster-key", key))
+        stranger = started(Command(*roles, "--id", "stranger", "--cluster-key", other_key))
+        member = started(Command(*roles, "--id", "member", "--cluster-key", key))
+        server.wait_ready()
+        assert content(ask(server, RECEIPT)) == ANSWER
+        stranger.says("joining", READY_S)
+        time.sleep(1.0)
+        assert list(server.instances()) == ["member"]
+        for command in (member, stranger, server):
+            assert command.stop(signal.SIGINT) == 130, command.text
+            assert "Traceback" not in command.text
 
 
 class DiscardingAll:
