@@ -121,17 +121,21 @@ async def serve_instance(
     key = load_cluster_key(config.cluster_key)
     backend = choose_backend(config.transport, config.endpoint)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
-    ports = make_ports(
-        bus,
-        config.instance_id,
-        epoch,
-        LocalMemory(),
-        backend,
-        checksums=config.engine.checksums,
-        host=data_host(config.endpoint),
-        secret=key.data_plane_secret() if key is not None else b"",
-        directory=config.transport_directory,
-    )
+    try:
+        ports = make_ports(
+            bus,
+            config.instance_id,
+            epoch,
+            LocalMemory(),
+            backend,
+            checksums=config.engine.checksums,
+            host=data_host(config.endpoint),
+            secret=key.data_plane_secret() if key is not None else b"",
+            directory=config.transport_directory,
+        )
+    except BaseException:
+        await bus.close()
+        raise
     logger.info("rows and KV move over %s (transport %s)", backend, config.transport)
     public_key = key.server_public if key is not None else ""
     gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
