@@ -1,6 +1,6 @@
 """`python -m epd sim`: drills, swarm, search, mutants, replay.
 
-`list` shows what is covered; `drill` and `swarm` search; `check` kills every process at every step;
+`list` shows what is covered; `drill` and `swarm` search; `check` searches exhaustively;
 `mutants` shows that drills notice bugs; `replay` runs one seed again and shows what happened.
 Exit status 0: all passed; 1: something failed or a mutant survived; 2: usage.
 """
@@ -8,7 +8,6 @@ Exit status 0: all passed; 1: something failed or a mutant survived; 2: usage.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from epd.sim import drills, search
+from epd.sim.cli_list import load_mutants, show_list
+from epd.sim.model.check import check_model
 from epd.sim.report import write_report
 from epd.sim.run import run
 from epd.sim.runner import Job, Report, Summary, execute_all
 from epd.sim.shrink import Shrinker
 from epd.sim.world import TRACE_LENGTH
 
-MUTANTS_MODULE = "tests.sim.mutants"
 MAX_PICTURES = 3
 
 
@@ -32,14 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="sim_verb", required=True, metavar="VERB")
     shown = verbs.add_parser("list", help="drills, the faults that they cover, and what is not")
     shown.add_argument("--json", action="store_true", help="print one JSON object")
+    shown.add_argument(
+        "--measure", type=int, default=0, metavar="N", help="run each drill's mutants on N seeds"
+    )
+    shown.add_argument("--write", action="store_true", help="write the table to docs/simulation.md")
+    shown.add_argument("--check", action="store_true", help="exit 1 if that table is stale")
     drill = verbs.add_parser("drill", help="run one drill, or all, under many seeds")
     drill.add_argument("name", help="a drill's name, or all")
     drill.add_argument("--seed", type=int, help="only this seed")
     _add_search(drill, 50)
     swarm = verbs.add_parser("swarm", help="random topologies, workloads and faults")
     _add_search(swarm, 500)
-    check = verbs.add_parser("check", help="kill -9 each process at every step of a short run")
-    check.add_argument("topology", nargs="?", default="1e1p1d")
+    check = verbs.add_parser("check", help="search small configurations exhaustively")
+    check.add_argument(
+        "what",
+        nargs="?",
+        default="model",
+        help="model: every interleaving of a transfer's two ends; a topology such as 1e1p1d: "
+        "kill -9 of each process at every step of a short run",
+    )
     check.add_argument("--stride", type=int, default=1, help="every Nth step only")
     _add_search(check, 0)
     mutants = verbs.add_parser("mutants", help="put known bugs back; the drills must notice")
@@ -78,7 +89,7 @@ def _add_picture(parser: argparse.ArgumentParser, what: str) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run a parsed `epd sim` command."""
     verbs = {
-        "list": _list,
+        "list": show_list,
         "drill": _drill,
         "swarm": _swarm,
         "check": _check,
@@ -90,25 +101,6 @@ def main(args: argparse.Namespace) -> int:
     except (KeyError, ValueError) as error:
         print(f"epd sim: {error.args[0] if error.args else error}", file=sys.stderr)
         return 2
-
-
-def _list(args: argparse.Namespace) -> int:
-    covered: dict[str, list[str]] = {}
-    for drill in drills.DRILLS:
-        for fault in drill.covers:
-            covered.setdefault(fault, []).append(drill.name)
-    if args.json:
-        rows = [{"name": d.name, "covers": d.covers, "mutants": d.mutants} for d in drills.DRILLS]
-        print(json.dumps({"drills": rows, "covered": covered, "open": drills.NOT_REACHABLE}))
-        return 0
-    for drill in drills.DRILLS:
-        print(f"{drill.name:24} {drill.topology:8} {', '.join(drill.covers) or '-'}")
-        print(f"{'':24} {'':8} catches {', '.join(drill.mutants) or '-'}")
-    print("\nnot reachable in simulation yet:")
-    for fault, reason in drills.NOT_REACHABLE.items():
-        if fault not in covered:
-            print(f"  {fault:4} {reason}")
-    return 0
 
 
 def _seeds(args: argparse.Namespace) -> range:
@@ -145,8 +137,10 @@ def _swarm(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    numbers = range(0, search.num_kills(args.topology), args.stride)
-    jobs = (Job("steps", args.topology, number) for number in numbers)
+    if args.what == "model":
+        return check_model(as_json=args.json)
+    numbers = range(0, search.num_kills(args.what), args.stride)
+    jobs = (Job("steps", args.what, number) for number in numbers)
     return _conclude(
         args, execute_all(jobs, len(numbers), args.jobs, label="steps", quiet=args.json), []
     )
@@ -204,14 +198,7 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 def _mutants(args: argparse.Namespace) -> int:
     """Each mutant under the drills that name it, until one of them notices."""
-    try:
-        mutants = importlib.import_module(MUTANTS_MODULE).MUTANTS
-    except ModuleNotFoundError:
-        print(
-            "epd sim mutants: the mutants live with the tests; run it in the repository's root",
-            file=sys.stderr,
-        )
-        return 2
+    mutants = load_mutants()
     names = sorted(mutants) if args.name == "all" else [args.name]
     survivors, total = [], Summary()
     for name in names:

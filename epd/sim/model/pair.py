@@ -7,18 +7,19 @@ engine calls unknown leaves a *zombie*, a write that may still touch source and 
 at any moment after they were armed.  Peers are declared lost at any moment, rightly or not; only a
 process that is dead can be fenced, and only a fence ends a zombie.
 
-`explore` walks breadth first over all interleavings, so a broken law comes with a shortest path.
+`epd.sim.model.explore` walks over all interleavings of it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from epd.fsm import transfer as t
-from epd.fsm.kernel import Event, Table
+from epd.fsm.kernel import Effect, Event, Table
 from epd.fsm.transfer import Do, Manifest, S, Side, Transfer
 from epd.fsm.transfer_table import TABLE
 
@@ -56,6 +57,7 @@ class Scenario:
     may_die: bool = True
     may_be_declared_lost: bool = True
     forgetful: bool = False  # words may be lost for good: only retries can bring them back
+    max_lost: int = 0  # how many, at most; 0: any number
 
     @property
     def grant(self) -> SimpleNamespace:
@@ -91,10 +93,19 @@ class Pair:
     consumer: End
     write: str = "none"  # none, running, over, zombie
     network: frozenset[str] = frozenset()
+    num_lost: int = 0  # words; counted only where their number is bounded
 
 
 class Violation(AssertionError):
-    pass
+    """A law is broken; told with the shortest way there."""
+
+
+class Step(NamedTuple):
+    """Something that may happen next; kinds: word, work, retry, time, loss, fault."""
+
+    name: str
+    kind: str
+    run: Callable[[], Pair]
 
 
 class PairModel:
@@ -126,20 +137,20 @@ class PairModel:
     def fire(self, pair: Pair, side: Side, event: Event, **changes: object) -> Pair:
         """Fire at one end and perform its effects on the model's world."""
         name = side.value
-        end: End = replace(getattr(pair, name), **changes)  # type: ignore[arg-type]
+        end: End = replace(getattr(pair, name), **changes)
         machine = self._machine(end, side)
         effects = machine.fire(event)
-        pair = replace(pair, **{name: replace(end, state=machine.state)})
+        pair = _with(pair, side, replace(end, state=machine.state))
         for effect in effects:
             pair = self._perform(pair, side, effect)
         end = getattr(pair, name)
         if end.state in TERMINAL:  # the role disarms the timers of an ended machine
             end = replace(end, retry=False, grace=False, deadline=False, fencing=False)
-            pair = replace(pair, **{name: end})
+            pair = _with(pair, side, end)
         check(pair)
         return pair
 
-    def _perform(self, pair: Pair, side: Side, effect: Do) -> Pair:
+    def _perform(self, pair: Pair, side: Side, effect: Effect) -> Pair:
         name = side.value
         end: End = getattr(pair, name)
         if effect in SAYS:
@@ -162,18 +173,18 @@ class PairModel:
                 require(end.memory == "owned", f"published memory that is {end.memory}")
                 end = replace(end, memory="published")
         else:
-            changes = {
+            changes: dict[Effect, dict[str, bool]] = {
                 Do.ARM_RETRY: {"retry": True},
                 Do.ARM_GRACE: {"grace": True},
                 Do.START_FENCE: {"fencing": True},
                 Do.PUBLISH: {"publishing": True},
             }
             end = replace(end, **changes.get(effect, {}))  # type: ignore[arg-type]
-        return replace(pair, **{name: end})
+        return _with(pair, side, end)
 
     # --- everything that may happen next ----------------------------------------------------------
 
-    def steps(self, pair: Pair) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def steps(self, pair: Pair) -> Iterator[Step]:
         yield from self._network(pair)
         yield from self._writer(pair)
         for side in Side:
@@ -185,11 +196,13 @@ class PairModel:
         if pair.consumer.alive:
             yield from self._consumer(pair)
 
-    def _network(self, pair: Pair) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def _network(self, pair: Pair) -> Iterator[Step]:
         for word in sorted(pair.network):
-            if self.scenario.forgetful:
-                rest = replace(pair, network=pair.network - {word})
-                yield f"{word} is lost", lambda rest=rest: rest
+            limit = self.scenario.max_lost
+            if self.scenario.forgetful and (not limit or pair.num_lost < limit):
+                num_lost = pair.num_lost + (limit > 0)
+                rest = replace(pair, network=pair.network - {word}, num_lost=num_lost)
+                yield Step(f"{word} is lost", "loss", partial(_same, rest))
             to_producer = word in ("Grant", "CancelTransfer", "CommitAck")
             side = Side.PRODUCER if to_producer else Side.CONSUMER
             if not getattr(pair, side.value).alive:
@@ -199,12 +212,13 @@ class PairModel:
                 reads = {"granted": True}
             else:
                 event, reads = WORDS[word](), {}
-            yield (
+            yield Step(
                 f"{word} reaches the {side.value}",
-                lambda side=side, event=event, reads=reads: self.fire(pair, side, event, **reads),
+                "word",
+                partial(self.fire, pair, side, event, **reads),
             )
 
-    def _writer(self, pair: Pair) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def _writer(self, pair: Pair) -> Iterator[Step]:
         if pair.write != "running":
             return
         alive = pair.producer.alive
@@ -213,13 +227,14 @@ class PairModel:
         def end(outcome: Event, after: Pair) -> Pair:
             return self.fire(after, Side.PRODUCER, outcome) if alive else after
 
-        yield "the write succeeds", lambda: end(t.WriteSucceeded(1), over)
-        yield "the write is refused", lambda: end(t.WriteRefused("no"), over)
+        yield Step("the write succeeds", "work", lambda: end(t.WriteSucceeded(1), over))
+        yield Step("the write is refused", "fault", lambda: end(t.WriteRefused("no"), over))
         if not self.scenario.engine_is_certain:
             zombie = replace(pair, write="zombie")
-            yield "the write's outcome is unknown", lambda: end(t.WriteOutcomeUnknown("?"), zombie)
+            unknown = t.WriteOutcomeUnknown("?")
+            yield Step("the write's outcome is unknown", "fault", lambda: end(unknown, zombie))
 
-    def _time(self, pair: Pair, side: Side) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def _time(self, pair: Pair, side: Side) -> Iterator[Step]:
         end: End = getattr(pair, side.value)
         timers = (
             ("retry", t.RetryDue),
@@ -228,68 +243,91 @@ class PairModel:
         )
         for name, event in timers:
             if getattr(end, name):
-                yield (
+                yield Step(
                     f"{event.__name__} at the {side.value}",
-                    lambda name=name, event=event: self.fire(pair, side, event(), **{name: False}),
+                    "retry" if name == "retry" else "time",
+                    partial(self.fire, pair, side, event(), **{name: False}),
                 )
 
-    def _faults(self, pair: Pair, side: Side) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def _faults(self, pair: Pair, side: Side) -> Iterator[Step]:
         end: End = getattr(pair, side.value)
         other: End = pair.consumer if side is Side.PRODUCER else pair.producer
         if end.fencing and other.alive:
             again = replace(end, fencing=False, retry=True)
-            yield f"the {side.value} cannot fence", lambda: replace(pair, **{side.value: again})
+            after = _with(pair, side, again)
+            yield Step(f"the {side.value} cannot fence", "fault", lambda: after)
         if end.fencing and not other.alive:
             quiet = (
                 pair  # a fence ends what the dead one could do, and zombies; not one's own write
             )
             if side is Side.CONSUMER or pair.write == "zombie":
                 quiet = replace(pair, write="over" if pair.write != "none" else "none")
-            yield (
+            yield Step(
                 f"the {side.value} fences its peer",
+                "fault",
                 lambda: self.fire(quiet, side, t.PeerFenced(), fencing=False),
             )
         may_be_lost = self.scenario.may_be_declared_lost or not other.alive
         if may_be_lost and end.state not in TERMINAL:
-            yield f"PeerLost at the {side.value}", lambda: self.fire(pair, side, t.PeerLost())
+            lost = t.PeerLost()
+            yield Step(
+                f"PeerLost at the {side.value}", "fault", lambda: self.fire(pair, side, lost)
+            )
         if self.scenario.may_die and other.alive:  # one of the two: a dead pair proves nothing
             dead = replace(end, alive=False)
-            yield f"kill -9 of the {side.value}", lambda: replace(pair, **{side.value: dead})
+            killed = _with(pair, side, dead)
+            yield Step(f"kill -9 of the {side.value}", "fault", lambda: killed)
 
-    def _producer(self, pair: Pair) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def _producer(self, pair: Pair) -> Iterator[Step]:
         end = pair.producer
         if not end.started and not end.cancelled:
             ready = t.BytesReady("source", NBYTES)
-            yield (
+            yield Step(
                 "bytes are ready",
+                "work",
                 lambda: self.fire(pair, Side.PRODUCER, ready, started=True, memory="owned"),
             )
         if not end.cancelled:
             gone = t.SourceFailed("engine", "failed", True)
-            yield (
+            yield Step(
                 "the source fails or is withdrawn",
+                "fault",
                 lambda: self.fire(pair, Side.PRODUCER, gone, cancelled=True),
             )
 
-    def _consumer(self, pair: Pair) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    def _consumer(self, pair: Pair) -> Iterator[Step]:
         end = pair.consumer
         if not end.started:
             leased = t.SlotsLeased((0,))
-            yield (
+            yield Step(
                 "slots are leased",
+                "work",
                 lambda: self.fire(pair, Side.CONSUMER, leased, started=True, memory="owned"),
             )
         if not end.cancelled:
-            yield (
+            yield Step(
                 "the consumer's owner cancels",
+                "fault",
                 lambda: self.fire(pair, Side.CONSUMER, t.CancelRequested(), cancelled=True),
             )
         if end.publishing:
             for event in (t.Published(), t.PublishFailed("checksum")):
-                yield (
+                yield Step(
                     type(event).__name__,
-                    lambda event=event: self.fire(pair, Side.CONSUMER, event, publishing=False),
+                    "work" if isinstance(event, t.Published) else "fault",
+                    partial(self.fire, pair, Side.CONSUMER, event, publishing=False),
                 )
+
+
+def _same(pair: Pair) -> Pair:
+    return pair
+
+
+def _with(pair: Pair, side: Side, end: End) -> Pair:
+    """The pair with another end at `side`."""
+    if side is Side.PRODUCER:
+        return replace(pair, producer=end)
+    return replace(pair, consumer=end)
 
 
 def require(holds: bool, law: str) -> None:
@@ -323,55 +361,7 @@ def quiescent(pair: Pair) -> bool:
     return all(not end.alive or end.state in TERMINAL for end in (pair.producer, pair.consumer))
 
 
-@dataclass(slots=True)
-class Space:
-    """All reachable pairs, with the step that first led to each."""
-
-    parents: dict[Pair, tuple[Pair, str] | None]
-    edges: dict[Pair, list[Pair]]
-
-    def path(self, pair: Pair) -> list[str]:
-        steps: list[str] = []
-        while (parent := self.parents[pair]) is not None:
-            pair, step = parent
-            steps.append(step)
-        return steps[::-1]
-
-    def stuck(self) -> list[Pair]:
-        """Pairs from which no continuation at all ends in quiescence."""
-        back: dict[Pair, list[Pair]] = {}
-        for source, targets in self.edges.items():
-            for target in targets:
-                back.setdefault(target, []).append(source)
-        frontier = [pair for pair in self.parents if quiescent(pair)]
-        good = set(frontier)
-        while frontier:
-            for source in back.get(frontier.pop(), ()):
-                if source not in good:
-                    good.add(source)
-                    frontier.append(source)
-        return [pair for pair in self.parents if pair not in good]
-
-
-def explore(model: PairModel, limit: int = 200_000) -> Space:
-    """Breadth first over all interleavings; a broken law raises with the shortest way to it."""
-    start = model.initial()
-    space = Space({start: None}, {})
-    frontier = deque([start])
-    while frontier:
-        pair = frontier.popleft()
-        reached = space.edges.setdefault(pair, [])
-        for name, step in model.steps(pair):
-            try:
-                after = step()
-            except Exception as error:
-                story = [*space.path(pair), name]
-                lines = "\n  ".join(f"{i}. {line}" for i, line in enumerate(story, 1))
-                raise Violation(f"{error}\nafter\n  {lines}\n{pair}") from error
-            reached.append(after)
-            if after not in space.parents:
-                space.parents[after] = (pair, name)
-                frontier.append(after)
-        if len(space.parents) > limit:
-            raise AssertionError(f"more than {limit} pairs: the model grew, look why")
-    return space
+def delivered(pair: Pair) -> bool:
+    """The bytes are published, the source is free, and nobody has anything left to do."""
+    memories = (pair.producer.memory, pair.consumer.memory)
+    return quiescent(pair) and memories == ("released", "published")

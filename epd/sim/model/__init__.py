@@ -1,0 +1,1 @@
+"""Small configurations searched exhaustively, over the same tables that run."""
