@@ -20,7 +20,7 @@ from epd.sim.cli_list import load_mutants, show_list
 from epd.sim.model.check import check_model
 from epd.sim.report import write_report
 from epd.sim.run import run
-from epd.sim.runner import Job, Report, Summary, execute_all
+from epd.sim.runner import Job, Report, Summary, execute_all, interrupts
 from epd.sim.shrink import Shrinker
 from epd.sim.world import TRACE_LENGTH
 
@@ -201,13 +201,18 @@ def _mutants(args: argparse.Namespace) -> int:
     mutants = load_mutants()
     names = sorted(mutants) if args.name == "all" else [args.name]
     survivors, total = [], Summary()
-    for name in names:
-        caught, runs, noticed = _hunt(mutants, name, _seeds(args))
-        total.reports += runs
-        if not caught:
-            survivors.append(f"mutant {name} survived {runs} runs")
-        if not args.json:
-            print(f"{name:32} {'caught by ' + noticed if caught else 'SURVIVED'} in {runs} runs")
+    try:
+        with interrupts():
+            for name in names:
+                caught, runs, noticed = _hunt(mutants, name, _seeds(args))
+                total.reports += runs
+                if not caught:
+                    survivors.append(f"mutant {name} survived {runs} runs")
+                if not args.json:
+                    how = f"caught by {noticed}" if caught else "SURVIVED"
+                    print(f"{name:32} {how} in {runs} runs", flush=True)
+    except KeyboardInterrupt:
+        total.interrupted = True
     return _conclude(args, total, survivors)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -94,31 +97,53 @@ def execute_all(
     started_s = time.perf_counter()
     shown_s = started_s
     try:
-        for report in _reports(jobs, workers):
-            summary.reports += 1
-            summary.fired += report.fired
-            summary.steps += report.steps
-            if report.violations:
-                summary.failures.append(report)
-                if not quiet:
-                    print(f"failed: {report.job.command()}", file=sys.stderr, flush=True)
+        with interrupts(), contextlib.closing(_reports(jobs, workers)) as reports:
+            for report in reports:
+                _add(summary, report, quiet=quiet)
                 if len(summary.failures) >= stop_at_failures:
                     break
-            now_s = time.perf_counter()
-            if not quiet and now_s - shown_s > PROGRESS_EVERY_S:
-                shown_s = now_s
-                _show(label, summary, total, now_s - started_s)
+                now_s = time.perf_counter()
+                if not quiet and now_s - shown_s > PROGRESS_EVERY_S:
+                    shown_s = now_s
+                    _show(label, summary, total, now_s - started_s)
     except KeyboardInterrupt:
         summary.interrupted = True
     summary.wall_s = time.perf_counter() - started_s
     return summary
 
 
-def _reports(jobs: Iterable[Job], workers: int) -> Iterator[Report]:
+def _add(summary: Summary, report: Report, *, quiet: bool) -> None:
+    summary.reports += 1
+    summary.fired += report.fired
+    summary.steps += report.steps
+    if report.violations:
+        summary.failures.append(report)
+        if not quiet:
+            print(f"failed: {report.job.command()}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt here; outside, the command line ends without ado."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _reports(jobs: Iterable[Job], workers: int) -> Generator[Report, None, None]:
     if workers <= 1:
         yield from map(execute, jobs)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
         waiting = iter(jobs)
         open_runs: list[Future[Report]] = [
             pool.submit(execute, job) for job in islice(waiting, 4 * workers)

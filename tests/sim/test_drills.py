@@ -14,7 +14,30 @@ from epd.sim.search import kills
 from epd.sim.swarm import draw_plan
 
 # Seeds that once failed; docs/simulation.md tells what each found.
-PAST = (4, 5, 9, 10, 16, 21, 22, 35, 66, 91, 101, 103, 115, 122, 132, 232, 288, 384, 473, 1022)
+PAST = (
+    4,
+    5,
+    9,
+    10,
+    16,
+    21,
+    22,
+    35,
+    66,
+    91,
+    101,
+    103,
+    115,
+    122,
+    132,
+    232,
+    288,
+    384,
+    473,
+    1022,
+    100223,
+    100719,
+)
 
 
 @pytest.mark.parametrize("drill", drills.DRILLS, ids=lambda drill: drill.name)

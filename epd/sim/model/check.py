@@ -9,6 +9,7 @@ from typing import Any
 
 from epd.sim.model.pair import Violation
 from epd.sim.model.scenarios import SEARCHES, Search
+from epd.sim.runner import interrupts
 
 PROGRESS_EVERY_S = 2.0
 
@@ -40,10 +41,11 @@ def check_model(*, as_json: bool = False, searches: tuple[Search, ...] = SEARCHE
     runs: list[dict[str, Any]] = []
     interrupted = False
     try:
-        for search in searches:
-            runs.append(_run(search, quiet=as_json))
-            if not as_json:
-                _show(runs[-1])
+        with interrupts():
+            for search in searches:
+                runs.append(_run(search, quiet=as_json))
+                if not as_json:
+                    _show(runs[-1])
     except KeyboardInterrupt:
         interrupted = True
     failed = sum(bool(run["violations"]) for run in runs)
