@@ -97,7 +97,10 @@ class Child:
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
         while line := await process.stdout.readline():
-            status = msgspec.json.decode(line, type=StatusLine)
+            status = _read_status(line)
+            if status is None:  # a library that prints: not ours, and no reason to end
+                sys.stderr.buffer.write(line)
+                continue
             if status.state == "serving":
                 self.served.set()
             self._set(status.state, status.detail)
@@ -135,6 +138,13 @@ class Child:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """For drills: a signal to the present process."""
         os.kill(self.pid, number)
+
+
+def _read_status(line: bytes) -> StatusLine | None:
+    try:
+        return msgspec.json.decode(line, type=StatusLine)
+    except msgspec.MsgspecError:
+        return None
 
 
 class Supervisor:
