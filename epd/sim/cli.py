@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def _mutants(args: argparse.Namespace) -> int:
     mutants = load_mutants()
     names = sorted(mutants) if args.name == "all" else [args.name]
     survivors, total = [], Summary()
+    started_s = time.perf_counter()
     try:
         with interrupts():
             for name in names:
@@ -213,6 +215,7 @@ def _mutants(args: argparse.Namespace) -> int:
                     print(f"{name:32} {how} in {runs} runs", flush=True)
     except KeyboardInterrupt:
         total.interrupted = True
+    total.wall_s = time.perf_counter() - started_s
     return _conclude(args, total, survivors)
 
 

@@ -21,8 +21,8 @@ from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
 NOTHING = Excuse(frozenset(), refusals=False)
-NO_TOPOLOGY = Excuse(frozenset({"unavailable"}), refusals=True)
-"""A role's only instance is gone: nothing can be served until it is back."""
+REFUSED = Excuse(frozenset(), refusals=True)
+"""A role's only instance is gone: requests may be refused at the door, none may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,6 @@ DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=PICTURES,
         faults=(Fault("kill", "here", point="TRANSFER:RESERVED>WRITING", nth=8, duration_s=0.4),),
-        may_fail=NO_TOPOLOGY,
-        why="the point can be the prefill's KV transfer, and prefill is alone",
         mutants=("grants_reach_the_successor",),
     ),
     Drill(
@@ -163,9 +161,33 @@ DRILLS: tuple[Drill, ...] = (
         ("F19", "F40", "F44"),
         work=PICTURES,
         faults=(Fault("kill", "e0", duration_s=0.5),),
-        may_fail=NO_TOPOLOGY,
-        why="the only encoder is dead for half a second",
         mutants=("answer_without_picture",),
+    ),
+    Drill(
+        "kill-the-only-prefill",
+        ("F20", "F44"),
+        faults=(Fault("kill", "p0", duration_s=0.5),),
+    ),
+    Drill(
+        "kill-the-only-decode",
+        ("F20", "F44"),
+        work=Workload(16, max_tokens=24, spread_s=0.3),
+        faults=(Fault("kill", "d0", duration_s=0.5),),
+        to_s=1.4,
+    ),
+    Drill(
+        "lose-the-only-prefill",
+        ("F20",),
+        faults=(Fault("kill", "p0", duration_s=4.0),),
+        may_fail=REFUSED,
+        why="no prefill for four seconds: new requests are refused, admitted ones wait",
+        mutants=("nobody_waits_for_a_restart",),
+    ),
+    Drill(
+        "kill-the-only-instance",
+        ("F19", "F20", "F44"),
+        topology="1epd",
+        faults=(Fault("kill", "epd0", duration_s=0.5),),
     ),
     Drill(
         "stall-encode",

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from epd.engine.base import Rows
-from epd.fsm import embedding, encoding, request, transfer
+from epd.fsm import embedding, encoding, generation, request, transfer
 from epd.fsm.kernel import Effect, Event, State, Table
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
@@ -203,6 +203,16 @@ def migration_restarts_numbering() -> Iterator[None]:
         mock.patch.object(Requests, "emit_tokens", from_zero),
         mock.patch.object(Requests, "performers", performers),
     ):
+        yield
+
+
+@mutant
+def nobody_waits_for_a_restart() -> Iterator[None]:
+    """F20: a request that lost its only instance fails though the instance is being restarted."""
+    do = (generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
+    table, state = generation.Generation.table, generation.S.MIGRATING
+    note = generation.note_no_topology
+    with row(table, state, generation.NoTopology, generation.S.FAILED, do, note):
         yield
 
 
