@@ -7,6 +7,7 @@ agree but for the process's skew.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from epd.sim.loop import SimLoop
@@ -32,6 +33,10 @@ class SimClock:
         return WALL_START_S + self._loop.now_s + self._process.wall_skew_s
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> TimerHandle:
-        return self._loop.call_at(
-            when_s - self._process.clock_offset_s, callback, context=self._process.context
-        )
+        offset_s = self._process.clock_offset_s
+        at_s = when_s - offset_s
+        while (
+            at_s + offset_s < when_s
+        ):  # rounded down: who is woken too early sleeps again, for 0 s
+            at_s = math.nextafter(at_s, math.inf)
+        return self._loop.call_at(at_s, callback, context=self._process.context)
