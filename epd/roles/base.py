@@ -202,15 +202,7 @@ class Actor:
         """Seconds from now to a wall-clock deadline."""
         return deadline_s - self.clock.wall_s()
 
-    @property
-    def num_timers(self) -> int:
-        return len(self._timers)
-
     # --- tasks ------------------------------------------------------------------------------------
-
-    @property
-    def num_tasks(self) -> int:
-        return len(self._tasks)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Run a supervised task; its failure is counted and logged, never lost."""
@@ -228,11 +220,7 @@ class Actor:
         self._tasks[key] = asyncio.get_running_loop().create_task(supervised(), name=key)
 
     def fault(self, where: str, error: Exception) -> None:
-        self.counters["faults"] += 1
-        self.log.warning("fault", where=where, error=repr(error))
-
-    def survive(self, where: str, error: Exception) -> None:
-        """Count and log what escaped a handler or performer."""
+        """Count and log what escaped a handler, a performer or a task."""
         name = "illegal_events" if isinstance(error, IllegalEvent) else "faults"
         self.counters[name] += 1
         self.log.warning(name, where=where, error=repr(error))
@@ -292,7 +280,7 @@ class _Guarded:
         if kind is None or not issubclass(kind, Exception):
             return False
         assert isinstance(error, Exception)
-        self.actor.survive(self.where, error)
+        self.actor.fault(self.where, error)
         return True
 
 
@@ -328,7 +316,7 @@ class Role(Generic[M]):
         try:
             effects = machine.fire(event)
         except Exception as error:
-            self.actor.survive(machine.key, error)
+            self.actor.fault(machine.key, error)
             return
         for effect in effects:
             try:
@@ -336,7 +324,7 @@ class Role(Generic[M]):
                 if type(outcome) is CoroutineType:
                     self.actor.spawn(f"{effect.name} {machine.key}", self._finish(machine, outcome))
             except Exception as error:
-                self.actor.survive(f"{effect.name} {machine.key}", error)
+                self.actor.fault(f"{effect.name} {machine.key}", error)
         if machine.terminal:
             with self.guarded(machine.key):
                 self.ended(machine)

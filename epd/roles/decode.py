@@ -134,15 +134,8 @@ class DecodeRole(Role[Request]):
         expected = (offer.num_prompt_tokens, prompt_blocks, layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return transfer_fsm.PublishFailed(f"KV state {kv} does not match {expected}")
-        if transfer.checksum:
-            views = self._requests.region.views(transfer.slots[:prompt_blocks], transfer.nbytes)
-            found = await self.actor.ports.transfers.checksum(views)
-            if found != transfer.checksum:
-                return transfer_fsm.PublishFailed(
-                    f"checksum of {transfer.key} is {found:#x}, prefill wrote "
-                    f"{transfer.checksum:#x}"
-                )
-        return transfer_fsm.Published()
+        blocks = transfer.slots[:prompt_blocks]
+        return await self._transfers.check_bytes(transfer, self._requests.region, blocks)
 
     def release_slots(self, transfer: Transfer) -> None:
         self._requests.return_blocks(transfer.slots)

@@ -247,15 +247,7 @@ class Embeddings(Role[Embedding]):
         self._leases.leave(transfer.key)
 
     async def publish(self, transfer: Transfer) -> Event:
-        views = self.region.views(transfer.slots, transfer.nbytes)
-        if transfer.checksum:
-            found = await self.actor.ports.transfers.checksum(views)
-            if found != transfer.checksum:
-                return transfer_fsm.PublishFailed(
-                    f"checksum of {transfer.key} is {found:#x}, its producer wrote "
-                    f"{transfer.checksum:#x}"
-                )
-        return transfer_fsm.Published()
+        return await self._transfers.check_bytes(transfer, self.region, transfer.slots)
 
     def release_slots(self, transfer: Transfer) -> None:
         self._return_slots(transfer.key, transfer.slots)

@@ -12,6 +12,7 @@ the epoch that the room was opened with (fault F44).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from epd.config import Timing
@@ -30,7 +31,7 @@ from epd.messages import (
     TransferAborted,
 )
 from epd.roles.base import Actor, Role, performs, receives
-from epd.transport.base import Received, WriteFailed, Written
+from epd.transport.base import Received, Region, WriteFailed, Written
 
 assert Transfer.table is TABLE  # importing the table binds it to the machine
 
@@ -287,6 +288,18 @@ class Transfers(Role[Transfer]):
         except Exception as error:
             self.actor.fault(f"publish {transfer.key}", error)
             return fsm.PublishFailed(repr(error))
+
+    async def check_bytes(self, transfer: Transfer, region: Region, slots: Sequence[int]) -> Event:
+        """Whether what landed in these slots is what the producer wrote, if it computed a sum."""
+        if transfer.checksum:
+            views = region.views(slots, transfer.nbytes)
+            found = await self.actor.ports.transfers.checksum(views)
+            if found != transfer.checksum:
+                return fsm.PublishFailed(
+                    f"checksum of {transfer.key} is {found:#x}, its producer wrote "
+                    f"{transfer.checksum:#x}"
+                )
+        return fsm.Published()
 
     @performs(Do.RELEASE_SOURCE)
     def release_source(self, transfer: Transfer, event: Event) -> None:
