@@ -118,6 +118,8 @@ class EncodeRequest(Message):
 
 
 class EncodeAccepted(Message):
+    """The picture is at work.  Said again now and then while the room is open."""
+
     room: str
     attempt: int
 
@@ -129,6 +131,15 @@ class EncodeRejected(Message):
     attempt: int
     room: str
     reason: str
+
+
+class AbortEncode(Message):
+    """The attempt is over, or has what it needs: drop the room.
+
+    Not acknowledged: an encoder that has missed it says `EncodeAccepted` again and is told again.
+    """
+
+    room: str
 
 
 # --- gateway -> prefill / decode ------------------------------------------------------------------
@@ -149,6 +160,8 @@ class PrefillRequest(Message):
 
 
 class RequestAccepted(Message):
+    """Said again now and then while nothing else is said of the request."""
+
     request_id: str
     attempt: int
 
@@ -275,6 +288,7 @@ AnyMessage = (
     | EncodeRequest
     | EncodeAccepted
     | EncodeRejected
+    | AbortEncode
     | PrefillRequest
     | RequestAccepted
     | RequestFailed
@@ -318,6 +332,7 @@ def decode(frame: Any) -> Envelope:
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "AbortEncode",
     "AbortRequest",
     "Address",
     "AnyMessage",

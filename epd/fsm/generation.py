@@ -46,7 +46,7 @@ class S(State):
 
 class Do(Effect):
     DISPATCH = "send the attempt to encode and prefill"
-    PLACE = "choose instances for the next attempt"
+    PLACE = "choose instances for the next attempt, after a pause if several have failed"
     AWAIT_TOPOLOGY = "try to place it again soon, and not for ever"
     DELIVER = "hand new tokens to the client"
     DELIVER_FINAL = "hand the last tokens and the finish reason to the client"
@@ -225,7 +225,9 @@ def note_no_topology(generation: Generation, event: NoTopology | PlacementTimedO
 
 
 def note_deadline(generation: Generation, event: DeadlinePassed) -> None:
-    generation.error = ("deadline", "the request did not finish before its deadline")
+    _, last = generation.error
+    reason = "the request did not finish before its deadline"
+    generation.error = ("deadline", f"{reason} (after: {last})" if last else reason)
 
 
 _OPEN = (S.PLACED, S.STREAMING)

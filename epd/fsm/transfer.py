@@ -152,7 +152,7 @@ class CancelRequested(Event):
 
 @dataclass(slots=True)
 class CancelReceived(Event):
-    """The consumer told this producer to stop."""
+    """The consumer, or the gateway in its place, told this producer to stop."""
 
 
 @dataclass(slots=True)
@@ -340,6 +340,12 @@ def note_short_commit(transfer: Transfer, event: CommitReceived) -> None:
 
 def note_bad_bytes(transfer: Transfer, event: PublishFailed) -> None:
     transfer.failure = ("transfer", event.reason, True)
+
+
+def note_called_off(transfer: Transfer, event: CancelReceived) -> None:
+    """Who called it off has its own reason, and tells it to the gateway if it is a failure."""
+    reason = f"instance {transfer.peer.instance_id} does not want it any more"
+    transfer.failure = ("transfer", reason, True)
 
 
 def note_lost(transfer: Transfer, event: Event) -> None:

@@ -5,6 +5,10 @@ tell late what the gateway itself has just assigned, and instances that failed a
 avoided. An attempt goes out as one `EncodeRequest` for each picture, to its encoder, and the
 `PrefillRequest`. The bus may lose any of them.  Silence of prefill is the attempt's own time-out; a
 picture is offered again until its encoder accepts it, because nobody else would notice.
+
+An attempt that is withdrawn is called off at its encoders too: prefill, which would dismiss the
+rooms, may be the one that cannot be reached.  That word may be lost as well; an encoder says now
+and then which rooms it still holds, and hears of those that are over (`wants`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections import Counter
 from epd.api.port import Generation as Prepared
 from epd.config import Timing
 from epd.fsm.generation import Generation
-from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
+from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, PrefillRequest
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, Placement, Unplaceable, place
@@ -32,6 +36,7 @@ class Dispatcher:
         self._avoid: dict[str, set[str]] = {}
         self._give_up_s: dict[str, float] = {}  # while there is no topology for it
         self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
+        self._rooms: dict[str, dict[str, Address]] = {}  # of present attempts; who encodes for them
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -98,6 +103,7 @@ class Dispatcher:
     ) -> tuple[MediaItem, ...]:
         items = []
         unaccepted = self._unaccepted[machine.key] = {}
+        rooms = self._rooms[machine.key] = {}
         pairs = zip(machine.prompt.items, placement.encoders, strict=True)
         for index, (item, encoder) in enumerate(pairs):
             room = f"{machine.key}/{machine.attempt}/{index}"
@@ -112,6 +118,7 @@ class Dispatcher:
                 deadline_s,
             )
             unaccepted[room] = (encoder, request, item.image)
+            rooms[room] = encoder
             items.append(
                 MediaItem(
                     index, item.mm_hash, item.offset, item.num_rows, item.grid_thw, room, encoder
@@ -133,19 +140,25 @@ class Dispatcher:
             lambda: self._offer_encodes(machine),
         )
 
-    def encode_accepted(self, room: str) -> None:
-        request_id = room.rsplit("/", 2)[0]
-        self._unaccepted.get(request_id, {}).pop(room, None)
+    def encode_accepted(self, machine: Generation, room: str) -> None:
+        self._unaccepted.get(machine.key, {}).pop(room, None)
+
+    def wants(self, machine: Generation, room: str) -> bool:
+        """Whether the present attempt may still need this room's rows."""
+        return room in self._rooms.get(machine.key, {}) and not machine.token_ids_of_attempt
 
     # --- the end of an attempt --------------------------------------------------------------------
 
     def withdraw(self, machine: Generation) -> None:
-        """The attempt is given up: its instances are free for others, nothing is offered again."""
+        """The attempt is given up: its encoders hear of it, nothing is offered again."""
+        for room, encoder in self._rooms.pop(machine.key, {}).items():
+            self._actor.send(encoder, AbortEncode(room))
         self._unaccepted.pop(machine.key, None)
         self._unbook(machine)
 
     def forget(self, machine: Generation) -> None:
         """The generation has ended."""
+        self._rooms.pop(machine.key, None)  # what was served needs no word
         self.withdraw(machine)
         self._avoid.pop(machine.key, None)
         self._give_up_s.pop(machine.key, None)

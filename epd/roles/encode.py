@@ -98,12 +98,25 @@ class EncodeRole(Role[Encoding]):
         if transfer.terminal:
             return  # its cancel came first (F42)
         self._askers[message.room] = _Asker(message.request_id, message.attempt, received.source)
+        if not self.actor.armed("encode/open"):
+            self._arm_open()
         encoding = self._encodings.get(message.mm_hash)
         if encoding is None:
             image = received.payloads[0]
             encoding = Encoding(message.mm_hash, image, message.grid_thw, self.actor.journal)
             self._encodings[message.mm_hash] = encoding
         self.fire(encoding, fsm.Requested(message.room))
+
+    def _arm_open(self) -> None:
+        self.actor.arm("encode/open", self._timing.stall_timeout_s / 3, self._tell_open)
+
+    def _tell_open(self) -> None:
+        """Say which rooms are open here: the word that would have ended one may be lost, and the
+        gateway answers for those that are over."""
+        for room, asker in self._askers.items():
+            self.actor.send(asker.gateway, EncodeAccepted(room, asker.attempt))
+        if self._askers:
+            self._arm_open()
 
     def _refusal(self, received: Received) -> str:
         if self.draining:

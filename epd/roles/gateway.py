@@ -4,6 +4,10 @@ The API admits a request here first (a place, or a refusal at once), prepares it
 `Dispatcher` sends the attempt to its instances; tokens come back numbered, straight from decode.
 An attempt that fails for a reason another instance may not have is placed again with what the
 client already has; everything else ends in one clear error.
+
+Words may be lost, also those that call an attempt off.  So instances say now and then what they
+still hold, and whoever speaks of an attempt that is over is told so (again): what is open anywhere
+is bounded by what is open here.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from epd.fsm import generation as fsm
 from epd.fsm.generation import Do, Generation
 from epd.fsm.kernel import Event
 from epd.messages import (
+    AbortEncode,
     AbortRequest,
     Address,
     EncodeAccepted,
@@ -160,7 +165,14 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.PLACE)
     def place_again(self, machine: Generation, event: Event) -> None:
-        self._place(machine)
+        """Elsewhere at once, then after growing pauses: what fails everywhere within milliseconds
+        (an instance drains and its word is slow, a picture that nobody can encode) needs time."""
+        pause_s = self._timing.retry_interval_s * (machine.attempt - 1)
+        if pause_s:
+            name = f"generation/{machine.key}/attempt"
+            self.actor.arm(name, pause_s, lambda: self._place(machine))
+        else:
+            self._place(machine)
 
     @performs(Do.AWAIT_TOPOLOGY)
     def await_topology(self, machine: Generation, event: fsm.NoTopology) -> None:
@@ -186,6 +198,8 @@ class GatewayRole(Role[Generation]):
             machine = self._current(chunk.request_id, chunk.attempt)
             if machine is not None:
                 self._take(machine, chunk)
+            elif not chunk.finish_reason:
+                self._over(received.source, chunk.request_id, chunk.attempt)
 
     def _take(self, machine: Generation, chunk: TokenChunk) -> None:
         """Numbered tokens: new ones are delivered once, repeats dropped, a hole is an outcome."""
@@ -214,10 +228,21 @@ class GatewayRole(Role[Generation]):
         machine = self._current(message.request_id, message.attempt)
         if machine is not None:
             self.fire(machine, fsm.Accepted())
+        else:
+            self._over(received.source, message.request_id, message.attempt)
+
+    def _over(self, source: str, request_id: str, attempt: int) -> None:
+        """It works on an attempt that is over: the word that said so was lost, or crossed this."""
+        self.actor.send(source, AbortRequest(request_id, attempt))
 
     @receives(EncodeAccepted)
     def on_encode_accepted(self, received: Received) -> None:
-        self._dispatcher.encode_accepted(received.message.room)
+        room: str = received.message.room
+        machine = self._current(room.rsplit("/", 2)[0], received.message.attempt)
+        if machine is not None and self._dispatcher.wants(machine, room):
+            self._dispatcher.encode_accepted(machine, room)
+        else:
+            self.actor.send(received.source, AbortEncode(room))
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:

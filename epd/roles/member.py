@@ -134,6 +134,7 @@ class Member(Role[Never]):
             key = (address.instance_id, address.epoch)
             if address.instance_id != own and key not in self.actor.peers:
                 self.actor.connect(address)
+                self._note_replaced(address)
             self.actor.peers[key] = info
         for address in message.lost:
             self._note_lost(address)
@@ -148,6 +149,13 @@ class Member(Role[Never]):
         self.actor.lost.add(key)
         for role in self.actor.roles:
             role.peer_lost(address)
+
+    def _note_replaced(self, address: Address) -> None:
+        """Earlier lives of this peer are over, also those that this registry never knew: the
+        instance may have restarted while there was no gateway."""
+        for name, epoch in list(self.actor.peers):
+            if name == address.instance_id and epoch < address.epoch:
+                self._note_lost(self.actor.peers[name, epoch].address)
 
     def _forget_old(self, present: set[tuple[str, int]]) -> None:
         """Peers that are neither present nor lost left in order; lost ones stay for fencing.

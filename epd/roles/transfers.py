@@ -21,6 +21,7 @@ from epd.fsm.kernel import Event
 from epd.fsm.transfer import Do, Manifest, Side, Transfer
 from epd.fsm.transfer_table import TABLE
 from epd.messages import (
+    AbortEncode,
     Address,
     CancelAck,
     CancelTransfer,
@@ -173,6 +174,14 @@ class Transfers(Role[Transfer]):
             soon_s = self.clock.wall_s() + self._timing.tombstone_s
             transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, soon_s)
         if self._is_from_peer(transfer, received):
+            self.fire(transfer, fsm.CancelReceived())
+
+    @receives(AbortEncode)
+    def on_abort_encode(self, received: Received) -> None:
+        """The gateway speaks for a consumer that may be out of reach.  It names rooms that it has
+        opened itself, so one that is not here needs no tombstone."""
+        transfer = self.find(received.message.room, Side.PRODUCER)
+        if transfer is not None:
             self.fire(transfer, fsm.CancelReceived())
 
     @receives(Commit)

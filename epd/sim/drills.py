@@ -78,6 +78,8 @@ HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
 
+FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
+
 PATIENT = replace_timing(request_timeout_s=3.0, suspect_after_s=20.0, lost_after_s=30.0)
 
 DRILLS: tuple[Drill, ...] = (
@@ -274,7 +276,32 @@ DRILLS: tuple[Drill, ...] = (
             Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="d0"),
             Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="e0"),
         ),
-        mutants=("no_commit_retry", "no_grant_retry"),
+        mutants=("no_commit_retry", "no_grant_retry", "open_rooms_are_not_told"),
+    ),
+    Drill(
+        "deaf-prefill",
+        ("F16", "F41"),
+        topology="1e1p1d",
+        work=PICTURES,
+        faults=(Fault("block", "gateway", other="p0", duration_s=6.0),),
+        may_fail=Excuse(frozenset({"lost"}), refusals=False),
+        why="prefill beats its heart and hears nothing: four attempts can be spent on it",
+        mutants=("attempts_are_not_called_off",),
+        to_s=1.3,
+    ),
+    Drill(
+        "drain-decode",
+        ("F20",),
+        topology="1e1p1d",
+        work=Workload(20, spread_s=0.1, max_tokens=24),
+        faults=(
+            Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
+            Fault("drain", "d0", point=FIRST_DECODE),
+        ),
+        may_fail=REFUSED,
+        why="the only decode instance leaves; it is started anew, and admitted requests wait",
+        fires=("drain",),
+        mutants=("no_pause_between_attempts",),
     ),
     Drill(
         "partition",

@@ -97,8 +97,6 @@ def excuse(
                 kinds.add("gateway")
         if fault.kind in ("stall", "hang", "partition", "block", "slow"):
             kinds |= {"deadline", "lost"}
-        if fault.kind in ("partition", "block"):
-            kinds.add("busy")  # rooms of attempts that prefill never heard of stay at the encoder
         if fault.kind == "oom":
             kinds.add("engine")
     if data.failed:

@@ -16,7 +16,9 @@ from epd.fsm import embedding, encoding, generation, request, transfer
 from epd.fsm.kernel import Effect, Event, State, Table
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
+from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
+from epd.roles.gateway import GatewayRole
 from epd.roles.member import Member
 from epd.roles.prefill import PrefillRole
 from epd.roles.requests import Requests
@@ -277,6 +279,37 @@ def no_commit_retry() -> Iterator[None]:
 def no_grant_retry() -> Iterator[None]:
     """A lost grant is never said again."""
     with row(TRANSFER, T.RESERVED, transfer.RetryDue, None):
+        yield
+
+
+@mutant
+def open_rooms_are_not_told() -> Iterator[None]:
+    """F16: an encoder that missed the end of a room does not ask, and holds it to the deadline."""
+    with mock.patch.object(EncodeRole, "_tell_open", lambda self: None):
+        yield
+
+
+@mutant
+def attempts_are_not_called_off() -> Iterator[None]:
+    """F41: only prefill, which may be out of reach, tells encoders that an attempt is over."""
+    withdraw = Dispatcher.withdraw
+
+    def silently(self: Dispatcher, machine: generation.Generation) -> None:
+        self._rooms.pop(machine.key, None)
+        withdraw(self, machine)
+
+    with open_rooms_are_not_told(), mock.patch.object(Dispatcher, "withdraw", silently):
+        yield
+
+
+@mutant
+def no_pause_between_attempts() -> Iterator[None]:
+    """F20: all attempts are spent within milliseconds on an instance that is about to leave."""
+
+    def at_once(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
+        self._place(machine)
+
+    with mock.patch.object(GatewayRole, "place_again", at_once):
         yield
 
 
