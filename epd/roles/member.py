@@ -85,6 +85,7 @@ class Member(Role[Never]):
         if not self.welcomed:
             self.welcomed = True
             self.on_welcome()
+        self._watch()  # from now on: the very first answer may not come
         self._beat()
         if self.draining:
             self.actor.send(self._gateway, DrainAnnounced())
@@ -105,13 +106,16 @@ class Member(Role[Never]):
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
-        self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)
+        self._watch()
         message: HeartbeatAck = received.message
         if not message.known:
             self._version = 0  # a gateway that restarted counts anew
         missed = message.known and self._version < message.version  # a `Membership` was lost
         if (missed or not message.known) and not self.actor.armed("member/join"):
             self._join()  # is answered with the whole registry
+
+    def _watch(self) -> None:
+        self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)
 
     def _rejoin(self) -> None:
         """The gateway has not answered for long: it may be a new one that does not know us."""
