@@ -14,18 +14,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
 from epd.runtime.child import ChildSpec, StatusLine
+from epd.runtime.zygote import LOST, Process, Zygote, ZygoteLost
 from epd.transport.shm_segment import sweep
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 STABLE_AFTER_S = 30.0
 KILL_AFTER_S = 5.0
+
+Launch = Callable[[], Awaitable[Process]]  # a process that waits for its ChildSpec
 
 
 class StartFailed(Exception):
@@ -35,7 +38,7 @@ class StartFailed(Exception):
 class Child:
     """One supervised process over all its lives."""
 
-    def __init__(self, spec: ChildSpec, changed: Callable[[Child], None]) -> None:
+    def __init__(self, spec: ChildSpec, changed: Callable[[Child], None], launch: Launch) -> None:
         self.spec = spec
         self.state = "starting"
         self.detail = ""
@@ -45,7 +48,8 @@ class Child:
         self.served = asyncio.Event()
         self.ended = asyncio.Event()
         self._changed = changed
-        self._process: asyncio.subprocess.Process | None = None
+        self._launch = launch
+        self._process: Process | None = None
         self._stopping = asyncio.Event()
 
     @property
@@ -62,7 +66,10 @@ class Child:
         try:
             while not self._stopping.is_set():
                 began_s = time.monotonic()
-                self.exit_status = await self._live_once()
+                try:
+                    self.exit_status = await self._live_once()
+                except ZygoteLost as lost:
+                    self.exit_status, self.detail = LOST, str(lost)
                 if self._stopping.is_set():
                     break
                 if not self.served.is_set():
@@ -82,17 +89,10 @@ class Child:
     async def _live_once(self) -> int:
         self.starts += 1
         self._set("starting")
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "epd.runtime.child",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._process = process = await self._launch()
         self.pid = process.pid
         if self._stopping.is_set():  # asked while the process was being made
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
@@ -114,14 +114,14 @@ class Child:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         if hurried:
             self.hurry()
         try:
             async with asyncio.timeout(self._drain_timeout_s + KILL_AFTER_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             await process.wait()
 
     def hurry(self) -> None:
@@ -140,6 +140,18 @@ class Child:
         os.kill(self.pid, number)
 
 
+async def _launch_anew() -> Process:
+    """An interpreter of its own: for the gateway, into which no torch may be mapped."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "epd.runtime.child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
 def _read_status(line: bytes) -> StatusLine | None:
     try:
         return msgspec.json.decode(line, type=StatusLine)
@@ -151,9 +163,16 @@ class Supervisor:
     """The children of one cluster on this host."""
 
     def __init__(self, specs: list[ChildSpec], changed: Callable[[Child], None]) -> None:
-        self.children = {spec.name: Child(spec, changed) for spec in specs}
+        models = {spec.instance.model_dir for spec in specs if spec.instance is not None}
+        self._zygotes = {model_dir: Zygote(model_dir) for model_dir in sorted(models)}
+        self.children = {spec.name: Child(spec, changed, self._launch(spec)) for spec in specs}
         self._tasks: list[asyncio.Task[None]] = []
         self._hurried = False
+
+    def _launch(self, spec: ChildSpec) -> Launch:
+        return (
+            _launch_anew if spec.instance is None else self._zygotes[spec.instance.model_dir].fork
+        )
 
     async def start(self) -> None:
         sweep()
@@ -196,6 +215,8 @@ class Supervisor:
                 c for c in self.children.values() if (c.spec.gateway is not None) is has_gateway
             ]
             await asyncio.gather(*(child.stop(hurried=self._hurried) for child in group))
+        for zygote in self._zygotes.values():
+            await zygote.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._remove_left_files()
 

@@ -204,7 +204,7 @@ def command_in_own_dir(*arguments: str) -> Command:
 
 def test_kill_of_the_supervisor_leaves_nothing() -> None:
     with discarding(Server("1e1p1d").wait_ready()) as server:
-        assert len(server.processes()) == 5
+        assert len(server.processes()) == 6  # supervisor, gateway, zygote, three workers
         server.send(signal.SIGKILL)
         server.wait()
         server.check_nothing_left()
@@ -212,7 +212,7 @@ def test_kill_of_the_supervisor_leaves_nothing() -> None:
 
 def test_kill_of_the_supervisor_while_loading_leaves_nothing() -> None:
     with discarding(Server("1e1p1d")) as server:
-        wait_for(lambda: len(server.processes()) == 5, READY_S, "five processes")
+        wait_for(lambda: len(server.processes()) == 6, READY_S, "six processes")
         server.send(signal.SIGKILL)
         server.wait()
         server.check_nothing_left(READY_S)

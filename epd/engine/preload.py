@@ -1,0 +1,24 @@
+"""What loading a model will import, imported ahead of time.
+
+For a process that will fork workers (runtime/zygote.py): no weights are read, no device is touched
+and no thread is started, because threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+from epd.engine import attention, factory
+from epd.engine.checkpoint import read_checkpoint
+from epd.engine.loading import parameters_on_meta
+from epd.engine.models.registry import adapter_for
+
+__all__ = ["factory", "preload"]
+
+
+def preload(model_dir: str) -> None:
+    """Import the modelling file and the image processor of this model.  Raises ModelError."""
+    adapter = adapter_for(read_checkpoint(model_dir), attention.NAME)
+    attention.register()
+    with parameters_on_meta():
+        adapter.build()
+    if adapter.has_vision:
+        adapter.image_processor()

@@ -1,0 +1,263 @@
+"""Workers forked from one process that has already imported what they all import.
+
+Theory of operation
+-------------------
+torch and a modelling file of transformers cost a worker about four seconds of a core before it
+reads its first weight, and as much again for every worker of the host and every restart.  The
+supervisor starts one zygote (the word is Android's), which imports them once, touches no device,
+starts no thread and holds no weights, and then only forks: a worker starts within milliseconds,
+also anew after a crash, and the pages of the libraries are shared.
+
+The two speak over a seqpacket socket.  A request carries one descriptor, the socket that becomes
+the worker's stdin and stdout; the answer carries a pidfd, so that a signal never reaches another
+process under a reused number.  The zygote alone can reap its children and tells how each ended.  It
+ends with its supervisor (end of file), and workers watch their own socket for the same.  If the
+zygote itself dies nobody can tell any more how its children end, so the supervisor kills them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import NoReturn, Protocol
+
+import msgspec
+
+_MAX_WORD = 4096
+FORK = b"fork"
+LOST = 255  # exit status of a worker whose zygote died
+
+
+class Process(Protocol):
+    """What the supervisor needs of a process; asyncio's own has it, too."""
+
+    pid: int
+    stdin: asyncio.StreamWriter | None
+    stdout: asyncio.StreamReader | None
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def send_signal(self, signal: int) -> None: ...
+
+
+class ZygoteLost(Exception):
+    """The zygote ended; a new one is needed."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that forks workers ended; its own words are above")
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    """Answer to a request, in order; the message carries the pidfd."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """A child ended; negative is a signal, as in `subprocess`."""
+
+    pid: int
+    exit_status: int
+
+
+# --- the supervisor's side ------------------------------------------------------------------------
+
+
+class ForkedProcess:
+    """A child of the zygote."""
+
+    def __init__(
+        self, pid: int, pidfd: int, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
+    ) -> None:
+        self.pid = pid
+        self.stdin: asyncio.StreamWriter | None = stdin
+        self.stdout: asyncio.StreamReader | None = stdout
+        self._pidfd = pidfd
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, signal: int) -> None:
+        if not self._ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                _signal.pidfd_send_signal(self._pidfd, signal)
+
+    def end(self, exit_status: int) -> None:
+        """It is gone."""
+        if not self._ended.done():
+            os.close(self._pidfd)
+            self._ended.set_result(exit_status)
+            assert self.stdin is not None
+            self.stdin.close()
+
+
+_signal = signal  # `send_signal` names its argument as asyncio does
+
+
+class Zygote:
+    """The supervisor's handle; started on first use, and again after it was lost."""
+
+    def __init__(self, model_dir: str) -> None:
+        self._model_dir = model_dir
+        self._lock = asyncio.Lock()  # answers come in the order of requests
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._answer: asyncio.Future[tuple[int, int]] | None = None  # pid and pidfd
+        self._children: dict[int, ForkedProcess] = {}
+        self._closed = False
+
+    async def fork(self) -> ForkedProcess:
+        """A new worker process, waiting for its `ChildSpec`.  Raises ZygoteLost."""
+        async with self._lock:
+            if self._control is None:
+                await self._start()
+            if self._control is None or self._closed:
+                raise ZygoteLost
+            self._answer = asyncio.get_running_loop().create_future()
+            ours, theirs = socket.socketpair()
+            with theirs, contextlib.suppress(OSError):  # the end of the control socket says more
+                socket.send_fds(self._control, [FORK], [theirs.fileno()])
+            try:
+                pid, pidfd = await self._answer
+            except ZygoteLost:
+                ours.close()
+                raise
+            stdout, stdin = await asyncio.open_connection(sock=ours)
+            self._children[pid] = child = ForkedProcess(pid, pidfd, stdin, stdout)
+            return child
+
+    async def _start(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "epd.runtime.zygote",
+                self._model_dir,
+                stdin=theirs.fileno(),
+                start_new_session=True,
+            )
+        self._control.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._control, self._on_readable, self._control)
+
+    def _on_readable(self, control: socket.socket) -> None:
+        try:
+            word, fds, *_ = socket.recv_fds(control, _MAX_WORD, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            word, fds = b"", []
+        if not word:
+            self._lost()
+            return
+        answer = msgspec.json.decode(word, type=Forked | Ended)
+        if isinstance(answer, Forked):
+            assert self._answer is not None
+            self._answer.set_result((answer.pid, fds[0]))
+        elif child := self._children.pop(answer.pid, None):
+            child.end(answer.exit_status)
+
+    def _lost(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            asyncio.get_running_loop().remove_reader(control)
+            control.close()
+        for child in self._children.values():
+            child.send_signal(signal.SIGKILL)
+            child.end(LOST)
+        self._children.clear()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ZygoteLost())
+
+    async def close(self) -> None:
+        """End it; children that are left are killed."""
+        self._closed = True
+        self._lost()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+# --- the zygote's side ----------------------------------------------------------------------------
+
+
+def _serve(control: socket.socket) -> None:
+    """Fork on request, tell of ends; returns with the supervisor."""
+    pids: dict[int, int] = {}  # pidfd to pid
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not control:
+                    pidfd = key.fd
+                    selector.unregister(pidfd)
+                    pid, status = os.waitpid(pids.pop(pidfd), 0)
+                    os.close(pidfd)
+                    _tell(control, Ended(pid, os.waitstatus_to_exitcode(status)))
+                    continue
+                word, fds, *_ = socket.recv_fds(control, _MAX_WORD, 1)
+                if not word:
+                    return
+                (fd,) = fds
+                pid = os.fork()
+                if pid == 0:
+                    control.close()
+                    selector.close()
+                    _be_child(fd, list(pids))
+                os.close(fd)
+                pidfd = os.pidfd_open(pid)
+                pids[pidfd] = pid
+                selector.register(pidfd, selectors.EVENT_READ)
+                _tell(control, Forked(pid), [pidfd])
+
+
+def _tell(control: socket.socket, word: Forked | Ended, fds: list[int] | None = None) -> None:
+    with contextlib.suppress(OSError):  # the supervisor is gone: the next read says so
+        socket.send_fds(control, [msgspec.json.encode(word)], fds or [])
+
+
+def _be_child(fd: int, inherited: list[int]) -> NoReturn:
+    """In the fork: a session and a stdin and stdout of its own, then the worker; never returns."""
+    from epd.runtime import child
+
+    for other in inherited:
+        os.close(other)
+    os.setsid()
+    os.dup2(fd, 0)
+    os.dup2(fd, 1)
+    os.close(fd)
+    child.main_and_exit()
+
+
+def main() -> None:
+    from epd.runtime import child, worker  # noqa: F401  (what every worker imports)
+
+    # Between processes of one user; the number 0 is given back to what expects a stdin.
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with contextlib.suppress(Exception):  # a worker meets the same error and says it better
+        from epd.engine.preload import preload
+
+        preload(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # what is here now stays: collections in workers need not write to its pages
+    _serve(control)
+
+
+if __name__ == "__main__":
+    main()

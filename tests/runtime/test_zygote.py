@@ -1,0 +1,80 @@
+"""Real forks: what a worker says arrives, ends are told, and a dead zygote takes its children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import msgspec
+import psutil
+import pytest
+
+from epd.config import EngineConfig, InstanceConfig
+from epd.runtime.child import ChildSpec, StatusLine
+from epd.runtime.zygote import LOST, Zygote, ZygoteLost
+
+TIMEOUT_S = 60.0
+
+
+def spec() -> bytes:
+    instance = InstanceConfig(
+        instance_id="p0",
+        roles=("prefill",),
+        model_dir="nowhere",
+        endpoint="ipc:///nowhere",
+        gateway_endpoint="ipc:///nowhere",
+        engine=EngineConfig(),
+    )
+    return msgspec.json.encode(ChildSpec("p0", instance)) + b"\n"
+
+
+@pytest.fixture
+async def zygote() -> AsyncIterator[Zygote]:
+    zygote = Zygote("nowhere")  # preloading fails, which is the worker's to say
+    async with asyncio.timeout(TIMEOUT_S):
+        yield zygote
+        await zygote.close()
+
+
+def zygote_pid(pid: int) -> int:
+    return psutil.Process(pid).ppid()
+
+
+async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote: Zygote) -> None:
+    first, second, third = [await zygote.fork() for _ in range(3)]
+    assert len({first.pid, second.pid, third.pid, os.getpid()}) == 4
+
+    first.stdin.write(spec())
+    lines = [msgspec.json.decode(line, type=StatusLine) async for line in first.stdout]
+    assert [line.state for line in lines] == ["loading", "failed"]
+    assert "nowhere" in lines[-1].detail
+    assert await first.wait() == first.returncode == 1
+
+    assert second.returncode is None
+    second.send_signal(signal.SIGKILL)
+    assert await second.wait() == -signal.SIGKILL
+    second.send_signal(signal.SIGTERM)  # too late, and to nobody else
+
+    os.kill(zygote_pid(third.pid), signal.SIGKILL)
+    assert await third.wait() == LOST
+    while psutil.pid_exists(third.pid):
+        await asyncio.sleep(0.01)
+
+    fourth = await zygote.fork()
+    mother = zygote_pid(fourth.pid)
+    fourth.stdin.close()  # as when the supervisor dies: the worker has nothing to be
+    assert await fourth.wait() != 0
+    await zygote.close()
+    assert not psutil.pid_exists(mother)
+    with pytest.raises(ZygoteLost, match="forks workers"):
+        await zygote.fork()
+
+
+async def test_closing_while_it_still_imports_ends_who_waits(zygote: Zygote) -> None:
+    forking = asyncio.ensure_future(zygote.fork())
+    await asyncio.sleep(0.1)
+    await zygote.close()
+    with pytest.raises(ZygoteLost):
+        await forking
