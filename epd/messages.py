@@ -101,6 +101,22 @@ class Membership(Message):
     lost: tuple[Address, ...]
 
 
+# --- cache events (encode -> gateway) -------------------------------------------------------------
+
+
+class CacheEvents(Message):
+    """What changed in an encoder's cache, numbered; `full`: all that it holds, and nothing else."""
+
+    sequence: int
+    full: bool
+    stored: tuple[str, ...]
+    evicted: tuple[str, ...]
+
+
+class CacheEventsWanted(Message):
+    """The gateway missed a batch: say everything."""
+
+
 # --- gateway -> encode ----------------------------------------------------------------------------
 
 
@@ -285,6 +301,8 @@ AnyMessage = (
     | DrainAnnounced
     | Leave
     | Membership
+    | CacheEvents
+    | CacheEventsWanted
     | EncodeRequest
     | EncodeAccepted
     | EncodeRejected
@@ -336,6 +354,8 @@ __all__ = [
     "AbortRequest",
     "Address",
     "AnyMessage",
+    "CacheEvents",
+    "CacheEventsWanted",
     "CancelAck",
     "CancelTransfer",
     "Commit",

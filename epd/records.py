@@ -79,6 +79,7 @@ class Load(Record):
     free_slots: int = 0
     queued_images: int = 0
     live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
+    cache_sequence: int = 0  # of the last batch of cache events
 
 
 class SamplingParams(Record):

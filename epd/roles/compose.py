@@ -13,6 +13,7 @@ from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, VisionEngine
 from epd.messages import Address, InstanceInfo, Load
 from epd.roles.base import Actor, Ports
+from epd.roles.cache_events import CacheDirectory, CachePublisher
 from epd.roles.decode import DecodeRole
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
@@ -58,8 +59,9 @@ class Instance:
         self.prefill: PrefillRole | None = None
         self.decode: DecodeRole | None = None
         if engines.vision is not None:
+            events = CachePublisher(actor, gateway)
             self.encode = EncodeRole(
-                actor, self.transfers, engines.vision, config.encode, config.timing
+                actor, self.transfers, engines.vision, config.encode, config.timing, events
             )
         if engines.language is not None:
             self._add_language(engines.language)
@@ -118,6 +120,7 @@ class Instance:
             free_slots=embeddings.pool.num_free if embeddings is not None else 0,
             queued_images=self.encode.num_queued if self.encode is not None else 0,
             live=tuple(sorted(live.items())),
+            cache_sequence=self.encode.events.sequence if self.encode is not None else 0,
         )
 
     async def drain(self) -> bool:
@@ -158,7 +161,10 @@ class Gateway:
     def __init__(self, ports: Ports, config: GatewayConfig, fingerprint: str) -> None:
         self.actor = Actor(ports)
         self.registry = Registry(self.actor, fingerprint, config.timing)
-        self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing)
+        self.directory = CacheDirectory(self.actor, self.registry)
+        self.role = GatewayRole(
+            self.actor, self.registry, config.limits, config.timing, self.directory.index
+        )
 
     def start(self) -> None:
         self.actor.start()

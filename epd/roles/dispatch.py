@@ -2,9 +2,11 @@
 
 A placement is chosen by policy over the registry's view and the gateway's own books: heartbeats
 tell late what the gateway itself has just assigned, and instances that failed a generation are
-avoided. An attempt goes out as one `EncodeRequest` for each picture, to its encoder, and the
-`PrefillRequest`. The bus may lose any of them.  Silence of prefill is the attempt's own time-out; a
-picture is offered again until its encoder accepts it, because nobody else would notice.
+avoided. Equal pictures meet in one encoder while an attempt with one of them is open, and find the
+encoder that said that it has their rows afterwards. An attempt goes out as one `EncodeRequest` for
+each picture, to its encoder, and the `PrefillRequest`. The bus may lose any of them.  Silence of
+prefill is the attempt's own time-out; a picture is offered again until its encoder accepts it,
+because nobody else would notice.
 
 An attempt that is withdrawn is called off at its encoders too: prefill, which would dismiss the
 rooms, may be the one that cannot be reached.  That word may be lost as well; an encoder says now
@@ -22,15 +24,18 @@ from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, Prefill
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, Placement, Unplaceable, place
+from epd.scheduling.residency import CacheIndex, Flights
 
 
 class Dispatcher:
     """The books of one gateway's attempts: what is assigned where, and not yet accepted."""
 
-    def __init__(self, actor: Actor, registry: Registry, timing: Timing) -> None:
+    def __init__(self, actor: Actor, registry: Registry, timing: Timing, index: CacheIndex) -> None:
         self._actor = actor
         self._registry = registry
         self._timing = timing
+        self._index = index
+        self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
         self._avoid: dict[str, set[str]] = {}
@@ -58,7 +63,15 @@ class Dispatcher:
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""
         hashes = [item.mm_hash for item in machine.prompt.items]
-        return place(self.candidates(), hashes, self._avoid.get(machine.key, set()))
+        return place(self.candidates(), hashes, self._avoid.get(machine.key, set()), self)
+
+    def in_flight(self, mm_hash: str) -> tuple[str, ...]:
+        """See `Whereabouts`."""
+        return self._flights.encoders(mm_hash)
+
+    def resident(self, mm_hash: str) -> tuple[str, ...]:
+        """See `Whereabouts`."""
+        return self._index.resident(mm_hash)
 
     def may_wait(self, machine: Generation) -> bool:
         """Whether a generation without a topology has waited less than its bound."""
@@ -168,8 +181,12 @@ class Dispatcher:
         self._unbook(machine)
         names = tuple(sorted(placement.instances()))
         self._booked[machine.key] = names
+        encoders = (encoder.instance_id for encoder in placement.encoders)
+        hashes = (item.mm_hash for item in machine.prompt.items)
+        self._flights.begin(machine.key, zip(hashes, encoders, strict=True))
         self._assigned.update(names)
 
     def _unbook(self, machine: Generation) -> None:
+        self._flights.end(machine.key)
         for name in self._booked.pop(machine.key, ()):
             self._assigned[name] -= 1

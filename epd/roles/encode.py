@@ -21,6 +21,7 @@ from epd.fsm.kernel import Event
 from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, StageReport
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.cache_events import CachePublisher
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
 from epd.scheduling.vision_batching import next_batch
@@ -46,8 +47,10 @@ class EncodeRole(Role[Encoding]):
         engine: VisionEngine,
         config: EncodeConfig,
         timing: Timing,
+        events: CachePublisher,
     ) -> None:
         super().__init__(actor)
+        self.events = events
         self._transfers = transfers
         self._engine = engine
         self._config = config
@@ -186,6 +189,7 @@ class EncodeRole(Role[Encoding]):
     @performs(Do.KEEP_ROWS)
     def keep_rows(self, encoding: Encoding, event: Event) -> None:
         self._cache.add(encoding.key, encoding.rows.nbytes)
+        self.events.stored(encoding.key)
         self.actor.disarm(f"encoding/{encoding.key}")
 
     @performs(Do.FILL_ROOMS)
@@ -217,6 +221,7 @@ class EncodeRole(Role[Encoding]):
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, encoding: Encoding, event: Event) -> None:
         self._cache.remove(encoding.key)
+        self.events.evicted(encoding.key)
         encoding.rows = None
 
     @performs(Do.REPORT_HANG)

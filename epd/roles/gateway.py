@@ -41,6 +41,7 @@ from epd.roles.gateway_metrics import instance_metrics, own_metrics
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.scheduling.placement import Placement, Unplaceable, place
+from epd.scheduling.residency import CacheIndex
 from epd.transport.base import Received
 
 # What the API answers, by kind of failure.
@@ -60,12 +61,20 @@ STATUS = {
 class GatewayRole(Role[Generation]):
     """Every open request of this gateway; implements `epd.api.port.Frontend`."""
 
-    def __init__(self, actor: Actor, registry: Registry, limits: Limits, timing: Timing) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        registry: Registry,
+        limits: Limits,
+        timing: Timing,
+        index: CacheIndex,
+    ) -> None:
         super().__init__(actor)
         self._registry = registry
         self._limits = limits
         self._timing = timing
-        self._dispatcher = Dispatcher(actor, registry, timing)
+        self._dispatcher = Dispatcher(actor, registry, timing, index)
+        self._index = index
         self._open: dict[str, Generation] = {}
         self._reports: dict[str, dict[tuple[str, Span], None]] = {}
         self._serial = 0
@@ -138,6 +147,7 @@ class GatewayRole(Role[Generation]):
                 "roles": list(i.info.roles),
                 "state": i.state.name,
                 "assigned": self._dispatcher.assigned_to(i.info.address.instance_id),
+                "cached_pictures": len(self._index.held(i.info.address.instance_id)),
             }
             for i in self._registry.instances
         ]

@@ -47,6 +47,7 @@ class Registry(Role[Instance]):
         self._version = 0
         self.on_lost: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
+        self.on_heartbeat_of: Callable[[Instance], None] = lambda instance: None
 
     @property
     def instances(self) -> list[Instance]:
@@ -108,6 +109,7 @@ class Registry(Role[Instance]):
         if instance is not None and known:
             self.fire(instance, fsm.HeartbeatReceived(received.message.load))
             self._watch(instance)
+            self.on_heartbeat_of(instance)
         self.actor.send(received.source, HeartbeatAck(known, self._version))
 
     @receives(DrainAnnounced)
@@ -119,6 +121,11 @@ class Registry(Role[Instance]):
     def on_leave(self, received: Received) -> None:
         if (instance := self._of(received)) is not None:
             self.fire(instance, fsm.LeftReceived())
+
+    def is_present(self, instance_id: str, epoch: int) -> bool:
+        """Whether this life of an instance is a member."""
+        instance = self._instances.get(instance_id)
+        return instance is not None and instance.present and instance.info.address.epoch == epoch
 
     def _of(self, received: Received) -> Instance | None:
         instance = self._instances.get(received.source)
@@ -183,6 +190,8 @@ class Registry(Role[Instance]):
         self._lost.append(address)
         said = self.actor.log.warning if instance.was_lost else self.actor.log.info
         said("instance is gone", instance=instance.key, how=instance.state.name)
+        for role in self.actor.roles:
+            role.peer_lost(address)
         self.on_lost(address)
 
     @performs(Do.DISCONNECT)

@@ -1,21 +1,34 @@
 """Placement: which instances serve an attempt.  Pure policy over the registry's view.
 
-Encode by bounded-load rendezvous hashing on `mm_hash` (Thaler and Ravishankar 1998; bounded loads:
-Mirrokni, Thorup, Zadimoghaddam 2016): equal pictures meet in one encoder and are encoded once, but
-an encoder with more than `BALANCE` times the mean queue is passed over.  Prefill by load, decode by
-free KV blocks.  An instance that can take the next stage itself is preferred when it is not busier
-than the others: the hop is then local, a reference and no copy.
+A picture goes, in this order: to the encoder that an open attempt has sent it to and that has not
+said yet that it holds the rows, whatever its load, for joining an encode costs nothing; to an
+encoder that holds its rows, unless that has more than `RESIDENT_BALANCE` times the mean load; to
+the prefill instance itself, if that can encode; else by bounded-load rendezvous hashing on
+`mm_hash` (Thaler and Ravishankar 1998; bounded loads: Mirrokni, Thorup, Zadimoghaddam 2016), so
+that equal pictures meet, but an encoder with more than `BALANCE` times the mean is passed over.
+
+Prefill by load, among instances that encode also by the pictures that they have; decode by free KV
+blocks.  An instance that can take the next stage itself is preferred when it is not busier than the
+others: the hop is then local, a reference and no copy.
+
+What is known of rows may be stale.  That costs an encode, never an answer: only candidates are
+chosen, and the picture always travels with its request.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from epd.messages import Address, InstanceInfo, Load
+from epd.scheduling.residency import Nowhere, Whereabouts
 
 BALANCE = 1.25
+RESIDENT_BALANCE = 2.0
+AFFINITY_SLACK = 1  # attempts more than the least busy prefill that pictures are worth
+NOWHERE = Nowhere()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,10 @@ class Unplaceable:
 
 
 def place(
-    candidates: Sequence[Candidate], mm_hashes: Sequence[str], avoid: Collection[str] = ()
+    candidates: Sequence[Candidate],
+    mm_hashes: Sequence[str],
+    avoid: Collection[str] = (),
+    known: Whereabouts = NOWHERE,
 ) -> Placement | Unplaceable:
     """Choose; instances in `avoid` (they just failed it) only if there is no other."""
     ordered = sorted(candidates, key=lambda c: c.instance_id)
@@ -75,9 +91,9 @@ def place(
     ]
     if missing:
         return Unplaceable(f"no healthy instance has the role {' or '.join(missing)}")
-    prefill = min(prefills, key=_busyness)
+    prefill = _prefill_for(mm_hashes, prefills, known)
     decode = _decode_for(prefill, decodes)
-    chosen = tuple(_encoder_for(h, encoders, prefill).info.address for h in mm_hashes)
+    chosen = tuple(_encoder_for(h, encoders, prefill, known).info.address for h in mm_hashes)
     return Placement(chosen, prefill.info.address, decode.info.address)
 
 
@@ -96,10 +112,34 @@ def _decode_for(prefill: Candidate, decodes: list[Candidate]) -> Candidate:
     return best
 
 
-def _encoder_for(mm_hash: str, encoders: list[Candidate], prefill: Candidate) -> Candidate:
+def _prefill_for(
+    mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts
+) -> Candidate:
+    """The least busy one, or one hardly busier that has more of the pictures itself."""
+    least = min(prefills, key=_busyness)
+    if not mm_hashes:
+        return least
+    has: Counter[str] = Counter()
+    for mm_hash in mm_hashes:
+        has.update(dict.fromkeys((*known.in_flight(mm_hash), *known.resident(mm_hash)), 1))
+    near = [c for c in prefills if c.assigned <= least.assigned + AFFINITY_SLACK]
+    return min(near, key=lambda c: (-has[c.instance_id], _busyness(c)))
+
+
+def _encoder_for(
+    mm_hash: str, encoders: list[Candidate], prefill: Candidate, known: Whereabouts
+) -> Candidate:
+    by_name = {c.instance_id: c for c in encoders}
+    holders = [by_name[name] for name in known.resident(mm_hash) if name in by_name]
+    for name in known.in_flight(mm_hash):
+        if name in by_name and by_name[name] not in holders:
+            return by_name[name]
+    mean = sum(c.assigned for c in encoders) / len(encoders)
+    near = [c for c in holders if c.assigned <= RESIDENT_BALANCE * (mean + 1)]
+    if near:
+        return min(near, key=lambda c: (c is not prefill, _busyness(c)))
     if any(c is prefill for c in encoders):
         return prefill
-    mean = sum(c.assigned for c in encoders) / len(encoders)
     allowed = [c for c in encoders if c.assigned <= BALANCE * (mean + 1)] or encoders
     return max(allowed, key=lambda c: _weight(mm_hash, c.instance_id))
 

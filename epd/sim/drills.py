@@ -74,6 +74,7 @@ def replace_timing(**changes: float) -> Timing:
 
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.1)
+TURNOVER = Workload(24, image_share=1.0, num_pictures=40, spread_s=1.5)  # more than caches hold
 HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
@@ -256,6 +257,43 @@ DRILLS: tuple[Drill, ...] = (
         work=REPEATS,
         fires=("ENCODING:Requested",),
         mutants=("no_single_flight", "deepstack_is_dropped"),
+    ),
+    Drill(
+        "same-picture-everywhere",
+        ("F37",),
+        topology="3e1p1d",
+        work=Workload(30, image_share=1.0, num_pictures=5, spread_s=0.05),
+        fires=("ENCODING:Requested",),
+        mutants=("placement_forgets_flights",),
+    ),
+    Drill(
+        "cache-events-lost",
+        ("F16",),
+        topology="2e1p1d",
+        work=TURNOVER,
+        faults=(
+            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=8, other="gateway"),
+            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=16, other="gateway"),
+        ),
+        mutants=("cache_gap_is_ignored",),
+    ),
+    Drill(
+        "cache-events-repeated",
+        ("F16",),
+        topology="2e1p1d",
+        work=Workload(30, image_share=1.0, num_pictures=8, spread_s=2.0),
+        network=Conditions(duplication=0.5, late_copy_s=1.0),
+        settings=Settings(encode=EncodeConfig(64, 64, 256)),
+        fires=("duplicated",),
+        mutants=("cache_events_apply_twice",),
+    ),
+    Drill(
+        "cache-of-the-dead",
+        ("F44",),
+        topology="2e1p1d",
+        work=TURNOVER,
+        faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=24, duration_s=0.3),),
+        mutants=("residency_survives_restart",),
     ),
     Drill(
         "lossy-bus",

@@ -43,6 +43,7 @@ class Conditions:
     slow_s: float = 0.02
     loss: float = 0.0
     duplication: float = 0.0
+    late_copy_s: float = 0.0  # how long after its original a copy may come
     reordering: bool = False
     max_queue: int = 1000
 
@@ -174,6 +175,8 @@ class Network:
         delay_s = conditions.delay_s + conditions.jitter_s * ((drawn & 0xFFFFFF) / 0x1000000)
         if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
             delay_s += conditions.slow_s
+        if copy and conditions.late_copy_s:
+            delay_s += conditions.late_copy_s * self.random.uniform("late copy", *parcel.key)
         arrival_s = self.loop.now_s + delay_s
         if not conditions.reordering:  # a copy may come late, after newer words; never first
             arrival_s = max(arrival_s, link.last_arrival_s)

@@ -50,6 +50,14 @@ class Plan:
         """Whether messages between living processes can be lost."""
         return self.network.loss > 0 or any(fault.kind == "reset" for fault in self.faults)
 
+    @property
+    def undisturbed(self) -> bool:
+        """Whether nothing goes wrong: no attempt is made twice, none is given up."""
+        stressed = self.bus_loses or self.data.failed > 0 or self.data.unknown > 0
+        leaves = any(ask.cancel_after_s for ask in self.asks)
+        flawed = any(picture.flaw for ask in self.asks for _, picture in ask.pictures)
+        return not (self.faults or stressed or leaves or flawed)
+
 
 @dataclass(slots=True)
 class Result:
@@ -82,7 +90,15 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
     )
     cluster = Cluster(world, plan.topology, plan.settings)
     clients = Clients(cluster, plan.asks)
-    context = Context(world, cluster, clients, plan.may_fail, plan.bus_loses, plan.engine_faults)
+    context = Context(
+        world,
+        cluster,
+        clients,
+        plan.may_fail,
+        plan.bus_loses,
+        plan.undisturbed,
+        plan.engine_faults,
+    )
     watching: list[Checker] = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)
     world.loop.describe = cluster.stories

@@ -74,3 +74,52 @@ def test_no_encoder_is_loaded_beyond_the_bound(loads: list[int], mm_hash: str) -
     chosen = ids(place(pool, [mm_hash]))[0][0]
     mean = sum(loads) / len(loads)
     assert loads[int(chosen[1:])] <= BALANCE * (mean + 1)
+
+
+class Known:
+    """Whereabouts of the hash `h`."""
+
+    def __init__(self, in_flight: tuple[str, ...] = (), resident: tuple[str, ...] = ()) -> None:
+        self._in_flight, self._resident = in_flight, resident
+
+    def in_flight(self, mm_hash: str) -> tuple[str, ...]:
+        return self._in_flight if mm_hash == "h" else ()
+
+    def resident(self, mm_hash: str) -> tuple[str, ...]:
+        return self._resident if mm_hash == "h" else ()
+
+
+def encoders(*assigned: int) -> list[Candidate]:
+    pool = [candidate(f"e{i}", "encode", assigned=n) for i, n in enumerate(assigned)]
+    return [*pool, candidate("p0", "prefill"), candidate("d0", "decode")]
+
+
+def test_a_picture_on_its_way_is_joined_whatever_the_load() -> None:
+    for name in ("e0", "e1", "e2"):
+        pool = encoders(*(90 * (name == f"e{i}") for i in range(3)))
+        assert ids(place(pool, ["h"], known=Known(in_flight=(name,))))[0] == [name]
+
+
+def test_rows_are_worth_some_load_and_no_more() -> None:
+    for name in ("e0", "e1", "e2"):
+        busier = encoders(*(3 * (name == f"e{i}") for i in range(3)))
+        assert ids(place(busier, ["h"], known=Known(resident=(name,))))[0] == [name]
+        swamped = encoders(*(90 * (name == f"e{i}") for i in range(3)))
+        assert ids(place(swamped, ["h"], known=Known((name,), (name,))))[0] != [name]
+
+
+def test_what_is_known_of_others_than_candidates_counts_for_nothing() -> None:
+    pool = encoders(0, 0)
+    known = Known(in_flight=("gone",), resident=("gone", "p0"))
+    assert place(pool, ["h"], known=known) == place(pool, ["h"])
+    avoided = place(pool, ["h"], avoid={"e0"}, known=Known(("e0",), ("e0",)))
+    assert ids(avoided)[0] == ["e1"]
+
+
+def test_replicas_take_what_they_have() -> None:
+    pool = [candidate(f"epd{i}", "encode", "prefill", "decode", assigned=i) for i in range(2)]
+    assert ids(place(pool, ["h"], known=Known(resident=("epd1",)))) == (["epd1"], "epd1", "epd1")
+    assert ids(place(pool, ["other"]))[1] == "epd0"
+    pool[1] = candidate("epd1", "encode", "prefill", "decode", assigned=2)
+    chosen = ids(place(pool, ["h"], known=Known(resident=("epd1",))))
+    assert chosen == (["epd1"], "epd0", "epd0")  # too busy to prefill, not to hand rows over

@@ -9,10 +9,11 @@ from epd.sim.checkers.conservation import Conservation
 from epd.sim.checkers.faultless import Faultless
 from epd.sim.checkers.integrity import Integrity
 from epd.sim.checkers.liveness import Liveness
+from epd.sim.checkers.residency import Residency
 from epd.sim.checkers.singleflight import SingleFlight
 from epd.sim.checkers.tokens import GoldenTokens
 
-ALL = (Integrity, GoldenTokens, Answers, SingleFlight, Conservation, Faultless, Liveness)
+ALL = (Integrity, GoldenTokens, Answers, SingleFlight, Residency, Conservation, Faultless, Liveness)
 
 __all__ = [
     "ALL",
@@ -22,5 +23,6 @@ __all__ = [
     "GoldenTokens",
     "Integrity",
     "Liveness",
+    "Residency",
     "SingleFlight",
 ]

@@ -22,6 +22,7 @@ class Context:
     clients: Clients
     may_fail: MayFail
     bus_loses: bool = False  # single messages: what they would have freed waits for its deadline
+    undisturbed: bool = False  # no fault, no loss, nobody hangs up
     engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
 
 

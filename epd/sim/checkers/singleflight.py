@@ -1,4 +1,4 @@
-"""Invariant 5: one encode per hash and encoder at a time."""
+"""Invariant 5: one encode per hash and encoder at a time; where nothing goes wrong, per cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from epd.fsm.kernel import Event, Machine, State
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.process import SimProcess
 
+_MAKING = (encoding.S.QUEUED, encoding.S.PREPARED, encoding.S.ENCODING)
+
 
 class SingleFlight(Checker):
     name = "single flight"
@@ -16,6 +18,7 @@ class SingleFlight(Checker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._at_work: Counter[tuple[str, str]] = Counter()
+        self._wanted: dict[str, dict[str, None]] = {}  # by hash: processes that make it for a room
         context.world.watchers.append(self._watch)
 
     def _watch(
@@ -30,3 +33,15 @@ class SingleFlight(Checker):
                 self.violate(f"{process.name} encodes {machine.key[:8]} twice at a time (F37)")
         if machine.terminal:
             self._at_work[key] -= 1
+        if self.context.undisturbed:
+            self._count_makers(process.name, machine, target)
+
+    def _count_makers(self, name: str, machine: encoding.Encoding, target: State) -> None:
+        """No two encoders make the same rows for somebody at the same time."""
+        makers = self._wanted.setdefault(machine.key, {})
+        if target not in _MAKING:
+            makers.pop(name, None)
+            return
+        makers[name] = None
+        if len(makers) > 1:
+            self.violate(f"{machine.key[:8]} is made at the same time by {', '.join(makers)} (F37)")

@@ -1,0 +1,96 @@
+"""The cache event stream: encoders tell the gateway which rows they hold.
+
+`CachePublisher` is a part of an encode instance.  Whoever keeps the rows says `stored` when a hash
+is first held in any tier of this encoder and `evicted` when the last tier has let it go; moves
+between tiers are no news.  Changes leave in numbered batches, at most one per `PUBLISH_DELAY_S`.
+
+`CacheDirectory` is a part of the gateway.  It applies batches in order and asks for everything when
+one is missing; see `epd.scheduling.residency` for the rules, and for why a lost or late batch costs
+at most one encode.
+"""
+
+from __future__ import annotations
+
+from typing import Never
+
+from epd.fsm.instance import Instance
+from epd.messages import Address, CacheEvents, CacheEventsWanted
+from epd.roles.base import Actor, Role, receives
+from epd.roles.registry import Registry
+from epd.scheduling.residency import Batch, CacheIndex, CacheLog
+from epd.transport.base import Received
+
+PUBLISH_DELAY_S = 0.02
+
+
+class CachePublisher(Role[Never]):
+    """An encoder's side."""
+
+    def __init__(self, actor: Actor, gateway: Address) -> None:
+        super().__init__(actor)
+        self.log = CacheLog()
+        self._gateway = gateway
+
+    @property
+    def sequence(self) -> int:
+        """Of the last batch, for heartbeats."""
+        return self.log.sequence
+
+    def stored(self, mm_hash: str) -> None:
+        """The rows are in some tier of this encoder; saying so again is no news."""
+        self.log.stored(mm_hash)
+        self._publish_soon()
+
+    def evicted(self, mm_hash: str) -> None:
+        """The rows are in no tier of this encoder any more."""
+        self.log.evicted(mm_hash)
+        self._publish_soon()
+
+    def _publish_soon(self) -> None:
+        if self.log.has_news and not self.actor.armed("cache/publish"):
+            self.actor.arm("cache/publish", PUBLISH_DELAY_S, self._publish)
+
+    def _publish(self) -> None:
+        batch = self.log.take()
+        events = CacheEvents(batch.sequence, batch.full, batch.stored, batch.evicted)
+        self.actor.send(self._gateway, events)
+
+    @receives(CacheEventsWanted)
+    def on_wanted(self, received: Received) -> None:
+        """The gateway missed a batch, or is a new one."""
+        self.log.owe_full()
+        self._publish_soon()
+
+
+class CacheDirectory(Role[Never]):
+    """The gateway's side."""
+
+    def __init__(self, actor: Actor, registry: Registry) -> None:
+        super().__init__(actor)
+        self.index = CacheIndex()
+        self._registry = registry
+        registry.on_heartbeat_of = self._on_heartbeat
+
+    @receives(CacheEvents)
+    def on_events(self, received: Received) -> None:
+        if not self._registry.is_present(received.source, received.epoch):
+            return  # a life that is over, or not welcomed yet: its heartbeats bring it back
+        message: CacheEvents = received.message
+        batch = Batch(message.sequence, message.full, message.stored, message.evicted)
+        if not self.index.apply(received.source, received.epoch, batch):
+            self._ask(received.source)
+
+    def _on_heartbeat(self, instance: Instance) -> None:
+        """Sent after the batch of that number: what is not here by now is lost."""
+        address: Address = instance.info.address
+        if not self.index.is_current(
+            address.instance_id, address.epoch, instance.load.cache_sequence
+        ):
+            self._ask(address.instance_id)
+
+    def _ask(self, instance_id: str) -> None:
+        self.actor.counters["cache_events_missed"] += 1
+        self.actor.send(instance_id, CacheEventsWanted())
+
+    def peer_lost(self, peer: Address) -> None:
+        self.index.forget(peer.instance_id, peer.epoch)

@@ -1,0 +1,96 @@
+"""Cache events: in order they are the truth, and what is lost, late or repeated is noticed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.scheduling.residency import MAX_BATCH, Batch, CacheIndex, CacheLog, Flights
+
+KEYS = [f"{n:064x}" for n in range(6)]
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.booleans(), st.sampled_from(("keep", "lose", "copy")))
+)
+
+
+@given(CHANGES)
+def test_whatever_is_lost_or_repeated_the_index_ends_as_the_log(
+    changes: list[tuple[str, bool, str]],
+) -> None:
+    log, index = CacheLog(), CacheIndex()
+    sent: list[Batch] = []
+
+    def deliver(batch: Batch) -> None:
+        if not index.apply("e0", 1, batch):
+            log.owe_full()
+
+    for key, is_stored, fate in changes:
+        (log.stored if is_stored else log.evicted)(key)
+        if not log.has_news:
+            continue
+        sent.append(log.take())
+        if fate != "lose":
+            deliver(sent[-1])
+        if fate == "copy":
+            deliver(sent[len(sent) // 2])  # an old one once more
+    if not index.is_current("e0", 1, log.sequence):  # what a heartbeat tells
+        log.owe_full()
+    if log.has_news:
+        deliver(log.take())
+    assert index.held("e0") == log.held
+    assert all((("e0",) if key in log.held else ()) == index.resident(key) for key in KEYS)
+
+
+def test_a_gap_changes_nothing() -> None:
+    index = CacheIndex()
+    assert index.apply("e0", 1, Batch(1, False, ("a",), ()))
+    assert not index.apply("e0", 1, Batch(3, False, ("b",), ("a",)))
+    assert index.held("e0") == {"a"}
+    assert index.apply("e0", 1, Batch(4, True, ("b",), ()))
+    assert index.held("e0") == {"b"}
+
+
+def test_another_life_holds_nothing() -> None:
+    index = CacheIndex()
+    index.apply("e0", 1, Batch(1, False, ("a",), ()))
+    assert index.is_current("e0", 2, 0)
+    assert index.resident("a") == ()
+    index.apply("e0", 2, Batch(1, False, ("a",), ()))
+    index.forget("e0", 1)  # late word of the first life's end
+    assert index.resident("a") == ("e0",)
+    index.forget("e0", 2)
+    assert index.resident("a") == ()
+
+
+def test_all_is_bounded() -> None:
+    log, index = CacheLog(max_tracked=3), CacheIndex(max_tracked=3)
+    for n in range(5):
+        log.stored(f"h{n}")
+    assert log.held == {"h2", "h3", "h4"}
+    index.apply("e0", 1, log.take())
+    assert index.held("e0") == log.held
+    for n in range(MAX_BATCH + 1):
+        log.stored(f"k{n}")
+    batch = log.take()
+    assert batch.full and len(batch.stored) == 3
+    index.apply("e0", 1, Batch(2, False, tuple(f"x{n}" for n in range(9)), ()))
+    assert len(index.held("e0")) == 3  # whatever it is told
+
+
+def test_stored_and_evicted_between_two_batches_is_no_residency() -> None:
+    log = CacheLog()
+    log.stored("a")
+    log.evicted("a")
+    assert log.take() == Batch(1, False, (), ("a",))
+
+
+def test_flights_end_with_their_attempt() -> None:
+    flights = Flights()
+    flights.begin("r1", [("a", "e0"), ("a", "e0"), ("b", "e1")])
+    flights.begin("r2", [("a", "e2")])
+    assert flights.encoders("a") == ("e0", "e2")
+    flights.end("r1")
+    assert (flights.encoders("a"), flights.encoders("b")) == (("e2",), ())
+    flights.end("r1")
+    flights.end("r2")
+    assert not len(flights) and flights.encoders("a") == ()
