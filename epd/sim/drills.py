@@ -1,80 +1,21 @@
-"""Drills as data: which topology and work, which fault, what may fail and why, what it covers.
-
-A drill runs under many seeds.  `must_fire` is the share of seeds in which its fault must really
-have happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to catch.
-"""
+"""All drills, as data; `epd.sim.drill` says what one is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
-import msgspec
-
-from epd.config import EncodeConfig, Limits, Timing
+from epd.config import EncodeConfig, Limits
+from epd.sim.cache_drills import CACHE_DRILLS
 from epd.sim.cluster import Settings
+from epd.sim.drill import NOTHING, REFUSED, Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
-from epd.sim.rand import KeyedRandom
-from epd.sim.run import Plan
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
-NOTHING = Excuse(frozenset(), refusals=False)
-REFUSED = Excuse(frozenset(), refusals=True)
-"""A role's only instance is gone: requests may be refused at the door, none may be lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drill:
-    """One drill; times of faults are drawn between `from_s` and `to_s` unless they have a point."""
-
-    name: str
-    covers: tuple[str, ...]
-    topology: str = "1e1p1d"
-    work: Workload = Workload()
-    faults: tuple[Fault, ...] = ()
-    network: Conditions = Conditions()
-    data: DataConditions = DataConditions()
-    settings: Settings = Settings()
-    may_fail: Excuse = NOTHING
-    why: str = ""  # why something may fail; required when something may
-    must_fire: float = 0.9
-    fires: tuple[str, ...] = ()  # what counts as fired; empty: the kinds of its faults
-    mutants: tuple[str, ...] = ()
-    engine_faults: bool = False
-    from_s: float = 1.0
-    to_s: float = 2.0
-    tags: tuple[str, ...] = field(default=())
-
-    def plan(self, seed: int) -> Plan:
-        random = KeyedRandom(seed, "drill", self.name)
-        faults = tuple(self._place(random.stream(n), f) for n, f in enumerate(self.faults))
-        return Plan(
-            seed,
-            self.topology,
-            self.work.draw(random.stream("work")),
-            faults,
-            self.network,
-            self.data,
-            self.settings,
-            self.may_fail,
-            self.engine_faults,
-        )
-
-    def _place(self, random: KeyedRandom, fault: Fault) -> Fault:
-        if fault.point:
-            return replace(fault, nth=1 + random.below(max(1, fault.nth), "nth"))
-        return replace(fault, at_s=random.between(self.from_s, self.to_s, "at"))
-
-
-def replace_timing(**changes: float) -> Timing:
-    return msgspec.structs.replace(Settings().timing, **changes)
-
+__all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "REFUSED", "Drill", "by_name"]
 
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.1)
-TURNOVER = Workload(24, image_share=1.0, num_pictures=40, spread_s=1.5)  # more than caches hold
 HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
@@ -259,43 +200,6 @@ DRILLS: tuple[Drill, ...] = (
         mutants=("no_single_flight", "deepstack_is_dropped"),
     ),
     Drill(
-        "same-picture-everywhere",
-        ("F37",),
-        topology="3e1p1d",
-        work=Workload(30, image_share=1.0, num_pictures=5, spread_s=0.05),
-        fires=("ENCODING:Requested",),
-        mutants=("placement_forgets_flights",),
-    ),
-    Drill(
-        "cache-events-lost",
-        ("F16",),
-        topology="2e1p1d",
-        work=TURNOVER,
-        faults=(
-            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=8, other="gateway"),
-            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=16, other="gateway"),
-        ),
-        mutants=("cache_gap_is_ignored",),
-    ),
-    Drill(
-        "cache-events-repeated",
-        ("F16",),
-        topology="2e1p1d",
-        work=Workload(30, image_share=1.0, num_pictures=8, spread_s=2.0),
-        network=Conditions(duplication=0.5, late_copy_s=1.0),
-        settings=Settings(encode=EncodeConfig(64, 64, 256)),
-        fires=("duplicated",),
-        mutants=("cache_events_apply_twice",),
-    ),
-    Drill(
-        "cache-of-the-dead",
-        ("F44",),
-        topology="2e1p1d",
-        work=TURNOVER,
-        faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=24, duration_s=0.3),),
-        mutants=("residency_survives_restart",),
-    ),
-    Drill(
         "lossy-bus",
         ("F16", "F17"),
         topology="2e2p2d",
@@ -385,6 +289,7 @@ DRILLS: tuple[Drill, ...] = (
         why="four attempts can each meet a failed write",
         fires=("TRANSFER:WRITING>FAILED",),
     ),
+    *CACHE_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {

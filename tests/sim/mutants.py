@@ -6,17 +6,15 @@ it (epd/sim/drills.py); one that no drill notices is a survivor and fails CI.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 from epd.engine.base import Rows
 from epd.fsm import embedding, encoding, generation, request, transfer
-from epd.fsm.kernel import Effect, Event, State, Table
+from epd.fsm.kernel import Event
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
-from epd.roles.cache_events import CacheDirectory
 from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
@@ -25,48 +23,16 @@ from epd.roles.prefill import PrefillRole
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
-from epd.scheduling.residency import Batch, CacheIndex
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
+from tests.sim import cache_mutants
+from tests.sim.planting import MUTANTS, mutant, row, several
 
-Mutant = Callable[[], contextlib.AbstractContextManager[None]]
-MUTANTS: dict[str, Mutant] = {}
+__all__ = ["MUTANTS", "cache_mutants"]
+
 T, E, R, C = transfer.S, embedding.S, request.S, encoding.S
 TRANSFER = transfer.Transfer.table
 REQUEST = request.Request.table
-
-
-def mutant(function: Callable[[], Iterator[None]]) -> Mutant:
-    """Register a generator as a mutant."""
-    manager = contextlib.contextmanager(function)
-    MUTANTS[function.__name__] = manager
-    return manager
-
-
-@contextlib.contextmanager
-def row(
-    table: Table,
-    state: State,
-    event: type[Event],
-    target: State | None,
-    effects: tuple[Effect, ...] = (),
-    action: Any = None,
-) -> Iterator[None]:
-    """Replace all rows of (state, event) by one without a guard."""
-    kept = table.dispatch[state][event]
-    table.dispatch[state][event] = ((None, action, effects, target),)
-    try:
-        yield
-    finally:
-        table.dispatch[state][event] = kept
-
-
-@contextlib.contextmanager
-def several(*managers: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for manager in managers:
-            stack.enter_context(manager)
-        yield
 
 
 @mutant
@@ -358,52 +324,4 @@ def deepstack_is_dropped() -> Iterator[None]:
         fill_one(self, machine, event)
 
     with mock.patch.object(EncodeRole, "fill_one", half):
-        yield
-
-
-@mutant
-def cache_gap_is_ignored() -> Iterator[None]:
-    """A batch of cache events that was lost is never asked for."""
-    with mock.patch.object(CacheDirectory, "_ask", lambda self, instance_id: None):
-        yield
-
-
-@mutant
-def cache_events_apply_twice() -> Iterator[None]:
-    """A late copy of a batch is applied again, over newer ones."""
-    apply = CacheIndex.apply
-
-    def any_batch(self: CacheIndex, instance_id: str, epoch: int, batch: Batch) -> bool:
-        book = self._book(instance_id, epoch)
-        newest = book.sequence
-        book.sequence = min(newest, batch.sequence - 1)
-        taken = apply(self, instance_id, epoch, batch)
-        book.sequence = max(newest, book.sequence)
-        return taken
-
-    with mock.patch.object(CacheIndex, "apply", any_batch):
-        yield
-
-
-@mutant
-def residency_survives_restart() -> Iterator[None]:
-    """F44: a new life of an encoder is believed to hold what the earlier one did."""
-    book_of = CacheIndex._book
-
-    def same_book(self: CacheIndex, instance_id: str, epoch: int) -> Any:
-        if (book := self._books.get(instance_id)) is not None and book.epoch != epoch:
-            book.epoch, book.sequence = epoch, 0
-        return book_of(self, instance_id, epoch)
-
-    with several(
-        mock.patch.object(CacheIndex, "_book", same_book),
-        mock.patch.object(CacheIndex, "forget", lambda self, instance_id, epoch: None),
-    ):
-        yield
-
-
-@mutant
-def placement_forgets_flights() -> Iterator[None]:
-    """F37: equal pictures on their way do not meet when their encoder is busy."""
-    with mock.patch.object(Dispatcher, "in_flight", lambda self, mm_hash: ()):
         yield

@@ -1,0 +1,52 @@
+"""Drills of who holds which rows: one encode per picture in the cluster, and the cache events."""
+
+from __future__ import annotations
+
+from epd.config import EncodeConfig
+from epd.sim.cluster import Settings
+from epd.sim.drill import Drill
+from epd.sim.faults import Fault
+from epd.sim.network import Conditions
+from epd.sim.workload import Workload
+
+TURNOVER = Workload(24, image_share=1.0, num_pictures=40, spread_s=1.5)  # more than caches hold
+
+CACHE_DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "same-picture-everywhere",
+        ("F37",),
+        topology="3e1p1d",
+        work=Workload(30, image_share=1.0, num_pictures=5, spread_s=0.05),
+        fires=("ENCODING:Requested",),
+        mutants=("placement_forgets_flights",),
+    ),
+    Drill(
+        "cache-events-lost",
+        ("F16",),
+        topology="2e1p1d",
+        work=TURNOVER,
+        faults=(
+            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=8, other="gateway"),
+            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=16, other="gateway"),
+        ),
+        mutants=("cache_gap_is_ignored",),
+    ),
+    Drill(
+        "cache-events-repeated",
+        ("F16",),
+        topology="2e1p1d",
+        work=Workload(30, image_share=1.0, num_pictures=8, spread_s=2.0),
+        network=Conditions(duplication=0.5, late_copy_s=1.0),
+        settings=Settings(encode=EncodeConfig(64, 64, 256)),
+        fires=("duplicated",),
+        mutants=("cache_events_apply_twice",),
+    ),
+    Drill(
+        "cache-of-the-dead",
+        ("F44",),
+        topology="2e1p1d",
+        work=TURNOVER,
+        faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=24, duration_s=0.3),),
+        mutants=("residency_survives_restart",),
+    ),
+)

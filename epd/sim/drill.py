@@ -1,0 +1,72 @@
+"""What a drill is: topology and work, faults, what may fail and why, what it covers.
+
+A drill runs under many seeds.  `must_fire` is the share of seeds in which its fault must really
+have happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to catch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from epd.config import Timing
+from epd.sim.cluster import Settings
+from epd.sim.faults import Fault
+from epd.sim.network import Conditions
+from epd.sim.rand import KeyedRandom
+from epd.sim.run import Plan
+from epd.sim.swarm import Excuse
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Workload
+
+NOTHING = Excuse(frozenset(), refusals=False)
+REFUSED = Excuse(frozenset(), refusals=True)
+"""A role's only instance is gone: requests may be refused at the door, none may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """One drill; times of faults are drawn between `from_s` and `to_s` unless they have a point."""
+
+    name: str
+    covers: tuple[str, ...]
+    topology: str = "1e1p1d"
+    work: Workload = Workload()
+    faults: tuple[Fault, ...] = ()
+    network: Conditions = Conditions()
+    data: DataConditions = DataConditions()
+    settings: Settings = Settings()
+    may_fail: Excuse = NOTHING
+    why: str = ""  # why something may fail; required when something may
+    must_fire: float = 0.9
+    fires: tuple[str, ...] = ()  # what counts as fired; empty: the kinds of its faults
+    mutants: tuple[str, ...] = ()
+    engine_faults: bool = False
+    from_s: float = 1.0
+    to_s: float = 2.0
+    tags: tuple[str, ...] = field(default=())
+
+    def plan(self, seed: int) -> Plan:
+        random = KeyedRandom(seed, "drill", self.name)
+        faults = tuple(self._place(random.stream(n), f) for n, f in enumerate(self.faults))
+        return Plan(
+            seed,
+            self.topology,
+            self.work.draw(random.stream("work")),
+            faults,
+            self.network,
+            self.data,
+            self.settings,
+            self.may_fail,
+            self.engine_faults,
+        )
+
+    def _place(self, random: KeyedRandom, fault: Fault) -> Fault:
+        if fault.point:
+            return replace(fault, nth=1 + random.below(max(1, fault.nth), "nth"))
+        return replace(fault, at_s=random.between(self.from_s, self.to_s, "at"))
+
+
+def replace_timing(**changes: float) -> Timing:
+    return msgspec.structs.replace(Settings().timing, **changes)
