@@ -69,6 +69,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 def _statuses() -> dict[type, int]:
     """Errors whose text was written for the reader. Imported only when there is an error."""
+    from epd.bench.openai_load import ServerError
     from epd.config import ConfigError
     from epd.engine.base import EngineError, MediaError
     from epd.engine.checkpoint import ModelError
@@ -78,6 +79,7 @@ def _statuses() -> dict[type, int]:
     return {
         ConfigError: USAGE,
         EngineError: FAILED,
+        ServerError: FAILED,
         MediaError: FAILED,
         ModelError: FAILED,
         StartFailed: FAILED,

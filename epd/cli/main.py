@@ -16,7 +16,7 @@ VERBS = {
     "ask": "ask one question about pictures, of a running or a temporary server",
     "demo": "three workers and a gateway read three sample pictures",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
-    "bench": "measure the gateway and the bus without a model",
+    "bench": "measure a server under load, the gateway, the hop, the simulator",
     "diagrams": "write or check the pictures of the state machines",
     "doctor": "what is installed, reachable, missing, left over; and the fix",
 }

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from epd.cli import bench_serve
 from epd.cli.options import size
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
 process run, and figures are medians of several repeats; say the hardware beside every number.
-
-gateway  the gateway, the bus and the roles with engines that make tokens without a model, against
-         an echo by the same HTTP server: requests and streamed tokens per second, added latency,
-         and the state machines' share of the CPU time
-hop      rows from one process to another, by every transport and size, against a memcpy, mooncake
-         driven bare, and safetensors files on disk and in /dev/shm: latency from ready at the
-         sender to usable at the receiver, throughput, CPU seconds per GB
-sim      the simulator on one core: steps of its loop, and whole runs of 24 requests, per second
+`epd bench WHAT --help` tells more of each.
 """
 
 EXAMPLES = (
@@ -24,24 +18,45 @@ EXAMPLES = (
     ("epd bench gateway --json --repeats 5", "for programs"),
     ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
     ("epd bench sim", "some seconds"),
+    ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
 )
+
+GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
+against an echo by the same HTTP server: requests and streamed tokens per second, added latency,
+and the state machines' share of the CPU time"""
+HOP = """rows from one process to another, by every transport and size, against a memcpy, mooncake
+driven bare, and safetensors files on disk and in /dev/shm: latency from ready at the sender to
+usable at the receiver, throughput, CPU seconds per GB"""
+SIM = "the simulator on one core: steps of its loop, and whole runs of 24 requests, per second"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("gateway", "hop", "sim"), help="what to measure")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="gateway: default 3")
-    parser.add_argument(
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    gateway = kinds.add_parser("gateway", help="the gateway without a model", description=GATEWAY)
+    _add_repeats(gateway)
+    hop = kinds.add_parser("hop", help="rows between processes", description=HOP)
+    hop.add_argument(
         "--max-nbytes", type=size, default=64 << 20, metavar="SIZE",
-        help="hop: leave out items above it, default 64MiB; up to 256MiB",
+        help="leave out items above it, default 64MiB; up to 256MiB",
     )  # fmt: skip
+    hop.add_argument("--json", action="store_true", help="print one JSON object")
+    sim = kinds.add_parser("sim", help="the simulator", description=SIM)
+    _add_repeats(sim)
+    bench_serve.add_to(kinds)
+
+
+def _add_repeats(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     from epd.cli.parser import UsageError
 
-    if args.repeats < 1:
+    if getattr(args, "repeats", 1) < 1:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
+    if args.what == "serve":
+        return bench_serve.run(args)
     if args.what == "sim":
         from epd.sim.bench import run_bench
 

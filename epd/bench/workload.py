@@ -1,0 +1,233 @@
+"""What a load generator sends: shapes of requests, how they arrive, and the bodies themselves.
+
+The named workloads are those that vLLM's `bench serve` publishes for vision-language models
+(`random-mm`): random words, and unique JPEGs of noise, which no codec can shrink and no cache has
+seen.  `mixed` is the case for which stages are separated: people who chat, and bursts of heavy
+pictures.  `reuse-50` repeats half of its pictures.
+
+Bodies are made before the clock starts.  Everything is drawn from keys, so that two servers get the
+same requests and no repeat finds its pictures in a cache.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+FULL_HD = (1920, 1080)
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work number night "
+    "point home water room mother area money story fact month lot right study book eye job word"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of request; sizes are width and height in pixels."""
+
+    text_tokens: int
+    output_tokens: int
+    images: int = 0
+    size: tuple[int, int] = (560, 560)
+    repeated: float = 0.0  # share of pictures that were sent before
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Each of `concurrency` users asks again when answered."""
+
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """An open loop: `per_s` requests a second on average, whatever the server does."""
+
+    per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """`size` requests at once, every `every_s`."""
+
+    size: int
+    every_s: float
+
+
+Arrival = Closed | Poisson | Bursts
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """`count` requests of one shape."""
+
+    name: str
+    shape: Shape
+    arrival: Arrival
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Streams that run at the same time; `file` replaces the bodies of the only one."""
+
+    name: str
+    streams: tuple[Stream, ...]
+    file: Path | None = None
+
+
+def _one(name: str, shape: Shape, concurrency: int, count: int) -> Workload:
+    return Workload(name, (Stream(name, shape, Closed(concurrency), count),))
+
+
+_THREE = Shape(400, 128, images=3)
+NAMED = {
+    workload.name: workload
+    for workload in (
+        _one("text", Shape(1024, 256), 64, 256),
+        _one("3x560", _THREE, 32, 192),
+        _one("3x560-c1", _THREE, 1, 12),
+        _one("1x1080p", Shape(64, 64, 1, FULL_HD), 32, 160),
+        _one("4x1080p", Shape(1024, 64, 4, FULL_HD), 16, 48),
+        Workload(
+            "mixed",
+            (
+                Stream("chat", Shape(1024, 256), Closed(16), 128),
+                Stream("burst", Shape(400, 64, 4, FULL_HD), Bursts(8, 5.0), 24),
+            ),
+        ),
+        *(
+            _one(f"reuse-{percent}", replace(_THREE, repeated=percent / 100), 32, 192)
+            for percent in (0, 20, 50, 90)
+        ),
+        _one("small", Shape(64, 24, 1, (112, 112)), 4, 24),
+    )
+}
+
+
+def named(name: str) -> Workload:
+    """A workload by name, or from a file of requests, one chat-completions body per line.
+
+    Raises ValueError with what there is.
+    """
+    if name in NAMED:
+        return NAMED[name]
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(
+            f"there is no workload and no file {name!r}; choose one of {', '.join(NAMED)}, or a "
+            "file with one chat-completions body per line"
+        )
+    count = sum(bool(line.strip()) for line in path.read_text().splitlines())
+    stream = Stream(path.stem, Shape(0, 0), Closed(16), count)
+    return Workload(path.stem, (stream,), path)
+
+
+def changed(workload: Workload, arrival: Arrival | None, count: int | None) -> Workload:
+    """The same with another arrival or count, in its first stream."""
+    first, *rest = workload.streams
+    first = replace(first, arrival=arrival or first.arrival, count=count or first.count)
+    return replace(workload, streams=(first, *rest))
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Words per token of the served model, as its answer to a probe showed."""
+
+    words_per_token: float
+
+    def text(self, tokens: int, key: str) -> str:
+        draw = random.Random(key)
+        return " ".join(draw.choices(WORDS, k=max(1, round(tokens * self.words_per_token))))
+
+
+@functools.lru_cache(maxsize=4)
+def _noise_base(width: int, height: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(7).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def noise_jpeg(size: tuple[int, int], number: int) -> bytes:
+    """A JPEG of noise that is unlike any other number's: shifted, and its number written in."""
+    import numpy as np
+    from PIL import Image
+
+    width, height = size
+    pixels = np.roll(_noise_base(width, height), (number * 7919) % (width * height), axis=0)
+    stamp = np.frombuffer(number.to_bytes(8, "little"), np.uint8).repeat(64)
+    pixels.reshape(-1)[: stamp.size] = stamp[: pixels.size]
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=75)
+    return out.getvalue()
+
+
+def picture_numbers(stream: Stream, repeat: int) -> list[list[int]]:
+    """Per request the numbers of its pictures: new ones, or (`repeated`) ones sent before."""
+    draw = random.Random(f"{stream.name} {repeat}")
+    first = next_number = (repeat + 1) * 1_000_000
+    requests = []
+    for _ in range(stream.count):
+        numbers = []
+        for _ in range(stream.shape.images):
+            if next_number > first and draw.random() < stream.shape.repeated:
+                numbers.append(draw.randrange(first, next_number))
+            else:
+                numbers.append(next_number)
+                next_number += 1
+        requests.append(numbers)
+    return requests
+
+
+def bodies(
+    workload: Workload, stream: Stream, wording: Wording, repeat: int, made: Callable[[int], None]
+) -> list[bytes]:
+    """The bodies of one stream; `made` is told how many there are so far."""
+    if workload.file is not None:
+        lines = [line for line in workload.file.read_text().splitlines() if line.strip()]
+        return [json.dumps(json.loads(line) | _STREAMED).encode() for line in lines[: stream.count]]
+    numbers = picture_numbers(stream, repeat)
+    shape, found = stream.shape, []
+    with ThreadPoolExecutor() as pool:  # PIL lets go of the interpreter
+        for index, urls in enumerate(
+            pool.map(lambda wanted: [_url(shape.size, number) for number in wanted], numbers)
+        ):
+            text = wording.text(shape.text_tokens, f"{stream.name} {repeat} {index}")
+            found.append(chat_body(text, urls, shape.output_tokens))
+            made(len(found))
+    return found
+
+
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def chat_body(text: str, image_urls: list[str], output_tokens: int) -> bytes:
+    """A greedy, streamed chat completion of exactly `output_tokens`."""
+    content: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url}} for url in image_urls
+    ]
+    content.append({"type": "text", "text": text})
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        **_STREAMED,
+    }
+    return json.dumps(body).encode()
+
+
+def _url(size: tuple[int, int], number: int) -> str:
+    return "data:image/jpeg;base64," + base64.b64encode(noise_jpeg(size, number)).decode()

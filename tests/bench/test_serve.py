@@ -1,0 +1,210 @@
+"""The load generator against a server whose answers are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.bench import serve
+from epd.bench.openai_load import Sample, ServerError, connected
+from epd.bench.serve_figures import Slo, figures, percentile, ratios, stages_ms, table
+from epd.bench.workload import (
+    NAMED,
+    Bursts,
+    Closed,
+    Poisson,
+    Shape,
+    Stream,
+    Wording,
+    Workload,
+    named,
+    noise_jpeg,
+    picture_numbers,
+)
+
+TOKENS = 4
+GAP_S = 0.01
+
+
+class FakeServer:
+    """Streams `TOKENS` chunks, a second token per word in the prompt; refuses what says REFUSE."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.bodies: list[dict[str, Any]] = []
+        self.open = self.most_open = 0
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "fake"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        text = json.dumps(body["messages"])
+        if "REFUSE" in text:
+            return web.json_response({"error": {"message": "no"}}, status=400)
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await self._event(response, {"delta": {"role": "assistant", "content": ""}})
+        for index in range(TOKENS):
+            await asyncio.sleep(GAP_S)
+            await self._event(response, {"delta": {"content": "x" if index else ""}})
+        await self._event(response, {"delta": {}, "finish_reason": "length"})
+        if "CUT" not in text:
+            words = len(body["messages"][0]["content"][-1]["text"].split())
+            usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": TOKENS}
+            await response.write(_sse({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        self.open -= 1
+        return response
+
+    async def _event(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:
+        await response.write(_sse({"choices": [{"index": 0, **choice}]}))
+
+
+def _sse(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeServer]:
+    server = FakeServer()
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_get("/v1/models", server.models)
+    app.router.add_post("/v1/chat/completions", server.chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    server.url = f"http://127.0.0.1:{port}"
+    yield server
+    await runner.cleanup()
+
+
+def workload(*streams: Stream) -> Workload:
+    return Workload("known", streams)
+
+
+async def test_a_run_is_what_was_asked_for(fake: FakeServer) -> None:
+    users = Stream("users", Shape(20, TOKENS, 1, (32, 32)), Closed(3), 9)
+    burst = Stream("burst", Shape(5, TOKENS), Bursts(2, 0.05), 4)
+    target = serve.Target("fake", url=fake.url)
+    plan = serve.Plan((target, target), (workload(users, burst),), 2, Slo(10.0, 10.0))
+    found = await serve.measure(plan)
+    first = found["rows"][0]["figures"]
+    assert (first["requests"], first["failed"]) == (9.0, 0.0)
+    assert first["goodput_req_per_s"] == first["req_per_s"] > 0
+    assert first["prompt_tokens"] == 10 + 20  # two tokens a word: half as many words
+    assert first["ttft_ms_p50"] >= 1e3 * GAP_S
+    assert first["itl_ms_p50"] >= 1e3 * GAP_S * 0.9
+    assert first["e2e_ms_p50"] >= first["ttft_ms_p50"] + 3 * 1e3 * GAP_S * 0.9
+    assert 3 <= fake.most_open <= 5
+    pictures = Counter(
+        part["image_url"]["url"]
+        for body in fake.bodies
+        for part in body["messages"][0]["content"]
+        if part["type"] == "image_url"
+    )
+    assert set(pictures.values()) == {2}  # once per server, never again in a later repeat
+    assert len(pictures) == 2 * 9
+    assert {body["model"] for body in fake.bodies} == {"fake"}
+    names = [row["server"] for row in found["rows"]]
+    assert names == ["fake"] * 4 + ["fake / fake"] * 2
+    assert "fake / fake" in table(found["rows"])
+
+
+async def test_an_open_loop_does_not_wait_for_answers(fake: FakeServer) -> None:
+    stream = Stream("open", Shape(5, TOKENS), Poisson(1000.0), 12)
+    plan = serve.Plan(
+        (serve.Target("fake", url=fake.url),), (workload(stream),), 1, Slo(1e-9, 10.0)
+    )
+    rows = (await serve.measure(plan))["rows"]
+    assert fake.most_open > 6
+    assert rows[0]["figures"]["goodput_req_per_s"] == 0.0
+
+
+async def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path) -> None:
+    def line(word: str) -> str:
+        content = [{"type": "text", "text": word}]
+        return json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 4})
+
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(map(line, ("fine", "REFUSE", "CUT"))) + "\n\n")
+    found = named(str(file))
+    assert found.streams[0].count == 3
+    plan = serve.Plan((serve.Target("fake", url=fake.url),), (found,), 1, Slo())
+    (row,) = (await serve.measure(plan))["rows"]
+    assert row["figures"]["failed"] == 2.0
+    assert row["errors"] == [
+        'HTTP 400: {"error": {"message": "no"}}',
+        "the stream ended without [DONE]",
+    ]
+
+
+async def test_no_server() -> None:
+    with pytest.raises(ServerError, match="start it first"):
+        async with connected("http://127.0.0.1:1", 5.0):
+            pass
+
+
+def test_unknown_workload() -> None:
+    with pytest.raises(ValueError, match="choose one of text, 3x560"):
+        named("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("reuse-0", 0.0), ("reuse-50", 0.5), ("reuse-90", 0.9)]
+)
+def test_reuse_repeats_pictures(name: str, share: float) -> None:
+    (stream,) = NAMED[name].streams
+    numbers = [n for request in picture_numbers(stream, 0) for n in request]
+    assert len(numbers) == 576
+    assert len(set(numbers)) / len(numbers) == pytest.approx(1 - share, abs=0.05)
+    assert not set(numbers) & {n for r in picture_numbers(stream, 1) for n in r}
+
+
+def test_pictures_differ_and_are_noise() -> None:
+    pictures = {noise_jpeg((560, 560), number) for number in range(5)}
+    assert len(pictures) == 5
+    assert min(map(len, pictures)) > 560 * 560 / 2
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
+def test_percentile_is_the_nearest_rank(values: list[float], share: int) -> None:
+    found = percentile(values, share)
+    assert sum(value <= found for value in values) >= share * len(values) / 100
+    assert sum(value < found for value in values) < share * len(values) / 100 + 1e-9
+
+
+def test_figures_of_known_samples() -> None:
+    one = Sample(0.0, 2.0, 0.5, [0.1, 0.4], 7, 4)
+    late = replace(one, sent_s=1.0, ended_s=5.0, ttft_s=3.0)
+    bad = Sample(1.0, 10.0, error="x")
+    found = figures([one, late, bad], Slo(1.0, 0.6))
+    assert found["req_per_s"] == pytest.approx(0.2)
+    assert found["goodput_req_per_s"] == pytest.approx(0.1)
+    assert found["output_tok_per_s"] == pytest.approx(0.8)
+    assert found["tpot_ms_p50"] == pytest.approx(1e3 / 3)
+    assert ratios({"a": 2.0, "b": 0.0}, {"a": 3.0, "b": 1.0}) == {"a": 1.5}
+
+
+def test_time_in_each_state() -> None:
+    events = [("G@1", "A", 0.0), ("T@1", "X", 1.0), ("G@1", "B", 4.0), ("G@1", "C", 5.0)]
+    timeline = [{"machine": m, "state": s, "t_ms": t} for m, s, t in events]
+    assert stages_ms([Sample(0.0, timeline=timeline)]) == {"G A": 4.0, "G B": 1.0}
+
+
+def test_words_for_tokens() -> None:
+    assert len(Wording(0.5).text(40, "k").split()) == 20
