@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
+CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
 
 
 class ConfigError(Exception):
@@ -77,7 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
     threads: int = 0  # 0: share the machine's cores between its instances
-    checksums: bool = True
+    checksums: str = "auto"  # of what moves, one of CHECKSUMS
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

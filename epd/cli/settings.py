@@ -23,6 +23,7 @@ import msgspec
 
 from epd.cli.parser import parse_nbytes, suggestion
 from epd.config import (
+    CHECKSUMS,
     TRANSPORTS,
     ConfigError,
     DecodeConfig,
@@ -163,6 +164,8 @@ def _problem(key: str, value: Any) -> str:
         return "a share is at most 1"
     if key == "engine.dtype" and value not in DTYPES:
         return f"it must be one of {', '.join(DTYPES)}{suggestion(value, DTYPES)}"
+    if key == "engine.checksums" and value not in CHECKSUMS:
+        return f"it must be one of {', '.join(CHECKSUMS)}{suggestion(value, CHECKSUMS)}"
     if key == "transport" and value not in TRANSPORTS:
         return f"it must be one of {', '.join(TRANSPORTS)}{suggestion(value, TRANSPORTS)}"
     if key == "engine.device" and value != "cpu":

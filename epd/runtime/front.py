@@ -28,7 +28,7 @@ async def serve_gateway(config: GatewayConfig, ending: Ending, status: Status) -
     bus = ZmqBus(
         config.instance_id, epoch, config.endpoint, cluster_key=load_cluster_key(config.cluster_key)
     )
-    ports = make_ports(bus, config.instance_id, epoch, LocalMemory(), "local", checksums=False)
+    ports = make_ports(bus, config.instance_id, epoch, LocalMemory(), "local", checksums="never")
     gateway = Gateway(ports, config, model_fingerprint(config.model_dir))
     return await _serve(gateway, None, config, ending, status)
 
@@ -49,7 +49,7 @@ async def serve_all(
         epoch,
         memory,
         "local",
-        checksums=False,
+        checksums="never",
     )
     gateway = Gateway(gateway_ports, config, fingerprint)
     name = instance_config.instance_id

@@ -60,7 +60,7 @@ def make_ports(
     memory: LocalMemory,
     backend: str,
     *,
-    checksums: bool,
+    checksums: str,
     host: str = "127.0.0.1",
     secret: bytes = b"",
     directory: str = "",

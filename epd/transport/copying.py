@@ -1,9 +1,13 @@
 """Memory copies that do not hold the event loop.
 
-A copy below `inline_nbytes` is cheaper on the loop than a trip to a thread (about 100 us).  A
-bigger one runs on a pool thread, in numpy, which lets go of the interpreter lock meanwhile.  A copy
-that has begun cannot be taken back: cancelling the caller leaves the thread running, so the copier
-keeps every copy in `in_flight` until its thread is really done, and whoever frees memory waits for
+Three sizes, by what a trip to a thread costs (measured: 90 us there and back, as much as copying
+2 MiB).  Up to `inline_nbytes` a copy is made on the loop, in slices of `SLICE_NBYTES` (50 us, what
+handling a message costs) with a turn of the loop between them.  Above, it goes to a thread, in
+numpy, which lets go of the interpreter lock meanwhile.  A copy of several `SHARE_NBYTES` is shared
+out among the threads if they are idle: one core alone does not fill the memory's bandwidth.
+
+A copy that has begun cannot be taken back: cancelling the caller leaves it running, so the copier
+keeps every copy in `in_flight` until its last byte has moved, and whoever frees memory waits for
 it.
 """
 
@@ -11,26 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from epd.transport.checksum import checksum_of, crc32
 from epd.transport.region import Piece
 
-CHECKSUM_CHUNK_NBYTES = 256 << 10  # copied and summed while it is in cache
+SUMMED_NBYTES = 256 << 10  # copied and summed while it is in cache
+SLICE_NBYTES = 1 << 20
+INLINE_NBYTES = 4 << 20
+SHARE_NBYTES = 4 << 20
 
 
 class Copier:
     """The copy threads of one transfer engine; threads start with the first big copy."""
 
-    def __init__(self, *, checksums: bool, inline_nbytes: int = 256 << 10) -> None:
+    def __init__(self, *, checksums: bool, inline_nbytes: int = INLINE_NBYTES) -> None:
         self.checksums = checksums
         self._inline_nbytes = inline_nbytes
-        self._pool = ThreadPoolExecutor(
-            max_workers=max(2, min(4, os.cpu_count() or 1)), thread_name_prefix="epd-copy"
-        )
+        self._num_threads = max(2, min(4, os.cpu_count() or 1))
+        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="epd-copy")
         self.in_flight: set[asyncio.Future[int]] = set()
 
     async def copy(
@@ -41,26 +47,47 @@ class Copier:
     ) -> int:
         """Put the pieces into `memory` (None: only sum them up); returns the checksum or 0.
 
-        `track` is told of the future when the copy goes to a thread.
+        `track` is told of the future of a copy that is not done at once.
         """
         nbytes = sum(view.nbytes for _, view in pieces)
-        if nbytes <= self._inline_nbytes:
+        if nbytes <= min(SLICE_NBYTES, self._inline_nbytes):
             return _copy(memory, pieces, self.checksums)
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pool, _copy, memory, pieces, self.checksums)
+        if nbytes <= self._inline_nbytes:
+            work = self._in_slices(memory, pieces)
+        else:
+            work = self._on_threads(memory, pieces, nbytes)
+        future = asyncio.get_running_loop().create_task(work)
         self.in_flight.add(future)
         future.add_done_callback(self._finished)
         if track is not None:
             track(future)
         return await asyncio.shield(future)
 
+    async def _in_slices(self, memory: memoryview | None, pieces: Sequence[Piece]) -> int:
+        checksum = 0
+        for piece in cut_into_slices(pieces, SLICE_NBYTES):
+            checksum = _copy(memory, [piece], self.checksums, checksum)
+            await asyncio.sleep(0)
+        return checksum
+
+    async def _on_threads(
+        self, memory: memoryview | None, pieces: Sequence[Piece], nbytes: int
+    ) -> int:
+        loop = asyncio.get_running_loop()
+        alone = len(self.in_flight) <= 1
+        count = min(self._num_threads, nbytes // SHARE_NBYTES)
+        if self.checksums or count < 2 or not alone:  # a sum is made from front to back
+            return await loop.run_in_executor(self._pool, _copy, memory, pieces, self.checksums)
+        shares = share_out(pieces, count)
+        copies = [loop.run_in_executor(self._pool, _copy, memory, s, False) for s in shares]
+        await asyncio.wait(copies)  # all of them, also when one has failed
+        return sum(copy.result() for copy in copies)
+
     async def checksum(self, views: Sequence[memoryview]) -> int:
         """What `copy` returns for these bytes, whether or not this copier computes sums."""
-        pieces: list[Piece] = [(0, view) for view in views]
         if sum(view.nbytes for view in views) <= self._inline_nbytes:
-            return _copy(None, pieces, checksums=True)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, _copy, None, pieces, True)
+            return checksum_of(views)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, checksum_of, views)
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for the copies in flight; False if some are not done in time."""
@@ -78,16 +105,42 @@ class Copier:
             future.exception()  # seen, also when the caller was cancelled
 
 
-def _copy(memory: memoryview | None, pieces: Sequence[Piece], checksums: bool) -> int:
-    checksum = 0
+def cut_into_slices(pieces: Sequence[Piece], slice_nbytes: int) -> list[Piece]:
+    """The same bytes to the same places, in pieces of at most `slice_nbytes`."""
+    return [
+        (offset + start, view[start : start + slice_nbytes])
+        for offset, view in pieces
+        for start in range(0, view.nbytes, slice_nbytes)
+    ]
+
+
+def share_out(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
+    """The same bytes to the same places, in about equal shares, each contiguous."""
+    nbytes = sum(view.nbytes for _, view in pieces)
+    share_nbytes = -(-nbytes // count)
+    shares: list[list[Piece]] = [[]]
+    room = share_nbytes
     for offset, view in pieces:
-        if not checksums:
+        while view.nbytes:
+            if not room:
+                shares.append([])
+                room = share_nbytes
+            step = min(room, view.nbytes)
+            shares[-1].append((offset, view[:step]))
+            offset, view, room = offset + step, view[step:], room - step
+    return shares
+
+
+def _copy(
+    memory: memoryview | None, pieces: Sequence[Piece], checksums: bool, checksum: int = 0
+) -> int:
+    if not checksums:
+        for offset, view in pieces:
             _copy_bytes(memory, offset, view)
-            continue
-        for start in range(0, view.nbytes, CHECKSUM_CHUNK_NBYTES):
-            chunk = view[start : start + CHECKSUM_CHUNK_NBYTES]
-            _copy_bytes(memory, offset + start, chunk)
-            checksum = zlib.crc32(chunk, checksum)
+        return 0
+    for offset, chunk in cut_into_slices(pieces, SUMMED_NBYTES):
+        _copy_bytes(memory, offset, chunk)
+        checksum = crc32(chunk, checksum)
     return checksum
 
 

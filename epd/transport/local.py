@@ -31,7 +31,6 @@ from epd.transport.region import (
     plan,
 )
 
-INLINE_NBYTES = 1 << 20
 CLOSE_TIMEOUT_S = 5.0
 FENCE_TIMEOUT_S = 1.0
 
@@ -90,7 +89,7 @@ class LocalTransferEngine:
     ) -> None:
         self._life: Life = (instance_id, epoch)
         self._memory = memory
-        self._copier = Copier(checksums=checksums, inline_nbytes=INLINE_NBYTES)
+        self._copier = Copier(checksums=checksums)
         self._closed = False
 
     def allocate(

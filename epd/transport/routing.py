@@ -26,6 +26,7 @@ from epd.transport.base import (
     WriteFailed,
     WriteOutcome,
 )
+from epd.transport.checksum import is_summed
 from epd.transport.endpoint import is_loopback, is_tcp, split_tcp
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
@@ -119,7 +120,7 @@ class RoutingTransferEngine:
         memory: LocalMemory,
         *,
         preferred: str = "shm",
-        checksums: bool = False,
+        checksums: str = "auto",
         host: str = "127.0.0.1",
         secret: bytes = b"",
         directory: str = "",
@@ -131,11 +132,15 @@ class RoutingTransferEngine:
                 f"{', '.join(['local', *factories])}"
             )
         self._memory = memory
-        self._local = LocalTransferEngine(instance_id, epoch, memory, checksums=checksums)
+        self._local = LocalTransferEngine(
+            instance_id, epoch, memory, checksums=is_summed(checksums, "local")
+        )
         self._backends: dict[str, TransferEngine] = {}
         if preferred != "local":
             self._backends[preferred] = factories[preferred](
-                BackendSettings(instance_id, epoch, checksums, host, secret, directory)
+                BackendSettings(
+                    instance_id, epoch, is_summed(checksums, preferred), host, secret, directory
+                )
             )
         self._preferred: TransferEngine = self._backends.get(preferred, self._local)
 

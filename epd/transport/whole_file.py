@@ -13,15 +13,15 @@ import mmap
 import os
 import secrets
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from epd.transport.checksum import checksum_of, crc32
 
 MAGIC = b"EPDFILE1"
 HEADER = struct.Struct("<8sIIQI36x")  # magic, note length, CRC-32 of the note, payload, its CRC-32
 ALIGNMENT = 64
 MAX_NOTE_NBYTES = 1 << 20
-SUM_STEP_NBYTES = 1 << 20
 TEMPORARY = ".tmp"
 
 
@@ -41,9 +41,9 @@ def write_whole(
 
     `durable`: it survives a crash of the host.
     """
-    total = crc32(payload) if checksum else 0
+    total = checksum_of(payload) if checksum else 0
     nbytes = sum(view.nbytes for view in payload)
-    head = HEADER.pack(MAGIC, len(note), zlib.crc32(note), nbytes, total) + note
+    head = HEADER.pack(MAGIC, len(note), crc32(note), nbytes, total) + note
     head += bytes(-len(head) % ALIGNMENT)
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f"{name}.{secrets.token_hex(6)}{TEMPORARY}")
@@ -90,20 +90,12 @@ def _parse(whole: memoryview, verify: bool) -> WholeFile | None:
     note = bytes(whole[HEADER.size : HEADER.size + note_nbytes])
     start = HEADER.size + note_nbytes
     start += -start % ALIGNMENT
-    if zlib.crc32(note) != note_sum or whole.nbytes != start + nbytes:
+    if crc32(note) != note_sum or whole.nbytes != start + nbytes:
         return None
     payload = whole[start:]
-    if verify and crc32([payload]) != checksum:
+    if verify and checksum_of([payload]) != checksum:
         return None
     return WholeFile(note, payload, checksum)
-
-
-def crc32(buffers: Sequence[memoryview]) -> int:
-    checksum = 0
-    for buffer in buffers:
-        for start in range(0, buffer.nbytes, SUM_STEP_NBYTES):
-            checksum = zlib.crc32(buffer[start : start + SUM_STEP_NBYTES], checksum)
-    return checksum
 
 
 def _write_all(fd: int, view: memoryview) -> None:

@@ -47,7 +47,7 @@ class Cluster:
             bus=LocalBus(self.hub, name, epoch, codec=True),
             random=SystemRandom(),
             transfers=RoutingTransferEngine(
-                name, epoch, self.memory, preferred="local", checksums=True
+                name, epoch, self.memory, preferred="local", checksums="always"
             ),
             journal=RecordingJournal(self.clock.now_s),
             log=LoggingLog(),

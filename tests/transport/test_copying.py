@@ -50,8 +50,8 @@ async def test_a_fence_waits_for_a_cancelled_write(
     monkeypatch.setattr("epd.transport.local.FENCE_TIMEOUT_S", 0.05)
     memory = LocalMemory()
     producer, consumer = (LocalTransferEngine(name, 1, memory) for name in ("p", "c"))
-    region = consumer.allocate("pool", 1, 2 << 20)
-    source = [bytes(2 << 20)]
+    region = consumer.allocate("pool", 1, 8 << 20)
+    source = [bytes(8 << 20)]
     task = asyncio.create_task(producer.write(source, region.remote, (0,)))
     await asyncio.sleep(0.02)
     task.cancel()
@@ -79,8 +79,8 @@ async def test_a_write_into_a_region_that_is_revoked_meanwhile_has_failed(
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="epd-test-") as directory:
         producer, consumer = kind(directory)
-        region = consumer.allocate("pool", 1, 2 << 20)
-        task = asyncio.create_task(producer.write([bytes(2 << 20)], region.remote, (0,)))
+        region = consumer.allocate("pool", 1, 8 << 20)
+        task = asyncio.create_task(producer.write([bytes(8 << 20)], region.remote, (0,)))
         await asyncio.sleep(0.02)
         consumer.revoke(region)
         gate.set()

@@ -80,7 +80,7 @@ def _routing(directory: str, preferred: str, memory: Callable[[], LocalMemory]) 
         )
 
     return lambda name, epoch: RoutingTransferEngine(
-        name, epoch, memory(), preferred=preferred, checksums=True, factories={"shm": make_shm}
+        name, epoch, memory(), preferred=preferred, checksums="always", factories={"shm": make_shm}
     )
 
 

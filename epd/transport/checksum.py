@@ -1,0 +1,43 @@
+"""The checksum of the data plane: CRC-32 of bytes in order, as zlib computes it.
+
+zlib-ng's gives the same values with vector instructions: measured here 29 GB/s instead of 2.3, so
+that a sum costs less than the copy beside it.  Both let go of the interpreter lock.
+
+Policy (`engine.checksums` of the configuration).  `auto`: writes that leave this host's memory are
+summed by the writer and checked by the reader before a row is published (tcp, mooncake, file);
+copies within it are not (local, shm).  Why: such a copy has no medium that could lose or turn bits
+without the machine check that ends the process.  What has gone wrong in practice is a wrong writer
+or a wrong time, and that is excluded without reading a byte: a descriptor names one life of its
+owner, slots are leased to one room until it is terminal, and memory in doubt waits for a fence.
+`always` sums everywhere, `never` nowhere.  Whatever the policy, a commit says how many bytes there
+are, and a reader checks whenever the writer has computed a sum: only writers need to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # a platform without its wheel: the same values, more slowly
+    from zlib import crc32
+
+STEP_NBYTES = 1 << 20  # between two looks at other threads that want to run
+
+LEAVES_MEMORY = frozenset({"tcp", "mooncake", "file"})
+
+
+def is_summed(policy: str, backend: str) -> bool:
+    """Whether writes over `backend` carry a checksum; `policy` is one of `config.CHECKSUMS`."""
+    return policy == "always" or (policy == "auto" and backend in LEAVES_MEMORY)
+
+
+def checksum_of(views: Iterable[memoryview], so_far: int = 0) -> int:
+    """CRC-32 of flat byte views, concatenated, after bytes whose sum is `so_far`."""
+    for view in views:
+        for start in range(0, view.nbytes, STEP_NBYTES):
+            so_far = crc32(view[start : start + STEP_NBYTES], so_far)
+    return so_far
+
+
+__all__ = ["checksum_of", "crc32", "is_summed"]
