@@ -1,42 +1,41 @@
 """`epd bench hop`: one item of rows from a process that has it to one that can use it.
 
-Every cell is measured the same way: the sender writes, tells the receiver in one line over a pipe,
-and the receiver answers when it has the bytes at hand and has looked at every page of them.
-Latency is from "rows ready" to that answer, so it includes a message each way, like a commit and
-its acknowledgement.  The references run in the same run: a memcpy within the sender, mooncake's
-engine driven bare, and safetensors files on disk and in /dev/shm.
+Latency is one way: from "rows ready" at the sender to "usable at the receiver" (`hop_process` says
+what that takes), a message like a commit included.  GB/s and CPU seconds, of both processes, cover
+the acknowledgement as well, for it frees the slot.
+
+Every cell takes turns: some items over each way, round after round, so that what else happens on
+the machine falls on all of them; the median is over all rounds.  The references are ways like any
+other: a memcpy by one thread within the sender, mooncake's engine driven bare, and safetensors
+files in /dev/shm, on disk, and on disk with fsync.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import itertools
 import json
 import os
-import secrets
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from epd.bench.hop_lines import Lines
-from epd.messages import RemoteRegion
-from epd.transport.base import Written
-from epd.transport.mooncake_library import End, Library, Piece, missing
-from epd.transport.routing import BACKENDS, BackendSettings
+from epd.bench import machine
+from epd.bench.hop_plot import plot
+from epd.bench.hop_senders import WAYS, Rows, Sender, make_sender
+from epd.bench.hop_words import Receiver
+from epd.transport.mooncake_library import missing
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 IN_FLIGHT = (1, 4, 16)
-REFERENCES = ("memcpy", "mooncake-raw", "safetensors-disk", "safetensors-shm")
-
-Send = Callable[[int], Awaitable[None]]  # one item through slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,194 +44,176 @@ class Plan:
 
     max_nbytes: int = 64 * MIB  # of an item
     pool_nbytes: int = 256 * MIB  # cells whose items in flight need more are left out
-    volume_nbytes: int = 256 * MIB  # moved per cell, at least `min_items`
-    min_items: int = 12
+    volume_nbytes: int = 256 * MIB  # moved per way and cell, at least `min_items`
+    min_items: int = 15
     max_items: int = 300
-    backends: tuple[str, ...] = (*REFERENCES, *BACKENDS)
+    rounds: int = 5
+    ways: tuple[str, ...] = WAYS
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    backend: str
+    way: str
     nbytes: int
     in_flight: int
     latency_us: dict[str, float]
     gb_per_s: float
     cpu_s_per_gb: float
-    ratio_to_memcpy: float  # of the median latency
+    ratio_to_memcpy: float  # of the median latency, to one memcpy of the same size
 
 
-class Sender:
-    """This process's half; the other is a child."""
+@dataclass(slots=True)
+class Tally:
+    """What one way has taken in one cell."""
 
-    def __init__(self, lines: Lines, directory: str) -> None:
-        self._lines = lines
-        self._directory = directory
-        self._turn = asyncio.Lock()
-        self.child_cpu_s = 0.0
+    latencies_ns: list[int] = field(default_factory=list)
+    took_s: float = 0.0
+    cpu_s: float = 0.0
 
-    async def ask(self, **question: Any) -> Any:
-        async with self._turn:
-            self._lines.write(json.dumps(question))
-            answer = json.loads(await self._lines.read() or "{}")
-        self.child_cpu_s = answer["cpu_s"]
-        return answer["result"]
-
-    async def prepare(
-        self, backend: str, slots: int, nbytes: int
-    ) -> tuple[Send, Callable[[], Any]]:
-        """How to send an item, and what to do in the end."""
-        rows = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
-        place = await self.ask(
-            do="allocate", backend=backend, directory=self._directory, slots=slots, nbytes=nbytes
-        )
-        if backend == "memcpy":
-            return _memcpy(rows), _nothing
-        if backend.startswith("safetensors"):
-            where = "/dev/shm" if backend.endswith("shm") else self._directory
-            return functools.partial(self._send_file, rows, where), _nothing
-        if backend == "mooncake-raw":
-            library = Library.acquire("127.0.0.1")
-            return functools.partial(self._send_raw, library, rows, *place), library.give_back
-        settings = BackendSettings("sender", time.time_ns(), directory=self._directory)
-        engine = BACKENDS[backend](settings)
-        target = RemoteRegion(*place)
-
-        async def send(slot: int) -> None:
-            outcome = await engine.write([rows], target, (slot,))
-            if outcome != Written(nbytes, 0):
-                raise RuntimeError(f"{backend}: {outcome}")
-            await self.ask(do="use", slot=slot, nbytes=nbytes)
-
-        return send, engine.close
-
-    async def _send_file(self, rows: np.ndarray, directory: str, slot: int) -> None:
-        from safetensors.numpy import save_file
-
-        path = os.path.join(directory, f"epd-bench-{secrets.token_hex(6)}.safetensors")
-        await asyncio.to_thread(save_file, {"rows": rows}, path)
-        await self.ask(do="load", path=path)
-        os.unlink(path)
-
-    async def _send_raw(
-        self, library: Library, rows: np.ndarray, host: str, port: int, base: int, slot: int
-    ) -> None:
-        source = rows.__array_interface__["data"][0]
-        pieces = [Piece(source, base + slot * rows.nbytes, rows.nbytes)]
-        end = await asyncio.to_thread(library.transfer, f"{host}:{port}", pieces)
-        if end is not End.DONE:
-            raise RuntimeError(f"mooncake-raw: {end.value}")
-        await self.ask(do="note", slot=slot, nbytes=rows.nbytes)
+    def row(self, way: str, nbytes: int, in_flight: int) -> Row:
+        ranked = sorted(self.latencies_ns)
+        p99 = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
+        latency_us = {
+            "p50": round(statistics.median(ranked) / 1e3, 1),
+            "p99": round(p99 / 1e3, 1),
+        }
+        gigabytes = len(ranked) * nbytes / 1e9
+        return Row(
+            way, nbytes, in_flight, latency_us,
+            round(gigabytes / self.took_s, 3), round(self.cpu_s / gigabytes, 3), 1.0,
+        )  # fmt: skip
 
 
-def _memcpy(rows: np.ndarray) -> Send:
-    target = np.ones_like(rows)
+async def _round(
+    sender: Sender, rows: Rows, receiver: Receiver, count: int, in_flight: int, tally: Tally
+) -> None:
+    """`count` items over one way, `in_flight` at a time."""
+    numbers = itertools.count()
 
-    async def send(slot: int) -> None:
-        np.copyto(target, rows)
+    async def one_after_the_other(slot: int) -> None:
+        while next(numbers) < count:
+            item, seen = rows.tagged(slot)
+            began_ns = time.perf_counter_ns()
+            usable_ns = await sender.send(slot, item, seen)
+            tally.latencies_ns.append(usable_ns - began_ns)
 
-    return send
+    await receiver.ask("rest")  # brings the receiver's CPU seconds up to date
+    cpu_s, began_s = time.process_time() + receiver.cpu_s, time.perf_counter()
+    await asyncio.gather(*(one_after_the_other(slot) for slot in range(in_flight)))
+    tally.took_s += time.perf_counter() - began_s
+    await receiver.ask("rest")
+    tally.cpu_s += time.process_time() + receiver.cpu_s - cpu_s
 
 
-def _nothing() -> None:
-    """No engine was made."""
-
-
-async def measure(sender: Sender, plan: Plan, backend: str, nbytes: int, in_flight: int) -> Row:
-    """One cell; `ratio_to_memcpy` is filled in later."""
+async def measure(
+    receiver: Receiver, plan: Plan, directory: str, nbytes: int, in_flight: int
+) -> list[Row]:
+    """One cell: every way, in turns."""
     count = min(plan.max_items, max(plan.min_items, in_flight * 3, plan.volume_nbytes // nbytes))
-    send, finish = await sender.prepare(backend, in_flight, nbytes)
-    free: asyncio.Queue[int] = asyncio.Queue()
-    for slot in range(in_flight):
-        await send(slot)  # connects, touches, maps
-        free.put_nowait(slot)
-    latencies_s: list[float] = []
+    rows = Rows(in_flight, nbytes)
+    ways = [way for way in plan.ways if in_flight == 1 or way != "memcpy"]
+    senders = {way: await make_sender(way, receiver, directory, in_flight, nbytes) for way in ways}
+    tallies = {way: Tally() for way in ways}
+    for sender in senders.values():  # connects, maps, touches
+        await _round(sender, rows, receiver, in_flight, in_flight, Tally())
+    for _ in range(plan.rounds):
+        for way, sender in senders.items():
+            await _round(sender, rows, receiver, -(-count // plan.rounds), in_flight, tallies[way])
+    for sender in senders.values():
+        await sender.finish()
+    await receiver.ask("release")
+    return [tally.row(way, nbytes, in_flight) for way, tally in tallies.items()]
 
-    async def one() -> None:
-        slot = await free.get()
-        began_s = time.perf_counter()
-        await send(slot)
-        latencies_s.append(time.perf_counter() - began_s)
-        free.put_nowait(slot)
 
-    cpu_s, began_s = time.process_time() + sender.child_cpu_s, time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(count)))
-    took_s = time.perf_counter() - began_s
-    cpu_s = time.process_time() + sender.child_cpu_s - cpu_s
-    ending = finish()
-    if asyncio.iscoroutine(ending):
-        await ending
-    gigabytes = count * nbytes / 1e9
-    ranked = sorted(latencies_s)
-    latency_us = {
-        "p50": round(statistics.median(ranked) * 1e6, 1),
-        "p99": round(ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))] * 1e6, 1),
-    }
-    return Row(
-        backend, nbytes, in_flight, latency_us,
-        round(gigabytes / took_s, 3), round(cpu_s / gigabytes, 3), 1.0,
-    )  # fmt: skip
+@contextmanager
+def _receiving() -> Iterator[socket.socket]:
+    """The other process; it ends with the socket."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "epd.bench.hop_process", str(its.fileno())],
+            pass_fds=(its.fileno(),),
+        )
+    try:
+        yield mine
+    finally:
+        mine.close()
+        process.wait(30)
 
 
 async def measure_all(plan: Plan) -> list[Row]:
-    with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory:
-        process = _start_receiver()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        lines = await Lines.of(process.stdout, process.stdin)
-        sender = Sender(lines, directory)
-        rows = []
-        try:
-            for nbytes in (size for size in SIZES if size <= plan.max_nbytes):
-                for in_flight in (n for n in IN_FLIGHT if n * nbytes <= plan.pool_nbytes):
-                    rows += [
-                        await measure(sender, plan, backend, nbytes, in_flight)
-                        for backend in plan.backends
-                        if in_flight == 1 or backend != "memcpy"
-                    ]
-        finally:
-            lines.close()
-            await asyncio.to_thread(process.wait, 30)
+    cells = [
+        (nbytes, in_flight)
+        for nbytes in SIZES if nbytes <= plan.max_nbytes
+        for in_flight in IN_FLIGHT if in_flight == 1 or in_flight * nbytes <= plan.pool_nbytes
+    ]  # fmt: skip
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory, _receiving() as end:
+        receiver = Receiver(end)
+        for done, (nbytes, in_flight) in enumerate(cells):
+            print(
+                f"{done + 1}/{len(cells)}: {nbytes // KIB} KiB, {in_flight} in flight",
+                file=sys.stderr,
+            )
+            rows += await measure(receiver, plan, directory, nbytes, in_flight)
+        receiver.close()
     return with_ratios(rows)
-
-
-def _start_receiver() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "epd.bench.hop_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
     """Median latency against the memcpy of the same size."""
-    memcpy = {row.nbytes: row.latency_us["p50"] for row in rows if row.backend == "memcpy"}
-    found = []
-    for row in rows:
-        ratio = row.latency_us["p50"] / memcpy[row.nbytes]
-        found.append(Row(**{**asdict(row), "ratio_to_memcpy": round(ratio, 2)}))
-    return found
+    memcpy = {row.nbytes: row.latency_us["p50"] for row in rows if row.way == "memcpy"}
+    return [
+        replace(row, ratio_to_memcpy=round(row.latency_us["p50"] / memcpy[row.nbytes], 2))
+        for row in rows
+    ]
 
 
 def table(rows: list[Row]) -> str:
-    lines = ["backend               KiB  fly     p50 us     p99 us    GB/s  cpu s/GB  /memcpy"]
+    lines = ["way                   KiB  fly     p50 us     p99 us    GB/s  cpu s/GB  /memcpy"]
     lines += [
-        f"{row.backend:<17}{row.nbytes // KIB:>8}{row.in_flight:>5}{row.latency_us['p50']:>11.0f}"
-        f"{row.latency_us['p99']:>11.0f}{row.gb_per_s:>8.2f}{row.cpu_s_per_gb:>10.2f}"
-        f"{row.ratio_to_memcpy:>9.1f}"
+        f"{row.way:<17}{row.nbytes // KIB:>8}{row.in_flight:>5}{row.latency_us['p50']:>11.1f}"
+        f"{row.latency_us['p99']:>11.1f}{row.gb_per_s:>8.2f}{row.cpu_s_per_gb:>10.3f}"
+        f"{row.ratio_to_memcpy:>9.2f}"
         for row in rows
     ]
     return "\n".join(lines)
 
 
-def run(plan: Plan, *, as_json: bool) -> int:
+def markdown(found: dict[str, Any]) -> str:
+    """Every cell, as a page for the documentation."""
+    lines = [
+        "# What a hop costs: every cell",
+        "",
+        f"Written by `epd bench hop --out`. {machine.sentence(found['machine'])}.",
+        "",
+        "| way | KiB | in flight | p50 us | p99 us | GB/s | CPU s/GB | to memcpy |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['way']} | {row['nbytes'] // KIB} | {row['in_flight']} "
+        f"| {row['latency_us']['p50']} | {row['latency_us']['p99']} | {row['gb_per_s']} "
+        f"| {row['cpu_s_per_gb']} | {row['ratio_to_memcpy']} |"
+        for row in found["rows"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def run(plan: Plan, *, as_json: bool, out: str = "") -> int:
+    """Measure and print; with `out`, also write hop.json, hop.md and hop.svg there."""
     import uvloop
 
     if reason := missing():
         print(f"left out: {reason}", file=sys.stderr)
-        kept = tuple(name for name in plan.backends if not name.startswith("mooncake"))
-        plan = Plan(**{**asdict(plan), "backends": kept})
+        plan = replace(plan, ways=tuple(way for way in plan.ways if "mooncake" not in way))
+    described = machine.describe()
     rows = uvloop.run(measure_all(plan))
-    print(json.dumps({"rows": [asdict(row) for row in rows]}) if as_json else table(rows))
+    found = {"machine": described, "rows": [asdict(row) for row in rows]}
+    print(json.dumps(found) if as_json else f"{machine.sentence(described)}\n{table(rows)}")
+    if out:
+        os.makedirs(out, exist_ok=True)
+        text = json.dumps(found, indent=1) + "\n"
+        for name, content in (("json", text), ("md", markdown(found)), ("svg", plot(found))):
+            with open(os.path.join(out, f"hop.{name}"), "w", encoding="utf-8") as file:
+                file.write(content)
     return 0

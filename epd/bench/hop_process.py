@@ -1,14 +1,15 @@
 """The receiving half of `epd bench hop`: a process that owns the memory and says when it is usable.
 
-Told on stdin and answering on stdout, a line of JSON each way: `allocate` a region of a backend,
-`use` what has landed in slots of it, `load` a safetensors file.  An answer carries the CPU seconds
-that the process has spent so far.
+Usable means: this process holds views of all the bytes, every page of them is mapped, and the tag
+at both ends is that of the item.  The time of that is taken here; `perf_counter` is the host's
+monotonic clock, so it compares with the sender's.  What follows is not part of the latency: a look
+at a byte of every page, which must be the ones that were sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import socket
 import sys
 import time
 from typing import Any
@@ -16,68 +17,85 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from epd.bench.hop_lines import Lines
+from epd.bench.hop_words import Words
 from epd.transport.base import Region, TransferEngine
 from epd.transport.host_memory import anonymous
 from epd.transport.mooncake_library import Library
 from epd.transport.routing import BACKENDS, BackendSettings
 
 PAGE = 4096
+TAG_NBYTES = 8
 
 
-class Receiver:
-    """One engine at a time."""
+def fingerprint(rows: np.ndarray) -> int:
+    """Of one byte per page, tags left out."""
+    return int(rows[PAGE // 2 :: PAGE].sum(dtype=np.uint64))
+
+
+class Receiving:
+    """Engines and regions by backend."""
 
     def __init__(self) -> None:
-        self._engine: TransferEngine | None = None
-        self._region: Region | None = None
-        self._raw: tuple[Library, memoryview] | None = None
+        self._engines: dict[str, TransferEngine] = {}
+        self._regions: dict[str, Region] = {}
+        self._raw: dict[int, memoryview] = {}
+        self._library: Library | None = None
 
-    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        result: Any = getattr(self, f"_{asked.pop('do')}")(**asked)
-        if asyncio.iscoroutine(result):
-            result = await result
-        return {"cpu_s": time.process_time(), "result": result}
-
-    async def _allocate(self, backend: str, directory: str, slots: int, nbytes: int) -> Any:
-        if self._engine is not None:
-            await self._engine.close()
-            self._engine = None
+    async def allocate(self, backend: str, directory: str, slots: int, nbytes: int) -> Any:
         if backend == "mooncake-raw":
             return self._allocate_raw(slots * nbytes)
-        if backend in BACKENDS:
-            settings = BackendSettings("receiver", time.time_ns(), directory=directory)
-            self._engine = BACKENDS[backend](settings)
-            self._region = self._engine.allocate("rows", slots, nbytes)
-            remote = self._region.remote
-            return [getattr(remote, name) for name in remote.__struct_fields__]
-        return None
+        settings = BackendSettings("receiver", time.time_ns(), directory=directory)
+        engine = self._engines[backend] = BACKENDS[backend](settings)
+        region = self._regions[backend] = engine.allocate("rows", slots, nbytes)
+        return [getattr(region.remote, name) for name in region.remote.__struct_fields__]
 
     def _allocate_raw(self, nbytes: int) -> list[Any]:
-        if self._raw is not None:
-            library, old = self._raw
-            library.unregister(_address_of(old))
-            library.give_back()
-        library, memory = Library.acquire("127.0.0.1"), anonymous(nbytes)
-        library.register(_address_of(memory), nbytes)
-        self._raw = (library, memory)
-        return [library.host, library.port, _address_of(memory)]
+        library = self._library = Library.acquire("127.0.0.1")
+        memory = anonymous(nbytes)
+        address = _address_of(memory)
+        library.register(address, nbytes)
+        self._raw[address] = memory
+        return [library.host, library.port, address]
 
-    def _use(self, slot: int, nbytes: int) -> int:
-        """Every page is looked at, so that what is only mapped counts as little as it helps."""
-        assert self._region is not None
-        views = self._region.views((slot,), nbytes)
-        seen = sum(int(np.frombuffer(view, np.uint8)[::PAGE].sum()) for view in views)
-        self._region.forget((slot,))
-        return seen
+    def rest(self) -> None:
+        """Nothing is asked but the CPU seconds that come with every answer."""
 
-    def _note(self, slot: int, nbytes: int) -> None:
-        """Nothing is to be done: the bytes are in plain memory."""
+    async def release(self) -> None:
+        for engine in self._engines.values():
+            await engine.close()
+        for address in self._raw:
+            assert self._library is not None
+            self._library.unregister(address)
+        if self._library is not None:
+            self._library.give_back()
+        self._engines, self._regions, self._raw, self._library = {}, {}, {}, None
 
-    def _load(self, path: str) -> int:
+    def use(self, backend: str, slot: int, nbytes: int, tag: int, expected: int) -> int:
+        views = self._regions[backend].views((slot,), nbytes)
+        usable_ns = _seen([np.frombuffer(view, np.uint8) for view in views], tag, expected)
+        self._regions[backend].forget((slot,))
+        return usable_ns
+
+    def use_raw(self, base: int, slot: int, nbytes: int, tag: int, expected: int) -> int:
+        view = self._raw[base][slot * nbytes : (slot + 1) * nbytes]
+        return _seen([np.frombuffer(view, np.uint8)], tag, expected)
+
+    def load(self, path: str, tag: int, expected: int) -> int:
         from safetensors.numpy import load_file
 
-        return int(load_file(path)["rows"][::PAGE].sum())
+        return _seen([load_file(path)["rows"]], tag, expected)
+
+
+def _seen(views: list[np.ndarray], tag: int, expected: int) -> int:
+    """When the item was usable, in ns of the host's clock.  Raises ValueError if it is another."""
+    ends = (views[0][:TAG_NBYTES], views[-1][-TAG_NBYTES:])
+    tags = [int.from_bytes(end.tobytes(), "little") for end in ends]
+    usable_ns = time.perf_counter_ns()
+    if tags != [tag, tag]:
+        raise ValueError(f"tags {tags} instead of {tag}: other bytes landed than were sent")
+    if len(views) == 1 and fingerprint(views[0]) != expected:
+        raise ValueError(f"item {tag}: some page is not as it was sent")
+    return usable_ns
 
 
 def _address_of(memory: memoryview) -> int:
@@ -85,12 +103,41 @@ def _address_of(memory: memoryview) -> int:
     return address
 
 
-async def main() -> None:
-    receiver = Receiver()
-    lines = await Lines.of(sys.stdin, sys.stdout)
-    while (line := await lines.read()) is not None:
-        lines.write(json.dumps(await receiver.answer(json.loads(line))))
+async def main(fd: int) -> None:
+    receiving = Receiving()
+    ended = asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def reply(number: int, result: Any, error: str) -> None:
+        words.say((number, time.process_time(), result, error))
+
+    async def later(number: int, pending: Any) -> None:
+        try:
+            reply(number, await pending, "")
+        except Exception as error:
+            reply(number, None, repr(error))
+
+    def hear(word: Any) -> None:
+        if word is None:
+            ended.set()
+            return
+        number, do, arguments = word
+        try:
+            result = getattr(receiving, do)(**arguments)
+        except Exception as error:
+            reply(number, None, repr(error))
+            return
+        if asyncio.iscoroutine(result):
+            task = asyncio.ensure_future(later(number, result))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        else:
+            reply(number, result, "")
+
+    words = Words(socket.socket(fileno=fd), hear)
+    await ended.wait()
+    await receiving.release()
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(main(int(sys.argv[1])))

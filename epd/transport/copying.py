@@ -1,10 +1,10 @@
-"""Memory copies that do not hold the event loop.
+"""Memory copies that do not hold the event loop for long.
 
-Three sizes, by what a trip to a thread costs (measured: 90 us there and back, as much as copying
-2 MiB).  Up to `inline_nbytes` a copy is made on the loop, in slices of `SLICE_NBYTES` (50 us, what
-handling a message costs) with a turn of the loop between them.  Above, it goes to a thread, in
-numpy, which lets go of the interpreter lock meanwhile.  A copy of several `SHARE_NBYTES` is shared
-out among the threads if they are idle: one core alone does not fill the memory's bandwidth.
+Measured: a trip to a thread and back takes 90 us, as long as copying 2 MiB.  So up to 256 KiB a
+copy is made on the loop, and up to `inline_nbytes` (0.3 ms) too, but only one such in each turn of
+the loop; what else comes in that turn, and all that is bigger, goes to threads, in numpy, which
+lets go of the interpreter lock meanwhile.  A copy of several `SHARE_NBYTES` is shared out among the
+threads if they are idle: one core alone does not fill the memory's bandwidth.
 
 A copy that has begun cannot be taken back: cancelling the caller leaves it running, so the copier
 keeps every copy in `in_flight` until its last byte has moved, and whoever frees memory waits for
@@ -24,7 +24,7 @@ from epd.transport.checksum import checksum_of, crc32
 from epd.transport.region import Piece
 
 SUMMED_NBYTES = 256 << 10  # copied and summed while it is in cache
-SLICE_NBYTES = 1 << 20
+SMALL_NBYTES = 256 << 10
 INLINE_NBYTES = 4 << 20
 SHARE_NBYTES = 4 << 20
 
@@ -37,6 +37,7 @@ class Copier:
         self._inline_nbytes = inline_nbytes
         self._num_threads = max(2, min(4, os.cpu_count() or 1))
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="epd-copy")
+        self._held = False
         self.in_flight: set[asyncio.Future[int]] = set()
 
     async def copy(
@@ -50,12 +51,9 @@ class Copier:
         `track` is told of the future of a copy that is not done at once.
         """
         nbytes = sum(view.nbytes for _, view in pieces)
-        if nbytes <= min(SLICE_NBYTES, self._inline_nbytes):
+        if nbytes <= self._inline_nbytes and (nbytes <= SMALL_NBYTES or self._may_hold_the_loop()):
             return _copy(memory, pieces, self.checksums)
-        if nbytes <= self._inline_nbytes:
-            work = self._in_slices(memory, pieces)
-        else:
-            work = self._on_threads(memory, pieces, nbytes)
+        work = self._on_threads(memory, pieces, nbytes)
         future = asyncio.get_running_loop().create_task(work)
         self.in_flight.add(future)
         future.add_done_callback(self._finished)
@@ -63,12 +61,16 @@ class Copier:
             track(future)
         return await asyncio.shield(future)
 
-    async def _in_slices(self, memory: memoryview | None, pieces: Sequence[Piece]) -> int:
-        checksum = 0
-        for piece in cut_into_slices(pieces, SLICE_NBYTES):
-            checksum = _copy(memory, [piece], self.checksums, checksum)
-            await asyncio.sleep(0)
-        return checksum
+    def _may_hold_the_loop(self) -> bool:
+        """Once in each of its turns."""
+        if self._held:
+            return False
+        self._held = True
+        asyncio.get_running_loop().call_soon(self._let_go)
+        return True
+
+    def _let_go(self) -> None:
+        self._held = False
 
     async def _on_threads(
         self, memory: memoryview | None, pieces: Sequence[Piece], nbytes: int
@@ -105,15 +107,6 @@ class Copier:
             future.exception()  # seen, also when the caller was cancelled
 
 
-def cut_into_slices(pieces: Sequence[Piece], slice_nbytes: int) -> list[Piece]:
-    """The same bytes to the same places, in pieces of at most `slice_nbytes`."""
-    return [
-        (offset + start, view[start : start + slice_nbytes])
-        for offset, view in pieces
-        for start in range(0, view.nbytes, slice_nbytes)
-    ]
-
-
 def share_out(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
     """The same bytes to the same places, in about equal shares, each contiguous."""
     nbytes = sum(view.nbytes for _, view in pieces)
@@ -131,16 +124,16 @@ def share_out(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
     return shares
 
 
-def _copy(
-    memory: memoryview | None, pieces: Sequence[Piece], checksums: bool, checksum: int = 0
-) -> int:
-    if not checksums:
-        for offset, view in pieces:
+def _copy(memory: memoryview | None, pieces: Sequence[Piece], checksums: bool) -> int:
+    checksum = 0
+    for offset, view in pieces:
+        if not checksums:
             _copy_bytes(memory, offset, view)
-        return 0
-    for offset, chunk in cut_into_slices(pieces, SUMMED_NBYTES):
-        _copy_bytes(memory, offset, chunk)
-        checksum = crc32(chunk, checksum)
+            continue
+        for start in range(0, view.nbytes, SUMMED_NBYTES):
+            chunk = view[start : start + SUMMED_NBYTES]
+            _copy_bytes(memory, offset + start, chunk)
+            checksum = crc32(chunk, checksum)
     return checksum
 
 

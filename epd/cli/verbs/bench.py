@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-nbytes", type=size, default=64 << 20, metavar="SIZE",
         help="leave out items above it, default 64MiB; up to 256MiB",
     )  # fmt: skip
+    hop.add_argument(
+        "--out", default="", metavar="DIR", help="also write hop.json, hop.md and hop.svg there"
+    )
     hop.add_argument("--json", action="store_true", help="print one JSON object")
     sim = kinds.add_parser("sim", help="the simulator", description=SIM)
     _add_repeats(sim)
@@ -66,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
         if args.max_nbytes < hop.SIZES[0]:
             raise UsageError(f"--max-nbytes {args.max_nbytes}: the smallest item has 65536 bytes")
-        return hop.run(hop.Plan(max_nbytes=args.max_nbytes), as_json=args.json)
+        plan = hop.Plan(max_nbytes=args.max_nbytes)
+        return hop.run(plan, as_json=args.json, out=args.out)
     from epd.bench.gateway import Plan
     from epd.bench.gateway import run as run_gateway
 

@@ -1,0 +1,33 @@
+"""The hardware that stands beside every figure."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+
+def describe() -> dict[str, str | float | int]:
+    """Of this machine, as far as Linux tells."""
+    return {
+        "cpu": _first("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(int(_first("/proc/meminfo", "MemTotal").split()[0]) / 2**20, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": round(os.getloadavg()[0], 2),  # what else ran when the measurement began
+    }
+
+
+def sentence(machine: dict[str, str | float | int]) -> str:
+    return (
+        "{cpu}, {cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}, "
+        "load {load_1min} at the start".format(**machine)
+    )
+
+
+def _first(path: str, name: str) -> str:
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
