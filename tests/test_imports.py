@@ -63,7 +63,7 @@ AREAS = {
     ),
     "epd.transport": Area(
         ("epd.transport", *LEAVES),
-        packages("msgspec", "numpy", "zmq"),
+        packages("msgspec", "numpy", "zlib_ng", "zmq"),
         lazily=packages("mooncake", "torch"),
     ),
     "epd.engine": Area(("epd.engine", *LEAVES), packages("numpy", "PIL", "triton") | TENSORS),
