@@ -55,7 +55,14 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512  # images waiting or being encoded
     max_batch_patches: int = 8192  # of one vision batch
-    cache_nbytes: int = 64 << 20  # resident rows
+    cache_device_nbytes: int = 64 << 20  # rows in the device's memory
+    cache_host_nbytes: int = 0  # rows that left it; 0: none, as a CPU's device memory is the host's
+    cache_dir: str = ""  # rows in files, shared by encoders, kept over restarts; empty: none
+    cache_disk_nbytes: int = 8 << 30  # of that directory
+    cache_load_timeout_s: float = 2.0  # a storage that is slower is not waited for
+    send_buffer_nbytes: int = 0  # ring of send slots; 0: writes read rows where they are
+    send_slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
+    max_send_share_per_peer: float = 0.75  # of the ring, per receiving instance
 
 
 class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ import msgspec
 
 from epd.records import (
     Address,
+    CacheTier,
     InstanceInfo,
     KvLayout,
     KvState,
@@ -356,6 +357,7 @@ __all__ = [
     "AnyMessage",
     "CacheEvents",
     "CacheEventsWanted",
+    "CacheTier",
     "CancelAck",
     "CancelTransfer",
     "Commit",

@@ -71,6 +71,18 @@ class InstanceInfo(Record):
     row_contract: RowContract | None = None
 
 
+class CacheTier(Record):
+    """One tier of an encoder's cache, since its process began; for metrics."""
+
+    tier: str  # "device", "host" or "disk"
+    nbytes: int
+    capacity_nbytes: int
+    hits: int
+    misses: int
+    evictions: int
+    failures: int  # reads and writes that went wrong; the value was encoded anew
+
+
 class Load(Record):
     """Heartbeat's view of how busy an instance is; placement reads it."""
 
@@ -80,6 +92,8 @@ class Load(Record):
     queued_images: int = 0
     live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
     cache_sequence: int = 0  # of the last batch of cache events
+    num_encoded: int = 0  # pictures, since the process began
+    cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
 
 
 class SamplingParams(Record):

@@ -46,6 +46,30 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("encoders: cache of rows, send buffer")
+    group.add_argument(
+        "--encoder-cache-device-nbytes", dest="encode.cache_device_nbytes", type=size,
+        metavar="SIZE", help="rows kept in the device's memory, default 64MiB",
+    )  # fmt: skip
+    group.add_argument(
+        "--encoder-cache-host-nbytes", dest="encode.cache_host_nbytes", type=size, metavar="SIZE",
+        help="rows kept in host memory when they leave the device's; default 0: none",
+    )  # fmt: skip
+    group.add_argument(
+        "--encoder-cache-dir", dest="encode.cache_dir", metavar="DIR",
+        help="rows kept in files, shared by encoders, also over restarts; default: none",
+    )  # fmt: skip
+    group.add_argument(
+        "--encoder-cache-disk-nbytes", dest="encode.cache_disk_nbytes", type=size, metavar="SIZE",
+        help="bound of that directory, default 8GiB",
+    )  # fmt: skip
+    group.add_argument(
+        "--encode-send-buffer-nbytes", dest="encode.send_buffer_nbytes", type=size, metavar="SIZE",
+        help="ring of registered memory that rows are sent from; default 0: from where they are",
+    )  # fmt: skip
+
+
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits and times (--show-config lists all settings)")
     group.add_argument(

@@ -36,7 +36,17 @@ from epd.config import (
     Timing,
 )
 
-MAY_BE_ZERO = frozenset({"port", "prefill.slot_nbytes", "engine.threads", "limits.max_redirects"})
+MAY_BE_ZERO = frozenset(
+    {
+        "port",
+        "prefill.slot_nbytes",
+        "engine.threads",
+        "limits.max_redirects",
+        "encode.cache_host_nbytes",
+        "encode.send_buffer_nbytes",
+        "encode.send_slot_nbytes",
+    }
+)
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -41,6 +41,12 @@ class Rows:
     num_rows: int
     nbytes: int
 
+    @property
+    def on_host(self) -> bool:
+        """Whether `buffer` works: the bytes are in memory that the processor reads."""
+        device = getattr(self.tensor, "device", None)
+        return device is None or device.type == "cpu"
+
     def buffer(self) -> memoryview:
         """The bytes, without a copy (host memory)."""
         return _bytes_of(self.tensor)
@@ -76,6 +82,18 @@ class VisionEngine(Protocol):
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         """Run the tower over a batch; one result per item, in order."""
+        ...
+
+    async def to_host(self, rows: Rows) -> Rows:
+        """The same rows in host memory: these, if they are there, else a copy of their own."""
+        ...
+
+    async def to_device(self, rows: Rows) -> Rows:
+        """The same rows where `encode` puts them: these, if they are there, else a copy."""
+        ...
+
+    async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        """Copy the bytes into host memory, filling the views in order, off the loop."""
         ...
 
 

@@ -18,6 +18,7 @@ from epd.engine.base import EncodeFailure, EngineStats, Patches, Rows
 from epd.engine.executor import DeviceExecutor
 from epd.engine.models.base import ModelAdapter
 from epd.engine.preprocess import MAX_PIXELS, Preprocessor
+from epd.engine.row_memory import copied_out, on_device, on_host
 from epd.messages import RowContract
 
 
@@ -40,6 +41,7 @@ class TorchVisionEngine:
         self._adapter = adapter
         self._dtype = dtype
         self._executor = executor
+        self._device = next(model.parameters()).device
         self._preprocess = Preprocessor(adapter, max_pixels)
 
     async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
@@ -49,6 +51,22 @@ class TorchVisionEngine:
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         """Rows or a failure per item, in order; the items share one run of the tower."""
         return await self._executor.launch(self._encode, list(batch))
+
+    async def to_host(self, rows: Rows) -> Rows:
+        """See `VisionEngine.to_host`; behind the work that the device has queued."""
+        return rows if rows.on_host else await self._executor.launch(on_host, rows)
+
+    async def to_device(self, rows: Rows) -> Rows:
+        """See `VisionEngine.to_device`."""
+        if rows.on_host and self._device.type == "cpu":
+            return rows
+        width = self.contract.row_width
+        return await self._executor.launch(on_device, rows, self._device, self._dtype, width)
+
+    async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        """See `VisionEngine.copy_out`."""
+        run = self._executor.compute if rows.on_host else self._executor.launch
+        await run(copied_out, rows, views)
 
     def warm_up(self) -> None:
         """One small picture through both halves: first touch of weights and code."""

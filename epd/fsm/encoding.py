@@ -10,6 +10,14 @@ its rooms, nothing else (F13).
 What cannot be interrupted: image decode on the pool, and a batch on the device.  If all rooms leave
 meanwhile the machine is ABANDONED and waits for the outcome; rows that arrive then are kept as
 cache.  Before a batch has taken it (PREPARED) it can simply be dropped.
+
+Rows are kept in tiers: the device's memory (RESIDENT), the host's (DEMOTED) and, where the instance
+has one, a storage that other encoders read too.  The first two are exclusive: DEMOTING and
+PROMOTING copy off the loop and own both copies until one of them is let go, and readers may come at
+any time, since the copy that they find is whole.  What readers hold is not moved: a copy that ends
+while a room reads is dropped.  Storage is asked first (LOADING), once however many rooms wait; what
+it does not answer in time, or has lost, is encoded anew, so a read that hangs holds nobody up.
+Writing to storage is nobody's state: it may fail, and then the value is encoded again one day.
 """
 
 from __future__ import annotations
@@ -33,21 +41,29 @@ from epd.fsm.kernel import (
 
 class S(State):
     ABSENT = "owns nothing"
+    LOADING = "owns the compressed image; a thread looks for the rows in storage"
     QUEUED = "owns the compressed image, which a pool thread decodes and resizes"
     PREPARED = "owns patches, waits for a batch"
     ENCODING = "the device's batch owns the patches"
-    RESIDENT = "owns the rows in the fast tier; rooms may read them"
+    RESIDENT = "owns the rows in the device tier; rooms may read them"
+    DEMOTING = "owns the rows in the device tier and a copy in the making; rooms read the rows"
     DEMOTED = "owns the rows in the host tier; rooms may read them there"
+    PROMOTING = "owns the rows in the host tier and a copy in the making; rooms read the rows"
     ABANDONED = "no room left; a thread or the device still works on it"
     FAILED = "cannot be encoded; owns nothing"
     EVICTED = "rows or patches were dropped; owns nothing"
 
 
 class Do(Effect):
+    START_LOAD = "look for the rows in storage"
     START_PREPROCESS = "decode, resize and patchify on the pool"
     ENQUEUE = "offer the patches to the next batch"
     DEQUEUE = "take the patches out of the queue for batches"
-    KEEP_ROWS = "enter the rows into the cache's books"
+    KEEP_ROWS = "enter the rows into the books of the device tier"
+    KEEP_HOST_ROWS = "enter the rows into the books of the host tier"
+    STORE_ROWS = "write the rows to storage, if there is one"
+    START_DEMOTION = "count the rows in the host tier and copy them there"
+    START_PROMOTION = "count the rows in the device tier and copy them there"
     FILL_ROOMS = "tell every room's transfer that its bytes are ready"
     FILL_ONE = "tell the new room's transfer that its bytes are ready"
     FAIL_ROOMS = "tell every room's transfer that its source failed"
@@ -102,8 +118,45 @@ class EncodeTimedOut(Event):
 
 
 @dataclass(slots=True)
+class LoadSucceeded(Event):
+    """Storage had the value, whole, and made by this model for this picture."""
+
+    rows: Any
+
+
+@dataclass(slots=True)
+class LoadMissed(Event):
+    """Storage has no such value, or a torn one."""
+
+
+@dataclass(slots=True)
+class LoadTimedOut(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class DemotionRequested(Event):
+    """The device tier needs room."""
+
+
+@dataclass(slots=True)
 class DemotionSucceeded(Event):
     rows: Any
+
+
+@dataclass(slots=True)
+class PromotionSucceeded(Event):
+    rows: Any
+
+
+@dataclass(slots=True)
+class CopyFailed(Event):
+    """Neither tier changed."""
+
+
+@dataclass(slots=True)
+class CopyTimedOut(Event):
+    by_time = True
 
 
 @dataclass(slots=True)
@@ -119,14 +172,33 @@ class IdleTimePassed(Event):
 class Encoding(Machine):
     """One hash; `rooms` are its open rooms, which hold references to the rows."""
 
-    __slots__ = ("expected", "failure", "image", "in_batch", "patches", "rooms", "rows")
+    __slots__ = (
+        "expected",
+        "failure",
+        "image",
+        "in_batch",
+        "num_rows",
+        "patches",
+        "rooms",
+        "rows",
+        "stored",
+    )
 
     def __init__(
-        self, mm_hash: str, image: Any, expected: Any, journal: Journal = NULL_JOURNAL
+        self,
+        mm_hash: str,
+        image: Any,
+        expected: Any,
+        journal: Journal = NULL_JOURNAL,
+        *,
+        num_rows: int = 0,
+        stored: bool = False,
     ) -> None:
         super().__init__(mm_hash, journal)
         self.image = image
         self.expected = expected  # grid_thw that the gateway computed
+        self.num_rows = num_rows
+        self.stored = stored  # whether a storage may know its rows
         self.rooms: dict[str, None] = {}
         self.patches: Any = None
         self.rows: Any = None
@@ -145,6 +217,10 @@ def others_wait(encoding: Encoding, event: RoomClosed) -> bool:
 
 def in_batch(encoding: Encoding, event: Event) -> bool:
     return encoding.in_batch
+
+
+def may_be_stored(encoding: Encoding, event: Event) -> bool:
+    return encoding.stored
 
 
 def unreferenced(encoding: Encoding, event: Event) -> bool:
@@ -167,8 +243,16 @@ def enter_batch(encoding: Encoding, event: BatchStarted) -> None:
     encoding.in_batch = True
 
 
-def keep_rows(encoding: Encoding, event: EncodeSucceeded | DemotionSucceeded) -> None:
+def keep_rows(encoding: Encoding, event: EncodeSucceeded) -> None:
     encoding.patches, encoding.rows, encoding.in_batch = None, event.rows, False
+
+
+def keep_loaded(encoding: Encoding, event: LoadSucceeded) -> None:
+    encoding.image, encoding.rows = None, event.rows
+
+
+def keep_copy(encoding: Encoding, event: DemotionSucceeded | PromotionSucceeded) -> None:
+    encoding.rows = event.rows
 
 
 def note_bad_picture(encoding: Encoding, event: PreprocessFailed) -> None:
@@ -189,15 +273,25 @@ def drop_patches(encoding: Encoding, event: RoomClosed) -> None:
     encoding.patches = None
 
 
-_CACHED = (S.RESIDENT, S.DEMOTED)
+_AT_REST = (S.RESIDENT, S.DEMOTED)
+_CACHED = (*_AT_REST, S.DEMOTING, S.PROMOTING)
 _ENDED = (S.FAILED, S.EVICTED)
 
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.ABSENT, Requested, S.QUEUED, (Do.START_PREPROCESS,), add_room),
+    Row(S.ABSENT, Requested, S.LOADING, (Do.START_LOAD,), add_room, may_be_stored),
+    Row(S.ABSENT, Requested, S.QUEUED, (Do.START_PREPROCESS,), add_room, unless(may_be_stored)),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),
-    Row((S.QUEUED, S.PREPARED, S.ENCODING), Requested, None, (), add_room, note="single flight (F37)"),
+    Row((S.LOADING, S.QUEUED, S.PREPARED, S.ENCODING), Requested, None, (), add_room, note="single flight (F37)"),
+    # Is it in storage?
+    Row(S.LOADING, LoadSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS), keep_loaded, note="kept as cache if nobody waits any more (F21)"),
+    Row(S.LOADING, LoadMissed, S.EVICTED, when=unreferenced),
+    Row(S.LOADING, LoadMissed, S.QUEUED, (Do.START_PREPROCESS,), when=unless(unreferenced)),
+    Row(S.LOADING, LoadTimedOut, S.EVICTED, when=unreferenced),
+    Row(S.LOADING, LoadTimedOut, S.QUEUED, (Do.START_PREPROCESS,), when=unless(unreferenced), note="a storage that hangs holds nobody up"),
+    Row(S.LOADING, RoomClosed, None, (), remove_room, note="a thread owns the read"),
+    # Make it.
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
     Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_picture, note="fails alone (F13)"),
     Row(S.QUEUED, RoomClosed, None, (), remove_room, others_wait),
@@ -207,7 +301,7 @@ ROWS = (
     Row(S.PREPARED, RoomClosed, None, (), remove_room, others_wait),
     Row(S.PREPARED, RoomClosed, S.EVICTED, (Do.DEQUEUE,), drop_patches, unless(others_wait)),
     Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.DEQUEUE, Do.FAIL_ROOMS), note_timeout),
-    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS), keep_rows),
+    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS, Do.STORE_ROWS), keep_rows),
     Row(S.ENCODING, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure),
     Row(S.ENCODING, RoomClosed, None, (), remove_room, others_wait),
     Row(S.ENCODING, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "the device owns the patches"),
@@ -217,22 +311,43 @@ ROWS = (
     Row(S.ABANDONED, RoomClosed, None, (), remove_room),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
-    Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), keep_rows, note="kept as cache (F21)"),
+    Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, EncodeFailed, S.FAILED, (), note_failure),
     Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
+    # Keep it.
     Row(_CACHED, Requested, None, (Do.FILL_ONE,), add_room),
-    Row(_CACHED, RoomClosed, None, (), remove_room),
-    Row(S.RESIDENT, DemotionSucceeded, S.DEMOTED, (), keep_rows, note="only devices with memory of their own"),
-    Row(_CACHED, EvictionRequested, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
-    Row(_CACHED, EvictionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
-    Row(_CACHED, IdleTimePassed, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
-    Row(_CACHED, IdleTimePassed, None, when=unless(unreferenced)),
+    Row((S.RESIDENT, S.DEMOTING, S.PROMOTING), RoomClosed, None, (), remove_room),
+    Row(S.RESIDENT, DemotionRequested, S.DEMOTING, (Do.START_DEMOTION,), when=unreferenced),
+    Row(S.RESIDENT, DemotionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
+    Row(S.DEMOTING, DemotionSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), keep_copy, unreferenced),
+    Row(S.DEMOTING, DemotionSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), when=unless(unreferenced), note="wanted meanwhile: the copy is let go"),
+    Row(S.DEMOTING, CopyFailed, S.RESIDENT, (Do.KEEP_ROWS,)),
+    Row(S.DEMOTING, CopyTimedOut, S.RESIDENT, (Do.KEEP_ROWS,)),
+    Row(S.DEMOTED, RoomClosed, None, (), remove_room, others_wait),
+    Row(S.DEMOTED, RoomClosed, S.PROMOTING, (Do.START_PROMOTION,), remove_room, unless(others_wait), "it was of use again"),
+    Row(S.PROMOTING, PromotionSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), keep_copy, unreferenced),
+    Row(S.PROMOTING, PromotionSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), when=unless(unreferenced), note="read here meanwhile: the copy is let go"),
+    Row(S.PROMOTING, CopyFailed, S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
+    Row(S.PROMOTING, CopyTimedOut, S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
+    Row(_AT_REST, EvictionRequested, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
+    Row(_AT_REST, EvictionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
+    Row(_AT_REST, IdleTimePassed, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
+    Row(_AT_REST, IdleTimePassed, None, when=unless(unreferenced)),
 )
 
+_AT_WORK = (S.QUEUED, S.PREPARED, S.ENCODING, S.ABANDONED)
+_COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed, CopyTimedOut)
+
 IGNORES = (
-    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
-    Ignore(_CACHED, (EncodeTimedOut,), "a late timer"),
-    Ignore((S.QUEUED, S.PREPARED, S.ENCODING, S.ABANDONED), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, LoadSucceeded, LoadMissed, LoadTimedOut, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
+    Ignore((S.LOADING, *_CACHED), (EncodeTimedOut,), "a late timer"),
+    Ignore((*_AT_WORK, *_CACHED), (LoadSucceeded, LoadMissed, LoadTimedOut), "storage answers late: it was not waited for"),
+    Ignore((S.LOADING, *_AT_WORK), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore((S.DEMOTING, S.PROMOTING), (DemotionRequested, EvictionRequested, IdleTimePassed), "on its way already"),
+    Ignore((S.DEMOTED,), (DemotionRequested,), "it is there already"),
+    Ignore(_AT_REST, _COPIES, "the late end of a copy that was given up"),
+    Ignore((S.DEMOTING,), (PromotionSucceeded,), "the late end of a copy that was given up"),
+    Ignore((S.PROMOTING,), (DemotionSucceeded,), "the late end of a copy that was given up"),
 )
 
 TABLE = Table("ENCODING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)

@@ -25,7 +25,16 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.messages import Address, InstanceInfo, Message, Span
-from epd.transport.base import Buffer, Bus, Clock, Random, Received, TimerHandle, TransferEngine
+from epd.transport.base import (
+    Buffer,
+    Bus,
+    Clock,
+    Random,
+    Received,
+    Storage,
+    TimerHandle,
+    TransferEngine,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound=Machine)
@@ -68,6 +77,7 @@ class Ports:
     transfers: TransferEngine
     journal: Journal
     log: Log
+    storage: Storage | None = None  # of rows, at an encoder
 
 
 class _Timer:

@@ -121,6 +121,8 @@ class Instance:
             queued_images=self.encode.num_queued if self.encode is not None else 0,
             live=tuple(sorted(live.items())),
             cache_sequence=self.encode.events.sequence if self.encode is not None else 0,
+            num_encoded=self.encode.num_encoded if self.encode is not None else 0,
+            cache=self.encode.tiers.report() if self.encode is not None else (),
         )
 
     async def drain(self) -> bool:
@@ -152,6 +154,8 @@ class Instance:
         await self.actor.close()
         if self._close_engines is not None:
             await self._close_engines()
+        if self.actor.ports.storage is not None:
+            await self.actor.ports.storage.close()
         await self.actor.ports.transfers.close()
 
 

@@ -24,8 +24,7 @@ from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Role, performs
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
-
-DEFAULT_ROWS_PER_SLOT = 64
+from epd.scheduling.slots import rows_per_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,7 @@ class Embeddings(Role[Embedding]):
         super().__init__(actor)
         self._transfers = transfers
         self._contract = contract
-        slot_nbytes = config.slot_nbytes or DEFAULT_ROWS_PER_SLOT * contract.row_nbytes
-        self._rows_per_slot = max(1, slot_nbytes // contract.row_nbytes)
+        self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
         slot_nbytes = self._rows_per_slot * contract.row_nbytes
         num_slots = max(1, config.pool_nbytes // slot_nbytes)
         self.region = actor.ports.transfers.allocate(
@@ -107,6 +105,7 @@ class Embeddings(Role[Embedding]):
             embedding = Embedding(want.item.mm_hash, self.actor.journal)
             self._embeddings[want.item.mm_hash] = embedding
         self.fire(embedding, fsm.Wanted(want.item.room, want))
+        self._leases.rejoin(embedding.room)
 
     def unwant(self, mm_hash: str, room: str) -> bool:
         """A waiter leaves; False if it was none."""
@@ -122,7 +121,7 @@ class Embeddings(Role[Embedding]):
         self.actor.send(item.encoder, CancelTransfer(item.room, attempt))
 
     def _pump_budget(self) -> None:
-        for key in self._budget.grants():
+        for key in self._budget.grants(self._leases.num_stranded):
             granted = self._granted.pop(key, None)
             if granted is not None:
                 with self.guarded(f"promise {key}"):
@@ -176,6 +175,7 @@ class Embeddings(Role[Embedding]):
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, embedding: Embedding, event: Event) -> None:
+        self._leases.strand(embedding.room)  # until the encoder's word, or a fence
         transfer = self._transfers.find(embedding.room, transfer_fsm.Side.CONSUMER)
         if transfer is not None:
             self._transfers.fire(transfer, transfer_fsm.CancelRequested())
@@ -255,9 +255,13 @@ class Embeddings(Role[Embedding]):
         if embedding is not None:
             self.fire(embedding, fsm.SlotsReturned())
         self._pump_leases()
+        self._pump_budget()
 
     def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        self._leases.settled(transfer.key)
+        if delivered:
+            self._leases.settled(transfer.key)
+        else:  # slots that it still owns stay in the peer's quota, and cannot be promised (F41)
+            self._leases.strand(transfer.key)
         embedding = self._embeddings.get(transfer.owner)
         current = embedding is not None and embedding.room == transfer.key
         if delivered:

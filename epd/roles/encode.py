@@ -1,19 +1,22 @@
 """The encode role: compressed pictures in, rows out, delivered to whoever granted a room.
 
 A request brings a picture and a room.  The room is a TRANSFER (its consumer grants slots on its own
-time); the picture's hash is an ENCODING, joined by every room that wants the same hash.  Decode and
+time); the picture's hash is an ENCODING, joined by every room that wants the same hash.  Rows that
+were made before are found in a tier (`row_tiers`).  Decode and
 resize run on pool threads, overlapping the device; batches are taken in order of arrival under a
 budget of patches, one at a time on the device's launch thread.  When rows are resident, every
-room's transfer is told that its bytes are ready, and it goes its own way.
+room's transfer is told that its bytes are ready, and it goes its own way; what a write cannot read
+where it lies goes through the send ring (`send_ring`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from epd.config import EncodeConfig, Timing
-from epd.engine.base import EncodeFailure, MediaError, VisionEngine
+from epd.engine.base import EncodeFailure, MediaError, Rows, VisionEngine
 from epd.fsm import encoding as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.encoding import Do, Encoding
@@ -22,10 +25,11 @@ from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, StageReport
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.cache_events import CachePublisher
+from epd.roles.row_tiers import RowTiers
+from epd.roles.send_ring import SendRing
 from epd.roles.transfers import Transfers
-from epd.scheduling.pool import LruCache
 from epd.scheduling.vision_batching import next_batch
-from epd.transport.base import Received
+from epd.transport.base import Buffer, Received
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ class EncodeRole(Role[Encoding]):
         self._timing = timing
         self._encodings: dict[str, Encoding] = {}
         self._prepared: dict[str, Encoding] = {}
-        self._cache = LruCache(config.cache_nbytes)
+        self.tiers = RowTiers(actor, engine, config, events, self._encodings, self.fire)
+        self.extend(self.tiers)
+        self._ring = SendRing(actor, engine, config) if config.send_buffer_nbytes else None
+        self.num_encoded = 0
         self._askers: dict[str, _Asker] = {}
         self._batch_running = False
         self.draining = False
@@ -68,6 +75,7 @@ class EncodeRole(Role[Encoding]):
             "encoding_rooms": sum(len(e.rooms) for e in self._encodings.values()),
             "encode_askers": len(self._askers),
             "prepared": len(self._prepared),
+            **(self._ring.live() if self._ring is not None else {}),
         }
 
     @property
@@ -105,9 +113,16 @@ class EncodeRole(Role[Encoding]):
             self._arm_open()
         encoding = self._encodings.get(message.mm_hash)
         if encoding is None:
-            image = received.payloads[0]
-            encoding = Encoding(message.mm_hash, image, message.grid_thw, self.actor.journal)
+            encoding = Encoding(
+                message.mm_hash,
+                received.payloads[0],
+                message.grid_thw,
+                self.actor.journal,
+                num_rows=message.num_rows,
+                stored=self.tiers.has_storage,
+            )
             self._encodings[message.mm_hash] = encoding
+            self.tiers.books.miss()
         self.fire(encoding, fsm.Requested(message.room))
 
     def _arm_open(self) -> None:
@@ -169,7 +184,7 @@ class EncodeRole(Role[Encoding]):
                     self.fire(encoding, fsm.BatchStarted())
                 for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
                     self.fire(encoding, outcome)
-                self._make_room()
+                self.tiers.make_room()
         finally:
             self._batch_running = False
 
@@ -179,18 +194,13 @@ class EncodeRole(Role[Encoding]):
         except Exception as error:
             self.actor.fault("vision batch", error)
             return [fsm.EncodeFailed(f"the vision batch failed: {error}") for _ in patches]
+        self.num_encoded += sum(isinstance(result, Rows) for result in results)
         return [
             fsm.EncodeFailed(result.reason)
             if isinstance(result, EncodeFailure)
             else fsm.EncodeSucceeded(result)
             for result in results
         ]
-
-    @performs(Do.KEEP_ROWS)
-    def keep_rows(self, encoding: Encoding, event: Event) -> None:
-        self._cache.add(encoding.key, encoding.rows.nbytes)
-        self.events.stored(encoding.key)
-        self.actor.disarm(f"encoding/{encoding.key}")
 
     @performs(Do.FILL_ROOMS)
     def fill_rooms(self, encoding: Encoding, event: Event) -> None:
@@ -199,15 +209,14 @@ class EncodeRole(Role[Encoding]):
 
     @performs(Do.FILL_ONE)
     def fill_one(self, encoding: Encoding, event: fsm.Requested) -> None:
-        self._cache.touch(encoding.key)
+        self.tiers.books.hit(encoding.key)
         self._fill(encoding, event.room)
 
     def _fill(self, encoding: Encoding, room: str) -> None:
         transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
         if transfer is not None:
-            rows = encoding.rows
-            ready = transfer_fsm.BytesReady([rows.buffer()], rows.nbytes)
-            self._transfers.fire(transfer, ready)
+            rows: Rows = encoding.rows
+            self._transfers.fire(transfer, transfer_fsm.BytesReady(rows, rows.nbytes))
 
     @performs(Do.FAIL_ROOMS)
     def fail_rooms(self, encoding: Encoding, event: Event) -> None:
@@ -218,23 +227,10 @@ class EncodeRole(Role[Encoding]):
                 self._transfers.fire(transfer, transfer_fsm.SourceFailed(*encoding.failure))
             self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
 
-    @performs(Do.RELEASE_ROWS)
-    def release_rows(self, encoding: Encoding, event: Event) -> None:
-        self._cache.remove(encoding.key)
-        self.events.evicted(encoding.key)
-        encoding.rows = None
-
     @performs(Do.REPORT_HANG)
     def report_hang(self, encoding: Encoding, event: Event) -> None:
         self.actor.counters["device_hangs"] += 1
         self.actor.log.warning("the vision tower does not answer", mm_hash=encoding.key)
-
-    # --- cache ------------------------------------------------------------------------------------
-
-    def _make_room(self) -> None:
-        excess = self._cache.used - self._cache.capacity
-        for key in self._cache.victims(excess, lambda k: not self._encodings[k].rooms):
-            self.fire(self._encodings[key], fsm.EvictionRequested())
 
     def ended(self, machine: Encoding) -> None:
         self.actor.disarm(f"encoding/{machine.key}")
@@ -255,18 +251,30 @@ class EncodeRole(Role[Encoding]):
 
     # --- producer of rows -------------------------------------------------------------------------
 
+    async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
+        rows: Rows = transfer.source
+        if self._ring is not None and not self.actor.is_self(transfer.peer):
+            return await self._ring.stage(transfer.key, transfer.peer.instance_id, rows)
+        host = rows if rows.on_host else await self._engine.to_host(rows)
+        return [host.buffer()]
+
     def release_source(self, transfer: Transfer) -> None:
+        if self._ring is not None:
+            self._ring.release(transfer.key)
         self._close_room(transfer)
 
     def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        self._close_room(transfer)
+        if transfer.source is None:
+            self._close_room(transfer)
+        elif self._ring is not None:  # the source is released when its outcome is known
+            self._ring.withdraw(transfer.key)
 
     def _close_room(self, transfer: Transfer) -> None:
         encoding = self._encodings.get(transfer.owner)
         self._report(transfer.key, encoding)
         if encoding is not None and transfer.key in encoding.rooms:
             self.fire(encoding, fsm.RoomClosed(transfer.key))
-            self._make_room()
+            self.tiers.make_room()
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
         asker = self._askers.pop(room, None)

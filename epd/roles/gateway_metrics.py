@@ -32,3 +32,24 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         for kind, count in instance.load.live:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_in_use", count, labels, "gauge", IN_USE)
+        yield from _cache_metrics(instance)
+
+
+def _cache_metrics(instance: Instance) -> Iterator[Metric]:
+    """The tiers of an encoder's cache of rows; counts begin with the process."""
+    load, own = instance.load, ("instance", instance.info.address.instance_id)
+    if not load.cache:
+        return
+    yield Metric("epd_encodes_total", load.num_encoded, (own,), "counter", "pictures encoded")
+    for tier in load.cache:
+        labels = (own, ("tier", tier.tier))
+        name = "epd_encoder_cache"
+        yield Metric(f"{name}_nbytes", tier.nbytes, labels, "gauge", "rows kept")
+        capacity = tier.capacity_nbytes
+        yield Metric(f"{name}_capacity_nbytes", capacity, labels, "gauge", "bound of rows kept")
+        yield Metric(f"{name}_hits_total", tier.hits, labels, "counter", "rows found")
+        yield Metric(f"{name}_misses_total", tier.misses, labels, "counter", "rows not found")
+        evictions = "rows that left for lack of room"
+        yield Metric(f"{name}_evictions_total", tier.evictions, labels, "counter", evictions)
+        failures = "rows that could not be read or written"
+        yield Metric(f"{name}_failures_total", tier.failures, labels, "counter", failures)

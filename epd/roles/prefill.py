@@ -9,6 +9,7 @@ and no bytes move.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from epd.config import PrefillConfig
@@ -30,7 +31,7 @@ from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.embeddings import Embeddings, Want
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
-from epd.transport.base import Received
+from epd.transport.base import Buffer, Received
 
 
 class PrefillRole(Role[Request]):
@@ -218,6 +219,11 @@ class PrefillRole(Role[Request]):
             num_layers=self._requests.engine.kv_layout.num_layers,
             num_blocks=len(request.block_table),
         )
+
+    async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
+        """Blocks lie in registered memory."""
+        views: Sequence[Buffer] = transfer.source
+        return views
 
     def release_source(self, transfer: Transfer) -> None:
         request = self._handed_over.pop(transfer.key, None)

@@ -32,7 +32,7 @@ from epd.messages import (
     TransferAborted,
 )
 from epd.roles.base import Actor, Role, performs, receives
-from epd.transport.base import Received, Region, WriteFailed, Written
+from epd.transport.base import Buffer, Received, Region, WriteFailed, Written
 
 assert Transfer.table is TABLE  # importing the table binds it to the machine
 
@@ -42,6 +42,11 @@ class Producer(Protocol):
 
     def commit_state(self, transfer: Transfer) -> KvState | None:
         """What the consumer needs besides the bytes."""
+        ...
+
+    async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
+        """The source's bytes where a write may read them until `release_source`; None: the room was
+        concluded while this waited for memory.  Nothing has been written when it raises."""
         ...
 
     def release_source(self, transfer: Transfer) -> None:
@@ -275,9 +280,15 @@ class Transfers(Role[Transfer]):
     @performs(Do.START_WRITE)
     async def start_write(self, transfer: Transfer, event: Event) -> Event:
         try:
-            outcome = await self.actor.ports.transfers.write(
-                transfer.source, transfer.grant.region, transfer.grant.slots
-            )
+            source = await self._producers[transfer.key].stage(transfer)
+        except Exception as error:
+            self.actor.fault(f"staging {transfer.key}", error)
+            return fsm.WriteRefused(repr(error))
+        if source is None:
+            return fsm.WriteRefused("withdrawn before the write began")
+        grant = transfer.grant
+        try:
+            outcome = await self.actor.ports.transfers.write(source, grant.region, grant.slots)
         except Exception as error:
             self.actor.fault(f"write {transfer.key}", error)
             return fsm.WriteOutcomeUnknown(repr(error))

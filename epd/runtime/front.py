@@ -13,7 +13,14 @@ from epd.api.server import ApiServer
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.fingerprint import model_fingerprint
 from epd.roles.compose import Engines, Gateway, Instance
-from epd.runtime.worker import Ending, Status, load_cluster_key, make_ports, new_epoch
+from epd.runtime.worker import (
+    Ending,
+    Status,
+    load_cluster_key,
+    make_ports,
+    new_epoch,
+    open_storage,
+)
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.local_bus import LocalBus, LocalBusHub
@@ -60,6 +67,7 @@ async def serve_all(
         memory,
         "local",
         checksums=instance_config.engine.checksums,
+        storage=open_storage(instance_config),
     )
     instance = Instance(
         ports,

@@ -22,8 +22,9 @@ from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
-from epd.transport.base import Bus
+from epd.transport.base import Bus, Storage
 from epd.transport.curve import ClusterKey
+from epd.transport.file_storage import FileStorage
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.routing import RoutingTransferEngine, choose_backend, data_host
@@ -64,6 +65,7 @@ def make_ports(
     host: str = "127.0.0.1",
     secret: bytes = b"",
     directory: str = "",
+    storage: Storage | None = None,
 ) -> Ports:
     """The real ports of one instance."""
     clock = SystemClock()
@@ -83,7 +85,16 @@ def make_ports(
         ),
         journal=RecordingJournal(clock.now_s),
         log=LoggingLog(),
+        storage=storage,
     )
+
+
+def open_storage(config: InstanceConfig) -> Storage | None:
+    """An encoder's files of rows, if it shall have any.  Raises TransportError."""
+    encode = config.encode
+    if "encode" not in config.roles or not encode.cache_dir:
+        return None
+    return FileStorage(encode.cache_dir, encode.cache_disk_nbytes)
 
 
 def load_cluster_key(path: str) -> ClusterKey | None:
@@ -132,6 +143,7 @@ async def serve_instance(
             host=data_host(config.endpoint),
             secret=key.data_plane_secret() if key is not None else b"",
             directory=config.transport_directory,
+            storage=open_storage(config),
         )
     except BaseException:
         await bus.close()

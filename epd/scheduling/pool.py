@@ -72,6 +72,7 @@ class LeaseQueue:
         self._waiting: dict[str, Lease] = {}
         self._held: dict[str, Lease] = {}
         self._per_peer: dict[str, int] = {}
+        self._stranded: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -102,8 +103,23 @@ class LeaseQueue:
             self._per_peer[lease.peer] = self._per_peer.get(lease.peer, 0) + lease.count
             yield lease, units
 
+    @property
+    def num_stranded(self) -> int:
+        """Units that nobody waits for and that a peer may still write into."""
+        return sum(self._stranded.values())
+
+    def strand(self, key: str) -> None:
+        """Nobody waits for this lease any more; it stays in its peer's quota until settled."""
+        if key in self._held:
+            self._stranded[key] = self._held[key].count
+
+    def rejoin(self, key: str) -> None:
+        """Somebody waits for it again."""
+        self._stranded.pop(key, None)
+
     def settled(self, key: str) -> None:
         """The peer will not write for this lease any more: it leaves the peer's quota."""
+        self._stranded.pop(key, None)
         lease = self._held.pop(key, None)
         if lease is None:
             return
@@ -123,7 +139,9 @@ class Budget:
 
     A request that needs several pictures at once must not hold some and wait for others that a
     second one holds: it waits in line until all its slots are promised.  Resident rows that nobody
-    references are outside the budget; they are evicted when a promise is called in.
+    references are outside the budget; they are evicted when a promise is called in.  Slots of a
+    peer that is lost, or does not answer, cannot be promised until it is fenced: who needs more
+    than what is left is passed over meanwhile.
     """
 
     def __init__(self, size: int) -> None:
@@ -143,12 +161,13 @@ class Budget:
         self._waiting.pop(key, None)
         self.used -= self._promised.pop(key, 0)
 
-    def grants(self) -> Iterator[str]:
-        """The keys that can be promised now, in order."""
+    def grants(self, withheld: int = 0) -> Iterator[str]:
+        """The keys that can be promised now, in order; `withheld` slots are nobody's to promise."""
+        size = self.size - withheld
         for key, count in list(self._waiting.items()):
-            if key not in self._waiting:
+            if key not in self._waiting or count > size:
                 continue
-            if self.used + count > self.size:
+            if self.used + count > size:
                 return
             del self._waiting[key]
             self._promised[key] = count

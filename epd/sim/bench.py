@@ -10,7 +10,7 @@ import json
 import time
 from dataclasses import dataclass
 
-from epd.sim.drills import Drill
+from epd.sim.drill import Drill
 from epd.sim.run import run
 from epd.sim.workload import Workload
 

@@ -28,6 +28,7 @@ from epd.sim.device import Costs, SimDevice
 from epd.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd.sim.network import SimBus
 from epd.sim.process import SimProcess
+from epd.sim.storage import Disk, DiskConditions, SimStorage
 from epd.sim.transfer import SimTransferEngine
 from epd.sim.world import World
 
@@ -54,12 +55,15 @@ class Settings:
         drain_timeout_s=3.0,
     )
     limits: Limits = Limits(max_open_requests=64)
-    encode: EncodeConfig = EncodeConfig(max_queue=64, max_batch_patches=64, cache_nbytes=2048)
+    encode: EncodeConfig = EncodeConfig(
+        max_queue=64, max_batch_patches=64, cache_device_nbytes=2048
+    )
     prefill: PrefillConfig = PrefillConfig(
         max_queue=64, pool_nbytes=12 * 4 * golden.ROW_NBYTES, slot_nbytes=4 * golden.ROW_NBYTES
     )
     decode: DecodeConfig = DecodeConfig(max_queue=64, max_running=16)
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
+    disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
     num_blocks: int = 64
     costs: Costs = Costs()
     restart_after_s: float = 0.5
@@ -126,6 +130,8 @@ class Cluster:
         self.settings = settings
         self.instances = dict(parse_topology(topology))
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
+        encode = settings.encode
+        self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
         self._stopping = False
 
@@ -173,6 +179,7 @@ class Cluster:
             transfers=SimTransferEngine(world.fabric, process),
             journal=world.journal(process),
             log=SimLog(world, process),
+            storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,
         )
 
     def _run_gateway(self, process: SimProcess) -> None:
@@ -226,6 +233,7 @@ class Cluster:
         """No faults any more: everyone runs, everyone is connected, every device works."""
         self.world.network.heal_all()
         self.world.fabric.heal()
+        self.disk.heal()
         for name in (GATEWAY, *self.instances):
             process = self.world.processes.get(name)
             if process is None or not process.alive:

@@ -26,6 +26,7 @@ class Costs:
     preprocess_s: float = 0.004
     encode_base_s: float = 0.003
     encode_per_patch_s: float = 0.0001
+    copy_s: float = 0.0003  # rows between memories
     step_base_s: float = 0.002
     step_per_token_s: float = 0.00005
     jitter: float = 0.4  # a work takes between 1 and 1 + jitter times as long

@@ -9,6 +9,7 @@ from epd.sim.drill import NOTHING, REFUSED, Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
 from epd.sim.swarm import Excuse
+from epd.sim.tier_drills import TIER_DRILLS
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
@@ -290,6 +291,7 @@ DRILLS: tuple[Drill, ...] = (
         fires=("TRANSFER:WRITING>FAILED",),
     ),
     *CACHE_DRILLS,
+    *TIER_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {
@@ -304,7 +306,6 @@ NOT_REACHABLE: dict[str, str] = {
     "F33": "validated by the HTTP API, which is not simulated",
     "F34": "HTTP, not simulated",
     "F36": "a busy wait stops virtual time: StepLimitReached in every drill",
-    "F38": "hashes are made by the API, which is not simulated",
 }
 
 

@@ -69,6 +69,27 @@ class SimVisionEngine:
         )
         return results
 
+    async def to_host(self, rows: Rows) -> Rows:
+        """A copy, though the memory is the host's: one that takes time, as a device's does."""
+
+        def copy() -> Rows:
+            return Rows(bytes(rows.buffer()), rows.num_rows, rows.nbytes)
+
+        copied: Rows = await self._pool.run(self._costs.copy_s, self._costs.jitter, copy)
+        return copied
+
+    async def to_device(self, rows: Rows) -> Rows:
+        return await self.to_host(rows)
+
+    async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        def copy() -> None:
+            at = 0
+            for view in views:
+                view[:] = rows.buffer()[at : at + view.nbytes]
+                at += view.nbytes
+
+        await self._pool.run(self._costs.copy_s, self._costs.jitter, copy)
+
     def _rows(self, picture: Picture) -> Rows | EncodeFailure:
         if picture.flaw == "unencodable":
             return EncodeFailure("non-finite embeddings")

@@ -112,6 +112,8 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
     else:
         for checker in watching:
             checker.at_end()
+    for node in cluster.nodes.values():
+        world.fired.update(node.actor.counters)
     result = Result(
         plan,
         list(world.violations),

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from epd.config import EncodeConfig
+from epd.sim import golden
 from epd.sim.client import Record
 from epd.sim.cluster import GATEWAY, Settings, parse_topology
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
 from epd.sim.rand import KeyedRandom
 from epd.sim.run import Plan
+from epd.sim.storage import DiskConditions
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
@@ -160,7 +163,38 @@ def _draw_settings(random: KeyedRandom) -> Settings:
     prefill = msgspec.structs.replace(
         settings.prefill, pool_nbytes=nbytes, max_slots_share_per_peer=share
     )
-    return replace(settings, prefill=prefill, num_blocks=random.pick((24, 40, 64), "blocks"))
+    return replace(
+        settings,
+        prefill=prefill,
+        encode=_draw_encode(random, settings.encode),
+        disk=_draw_disk(random),
+        num_blocks=random.pick((24, 40, 64), "blocks"),
+    )
+
+
+def _draw_encode(random: KeyedRandom, encode: EncodeConfig) -> EncodeConfig:
+    """Every second run has more tiers than one; every third sends through a ring."""
+    slot_nbytes = 4 * golden.ROW_NBYTES
+    num_slots = random.pick((0, 0, 5), "send slots")
+    encode = msgspec.structs.replace(
+        encode, send_buffer_nbytes=num_slots * slot_nbytes, send_slot_nbytes=slot_nbytes
+    )
+    if random.chance(0.5, "one tier"):
+        return encode
+    return msgspec.structs.replace(
+        encode,
+        cache_device_nbytes=random.pick((1, 640), "device tier"),
+        cache_host_nbytes=random.pick((0, 640), "host tier"),
+        cache_dir=random.pick(("", "simulated"), "disk tier"),
+        cache_disk_nbytes=random.pick((2048, 16384), "disk"),
+        cache_load_timeout_s=0.3,
+    )
+
+
+def _draw_disk(random: KeyedRandom) -> DiskConditions:
+    if random.chance(0.4, "a sound disk"):
+        return DiskConditions()
+    return DiskConditions(slow=0.1, torn=0.1, rotten=0.1, mixed=0.1, lost=0.1, full=0.1)
 
 
 def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:

@@ -174,5 +174,36 @@ class TransferEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StorageUsage:
+    """How full a storage is; `nbytes` as of its last look, which others may have changed since."""
+
+    nbytes: int
+    capacity_nbytes: int
+    evictions: int  # by this process
+
+
+class Storage(Protocol):
+    """Values by key that outlive processes and may be shared by them.
+
+    It may forget and it may be slow, but it does not lie: what `get` returns is what was put under
+    this key with this very note, whole.  Neither method raises for what a disk can do.
+    """
+
+    async def get(self, key: str, note: bytes, nbytes: int) -> Buffer | None:
+        """The value, in memory of its own; None: not there, torn, other note or length."""
+        ...
+
+    async def put(self, key: str, note: bytes, value: Sequence[Buffer]) -> bool:
+        """Keep a value; False: it could not be kept.  `key`: hex digits."""
+        ...
+
+    def usage(self) -> StorageUsage: ...
+
+    async def close(self) -> None:
+        """Wait briefly for what is being written."""
+        ...
+
+
 class TransportError(Exception):
     """A transport cannot do what was asked; the text names the thing and the remedy."""

@@ -6,7 +6,8 @@ on every read; a torn or rotten file is a miss and is removed.  Keys are hex dig
 else, so no key is a path (fault F45).  The directory stays below `max_nbytes`: what was not asked
 for the longest goes first, by the file's own time stamp, which `get` renews.
 
-All methods block on the file system: call them from a thread.
+All methods block on the file system: call them from a thread.  What a disk can do wrong is a miss
+or a False, never an exception.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 
 from epd.transport.base import Buffer, TransportError
 from epd.transport.region import byte_views
-from epd.transport.whole_file import TEMPORARY, open_whole, write_whole
+from epd.transport.whole_file import TEMPORARY, open_whole, read_whole, write_whole
 
 KEY = re.compile(r"[0-9a-f]{16,128}")
 SUFFIX = ".value"
@@ -32,6 +33,8 @@ class FileStore:
     def __init__(self, directory: str, max_nbytes: int) -> None:
         self.directory = os.path.abspath(directory)
         self.max_nbytes = max_nbytes
+        self.num_evicted = 0
+        self.last_nbytes = 0  # when it last looked
         if max_nbytes < 1:
             raise TransportError(f"a file store of {max_nbytes} bytes holds nothing: give it more")
         try:
@@ -49,21 +52,22 @@ class FileStore:
         nbytes = sum(view.nbytes for view in views)
         if nbytes > self.max_nbytes:
             return False
-        if open_whole(path, verify=True) is not None:
+        found = open_whole(path, verify=True)
+        if found is not None and found.note == note:
             self._touch(path)
             return True
-        self._make_room(nbytes)
         try:
+            self._make_room(nbytes)
             write_whole(path, note, views, checksum=True, durable=True)
+            self._make_room(0)
         except OSError:  # the disk is full, or the directory is gone: a cache may forget
             return False
-        self._make_room(0)
         return True
 
     def get(self, key: str) -> tuple[bytes, memoryview] | None:
-        """Note and value, verified; the value is mapped read-only.  None: a miss."""
+        """Note and value, verified, in memory of its own.  None: a miss."""
         path = self._path(key)
-        found = open_whole(path, verify=True)
+        found = read_whole(path)
         if found is None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -94,10 +98,12 @@ class FileStore:
         total = sum(size for _, size, _ in files) + nbytes
         for _, size, path in files:
             if total <= self.max_nbytes:
-                return
+                break
             with contextlib.suppress(OSError):
                 os.unlink(path)
             total -= size
+            self.num_evicted += 1
+        self.last_nbytes = total - nbytes
 
     def _oldest_first(self) -> list[tuple[int, int, str]]:
         """Time of the last use in ns, size, path; removes what dead writers left."""

@@ -42,9 +42,7 @@ def write_whole(
     `durable`: it survives a crash of the host.
     """
     total = checksum_of(payload) if checksum else 0
-    nbytes = sum(view.nbytes for view in payload)
-    head = HEADER.pack(MAGIC, len(note), crc32(note), nbytes, total) + note
-    head += bytes(-len(head) % ALIGNMENT)
+    head = head_of(note, sum(view.nbytes for view in payload), total)
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f"{name}.{secrets.token_hex(6)}{TEMPORARY}")
     try:
@@ -66,6 +64,34 @@ def write_whole(
     return total
 
 
+def head_of(note: bytes, nbytes: int, checksum: int) -> bytes:
+    """What stands before a payload of `nbytes` bytes."""
+    head = HEADER.pack(MAGIC, len(note), crc32(note), nbytes, checksum) + note
+    return head + bytes(-len(head) % ALIGNMENT)
+
+
+def read_whole(path: str) -> WholeFile | None:
+    """As `open_whole` with `verify`, but into memory of its own: a file that is mapped takes the
+    process with it when its disk fails."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        whole = memoryview(bytearray(os.fstat(fd).st_size))
+        at = 0
+        while at < whole.nbytes:
+            count = os.readv(fd, [whole[at:]])
+            if not count:
+                return None
+            at += count
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return parse_whole(whole, verify=True)
+
+
 def open_whole(path: str, *, verify: bool) -> WholeFile | None:
     """The file, or None where there is none or not a whole one.  `verify` reads all of it."""
     try:
@@ -78,10 +104,11 @@ def open_whole(path: str, *, verify: bool) -> WholeFile | None:
         return None
     finally:
         os.close(fd)
-    return _parse(whole, verify)
+    return parse_whole(whole, verify=verify)
 
 
-def _parse(whole: memoryview, verify: bool) -> WholeFile | None:
+def parse_whole(whole: memoryview, *, verify: bool) -> WholeFile | None:
+    """A file's content, or None if it is not whole."""
     if whole.nbytes < HEADER.size:
         return None
     magic, note_nbytes, note_sum, nbytes, checksum = HEADER.unpack(whole[: HEADER.size])

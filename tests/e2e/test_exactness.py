@@ -57,7 +57,8 @@ async def test_chunked_prefill() -> None:
 
 async def test_small_pools_and_a_loaded_encoder() -> None:
     """Faults F2, F3, F4, F18: few slots and much to encode delay and change nothing."""
-    settings = {"prefill__pool_nbytes": "1MiB", "encode__cache_nbytes": "256KiB"}
+    settings = {"prefill__pool_nbytes": "1MiB", "encode__cache_device_nbytes": "256KiB"}
+    settings |= {"encode__cache_host_nbytes": "1MiB", "encode__send_buffer_nbytes": "256KiB"}
     heavy = [
         question("read", png(picture(500 + i, 900, 700)), max_tokens=4)
         for i in range(HEAVY_PICTURES)

@@ -87,11 +87,13 @@ class TransferWorld(World):
 
 
 class EncodingWorld(World):
-    def __init__(self) -> None:
+    def __init__(self, *, stored: bool = False) -> None:
         super().__init__()
-        self.machine: e.Encoding = make_encoding()
+        self.machine: e.Encoding = make_encoding(stored=stored)
         self.work = "none"  # none, preprocess, prepared, batch
-        self.kept = False
+        self.reads = 0  # of storage, under way
+        self.copies: list[e.Do] = []  # between tiers, under way
+        self.kept = ""  # the tier that counts the rows
         self.filled: Counter[str] = Counter()
         self.serial = 0
 
@@ -101,6 +103,15 @@ class EncodingWorld(World):
         yield from (e.RoomClosed(room) for room in list(self.machine.rooms))
         if self.machine.state is not e.S.ABSENT:
             yield from (e.EncodeTimedOut(), e.EvictionRequested(), e.IdleTimePassed())
+            yield from (e.DemotionRequested(),)
+        if self.reads:
+            yield from (e.LoadSucceeded("rows"), e.LoadMissed(), e.LoadTimedOut())
+        if self.copies:
+            done = {
+                e.Do.START_DEMOTION: e.DemotionSucceeded,
+                e.Do.START_PROMOTION: e.PromotionSucceeded,
+            }
+            yield from (done[self.copies[0]]("copy"), e.CopyFailed(), e.CopyTimedOut())
         if self.work == "preprocess":
             yield from (e.PreprocessSucceeded("patches"), e.PreprocessFailed("truncated"))
         elif self.work == "prepared":
@@ -112,6 +123,10 @@ class EncodingWorld(World):
         self.serial += isinstance(event, e.Requested)
         if isinstance(event, e.PreprocessSucceeded | e.PreprocessFailed):
             self.work = "none"
+        elif isinstance(event, e.LoadSucceeded | e.LoadMissed):
+            self.reads -= 1
+        elif isinstance(event, e.DemotionSucceeded | e.PromotionSucceeded | e.CopyFailed):
+            self.copies.pop(0)
         elif isinstance(event, e.BatchStarted):
             self.work = "batch"
         elif isinstance(event, e.EncodeSucceeded | e.EncodeFailed):
@@ -119,7 +134,16 @@ class EncodingWorld(World):
 
     def perform(self, effect: e.Do, event: Event) -> None:
         rooms = list(self.machine.rooms)
-        if effect is e.Do.START_PREPROCESS:
+        if effect is e.Do.START_LOAD:
+            self.need(self.done[effect] == 1, "storage is asked once (F37)")
+            self.reads += 1
+        elif effect in (e.Do.START_DEMOTION, e.Do.START_PROMOTION):
+            down = effect is e.Do.START_DEMOTION
+            self.need(self.kept == ("device" if down else "host"), "moves what is elsewhere")
+            self.need(not rooms, "moves what is read (F31)")
+            self.kept = "host" if down else "device"
+            self.copies.append(effect)
+        elif effect is e.Do.START_PREPROCESS:
             self.need(self.work == "none", "single flight (F37)")
             self.work = "preprocess"
         elif effect is e.Do.ENQUEUE:
@@ -127,12 +151,12 @@ class EncodingWorld(World):
         elif effect is e.Do.DEQUEUE:
             self.need(self.work == "prepared", "takes back what a batch owns")
             self.work = "none"
-        elif effect is e.Do.KEEP_ROWS:
-            self.need(not self.kept, "kept twice")
-            self.kept = True
+        elif effect in (e.Do.KEEP_ROWS, e.Do.KEEP_HOST_ROWS):
+            self.need(self.machine.rows is not None, "keeps no rows")
+            self.kept = "device" if effect is e.Do.KEEP_ROWS else "host"
         elif effect is e.Do.RELEASE_ROWS:
             self.need(self.kept and not rooms, "rows are dropped that are not kept or still read")
-            self.kept = False
+            self.kept = ""
         elif effect is e.Do.FAIL_ROOMS:
             for room in rooms:  # as the role does
                 self.fire(e.RoomClosed(room))
@@ -141,7 +165,7 @@ class EncodingWorld(World):
             self.filled.update(rooms if effect is e.Do.FILL_ROOMS else [event.room])
 
     def at_end(self) -> None:
-        self.need(not self.kept, "rows are left over")
+        self.need(not self.kept, f"rows are left over in the {self.kept} tier")
         self.need(self.work != "prepared", "a place in the queue for batches is left over")
 
 

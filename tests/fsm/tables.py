@@ -67,8 +67,8 @@ def make_request(journal: Journal = NULL_JOURNAL) -> request.Request:
     return request.Request("r/1", MESSAGE, (1, 2, 3), journal)
 
 
-def make_encoding(journal: Journal = NULL_JOURNAL) -> encoding.Encoding:
-    return encoding.Encoding("hash", b"image", (1, 4, 4), journal)
+def make_encoding(journal: Journal = NULL_JOURNAL, *, stored: bool = False) -> encoding.Encoding:
+    return encoding.Encoding("hash", b"image", (1, 4, 4), journal, num_rows=4, stored=stored)
 
 
 def make_embedding(journal: Journal = NULL_JOURNAL) -> embedding.Embedding:
@@ -101,7 +101,7 @@ class Kind:
 KINDS = (
     Kind(generation.TABLE, make_generation, 38),
     Kind(request.TABLE, make_request, 56),
-    Kind(encoding.TABLE, make_encoding, 40),
+    Kind(encoding.TABLE, make_encoding, 62),
     Kind(embedding.TABLE, make_embedding, 37),
     Kind(TRANSFER, make_transfer, 104),
     Kind(instance.TABLE, make_instance, 21),

@@ -6,14 +6,21 @@ import pytest
 
 from epd.fsm.encoding import (
     BatchStarted,
+    CopyTimedOut,
+    DemotionRequested,
+    DemotionSucceeded,
     Do,
     EncodeFailed,
     EncodeSucceeded,
     EncodeTimedOut,
     Encoding,
     EvictionRequested,
+    LoadMissed,
+    LoadSucceeded,
+    LoadTimedOut,
     PreprocessFailed,
     PreprocessSucceeded,
+    PromotionSucceeded,
     Requested,
     RoomClosed,
     S,
@@ -46,7 +53,7 @@ def test_two_rooms_and_one_encode(queued: Encoding) -> None:
         (Requested("b"), S.QUEUED, ()),
         (PREPARED, S.PREPARED, (Do.ENQUEUE,)),
         (BatchStarted(), S.ENCODING, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS)),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS, Do.STORE_ROWS)),
         (Requested("c"), S.RESIDENT, (Do.FILL_ONE,)),
     )
     assert list(queued.rooms) == ["a", "b", "c"]
@@ -70,7 +77,7 @@ def test_an_abandoned_batch_finishes_and_is_kept(encoding: Encoding) -> None:
     follow(
         encoding,
         (RoomClosed("a"), S.ABANDONED, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS,)),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS)),
         (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
     )
 
@@ -81,7 +88,7 @@ def test_an_abandoned_batch_is_joined_again(encoding: Encoding) -> None:
         encoding,
         (RoomClosed("a"), S.ABANDONED, ()),
         (Requested("b"), S.ENCODING, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS)),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS, Do.STORE_ROWS)),
     )
 
 
@@ -122,3 +129,75 @@ def test_rows_that_are_still_to_be_sent_are_not_evicted(encoding: Encoding) -> N
         (RoomClosed("a"), S.RESIDENT, ()),
         (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
     )
+
+
+# --- tiers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loading() -> Encoding:
+    made = make_encoding(stored=True)
+    follow(made, (Requested("a"), S.LOADING, (Do.START_LOAD,)))
+    return made
+
+
+def test_a_stored_value_is_loaded_once_for_all_who_wait(loading: Encoding) -> None:
+    """F37: LOADING -> DEMOTED; when its last reader has gone it moves up."""
+    follow(
+        loading,
+        (Requested("b"), S.LOADING, ()),
+        (LoadSucceeded("rows"), S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS)),
+        (RoomClosed("a"), S.DEMOTED, ()),
+        (RoomClosed("b"), S.PROMOTING, (Do.START_PROMOTION,)),
+        (PromotionSucceeded("device rows"), S.RESIDENT, (Do.KEEP_ROWS,)),
+    )
+    assert loading.rows == "device rows"
+
+
+@pytest.mark.parametrize("outcome", [LoadMissed(), LoadTimedOut()])
+def test_what_storage_does_not_have_is_encoded(loading: Encoding, outcome: object) -> None:
+    """F32: LOADING -> QUEUED; a late answer changes nothing."""
+    follow(
+        loading,
+        (outcome, S.QUEUED, (Do.START_PREPROCESS,)),
+        (LoadSucceeded("late"), S.QUEUED, ()),
+    )
+    assert (loading.image, loading.rows) == (b"image", None)
+
+
+def test_a_load_that_nobody_waits_for_is_kept_or_forgotten(loading: Encoding) -> None:
+    """F21: the read cannot be called back."""
+    follow(loading, (RoomClosed("a"), S.LOADING, ()), (LoadMissed(), S.EVICTED, ()))
+    other = make_encoding(stored=True)
+    other.fire(Requested("a"))
+    other.fire(RoomClosed("a"))
+    effects = (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS)
+    follow(other, (LoadSucceeded("rows"), S.DEMOTED, effects))
+
+
+def test_rows_go_down_when_nobody_reads_them(encoding: Encoding) -> None:
+    """F31: RESIDENT -> DEMOTING -> DEMOTED -> EVICTED."""
+    encoding.fire(ENCODED)
+    follow(
+        encoding,
+        (DemotionRequested(), S.RESIDENT, ()),
+        (RoomClosed("a"), S.RESIDENT, ()),
+        (DemotionRequested(), S.DEMOTING, (Do.START_DEMOTION,)),
+        (EvictionRequested(), S.DEMOTING, ()),
+        (DemotionSucceeded("host rows"), S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
+        (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
+    )
+
+
+@pytest.mark.parametrize("end", [DemotionSucceeded("host rows"), CopyTimedOut()])
+def test_rows_that_are_wanted_while_they_go_down_stay(encoding: Encoding, end: object) -> None:
+    """DEMOTING -> RESIDENT: the readers keep what they read."""
+    encoding.fire(ENCODED)
+    encoding.fire(RoomClosed("a"))
+    encoding.fire(DemotionRequested())
+    follow(
+        encoding,
+        (Requested("b"), S.DEMOTING, (Do.FILL_ONE,)),
+        (end, S.RESIDENT, (Do.KEEP_ROWS,)),
+    )
+    assert encoding.rows == "rows"

@@ -100,6 +100,37 @@ def test_settled_peers_get_more() -> None:
     assert [lease.key for lease, _ in line.grants()] == ["c"]
 
 
+def test_quarantined_slots_stay_in_the_quota_of_their_peer() -> None:
+    """F41, F7: nobody waits for them, and the peer may still write into them."""
+    pool = Pool(4)
+    line = LeaseQueue(pool, 2)
+    for key in "abc":
+        line.join(Lease(key, 1, "peer"))
+    assert [lease.key for lease, _ in line.grants()] == ["a", "b"]
+    line.strand("a")
+    line.strand("c")  # has no slot yet
+    assert line.num_stranded == 1
+    assert list(line.grants()) == []
+    line.rejoin("a")
+    assert line.num_stranded == 0
+    line.strand("a")
+    line.settled("a")  # its writer's word, or a fence
+    assert line.num_stranded == 0
+    assert [lease.key for lease, _ in line.grants()] == ["c"]
+
+
+def test_quarantined_slots_are_not_promised() -> None:
+    """F24: what a lost encoder may still write into is nobody's; what fits beside it goes on."""
+    budget = Budget(6)
+    for key, count in (("big", 5), ("a", 3), ("b", 3)):
+        budget.join(key, count)
+    assert list(budget.grants(withheld=2)) == ["a"]
+    budget.leave("a")
+    assert list(budget.grants(withheld=2)) == ["b"]
+    budget.leave("b")
+    assert list(budget.grants()) == ["big"]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("jlg"), st.integers(0, 5), st.integers(1, 6)), max_size=60)
 )

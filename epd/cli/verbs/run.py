@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     net.add_argument("--new-key", metavar="FILE", help="write a new key file and exit")
     options.add_model_flags(parser)
+    options.add_encoder_flags(parser)
     options.add_limit_flags(parser)
     options.add_config_flags(parser)
     parser.add_argument(

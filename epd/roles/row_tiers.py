@@ -1,0 +1,164 @@
+"""Where an encoder keeps rows: device memory, host memory, and a storage shared with others.
+
+Performs the effects of ENCODING that move rows between tiers; the table says when.  Copies and
+files are awaited here and run elsewhere, so nothing holds the loop.  The storage may be slow, full,
+torn or gone: a value that does not come back whole, of this very picture and model, counts as a
+miss and is encoded anew, and one that cannot be written is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from epd.config import EncodeConfig
+from epd.engine.base import Rows, VisionEngine
+from epd.fsm import encoding as fsm
+from epd.fsm.encoding import Do, Encoding
+from epd.fsm.kernel import Event
+from epd.messages import CacheTier
+from epd.roles.base import Actor, Role, performs
+from epd.roles.cache_events import CachePublisher
+from epd.scheduling.tiers import Tier, TierBooks, TierCounts
+
+
+class RowTiers(Role[Encoding]):
+    """`encodings` and `fire` are those of the role that owns the machines."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        engine: VisionEngine,
+        config: EncodeConfig,
+        events: CachePublisher,
+        encodings: Mapping[str, Encoding],
+        fire: Callable[[Encoding, Event], None],
+    ) -> None:
+        super().__init__(actor)
+        self.books = TierBooks(config.cache_device_nbytes, config.cache_host_nbytes)
+        self._disk = TierCounts()
+        self._events = events
+        self._engine = engine
+        self._config = config
+        self._encodings = encodings
+        self._fire = fire
+        self._storage = actor.ports.storage
+        self._storage_works = True
+
+    @property
+    def has_storage(self) -> bool:
+        return self._storage is not None
+
+    def report(self) -> tuple[CacheTier, ...]:
+        tiers = (self.books.device.report(), self.books.host.report())
+        if self._storage is None:
+            return tiers
+        usage = self._storage.usage()
+        self._disk.evictions = usage.evictions
+        disk = self._disk.report("disk", usage.nbytes, usage.capacity_nbytes)
+        return (*tiers, disk)
+
+    def make_room(self) -> None:
+        """Move down, or drop, what nobody reads and what was not used for the longest."""
+        books = self.books
+        demotes = books.host.order.capacity > 0
+        for key in books.device.excess(self._is_idle):
+            down = fsm.DemotionRequested() if demotes else fsm.EvictionRequested()
+            self._fire(self._encodings[key], down)
+        for key in books.host.excess(self._is_idle):
+            self._fire(self._encodings[key], fsm.EvictionRequested())
+
+    def _is_idle(self, key: str) -> bool:
+        encoding = self._encodings[key]
+        return encoding.at_rest and not encoding.rooms
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    @performs(Do.KEEP_ROWS)
+    def keep_rows(self, encoding: Encoding, event: Event) -> None:
+        self._keep(encoding, self.books.device)
+
+    @performs(Do.KEEP_HOST_ROWS)
+    def keep_host_rows(self, encoding: Encoding, event: Event) -> None:
+        self._keep(encoding, self.books.host)
+
+    def _keep(self, encoding: Encoding, tier: Tier) -> None:
+        self.books.place(encoding.key, encoding.rows.nbytes, tier)
+        self._events.stored(encoding.key)
+        self.actor.disarm(_timer(encoding))
+
+    @performs(Do.RELEASE_ROWS)
+    def release_rows(self, encoding: Encoding, event: Event) -> None:
+        self.books.remove(encoding.key)
+        self._events.evicted(encoding.key)
+        encoding.rows = None
+
+    @performs(Do.START_DEMOTION)
+    def start_demotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
+        self.books.place(encoding.key, encoding.rows.nbytes, self.books.host)
+        self._arm(encoding, fsm.CopyTimedOut())
+        return self._copy(encoding, self._engine.to_host, fsm.DemotionSucceeded)
+
+    @performs(Do.START_PROMOTION)
+    def start_promotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
+        self.books.place(encoding.key, encoding.rows.nbytes, self.books.device)
+        self._arm(encoding, fsm.CopyTimedOut())
+        return self._copy(encoding, self._engine.to_device, fsm.PromotionSucceeded)
+
+    async def _copy(
+        self,
+        encoding: Encoding,
+        copy: Callable[[Rows], Coroutine[Any, Any, Rows]],
+        succeeded: Callable[[Rows], Event],
+    ) -> Event:
+        try:
+            return succeeded(await copy(encoding.rows))
+        except Exception as error:
+            self.actor.fault(f"copy of rows {encoding.key}", error)
+            return fsm.CopyFailed()
+
+    def _arm(self, encoding: Encoding, event: Event) -> None:
+        self.actor.arm(
+            _timer(encoding),
+            self._config.cache_load_timeout_s,
+            lambda: self._fire(encoding, event),
+        )
+
+    # --- storage ----------------------------------------------------------------------------------
+
+    @performs(Do.START_LOAD)
+    async def start_load(self, encoding: Encoding, event: Event) -> Event:
+        assert self._storage is not None  # or the machine would not have asked
+        self._arm(encoding, fsm.LoadTimedOut())
+        nbytes = encoding.num_rows * self._engine.contract.row_nbytes
+        found = await self._storage.get(encoding.key, self._note(encoding), nbytes)
+        if found is None:
+            self._disk.misses += 1
+            return fsm.LoadMissed()
+        self._disk.hits += 1
+        return fsm.LoadSucceeded(Rows(found, encoding.num_rows, nbytes))
+
+    @performs(Do.STORE_ROWS)
+    def store_rows(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, None] | None:
+        return None if self._storage is None else self._store(encoding, encoding.rows)
+
+    async def _store(self, encoding: Encoding, rows: Rows) -> None:
+        assert self._storage is not None
+        host = await self._engine.to_host(rows)
+        kept = await self._storage.put(encoding.key, self._note(encoding), [host.buffer()])
+        self._disk.failures += not kept
+        if self._storage_works and not kept:
+            self.actor.log.warning(
+                "rows cannot be stored: they are encoded again when they are wanted; "
+                "make room in the cache directory, or check that it can be written"
+            )
+        self._storage_works = kept
+
+    def _note(self, encoding: Encoding) -> bytes:
+        """What a stored value must say of itself, so that no other can be taken for it (F38)."""
+        contract = self._engine.contract
+        return f"{encoding.key} {contract.dtype} {contract.row_width} {encoding.num_rows}".encode()
+
+
+def _timer(encoding: Encoding) -> str:
+    return f"encoding/{encoding.key}"

@@ -1,0 +1,69 @@
+"""Rows in files, between real processes: they outlive kill -9, and a broken disk hurts nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from epd.tiny import SAMPLES
+from tests.e2e.client import Body, data_url, post_all, question
+from tests.e2e.server import READY_S, SLOW, Server, serving, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+CAFE = question("What is the total?", data_url((SAMPLES / "receipt-cafe.png").read_bytes()))
+ANSWER = "10.85"
+COUNTED_S = 5.0 * SLOW  # metrics travel with heartbeats
+
+
+async def ask(server: Server, body: Body) -> str:
+    (reply,) = await post_all(server.base_url, [body])
+    return reply.text
+
+
+def cache(server: Server, what: str, tier: str = "disk") -> float:
+    name = f'epd_encoder_cache_{what}{{instance="epd0",tier="{tier}"}}'
+    return server.metrics().get(name, -1.0)
+
+
+def encodes(server: Server) -> float:
+    return server.metrics().get('epd_encodes_total{instance="epd0"}', -1.0)
+
+
+async def test_a_restarted_encoder_knows_its_pictures_and_survives_its_disk(
+    tmp_path: Path,
+) -> None:
+    """Faults F32, F19: the second life answers without encoding; then the disk breaks."""
+    directory = tmp_path / "rows"
+    with serving("1epd", "--encoder-cache-dir", str(directory)) as server:
+        assert await ask(server, CAFE) == ANSWER
+        wait_for(lambda: encodes(server) == 1, COUNTED_S, "one encode is counted")
+        wait_for(lambda: cache(server, "nbytes") > 0, COUNTED_S, "its rows are in a file")
+        (file,) = directory.iterdir()
+
+        first_life = server.pid("epd0")
+        os.kill(first_life, signal.SIGKILL)
+        wait_for(
+            lambda: server.get("/ready")[0] == 200 and server.pid("epd0") != first_life,
+            READY_S,
+            "a second life",
+        )
+        assert await ask(server, CAFE) == ANSWER
+        wait_for(lambda: cache(server, "hits_total") == 1, COUNTED_S, "the file was found")
+        assert encodes(server) == 0, "the second life has encoded nothing"
+
+        assert file.exists()
+        shutil.rmtree(directory)
+        directory.write_text("this is no directory")
+        receipts = sorted(SAMPLES.glob("*.png"))
+        other = next(path for path in receipts if path.name != "receipt-cafe.png")
+        body = question("What is this?", data_url(other.read_bytes()), max_tokens=4)
+        assert await ask(server, body)
+        wait_for(lambda: cache(server, "failures_total") == 1, COUNTED_S, "it cannot be kept")
+        assert encodes(server) == 1
+        assert await ask(server, CAFE) == ANSWER, "memory still knows it"
+        assert server.text.count("rows cannot be stored") == 1

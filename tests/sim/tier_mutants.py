@@ -1,0 +1,154 @@
+"""Bugs of an encoder's memory, put back (see mutants.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from epd.engine.base import Rows
+from epd.fsm import encoding
+from epd.roles.encode import EncodeRole
+from epd.roles.send_ring import SendRing
+from epd.sim.engines import SimVisionEngine
+from epd.sim.storage import SimStorage
+from epd.transport import whole_file
+from epd.transport.base import Buffer, Received
+from tests.sim.planting import mutant, row
+
+ENCODING = encoding.Encoding.table
+S = encoding.S
+
+
+@mutant
+def a_copy_is_half_a_value() -> Iterator[None]:
+    """F12: a tier keeps the main embedding and forgets the levels beside it."""
+    to_host = SimVisionEngine.to_host
+
+    async def half(self: SimVisionEngine, rows: Rows) -> Rows:
+        whole = await to_host(self, rows)
+        content, width = bytearray(whole.buffer()), self.contract.row_nbytes
+        for start in range(0, len(content), width):
+            content[start + width // 2 : start + width] = bytes(width // 2)
+        return Rows(bytes(content), whole.num_rows, whole.nbytes)
+
+    with mock.patch.object(SimVisionEngine, "to_host", half):
+        yield
+
+
+@mutant
+def each_reader_loads_for_itself() -> Iterator[None]:
+    """F37: a request that finds a load under way starts another one."""
+    on_request = EncodeRole.on_encode_request
+
+    def not_joined(self: EncodeRole, received: Received) -> None:
+        known = self._encodings.get(received.message.mm_hash)
+        if known is not None and known.state is S.LOADING:
+            del self._encodings[received.message.mm_hash]
+        on_request(self, received)
+
+    with mock.patch.object(EncodeRole, "on_encode_request", not_joined):
+        yield
+
+
+@mutant
+def torn_files_are_believed() -> Iterator[None]:
+    """F32: what a file holds is taken for what was written; a short one is filled up."""
+    parse = whole_file.parse_whole
+
+    def believing(whole: memoryview, *, verify: bool) -> whole_file.WholeFile | None:
+        start = whole_file.HEADER.size
+        if whole.nbytes <= start:
+            return None
+        _, note_nbytes, _, nbytes, _ = whole_file.HEADER.unpack(whole[:start])
+        start += note_nbytes
+        start += -start % whole_file.ALIGNMENT
+        content = bytes(whole[start : start + nbytes])
+        found = parse(whole, verify=False)
+        note = (
+            found.note
+            if found is not None
+            else bytes(whole[whole_file.HEADER.size :][:note_nbytes])
+        )
+        return whole_file.WholeFile(note, memoryview(content.ljust(nbytes, b"\0")), 0)
+
+    with mock.patch.object(whole_file, "parse_whole", believing):
+        yield
+
+
+@mutant
+def any_file_is_the_right_one() -> Iterator[None]:
+    """F38: a value is taken by its file's name, though it says that it is of another picture."""
+
+    async def unasked(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
+        content = self._disk.read(key, await self._wait(nbytes))
+        if content is None:
+            return None
+        found = whole_file.parse_whole(memoryview(content), verify=True)
+        if found is None or found.payload.nbytes != nbytes:
+            return None
+        return found.payload
+
+    with mock.patch.object(SimStorage, "get", unasked):
+        yield
+
+
+@mutant
+def a_load_is_waited_for() -> Iterator[None]:
+    """F15: a storage that hangs holds up everybody who wants the picture."""
+    with row(ENCODING, S.LOADING, encoding.LoadTimedOut, None):
+        yield
+
+
+@mutant
+def ring_slots_return_early() -> Iterator[None]:
+    """F3: a slot returns to the ring when it is filled, while its send is in flight."""
+    stage = SendRing.stage
+
+    async def early(self: SendRing, room: str, peer: str, rows: Rows) -> Sequence[Buffer] | None:
+        views = await stage(self, room, peer, rows)
+        self.release(room)
+        return views
+
+    with mock.patch.object(SendRing, "stage", early):
+        yield
+
+
+@mutant
+def a_full_ring_fails_the_send() -> Iterator[None]:
+    """F4: who finds the ring full is told that it failed, instead of waiting."""
+    lease = SendRing._lease
+
+    async def busy(self: SendRing, wish: Any) -> Any:
+        if wish.count > self.pool.num_free:
+            return None
+        return await lease(self, wish)
+
+    with mock.patch.object(SendRing, "_lease", busy):
+        yield
+
+
+@mutant
+def oversized_waits_for_the_ring() -> Iterator[None]:
+    """F4: an item larger than the ring waits for slots that there will never be."""
+
+    async def stage(self: SendRing, room: str, peer: str, rows: Rows) -> Sequence[Buffer] | None:
+        from epd.scheduling.pool import Lease
+
+        count = -(-rows.nbytes // self._slot_nbytes)
+        slots = await self._lease(Lease(room, count, peer))
+        if slots is None:
+            return None
+        views = self.region.views(slots, rows.nbytes)
+        await self._engine.copy_out(rows, views)
+        return views
+
+    with mock.patch.object(SendRing, "stage", stage):
+        yield
+
+
+@mutant
+def ring_slots_never_return() -> Iterator[None]:
+    """F43: a send that has ended, or is not wanted any more, keeps its slots and its place."""
+    with mock.patch.object(SendRing, "release", lambda self, room: None):
+        yield
