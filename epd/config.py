@@ -70,6 +70,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool_nbytes: int = 32 << 20  # receive pool, split into slots
     slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
     max_slots_share_per_peer: float = 0.75  # in flight (fault F41)
+    min_early_tokens: int = 64  # a prompt begins before its pictures if so much can be computed
 
 
 class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +85,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_nbytes: int = 128 << 20
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
+    max_itl_impact: float = (
+        0.0  # a step with prompts takes at most so many times one without; 0: any
+    )
     threads: int = 0  # 0: share the machine's cores between its instances
     checksums: str = "auto"  # of what moves, one of CHECKSUMS
 

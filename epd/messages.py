@@ -227,7 +227,7 @@ class StageReport(Message):
 
 
 class KvOffer(Message):
-    """Prefill asks decode for room: blocks for `num_tokens` now and `max_tokens` to come."""
+    """Prefill asks decode for room: blocks for the prompt now and `max_tokens` to come."""
 
     room: str
     request_id: str
@@ -239,6 +239,7 @@ class KvOffer(Message):
     layout: KvLayout
     gateway: Address
     deadline_s: float
+    items: tuple[MediaItem, ...] = ()  # where pictures stand: part of what a block's content is
 
 
 class Grant(Message):

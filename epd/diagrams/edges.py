@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import transitions
 
-from epd.fsm import embedding, encoding, generation, instance, request, transfer_table
+from epd.fsm import embedding, encoding, generation, instance, request_table, transfer_table
 from epd.fsm.kernel import Event, Row, Table
 
 TABLES: tuple[Table, ...] = (
     generation.TABLE,
-    request.TABLE,
+    request_table.TABLE,
     encoding.TABLE,
     embedding.TABLE,
     transfer_table.TABLE,

@@ -2,13 +2,16 @@
 
 Theory of operation
 -------------------
-At a prefill instance it waits for its embeddings (text-only requests never do), then for a place in
-the batch, computes its prompt in chunks, and hands its KV over: to itself if decode lives here too
+At a prefill instance it asks for its embeddings, waits for a place in the batch (text-only requests
+at once, others when enough of their prompt can be computed), computes its prompt in chunks, waits
+where a picture's rows are still loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands its KV over: to itself if decode lives here too
 (a reference, no copy), else through a TRANSFER.  At a decode instance it begins by waiting for
 remote KV.  Either way it then decodes until a token ends it.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the transfer
-owns them until its outcome is known.  A step in flight reads and writes the blocks and cannot be
+owns them until its outcome is known.  Decoding asks for more as it goes; when there are none, the
+youngest request gives its blocks up (PREEMPTED), joins the line again at its old place, and computes
+its prompt and what it has generated once more; its client sees a pause and no other difference.  A step in flight reads and writes the blocks and cannot be
 interrupted, so an abort meanwhile is the state ABORTING, which keeps the blocks until the step has
 returned (faults F6, F43).  An embedding is received once: later chunks use the resident rows (F10).
 """
@@ -18,24 +21,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from epd.fsm.kernel import (
-    NULL_JOURNAL,
-    Effect,
-    Event,
-    Ignore,
-    Journal,
-    Machine,
-    Row,
-    State,
-    Table,
-    unless,
-)
+from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Journal, Machine, State
 
 
 class S(State):
     WAITING = "in the queue; owns no blocks"
-    WAITING_FOR_EMBEDDINGS = "holds references to rows that are loading"
+    WAITING_FOR_EMBEDDINGS = "holds references to rows that are loading; owns no blocks"
     RUNNING = "owns blocks; its prompt is being computed"
+    WAITING_MID_PROMPT = "owns blocks; computed up to a picture whose rows are loading"
     PREEMPTED = "gave its blocks up for an older request; will be computed again"
     TRANSFERRING = "the KV transfer owns the blocks"
     WAITING_FOR_REMOTE_KV = "blocks are asked for or granted; the KV is on its way"
@@ -49,6 +42,7 @@ class Do(Effect):
     ACQUIRE_EMBEDDINGS = "want every item's rows"
     RELEASE_EMBEDDINGS = "drop the references to rows"
     ENQUEUE = "join the queue for the batch"
+    EXTEND = "the batch may compute up to the next picture that lacks"
     DEQUEUE = "leave the queue or the batch"
     OFFER_KV = "ask the decode instance for blocks"
     WITHDRAW_OFFER = "the decode instance's blocks are not needed"
@@ -68,6 +62,11 @@ class Do(Effect):
 @dataclass(slots=True)
 class EmbeddingsRequired(Event):
     """Arrived with pictures."""
+
+
+@dataclass(slots=True)
+class EmbeddingsPromised(Event):
+    """There will be room for all its rows, and all are asked for; some may be here already."""
 
 
 @dataclass(slots=True)
@@ -95,7 +94,15 @@ class KvOffered(Event):
 
 @dataclass(slots=True)
 class Scheduled(Event):
-    """The batch took it; its blocks are reserved."""
+    """The batch took it; blocks for all tokens known so far are its own."""
+
+    blocks: tuple[int, ...]
+    num_cached: int = 0  # tokens whose KV the first blocks hold already
+
+
+@dataclass(slots=True)
+class Grown(Event):
+    """It got blocks for its next tokens."""
 
     blocks: tuple[int, ...]
 
@@ -107,7 +114,7 @@ class ChunkComputed(Event):
 
 @dataclass(slots=True)
 class FirstTokenSampled(Event):
-    """The prompt is computed; the request goes on."""
+    """The prompt (after a preemption, and what was generated) is computed; the request goes on."""
 
     num_tokens: int
     token: Any
@@ -166,7 +173,7 @@ class StepReturned(Event):
 
 @dataclass(slots=True)
 class Preempted(Event):
-    pass
+    """An older request needs its blocks."""
 
 
 @dataclass(slots=True)
@@ -186,6 +193,9 @@ class GraceEnded(Event):
     by_time = True
 
 
+ALL_TOKENS = 1 << 60
+
+
 class Request(Machine):
     """One attempt; `key` is `request_id/attempt`."""
 
@@ -200,12 +210,14 @@ class Request(Machine):
         "in_flight",
         "kv_room",
         "message",
+        "min_early_tokens",
         "missing",
         "num_computed",
         "num_sent",
         "output",
         "outcome_reported",
         "prompt",
+        "rank",
         "rope",
         "rope_delta",
         "rows",
@@ -223,9 +235,11 @@ class Request(Machine):
         self.deadline_s = message.deadline_s
         self.decode_here = False
         self.missing: set[str] = set()  # rooms whose rows are not resident yet
+        self.min_early_tokens = 1  # it begins before its pictures if so much can be computed
         self.rows: dict[str, Any] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
         self.num_computed = 0
+        self.rank = 0.0  # its place in every line of this instance
         self.in_flight = False  # a step or a transfer uses the blocks now
         self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
         self.num_sent = 0
@@ -248,14 +262,47 @@ class Request(Machine):
         """Nobody reads its tokens any more, whatever still owns its memory."""
         return self.terminal or self.state is S.ABORTING
 
+    def num_ready(self, ready_room: str = "") -> int:
+        """Tokens up to the first picture that lacks; `ready_room` does not, whatever is noted."""
+        lacking = (
+            item.offset
+            for item in self.message.items
+            if item.room in self.missing
+            and item.room != ready_room
+            and item.offset + item.num_rows > self.num_computed
+        )
+        return min(lacking, default=ALL_TOKENS)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far: the prompt, and what was generated."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Their ids `[start, stop)`."""
+        num_prompt = len(self.prompt)
+        chunk = list(self.prompt[start:stop])
+        if stop > num_prompt:
+            output = self.output[max(0, start - num_prompt) : stop - num_prompt]
+            chunk += [token.token_id for token in output]
+        return chunk
+
     @property
     def num_emitted(self) -> int:
         """Output tokens of earlier attempts, at the end of `prompt`."""
         return int(self.message.num_emitted)
 
 
-def last_missing(request: Request, event: EmbeddingReady) -> bool:
-    return request.missing <= {event.room}
+def may_begin(request: Request, event: EmbeddingReady | EmbeddingsPromised) -> bool:
+    return request.num_ready(getattr(event, "room", "")) >= request.min_early_tokens
+
+
+def reaches_missing(request: Request, event: ChunkComputed) -> bool:
+    return request.num_computed + event.num_tokens >= request.num_ready()
+
+
+def goes_on(request: Request, event: EmbeddingReady) -> bool:
+    return request.num_ready(event.room) > request.num_computed
 
 
 def decode_here(request: Request, event: Event) -> bool:
@@ -272,7 +319,11 @@ def keep_rows(request: Request, event: EmbeddingReady) -> None:
 
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
-    request.block_table = event.blocks
+    request.block_table, request.num_computed = event.blocks, event.num_cached
+
+
+def grow(request: Request, event: Grown) -> None:
+    request.block_table += event.blocks
 
 
 def count_chunk(request: Request, event: ChunkComputed) -> None:
@@ -307,91 +358,3 @@ def keep_failure(request: Request, event: EmbeddingFailed | KvFailed | StepFaile
 
 def note_late(request: Request, event: DeadlinePassed) -> None:
     request.failure = ("deadline", "the request did not finish before its deadline", False)
-
-
-def forget_progress(request: Request, event: Preempted) -> None:
-    request.block_table, request.num_computed = (), 0
-
-
-_ENDED = (S.FINISHED, S.FAILED)
-_END = (Do.SEND_ABORTED,)
-_RUN = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
-
-# One line per row, as the table that it is.
-# fmt: off
-ROWS = (
-    # Arrival.
-    Row(S.WAITING, EmbeddingsRequired, S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
-    Row(S.WAITING, TextOnly, None, (Do.ENQUEUE,), note="never waits for pictures of others"),
-    Row(S.WAITING, KvOffered, S.WAITING_FOR_REMOTE_KV, (Do.RESERVE_BLOCKS,)),
-    Row(S.WAITING, Scheduled, S.RUNNING, (), keep_blocks, decode_here),
-    Row(S.WAITING, Scheduled, S.RUNNING, (Do.OFFER_KV,), keep_blocks, unless(decode_here)),
-    Row(S.WAITING, AbortReceived, S.FINISHED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, *_END)),
-    Row(S.WAITING, DeadlinePassed, S.FAILED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), note_late),
-    # Embeddings.
-    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingReady, S.WAITING, (Do.ENQUEUE,), keep_rows, last_missing),
-    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingReady, None, (), keep_rows, unless(last_missing)),
-    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingFailed, S.FAILED, (Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), keep_failure),
-    Row(S.WAITING_FOR_EMBEDDINGS, AbortReceived, S.FINISHED, (Do.RELEASE_EMBEDDINGS, *_END)),
-    Row(S.WAITING_FOR_EMBEDDINGS, DeadlinePassed, S.FAILED, (Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), note_late),
-    # Prompt.
-    Row(S.RUNNING, ChunkComputed, None, (), count_chunk),
-    Row(S.RUNNING, FirstTokenSampled, S.DECODING, (Do.RELEASE_EMBEDDINGS, Do.START_DECODING, Do.EMIT_TOKENS), keep_first_token, decode_here, "a reference, no copy"),
-    Row(S.RUNNING, FirstTokenSampled, S.TRANSFERRING, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.HAND_OVER_KV), keep_first_token, unless(decode_here)),
-    Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, decode_here),
-    Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.WITHDRAW_OFFER), keep_last_token, unless(decode_here)),
-    Row(S.RUNNING, StepFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure),
-    Row(S.RUNNING, KvFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "decode lost or refused early"),
-    Row(S.RUNNING, KvFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
-    Row(S.RUNNING, AbortReceived, S.ABORTING, (Do.WITHDRAW_OFFER, *_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
-    Row(S.RUNNING, AbortReceived, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, *_END), when=unless(in_flight)),
-    Row(S.RUNNING, DeadlinePassed, S.ABORTING, (Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
-    Row(S.RUNNING, DeadlinePassed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), note_late, unless(in_flight)),
-    Row(S.RUNNING, Preempted, None, when=in_flight, note="not while a step uses the blocks (F6)"),
-    Row(S.RUNNING, Preempted, S.PREEMPTED, _RUN, forget_progress, unless(in_flight), "recompute; rows stay referenced, the offer stands"),
-    Row(S.PREEMPTED, Scheduled, S.RUNNING, (), keep_blocks),
-    Row(S.PREEMPTED, KvFailed, S.FAILED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), keep_failure, note="decode lost or refused early"),
-    Row(S.PREEMPTED, AbortReceived, S.FINISHED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, *_END)),
-    Row(S.PREEMPTED, DeadlinePassed, S.FAILED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), note_late),
-    # Hand-over, prefill side: the transfer owns the blocks.
-    Row(S.TRANSFERRING, KvDelivered, S.FINISHED, (Do.REPORT_SPANS,)),
-    Row(S.TRANSFERRING, KvFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure),
-    Row(S.TRANSFERRING, AbortReceived, S.FINISHED, (Do.WITHDRAW_OFFER, *_END), note="the transfer owns the blocks"),
-    Row(S.TRANSFERRING, DeadlinePassed, S.FAILED, (Do.SEND_FAILURE,), note_late),
-    # Hand-over, decode side: the transfer owns the blocks until they are published.
-    Row(S.WAITING_FOR_REMOTE_KV, RemoteKvArrived, S.DECODING, (Do.START_DECODING, Do.EMIT_TOKENS), adopt_kv),
-    Row(S.WAITING_FOR_REMOTE_KV, KvFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure),
-    Row(S.WAITING_FOR_REMOTE_KV, KvWithdrawn, S.FINISHED),
-    Row(S.WAITING_FOR_REMOTE_KV, AbortReceived, S.ABORTING, (Do.ARM_GRACE, *_END, Do.CANCEL_TRANSFER), note="armed first: the cancel may conclude at once"),
-    Row(S.WAITING_FOR_REMOTE_KV, DeadlinePassed, S.ABORTING, (Do.ARM_GRACE, Do.SEND_FAILURE, Do.CANCEL_TRANSFER), note_late),
-    # Decode.
-    Row(S.DECODING, TokenSampled, None, (Do.EMIT_TOKENS,), keep_token),
-    Row(S.DECODING, LastTokenSampled, S.FINISHED, (*_RUN, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token),
-    Row(S.DECODING, StepFailed, S.FAILED, (*_RUN, Do.SEND_FAILURE), keep_failure),
-    Row(S.DECODING, AbortReceived, S.ABORTING, (*_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
-    Row(S.DECODING, AbortReceived, S.FINISHED, (*_RUN, *_END), when=unless(in_flight)),
-    Row(S.DECODING, DeadlinePassed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
-    Row(S.DECODING, DeadlinePassed, S.FAILED, (*_RUN, Do.SEND_FAILURE), note_late, unless(in_flight)),
-    # Aborting: the outcome frees the memory.
-    Row(S.ABORTING, StepReturned, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS)),
-    Row(S.ABORTING, StepFailed, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS)),
-    Row(S.ABORTING, RemoteKvArrived, S.FINISHED, (Do.RELEASE_BLOCKS,), adopt_kv, note="the commit was faster"),
-    Row(S.ABORTING, KvFailed, None, when=in_flight, note="the step is still to return"),
-    Row(S.ABORTING, KvFailed, S.FINISHED, when=unless(in_flight), note="the transfer returned the blocks, or fences them"),
-    Row(S.ABORTING, KvWithdrawn, S.FINISHED),
-    Row(S.ABORTING, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="time frees nothing (F6)"),
-    Row(S.ABORTING, AbortReceived, None, _END, note="the confirmation was lost"),
-    Row(_ENDED, AbortReceived, None, _END, note="the confirmation was lost"),
-)
-
-IGNORES = (
-    Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, Scheduled, RemoteKvArrived, KvDelivered, KvFailed, KvWithdrawn, StepReturned, DeadlinePassed, GraceEnded), "it has ended"),
-    Ignore((S.WAITING_FOR_REMOTE_KV, S.TRANSFERRING, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED, S.RUNNING, S.DECODING), (StepReturned,), "nothing waits for the step's end"),
-    Ignore((S.DECODING,), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
-    Ignore((S.ABORTING,), (DeadlinePassed, KvDelivered, EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
-    Ignore((S.WAITING, S.RUNNING, S.PREEMPTED), (EmbeddingFailed, EmbeddingReady), "its rows are referenced already"),
-)
-
-_HELD: dict[State, str] = {S.ABORTING: "a step or a transfer still uses the blocks; only its end frees them (F6)"}
-TABLE = Table("REQUEST", __doc__ or "", S, S.WAITING, _ENDED, ROWS, IGNORES, _HELD)
-Request.table = TABLE

@@ -1,6 +1,7 @@
 """The decode role: KV in, tokens out.
 
-An offer becomes a request that waits for blocks (all that it can ever need), then for the bytes.
+An offer becomes a request that waits for blocks, then for the bytes.  It gets blocks for its prompt
+and the next token; with pictures, whose rows are not here to compute it again, all it can need.
 The grant names the blocks of the prompt; the commit carries what decoding needs besides KV: the
 first token, the rope delta (fault F26), the number of tokens, blocks and layers, which are checked
 against what was granted before a single token is decoded.
@@ -101,8 +102,7 @@ class DecodeRole(Role[Request]):
             else:
                 self._transfers.fire(transfer, transfer_fsm.SlotsLeased(blocks))
 
-        count = self._requests.num_blocks_for(_num_tokens(request.message))
-        self._requests.lease_blocks(request.kv_room, count, request.kv_room, leased)
+        self._requests.reserve(request, leased)
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, request: Request, event: Event) -> None:

@@ -1,7 +1,8 @@
 """The prefill role: prompts in, KV out.
 
 A request with pictures waits until all slots for its rows are promised, then wants each item's
-rows; text-only requests go straight to the batch.  When its first chunk is scheduled, blocks are
+rows, and joins the batch when enough of its prompt can be computed without those that still load;
+text-only requests go straight to the batch.  When its first chunk is scheduled, blocks are
 asked for at the decode instance, so that asking and computing overlap; when the prompt is computed,
 its blocks belong to the transfer.  If decode lives here too, the hand-over is a row of the table
 and no bytes move.
@@ -126,6 +127,7 @@ class PrefillRole(Role[Request]):
         embeddings = self._embeddings
         assert embeddings is not None  # or the pictures would have been refused
         request.missing = {item.room for item in message.items}
+        request.min_early_tokens = self._config.min_early_tokens
 
         def ready(room: str, rows: Any) -> None:
             self._requests.fire(request, fsm.EmbeddingReady(room, rows))
@@ -139,6 +141,7 @@ class PrefillRole(Role[Request]):
                     return
                 want = Want(item, message.attempt, message.deadline_s, ready, failed)
                 embeddings.want(want)
+            self._requests.fire(request, fsm.EmbeddingsPromised())
 
         embeddings.promise(request.key, message.items, granted)
 
@@ -148,9 +151,10 @@ class PrefillRole(Role[Request]):
         if not items or self._embeddings is None:
             return
         request.rows.clear()
+        missing, request.missing = request.missing, set()
         for item in items:
             wanted = self._embeddings.unwant(item.mm_hash, item.room)
-            if not wanted and item.room in request.missing:  # its turn for slots never came
+            if not wanted and item.room in missing:  # its turn for slots never came
                 self._embeddings.dismiss(item, request.attempt)
         self._embeddings.give_up(request.key)
 
@@ -177,6 +181,7 @@ class PrefillRole(Role[Request]):
             self._requests.engine.kv_layout,
             message.gateway,
             message.deadline_s,
+            message.items,
         )
         self._transfers.open_producer(
             request.kv_room,

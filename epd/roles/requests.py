@@ -4,23 +4,24 @@ Prefill and decode are two ways into the same batch: a prompt to be computed, or
 So an instance has one `Requests`, whatever its roles; the prefill and decode roles bring requests
 in, and perform the effects that only they know.
 
-The step loop is one coroutine: admit what fits (blocks reserved for all that a request can need),
-plan a step, run it on the engine, turn each outcome into its own event.  Receiving anything never
-waits for it and it never waits for anything received (fault F27).  Tokens of one step leave in one
-message per gateway.
+The step loop is one coroutine: let the youngest give way if blocks ran out, give blocks to those
+who need more, admit what fits, plan a step, run it on the engine, turn each outcome into its own
+event.  What enters when, and who gives way, is policy (`scheduling/batching.py`).  Receiving
+anything never waits for the loop and it never waits for anything received (fault F27).  Tokens of
+one step leave in one message per gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from epd.config import EngineConfig, Timing
-from epd.engine.base import LanguageEngine, RowSpan, StepFailure, StepSequence
+from epd.engine.base import LanguageEngine, StepFailure
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
+from epd.fsm.request_table import TABLE
 from epd.messages import (
     AbortRequest,
     Address,
@@ -33,11 +34,15 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Role, performs, receives
-from epd.scheduling.batching import BatchScheduler, Entry
-from epd.scheduling.pool import Lease, LeaseQueue, Pool
+from epd.roles.step import sequence_of, token_event
+from epd.scheduling.batching import BatchScheduler, Bounds, Entry
+from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
+assert Request.table is TABLE  # importing the table binds it to the machine
 MAX_TOMBSTONES = 4096
+RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
 
 
 class Requests(Role[Request]):
@@ -53,22 +58,25 @@ class Requests(Role[Request]):
     ) -> None:
         super().__init__(actor)
         self.engine = engine
-        self.pool = Pool(engine.num_blocks)
-        self.leases = LeaseQueue(self.pool, engine.num_blocks)
+        self.pool = BlockPool(engine.num_blocks)
         self.region = actor.ports.transfers.allocate(
             "kv", engine.num_blocks, engine.kv_layout.block_nbytes
         )
         engine.attach_kv(self.region.buffer)
         self._timing = timing
+        self._cost = StepCost(config.max_itl_impact) if config.max_itl_impact else None
         self._scheduler = BatchScheduler(
-            config.max_step_tokens, config.max_chunk_tokens, max_running
+            self.pool,
+            engine.kv_layout.block_size,
+            Bounds(config.max_step_tokens, config.max_chunk_tokens, max_running),
+            self._cost,
         )
         self._requests: dict[str, Request] = {}
         self._ended: dict[str, None] = {}  # tombstones, oldest first
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._work = asyncio.Event()
-        self._on_leased: dict[str, Any] = {}
-        self.num_steps = 0
+        self._on_reserved: dict[str, Callable[[tuple[int, ...]], None]] = {}
+        self.num_preemptions = 0
         self.related: list[Callable[[Request], list[Machine | None]]] = []  # for the timeline
 
     def start(self) -> None:
@@ -78,7 +86,6 @@ class Requests(Role[Request]):
         return {
             "requests": len(self._requests),
             "kv_blocks": self.pool.num_leased,
-            "block_line": len(self.leases),
             "batch": self._scheduler.num_running + self._scheduler.num_waiting,
         }
 
@@ -101,6 +108,7 @@ class Requests(Role[Request]):
 
     def open(self, request: Request) -> None:
         self._requests[request.key] = request
+        request.rank = self.actor.clock.now_s()
         self.actor.arm(
             f"request/{request.key}/deadline",
             self.actor.until(request.deadline_s),
@@ -124,25 +132,34 @@ class Requests(Role[Request]):
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)
 
-    def lease_blocks(self, room: str, count: int, peer: str, granted: Any) -> None:
-        """Call `granted(blocks)` when `count` blocks are leased for a room."""
-        self._on_leased[room] = granted
-        self.leases.join(Lease(room, count, peer))
+    def reserve(self, request: Request, granted: Callable[[tuple[int, ...]], None]) -> None:
+        """Call `granted(blocks)` when the blocks for its KV, which will be received, are leased."""
+        room = request.kv_room
+        self._on_reserved[room] = granted
+        num_tokens = request.num_tokens + 1  # the first token comes with the KV
+        entry = Entry(room, num_tokens, request.rank - RECEIVED_BONUS_S, reserves_only=True)
+        entry.max_tokens = self._promised_tokens(request)
+        self._scheduler.add(entry)
         self.pump()
 
     def leave_line(self, room: str) -> None:
-        self._on_leased.pop(room, None)
-        self.leases.leave(room)
+        self._on_reserved.pop(room, None)
+        self._scheduler.remove(room)
 
     def return_blocks(self, blocks: tuple[int, ...]) -> None:
         self.pool.give_back(blocks)
         self.pump()
 
     def pump(self) -> None:
-        """Something may fit now: rooms first (their prompt is computed already), then the line."""
-        for lease, blocks in self.leases.grants():
-            self.leases.settled(lease.key)
-            self._on_leased.pop(lease.key)(blocks)
+        """Something may fit now."""
+        for admission in self._scheduler.admissions():
+            key = admission.entry.key
+            if admission.entry.reserves_only:
+                self._on_reserved.pop(key)(admission.blocks)
+            else:
+                request = self._requests[key]
+                self.fire(request, fsm.Scheduled(admission.blocks, admission.num_cached))
+                admission.entry.num_ready = request.num_ready()
         self._work.set()
 
     # --- messages ---------------------------------------------------------------------------------
@@ -162,7 +179,8 @@ class Requests(Role[Request]):
 
     async def _run(self) -> None:
         while not self.actor.closing:
-            self._admit()
+            self._make_room()
+            self.pump()
             plan = self._scheduler.plan()
             if not plan:
                 self._work.clear()
@@ -171,29 +189,38 @@ class Requests(Role[Request]):
             await self._step(plan)
             self._flush()
 
-    def _admit(self) -> None:
-        while (entry := self._scheduler.next_admission()) is not None:
-            blocks = self.pool.take(entry.num_blocks)
-            if blocks is None:
-                return
-            self._scheduler.admit(entry)
-            self.fire(self._requests[entry.key], fsm.Scheduled(blocks))
+    def _make_room(self) -> None:
+        """Blocks for the next token of everybody who decodes, from the youngest if need be."""
+        while (victim := self._scheduler.victim()) is not None:
+            self.num_preemptions += 1
+            self.fire(self._requests[victim.key], fsm.Preempted())
+            if self._scheduler.get(victim.key) is victim:
+                break  # it could not
+        for entry, blocks in self._scheduler.growth():
+            self.fire(self._requests[entry.key], fsm.Grown(blocks))
 
     async def _step(self, plan: list[tuple[Entry, int]]) -> None:
         requests = [self._requests[entry.key] for entry, _ in plan]
-        batch = [self._sequence(r, n) for r, (_, n) in zip(requests, plan, strict=True)]
+        batch = [sequence_of(r, n) for r, (_, n) in zip(requests, plan, strict=True)]
         for request in requests:
             request.in_flight = True
-        self.num_steps += 1
         outcomes: list[TokenLogprobs | StepFailure | None]
         try:
-            outcomes = (await self.engine.step(batch)).outcomes
+            result = await self.engine.step(batch)
+            outcomes = result.outcomes
+            self._observe(plan, result.elapsed_s)
         except Exception as error:
             self.actor.fault("step", error)
             outcomes = [StepFailure(f"the step failed: {error}") for _ in batch]
         for request, (entry, count), outcome in zip(requests, plan, outcomes, strict=True):
             request.in_flight = False
             self._settle(request, entry, count, outcome)
+
+    def _observe(self, plan: list[tuple[Entry, int]], elapsed_s: float) -> None:
+        if self._cost is not None:
+            num_prompt = sum(count for entry, count in plan if not entry.decoding)
+            num_decodes = sum(entry.decoding for entry, _ in plan)
+            self._cost.observe(num_decodes, num_prompt, elapsed_s)
 
     def _settle(
         self,
@@ -212,66 +239,43 @@ class Requests(Role[Request]):
         elif outcome is None:
             self.fire(request, fsm.ChunkComputed(count))
         else:
-            self.fire(request, self._token_event(request, count, outcome, entry.decoding))
-
-    def _token_event(
-        self, request: Request, count: int, token: TokenLogprobs, decoding: bool
-    ) -> Event:
-        sampling = request.sampling
-        total = request.num_emitted + len(request.output) + 1
-        if token.token_id in sampling.stop_token_ids and total > sampling.min_tokens:
-            return fsm.LastTokenSampled(token, "stop")
-        if total >= sampling.max_tokens:
-            return fsm.LastTokenSampled(token, "length")
-        return fsm.TokenSampled(token) if decoding else fsm.FirstTokenSampled(count, token)
-
-    def _sequence(self, request: Request, count: int) -> StepSequence:
-        """The request's part of a step: its next `count` tokens."""
-        start = request.num_computed
-        num_prompt = len(request.prompt)
-        total = num_prompt + len(request.output)
-        if start >= num_prompt:
-            chunk = [t.token_id for t in request.output[start - num_prompt :][:count]]
-            positions = None
-        else:
-            chunk = list(request.prompt[start : start + count])
-            known = request.rope.positions if request.rope is not None else None
-            positions = None if known is None else [axis[start : start + count] for axis in known]
-        sampling = request.sampling
-        reads_text = (
-            sampling.frequency_penalty
-            or sampling.presence_penalty
-            or sampling.repetition_penalty != 1.0
-        )
-        first_output = num_prompt - request.num_emitted
-        return StepSequence(
-            request_id=request.key,
-            token_ids=chunk,
-            start=start,
-            block_table=request.block_table,
-            positions=positions,
-            rope_delta=request.rope_delta,
-            spans=_spans(request, start, count),
-            sample=sampling if start + len(chunk) == total else None,
-            output_index=request.num_emitted + len(request.output),
-            prompt_ids=request.prompt[:first_output] if reads_text else (),
-            output_ids=(
-                [*request.prompt[first_output:], *(t.token_id for t in request.output)]
-                if reads_text
-                else ()
-            ),
-        )
+            decoding = entry.decoding
+            self.fire(request, token_event(request, count, outcome, decoding=decoding))
+            entry.num_tokens = request.num_tokens
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
-        num_tokens = len(request.prompt)
-        if request.decode_here:
-            num_tokens += request.sampling.max_tokens - request.num_emitted
-        blocks = self.num_blocks_for(num_tokens)
-        self._scheduler.add(Entry(request.key, len(request.prompt), blocks))
+        self._scheduler.add(self._entry(request))
         self._work.set()
+
+    def _entry(self, request: Request) -> Entry:
+        return Entry(
+            request.key,
+            request.num_tokens,
+            request.rank,
+            max_tokens=self._promised_tokens(request),
+            num_computed=request.num_computed,
+            num_ready=request.num_ready(),
+            recomputable=not request.message.items,
+        )
+
+    def _promised_tokens(self, request: Request) -> int:
+        """Tokens that it must have blocks for from the start: with pictures, all that it can need.
+
+        Once its prompt is computed their rows are gone, and it cannot give way any more.
+        """
+        if not request.decode_here or not request.message.items:
+            return 0
+        return len(request.prompt) + int(request.sampling.max_tokens) - request.num_emitted
+
+    @performs(Do.EXTEND)
+    def extend_ready(self, request: Request, event: Event) -> None:
+        entry = self._scheduler.get(request.key)
+        if entry is not None:
+            entry.num_ready = request.num_ready()
+            self._work.set()
 
     @performs(Do.DEQUEUE)
     def dequeue(self, request: Request, event: Event) -> None:
@@ -279,7 +283,10 @@ class Requests(Role[Request]):
 
     @performs(Do.START_DECODING)
     def start_decoding(self, request: Request, event: Event) -> None:
-        self._scheduler.add_decoding(Entry(request.key, len(request.prompt), 0))
+        entry = self._scheduler.get(request.key) or self._entry(request)
+        entry.num_blocks = len(request.block_table)
+        entry.num_tokens = request.num_tokens
+        self._scheduler.add_decoding(entry)
         self._work.set()
 
     @performs(Do.RELEASE_BLOCKS)
@@ -363,15 +370,3 @@ class Requests(Role[Request]):
             gateway = request.gateway
             if (gateway.instance_id, gateway.epoch) == (peer.instance_id, peer.epoch):
                 self.fire(request, fsm.AbortReceived())
-
-
-def _spans(request: Request, start: int, count: int) -> list[RowSpan]:
-    """Which rows replace placeholders of the chunk `[start, start + count)`."""
-    spans = []
-    for item in getattr(request.message, "items", ()):
-        first = max(start, item.offset)
-        last = min(start + count, item.offset + item.num_rows)
-        if first < last:
-            rows = request.rows[item.room]
-            spans.append(RowSpan(first - start, first - item.offset, last - first, rows))
-    return spans

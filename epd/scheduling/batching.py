@@ -1,50 +1,144 @@
-"""Continuous batching: which sequences are in the next step, and with how many tokens.
+"""Continuous batching: who enters, who gives way, and which tokens are in the next step.
 
-Policy only, no I/O and no clock.  Every step has one token budget.  Decodes go first, one token
-each, so that running streams keep their pace; what is left goes to prompts in chunks, first come
-first served.  A request enters only when all blocks that it can ever need are reserved, so memory
-is never over-promised and no running request can be stopped by a newer one.
+Theory of operation
+-------------------
+Policy only: no I/O, no clock, no tensors.  The step loop asks in this order, between two steps:
+
+1. `victim`: running sequences need one more block for their next token and the pool has none.
+   The youngest gives its own up and is computed again later (preemption by recompute).
+2. `growth`: those who need a block get it.
+3. `admissions`: the line enters, as far as blocks reach.
+4. `plan`: one budget of tokens, shared by decodes (first, so that running streams keep their pace)
+   and chunks of prompts, in order of rank.
+
+**Rank** is arrival minus a bonus, in seconds: lower is served first.  Waiting is worth exactly what
+a bonus is worth, so the order of two requests never changes, and a request with a bonus of b can
+only overtake what came at most b seconds before it: nobody starves.
+
+**What admission promises.**  A prompt gets all its blocks when it enters, so a prompt that runs
+never waits for memory; only decoding grows.  A sequence that cannot be computed again here (its
+pictures' rows are gone once its prompt is computed) gets all blocks that it can ever need.  Then
+the oldest sequence always goes on: everybody who holds blocks either is younger and gives way, or
+ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F24).
+
+A prompt whose next picture is not here (`num_ready`) is passed over and keeps its place and blocks.
+
+Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from epd.scheduling.block_pool import BlockPool, Key
+from epd.scheduling.step_cost import StepCost
+
+WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
+PROMPT_SHARE = 0.125  # of the budget: left to prompts, however many decode
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request as the scheduler sees it; tokens are of the prompt and of what was generated."""
+
+    key: str
+    num_tokens: int  # known now; the last one known is the last to be computed
+    rank: float = 0.0
+    max_tokens: int = 0  # reserved at admission, if more than `num_tokens`
+    num_computed: int = 0
+    num_ready: int = 1 << 60  # tokens that may be computed: up to the first picture that lacks
+    num_blocks: int = 0  # leased
+    recomputable: bool = True  # may be preempted while it decodes
+    reserves_only: bool = False  # wants blocks and no place in the batch: KV that will be received
+    decoding: bool = False
+    keys: Sequence[Key] = ()  # of the full blocks of `num_tokens`
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that could be computed now."""
+        return min(self.num_tokens, self.num_ready) - self.num_computed
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An entry enters with these blocks; the first `num_cached` tokens are computed already."""
+
+    entry: Entry
+    blocks: tuple[int, ...]
+    num_cached: int
 
 
 @dataclass(slots=True)
-class Entry:
-    """One request as the scheduler sees it."""
+class _Line:
+    """Entries by rank, equal ranks in order of arrival."""
 
-    key: str
-    num_prompt: int
-    num_blocks: int
-    num_computed: int = 0
-    decoding: bool = False
+    order: list[tuple[float, int, str]] = field(default_factory=list)
+    places: dict[str, tuple[float, int, str]] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    serial: int = 0
+
+    def join(self, entry: Entry) -> None:
+        self.serial += 1
+        place = (entry.rank, self.serial, entry.key)
+        insort(self.order, place)
+        self.places[entry.key] = place
+        self.entries[entry.key] = entry
+
+    def leave(self, key: str) -> Entry | None:
+        place = self.places.pop(key, None)
+        if place is None:
+            return None
+        del self.order[bisect_left(self.order, place)]
+        return self.entries.pop(key)
+
+    def head(self) -> Entry | None:
+        return self.entries[self.order[0][2]] if self.order else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of a step; `max_running` is of sequences in the batch."""
+
+    max_step_tokens: int
+    max_chunk_tokens: int
+    max_running: int
 
 
 class BatchScheduler:
-    """FCFS admission by blocks, then one token budget per step."""
+    """Admission by rank and blocks, preemption of the youngest, one token budget per step."""
 
-    def __init__(self, max_step_tokens: int, max_chunk_tokens: int, max_running: int) -> None:
-        self._max_step_tokens = max_step_tokens
-        self._max_chunk_tokens = max_chunk_tokens
-        self._max_running = max_running
-        self._waiting: dict[str, Entry] = {}
+    def __init__(
+        self, pool: BlockPool, block_size: int, bounds: Bounds, cost: StepCost | None = None
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._bounds = bounds
+        self._cost = cost
+        self._line = _Line()  # prompts
+        self._reservations = _Line()  # blocks for KV that will be received
         self._prefilling: dict[str, Entry] = {}
         self._decoding: dict[str, Entry] = {}
         self._first_decode = 0
+        self._watermark = int(pool.size * WATERMARK_SHARE)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._line.order) + len(self._reservations.order)
 
     @property
     def num_running(self) -> int:
         return len(self._prefilling) + len(self._decoding)
 
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    # --- who is here ------------------------------------------------------------------------------
+
     def add(self, entry: Entry) -> None:
-        """Join the line (prompt to be computed)."""
-        self._waiting[entry.key] = entry
+        """Join the line, to be computed (for the first time or again) or to receive KV."""
+        (self._reservations if entry.reserves_only else self._line).join(entry)
 
     def add_decoding(self, entry: Entry) -> None:
         """Join the batch directly: its KV is there and its blocks are leased."""
@@ -52,39 +146,105 @@ class BatchScheduler:
         entry.decoding = True
         self._decoding[entry.key] = entry
 
+    def get(self, key: str) -> Entry | None:
+        """The entry in the batch or in the line."""
+        running = self._decoding.get(key) or self._prefilling.get(key)
+        return running or self._line.entries.get(key)
+
     def remove(self, key: str) -> None:
-        for line in (self._waiting, self._prefilling, self._decoding):
-            line.pop(key, None)
+        for running in (self._prefilling, self._decoding):
+            running.pop(key, None)
+        self._line.leave(key)
+        self._reservations.leave(key)
 
-    def next_admission(self) -> Entry | None:
-        """The head of the line, if the batch has room for one more."""
-        if not self._waiting or self.num_running >= self._max_running:
+    # --- memory -----------------------------------------------------------------------------------
+
+    def _lacks_block(self, entry: Entry) -> bool:
+        return entry.num_blocks * self._block_size < entry.num_tokens
+
+    def _num_lacking(self) -> int:
+        return sum(self._lacks_block(entry) for entry in self._decoding.values())
+
+    def victim(self) -> Entry | None:
+        """Who must give its blocks up now, for decodes to take their next token; None: nobody.
+
+        The youngest that can be computed again, which may be the one that lacks a block itself.
+        """
+        if self._num_lacking() <= self._pool.num_free:
             return None
-        return next(iter(self._waiting.values()))
+        running = [*self._prefilling.values(), *self._decoding.values()]
+        young = [entry for entry in running if entry.recomputable or not entry.decoding]
+        return max(young, key=lambda entry: entry.rank, default=None)
 
-    def admit(self, entry: Entry) -> None:
-        """Its blocks are leased."""
-        del self._waiting[entry.key]
-        self._prefilling[entry.key] = entry
+    def growth(self) -> Iterator[tuple[Entry, tuple[int, ...]]]:
+        """Blocks for the next token of those who decode, the oldest first."""
+        lacking = [entry for entry in self._decoding.values() if self._lacks_block(entry)]
+        for entry in sorted(lacking, key=lambda entry: entry.rank):
+            blocks = self._pool.take(1)
+            if blocks is None:
+                return
+            entry.num_blocks += 1
+            yield entry, blocks
+
+    def admissions(self) -> Iterator[Admission]:
+        """Who enters now, strictly by rank: the first that lacks blocks stops those behind it."""
+        while (entry := self._next()) is not None:
+            tokens = max(entry.num_tokens, entry.max_tokens)
+            count = self.blocks_for(tokens)
+            spare = self._num_lacking()  # of those who run, for their next token
+            if self.num_running and not entry.reserves_only:
+                spare += self._watermark
+            usable = (entry.num_tokens - 1) // self._block_size  # the last token gives the logits
+            taken = self._pool.take_prefix(entry.keys[:usable], count, spare)
+            if taken is None:
+                return
+            self._line.leave(entry.key)
+            self._reservations.leave(entry.key)
+            blocks, num_found = taken
+            entry.num_blocks = count
+            entry.num_computed = num_found * self._block_size
+            if not entry.reserves_only:
+                self._prefilling[entry.key] = entry
+            yield Admission(entry, blocks, entry.num_computed)
+
+    def _next(self) -> Entry | None:
+        parked = sum(entry.num_left <= 0 for entry in self._prefilling.values())
+        heads = [self._reservations.head()]
+        if self.num_running - parked < self._bounds.max_running:
+            heads.append(self._line.head())
+        return min((e for e in heads if e is not None), key=lambda e: e.rank, default=None)
+
+    # --- the step ---------------------------------------------------------------------------------
 
     def plan(self) -> list[tuple[Entry, int]]:
-        """The next step: `(entry, number of tokens)`, decodes first.
+        """The next step: `(entry, number of tokens)`, decodes first, then prompts by rank.
 
         With more decodes than the budget holds, the window rotates, so that none starves.
         """
-        budget = self._max_step_tokens
-        decodes = list(self._decoding.values())
+        bounds = self._bounds
+        prompts = sorted(
+            (entry for entry in self._prefilling.values() if entry.num_left > 0),
+            key=lambda entry: entry.rank,
+        )
+        kept = int(bounds.max_step_tokens * PROMPT_SHARE) if prompts else 0
+        kept = min(kept, sum(entry.num_left for entry in prompts[:kept]))
+        decodes = self._decodes(bounds.max_step_tokens - kept)
+        step = [(entry, 1) for entry in decodes]
+        budget = bounds.max_step_tokens - len(step)
+        if self._cost is not None and decodes:
+            budget = min(budget, self._cost.max_prompt_tokens())
+        for entry in prompts:
+            chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
+            if chunk <= 0:
+                break
+            step.append((entry, chunk))
+            budget -= chunk
+        return step
+
+    def _decodes(self, budget: int) -> list[Entry]:
+        decodes = [entry for entry in self._decoding.values() if not self._lacks_block(entry)]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget
             decodes = (decodes + decodes)[start : start + budget]
-        step = [(entry, 1) for entry in decodes]
-        budget -= len(step)
-        for entry in self._prefilling.values():
-            if budget <= 0:
-                break
-            chunk = min(entry.num_prompt - entry.num_computed, self._max_chunk_tokens, budget)
-            if chunk > 0:
-                step.append((entry, chunk))
-                budget -= chunk
-        return step
+        return decodes

@@ -59,7 +59,10 @@ class Settings:
         max_queue=64, max_batch_patches=64, cache_device_nbytes=2048
     )
     prefill: PrefillConfig = PrefillConfig(
-        max_queue=64, pool_nbytes=12 * 4 * golden.ROW_NBYTES, slot_nbytes=4 * golden.ROW_NBYTES
+        max_queue=64,
+        pool_nbytes=12 * 4 * golden.ROW_NBYTES,
+        slot_nbytes=4 * golden.ROW_NBYTES,
+        min_early_tokens=1,
     )
     decode: DecodeConfig = DecodeConfig(max_queue=64, max_running=16)
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
@@ -216,7 +219,7 @@ class Cluster:
         node = Node(process, instance.actor, ports, instance=instance, devices=[device, pool])
         node.language = language
         if language is not None and instance.requests is not None:
-            language.is_leased = instance.requests.pool._leased.issuperset
+            language.is_leased = instance.requests.pool.holds
         self.nodes[process.name] = node
         instance.member.on_expelled = lambda reason: self._expelled(node, reason)
         instance.start()

@@ -75,6 +75,7 @@ class RequestWorld(World):
         self.rows = False
         self.transfer = "none"  # none, open, over
         self.ended: list[str] = []
+        self.promised = False
 
     def choices(self) -> Choices:
         q = self.machine
@@ -84,13 +85,17 @@ class RequestWorld(World):
         yield from (r.AbortReceived(), r.DeadlinePassed())
         if self.done[r.Do.ARM_GRACE]:
             yield r.GraceEnded()
+        if self.done[r.Do.ACQUIRE_EMBEDDINGS] and not self.promised:
+            yield r.EmbeddingsPromised()
         for room in sorted(self.waiting_rooms):
             yield r.EmbeddingReady(room, "rows")
             yield r.EmbeddingFailed("media", "bad picture", False)
         if self.queued and q.state in (r.S.WAITING, r.S.PREEMPTED):
             yield r.Scheduled((3, 4))
-        if q.state is r.S.RUNNING:
+        if q.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT, r.S.DECODING):
             yield r.Preempted()
+        if q.state is r.S.DECODING:
+            yield r.Grown((5,))
         if self.transfer == "open":
             yield from self._transfer()
         if q.state in (r.S.RUNNING, r.S.DECODING, r.S.ABORTING):
@@ -122,7 +127,9 @@ class RequestWorld(World):
         yield r.StepFailed("engine", "because", True)
         yield make_event(r.LastTokenSampled)
         if q.state is r.S.RUNNING:
-            yield from (r.ChunkComputed(2), make_event(r.FirstTokenSampled))
+            yield r.ChunkComputed(1)
+            if not q.missing:
+                yield make_event(r.FirstTokenSampled)
         else:
             yield make_event(r.TokenSampled)
 
@@ -139,6 +146,8 @@ class RequestWorld(World):
             self.blocks, self.transfer = "owned", "over"
         elif isinstance(event, r.KvFailed | r.KvWithdrawn | r.KvDelivered):
             self.transfer = "over"
+        elif isinstance(event, r.EmbeddingsPromised):
+            self.promised = True
         elif isinstance(event, r.EmbeddingReady):
             self.waiting_rooms.discard(event.room)
         elif isinstance(event, r.EmbeddingFailed):
@@ -183,7 +192,7 @@ class RequestWorld(World):
 
     def _acquire(self) -> None:
         self.rows = True
-        self.waiting_rooms = {f"room{index}" for index in range(self.pictures)}
+        self.waiting_rooms = set("ab"[: self.pictures])
         self.machine.missing = set(self.waiting_rooms)
 
     def _release_rows(self) -> None:

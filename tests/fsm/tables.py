@@ -9,6 +9,7 @@ from typing import Any
 
 from epd.fsm import embedding, encoding, generation, instance, request, transfer
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
+from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd.messages import TokenLogprobs
 
@@ -19,7 +20,16 @@ GRANT = SimpleNamespace(
 MANIFEST = transfer.Manifest("contract", 4)
 KV = SimpleNamespace(num_tokens=7, rope_delta=-3, first_token=TokenLogprobs(5, 0.0))
 MESSAGE = SimpleNamespace(
-    request_id="r", attempt=1, num_emitted=0, sampling=None, gateway=PEER, deadline_s=9.0, items=()
+    request_id="r",
+    attempt=1,
+    num_emitted=0,
+    sampling=None,
+    gateway=PEER,
+    deadline_s=9.0,
+    items=(
+        SimpleNamespace(room="a", offset=1, num_rows=1),
+        SimpleNamespace(room="b", offset=2, num_rows=1),
+    ),
 )
 
 # What an event carries, by the name of the field; the same for every machine.
@@ -100,22 +110,5 @@ class Kind:
 
 KINDS = (
     Kind(generation.TABLE, make_generation, 38),
-    Kind(request.TABLE, make_request, 56),
+    Kind(REQUEST, make_request, 76),
     Kind(encoding.TABLE, make_encoding, 62),
-    Kind(embedding.TABLE, make_embedding, 37),
-    Kind(TRANSFER, make_transfer, 104),
-    Kind(instance.TABLE, make_instance, 21),
-)
-
-
-def at(machine: Machine, state: Any) -> Machine:
-    """The machine, put into a state by force."""
-    machine._state = state
-    return machine
-
-
-def context(machine: Machine) -> dict[str, Any]:
-    """Everything that a machine remembers, apart from its story."""
-    kinds = [kind for kind in type(machine).__mro__ if kind not in (Machine, object)]
-    names = [name for kind in kinds for name in kind.__dict__.get("__slots__", ())]
-    return {name: repr(getattr(machine, name, None)) for name in sorted(names)}

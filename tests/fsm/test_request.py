@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from epd.fsm.kernel import Event
 from epd.fsm.request import (
+    ALL_TOKENS,
     AbortReceived,
     ChunkComputed,
     DeadlinePassed,
     Do,
     EmbeddingFailed,
     EmbeddingReady,
+    EmbeddingsPromised,
     EmbeddingsRequired,
     FirstTokenSampled,
     GraceEnded,
+    Grown,
     KvDelivered,
     KvFailed,
     KvOffered,
@@ -33,6 +37,7 @@ from tests.fsm.tables import KV, make_request
 
 TOKEN = TokenLogprobs(9, 0.0)
 FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
+GIVES_WAY = (*FREE, Do.ENQUEUE)
 LOST = KvFailed("lost", "decode is gone", True)
 
 
@@ -77,17 +82,92 @@ def test_text_only_never_waits_for_pictures() -> None:
 
 
 def test_pictures_are_waited_for_once_each() -> None:
-    """F10: WAITING -> WAITING_FOR_EMBEDDINGS -> WAITING_FOR_EMBEDDINGS -> WAITING."""
+    """F10: WAITING -> WAITING_FOR_EMBEDDINGS -> WAITING, and no word after the prompt's end."""
     made = make_request()
-    made.missing = {"a", "b"}
+    made.missing, made.min_early_tokens = {"a", "b"}, 2
     follow(
         made,
         (EmbeddingsRequired(), S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
-        (EmbeddingReady("a", "rows a"), S.WAITING_FOR_EMBEDDINGS, ()),
-        (EmbeddingReady("b", "rows b"), S.WAITING, (Do.ENQUEUE,)),
-        (EmbeddingReady("b", "again"), S.WAITING, ()),
+        (EmbeddingReady("b", "rows b"), S.WAITING_FOR_EMBEDDINGS, ()),
+        (EmbeddingsPromised(), S.WAITING_FOR_EMBEDDINGS, ()),
+        (EmbeddingReady("a", "rows a"), S.WAITING, (Do.ENQUEUE,)),
+        (EmbeddingsPromised(), S.WAITING, ()),
     )
     assert made.rows == {"a": "rows a", "b": "rows b"}
+
+
+def test_a_prompt_waits_in_its_middle_and_keeps_its_blocks() -> None:
+    """F10: WAITING_FOR_EMBEDDINGS -> ... -> RUNNING -> WAITING_MID_PROMPT -> RUNNING, each once."""
+    made = make_request()
+    made.missing, made.decode_here = {"a", "b"}, True
+    follow(
+        made,
+        (EmbeddingsRequired(), S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
+        (EmbeddingsPromised(), S.WAITING, (Do.ENQUEUE,)),
+        (Scheduled((3, 4)), S.RUNNING, ()),
+        (ChunkComputed(1), S.WAITING_MID_PROMPT, ()),
+        (EmbeddingReady("b", "rows b"), S.WAITING_MID_PROMPT, ()),
+        (EmbeddingReady("a", "rows a"), S.RUNNING, (Do.EXTEND,)),
+    )
+    assert (made.block_table, made.num_computed, made.num_ready()) == ((3, 4), 1, ALL_TOKENS)
+
+
+def test_a_load_that_overlaps_the_step_stops_nobody() -> None:
+    """RUNNING -> RUNNING: the rows came while the chunk before them was computed."""
+    made = make_request()
+    made.missing, made.decode_here = {"b"}, True
+    made.fire(EmbeddingsRequired())
+    made.fire(EmbeddingsPromised())
+    made.fire(Scheduled((3, 4)))
+    follow(
+        made,
+        (EmbeddingReady("b", "rows b"), S.RUNNING, (Do.EXTEND,)),
+        (ChunkComputed(2), S.RUNNING, ()),
+    )
+
+
+def test_cached_rows_are_not_waited_for() -> None:
+    """The blocks that hold picture a are here: only b is waited for."""
+    made = make_request()
+    made.missing = {"a", "b"}
+    made.fire(EmbeddingsRequired())
+    made.fire(EmbeddingsPromised())
+    made.fire(Scheduled((3, 4), num_cached=2))
+    assert made.num_ready() == 2
+    made.fire(Preempted())
+    made.fire(Scheduled((5, 6)))
+    assert made.num_ready() == 1  # they were forgotten meanwhile
+
+
+@pytest.fixture
+def parked() -> Request:
+    made = make_request()
+    made.missing = {"a"}
+    for event in (EmbeddingsRequired(), EmbeddingsPromised(), Scheduled((3, 4)), ChunkComputed(1)):
+        made.fire(event)
+    assert made.state is S.WAITING_MID_PROMPT
+    return made
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (EmbeddingFailed("media", "bad picture", False), Do.SEND_FAILURE),
+        (DeadlinePassed(), Do.SEND_FAILURE),
+        (AbortReceived(), Do.SEND_ABORTED),
+    ],
+)
+def test_who_waits_in_its_middle_returns_everything(
+    parked: Request, event: Event, told: Do
+) -> None:
+    """F43: WAITING_MID_PROMPT -> FAILED or FINISHED."""
+    target = S.FINISHED if told is Do.SEND_ABORTED else S.FAILED
+    follow(parked, (event, target, (*FREE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, told)))
+
+
+def test_who_waits_in_its_middle_gives_way(parked: Request) -> None:
+    """F24: WAITING_MID_PROMPT -> PREEMPTED."""
+    follow(parked, (Preempted(), S.PREEMPTED, GIVES_WAY))
 
 
 def test_a_picture_that_fails_fails_the_request() -> None:
@@ -165,8 +245,27 @@ def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None
     running.in_flight = True
     follow(running, (Preempted(), S.RUNNING, ()))
     running.in_flight = False
-    follow(running, (Preempted(), S.PREEMPTED, FREE), (Scheduled((7,)), S.RUNNING, ()))
+    follow(running, (Preempted(), S.PREEMPTED, GIVES_WAY), (Scheduled((7,)), S.RUNNING, ()))
     assert (running.num_computed, running.block_table) == (0, (7,))
+
+
+def test_decoding_grows_gives_way_and_goes_on(decoding: Request) -> None:
+    """F24: DECODING -> PREEMPTED -> RUNNING -> DECODING: no token is said twice or lost."""
+    decoding.fire(TokenSampled(TOKEN))
+    decoding.fire(Grown((8,)))
+    assert decoding.block_table == (3, 4, 8)
+    decoding.in_flight = True
+    follow(decoding, (Preempted(), S.DECODING, ()))
+    decoding.in_flight = False
+    again = (Do.RELEASE_EMBEDDINGS, Do.START_DECODING, Do.EMIT_TOKENS)
+    follow(
+        decoding,
+        (Preempted(), S.PREEMPTED, GIVES_WAY),
+        (Scheduled((7, 8, 9), num_cached=2), S.RUNNING, ()),
+        (FirstTokenSampled(3, TOKEN), S.DECODING, again),
+    )
+    assert decoding.tokens(2, 6) == [3, 9, 9, 9]
+    assert (decoding.num_computed, decoding.num_tokens) == (5, 6)
 
 
 def test_a_preempted_request_can_lose_its_decode_instance(running: Request) -> None:

@@ -16,6 +16,7 @@ from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm import transfer as t
 from epd.fsm.kernel import IllegalEvent, Row, Table, unless
+from epd.fsm.request_table import TABLE as REQUEST
 from tests.fsm.data_worlds import EmbeddingWorld, EncodingWorld, TransferWorld
 from tests.fsm.mutants import patched
 from tests.fsm.request_worlds import GenerationWorld, RequestWorld
@@ -97,7 +98,7 @@ def test_EMBEDDING_balances(data: st.DataObject) -> None:
 MUTANTS: dict[str, tuple[Callable[[], World], Table, list[Any], list[Row]]] = {
     "F6: blocks are freed when the client leaves, step or not": (
         lambda: RequestWorld(0, False, True),
-        r.TABLE,
+        REQUEST,
         [(r.S.DECODING, r.AbortReceived)],
         [
             Row(
@@ -110,7 +111,7 @@ MUTANTS: dict[str, tuple[Callable[[], World], Table, list[Any], list[Row]]] = {
     ),
     "an abort of a preempted request leaves its offer standing": (
         lambda: RequestWorld(0, False, False),
-        r.TABLE,
+        REQUEST,
         [(r.S.PREEMPTED, r.AbortReceived)],
         [
             Row(
@@ -123,7 +124,7 @@ MUTANTS: dict[str, tuple[Callable[[], World], Table, list[Any], list[Row]]] = {
     ),
     "decode is lost while preempted, and the table does not know": (
         lambda: RequestWorld(0, False, False),
-        r.TABLE,
+        REQUEST,
         [(r.S.PREEMPTED, r.KvFailed)],
         [],
     ),

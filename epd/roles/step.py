@@ -1,0 +1,78 @@
+"""A request and a step: what it brings to one, and what the step's outcome means for it.
+
+Tokens are those of the prompt, then those generated; after a preemption both are computed again, so
+a chunk may begin in one and end in the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epd.engine.base import RowSpan, StepSequence
+from epd.fsm import request as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.request import Request
+from epd.messages import TokenLogprobs
+
+
+def sequence_of(request: Request, count: int) -> StepSequence:
+    """Its next `count` tokens."""
+    start = request.num_computed
+    num_prompt = len(request.prompt)
+    sampling = request.sampling
+    reads_text = (
+        sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1.0
+    )
+    first_output = num_prompt - request.num_emitted
+    return StepSequence(
+        request_id=request.key,
+        token_ids=request.tokens(start, start + count),
+        start=start,
+        block_table=request.block_table,
+        positions=_positions(request, start, start + count),
+        rope_delta=request.rope_delta,
+        spans=_spans(request, start, count),
+        sample=sampling if start + count == num_prompt + len(request.output) else None,
+        output_index=request.num_emitted + len(request.output),
+        prompt_ids=request.prompt[:first_output] if reads_text else (),
+        output_ids=(
+            [*request.prompt[first_output:], *(t.token_id for t in request.output)]
+            if reads_text
+            else ()
+        ),
+    )
+
+
+def token_event(request: Request, count: int, token: TokenLogprobs, *, decoding: bool) -> Event:
+    """What the token that a step of `count` tokens ended with means."""
+    sampling = request.sampling
+    total = request.num_emitted + len(request.output) + 1
+    if token.token_id in sampling.stop_token_ids and total > sampling.min_tokens:
+        return fsm.LastTokenSampled(token, "stop")
+    if total >= sampling.max_tokens:
+        return fsm.LastTokenSampled(token, "length")
+    return fsm.TokenSampled(token) if decoding else fsm.FirstTokenSampled(count, token)
+
+
+def _positions(request: Request, start: int, stop: int) -> Any:
+    """`[3][stop - start]` where the prompt has positions of its own; None: index + delta."""
+    known = request.rope.positions if request.rope is not None else None
+    num_prompt = len(request.prompt)
+    if known is None or start >= num_prompt:
+        return None
+    tail = [index + request.rope_delta for index in range(num_prompt, stop)]
+    return [[*axis[start:stop], *tail] if tail else axis[start:stop] for axis in known]
+
+
+def _spans(request: Request, start: int, count: int) -> list[RowSpan]:
+    """Which rows replace placeholders of the chunk `[start, start + count)`."""
+    spans = []
+    for item in getattr(request.message, "items", ()):
+        first = max(start, item.offset)
+        last = min(start + count, item.offset + item.num_rows)
+        if first < last:
+            rows = request.rows[item.room]
+            spans.append(RowSpan(first - start, first - item.offset, last - first, rows))
+    return spans

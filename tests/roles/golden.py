@@ -1,0 +1,93 @@
+"""Questions whose right answers transformers gives: tokens, and the log-probability of each."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from epd.api.port import Generation
+from epd.api.prepare import Preparer
+from epd.config import GatewayConfig
+from epd.messages import SamplingParams, TokenLogprobs
+from epd.roles.compose import Gateway
+from epd.tiny import CHECKPOINT
+from tests.engine.conftest import chat, picture
+from tests.engine.driver import png
+from tests.engine.reference import reference_generate, reference_inputs, reference_model
+
+
+@dataclass(frozen=True)
+class Question:
+    generation: Generation
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@cache
+def preparer() -> Preparer:
+    return Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
+
+
+async def question(text: str, pictures: int = 0, max_tokens: int = 24, seed: int = 1) -> Question:
+    """A user turn with so many pictures before the text; greedy, no end token before the limit."""
+    images = [picture(seed + n, 70 - 9 * n, 40 + 11 * n) for n in range(pictures)]
+    return await ask([((pictures, text) if pictures else text)], images, max_tokens)
+
+
+async def ask(turns: list[Any], images: list[Any], max_tokens: int = 24) -> Question:
+    messages = chat(*turns)
+    urls = iter(base64.b64encode(png(image)).decode() for image in images)
+    for message in messages:
+        if isinstance(parts := message["content"], list):
+            message["content"] = [_with_url(part, urls) for part in parts]
+    prompt = await preparer().chat(messages)
+    tokens, logprobs = _reference(tuple(turns), images, max_tokens)
+    sampling = SamplingParams(max_tokens=max_tokens, num_logprobs=0)
+    return Question(Generation(prompt.token_ids, prompt.items, sampling), tokens, logprobs)
+
+
+def _with_url(part: dict[str, str], urls: Iterator[str]) -> dict[str, Any]:
+    if part["type"] != "image":
+        return dict(part)
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{next(urls)}"}}
+
+
+def _reference(
+    turns: tuple[Any, ...], images: list[Any], max_tokens: int
+) -> tuple[list[int], list[float]]:
+    """Greedy tokens to the limit, and their log-probabilities by one forward over all of them."""
+    messages = chat(*turns)
+    model = reference_model(CHECKPOINT)
+    tokens = reference_generate(CHECKPOINT, messages, images, max_tokens, eos_token_id=None)
+    inputs = reference_inputs(CHECKPOINT, messages, images)
+    num_prompt = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], dim=1)
+    if "mm_token_type_ids" in inputs:
+        kinds = inputs["mm_token_type_ids"]
+        inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(tokens)))
+    model.model.rope_deltas = None
+    with torch.inference_mode():
+        logits = model(**inputs).logits[0, num_prompt - 1 : -1].float()
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return tokens, chosen.tolist()
+
+
+async def answer(gateway: Gateway, asked: Question) -> list[TokenLogprobs]:
+    """What the cluster says."""
+    said: list[TokenLogprobs] = []
+    async for update in gateway.role.submit(asked.generation):
+        assert update.error is None, update.error
+        said += update.logprobs
+    return said
+
+
+def assert_exact(said: list[TokenLogprobs], asked: Question) -> None:
+    """Token for token, and log-probabilities within 1e-4."""
+    assert [token.token_id for token in said] == asked.token_ids
+    worst = max(abs(t.logprob - w) for t, w in zip(said, asked.logprobs, strict=True))
+    assert worst < 1e-4, f"log-probabilities differ by {worst:.2e}"

@@ -1,0 +1,300 @@
+"""A crowd of random requests through the pure scheduler, with every law checked at every step.
+
+`Crowd` plays the step loop and the outside: arrivals, pictures that come late, KV that is received,
+clients that leave.  Content is a number per token, so that two requests may share a prefix, and
+every block remembers what was written into it: a wrong block is seen when it is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import dataclass, field
+
+from epd.scheduling.batching import BatchScheduler, Bounds, Entry
+from epd.scheduling.block_pool import BlockPool
+
+BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One request; times are steps."""
+
+    arrives: int
+    prompt: int
+    output: int
+    bonus: int = 0
+    picture_at: int = 0  # 0: none; else the place of its row, ready `ready_after` steps later
+    ready_after: int = 0
+    received: bool = False  # its KV comes from elsewhere, `ready_after` steps after admission
+    leaves_after: int = 0  # 0: stays; else the client hangs up so many steps after arrival
+    family: int = 0  # requests of one family share their tokens
+
+
+@dataclass
+class Job:
+    shape: Shape
+    entry: Entry
+    tokens: list[int]
+    output: int = 0
+    blocks: tuple[int, ...] = ()
+    arrives_kv: int = -1
+    num_preempted: int = 0
+    done: bool = False
+    ends: int = -1
+
+
+@dataclass
+class Crowd:
+    shapes: list[Shape]
+    num_blocks: int = 32
+    bounds: Bounds = field(default_factory=lambda: Bounds(16, 8, 8))
+    caching: bool = True
+    now: int = 0
+    num_preempted: int = 0
+    num_cached: int = 0
+    num_computed: int = 0
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(self.num_blocks)
+        self.scheduler = BatchScheduler(self.pool, BLOCK, self.bounds)
+        self.memory: dict[int, list[int]] = {}
+        self.jobs: dict[str, Job] = {}
+        self.line = sorted(enumerate(self.shapes), key=lambda pair: (pair[1].arrives, pair[0]))
+
+    # --- life of a job ----------------------------------------------------------------------------
+
+    def arrive(self, number: int, shape: Shape) -> None:
+        key = str(number)
+        tokens = [shape.family * 1000 + i for i in range(shape.prompt)]
+        entry = Entry(key, 0, self.now - shape.bonus)
+        job = Job(shape, entry, tokens)
+        self.jobs[key] = job
+        self.enqueue(job, receives=shape.received)
+
+    def enqueue(self, job: Job, *, receives: bool = False) -> None:
+        shape = job.shape
+        pictures = bool(shape.picture_at)
+        self_contained = not pictures
+        job.entry = Entry(
+            job.entry.key,
+            len(job.tokens) + receives,
+            job.entry.rank,
+            max_tokens=0 if self_contained else shape.prompt + shape.output,
+            num_ready=self.ready(job),
+            recomputable=self_contained,
+            reserves_only=receives,
+            keys=self.keys(job) if self.caching else (),
+        )
+        self.scheduler.add(job.entry)
+
+    def ready(self, job: Job) -> int:
+        shape = job.shape
+        waits = shape.picture_at and self.now < shape.arrives + shape.ready_after
+        covered = job.entry.num_computed > shape.picture_at
+        return shape.picture_at if waits and not covered and not shape.received else 1 << 60
+
+    def keys(self, job: Job) -> list[bytes]:
+        full = len(job.tokens) // BLOCK
+        return [repr(job.tokens[: (i + 1) * BLOCK]).encode() for i in range(full)]
+
+    def leave(self, job: Job) -> None:
+        self.scheduler.remove(job.entry.key)
+        self.pool.give_back(job.blocks)
+        job.blocks, job.done, job.ends = (), True, self.now
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        while self.line and self.line[0][1].arrives <= self.now:
+            self.arrive(*self.line.pop(0))
+        for job in [j for j in self.jobs.values() if not j.done]:
+            shape = job.shape
+            if shape.leaves_after and self.now >= shape.arrives + shape.leaves_after:
+                self.leave(job)
+            job.entry.num_ready = self.ready(job)
+            if job.arrives_kv == self.now and not job.done:
+                self.receive(job)
+        self.preempt()
+        for entry, blocks in self.scheduler.growth():
+            self.jobs[entry.key].blocks += blocks
+        self.admit()
+        plan = self.scheduler.plan()
+        self.check(plan)
+        for entry, count in plan:
+            self.compute(self.jobs[entry.key], count)
+        self.now += 1
+
+    def preempt(self) -> None:
+        while (victim := self.scheduler.victim()) is not None:
+            job = self.jobs[victim.key]
+            assert not job.shape.picture_at or not victim.decoding, "its rows are gone"
+            running = [j.entry for j in self.jobs.values() if j.entry.num_blocks and not j.done]
+            older = [e for e in running if self.scheduler.get(e.key) is e and e.rank > victim.rank]
+            assert all(e.decoding and not e.recomputable for e in older), "an older one gave way"
+            self.scheduler.remove(victim.key)
+            self.pool.give_back(job.blocks)
+            job.blocks = ()
+            job.num_preempted += 1
+            self.num_preempted += 1
+            self.enqueue(job)
+
+    def admit(self) -> None:
+        for admission in self.scheduler.admissions():
+            job = self.jobs[admission.entry.key]
+            for other in self.jobs.values():  # same kind of line, lower rank: it was overtaken
+                if not other.done and not other.blocks and other is not job:
+                    same = other.entry.reserves_only == admission.entry.reserves_only
+                    assert not same or other.entry.rank >= admission.entry.rank, "overtaken"
+            assert not job.blocks
+            job.blocks = admission.blocks
+            self.num_cached += admission.num_cached
+            if admission.entry.reserves_only:
+                job.arrives_kv = self.now + 1 + job.shape.ready_after
+            else:
+                assert admission.num_cached < len(job.tokens), "somebody must compute the logits"
+                job.entry.num_ready = self.ready(job)
+                self.read(job, admission.num_cached)
+
+    def receive(self, job: Job) -> None:
+        """Its KV has landed: it decodes at once."""
+        self.write(job, 0, len(job.tokens))
+        entry = job.entry
+        entry.num_computed = len(job.tokens)
+        self.sample(job)
+        if not job.done:
+            entry.num_tokens = len(job.tokens)
+            self.scheduler.add_decoding(entry)
+
+    def compute(self, job: Job, count: int) -> None:
+        entry = job.entry
+        start = entry.num_computed
+        self.read(job, start)
+        self.write(job, start, count)
+        entry.num_computed += count
+        self.num_computed += count
+        if entry.num_computed < len(job.tokens):
+            return
+        self.sample(job)
+        if not job.done:
+            entry.num_tokens = len(job.tokens)
+            if not entry.decoding:
+                self.scheduler.add_decoding(entry)
+
+    def sample(self, job: Job) -> None:
+        if self.caching:
+            for index, key in enumerate(self.keys(job)):
+                self.pool.publish(job.blocks[index], key)
+        job.output += 1
+        job.tokens.append(job.shape.family * 1000 + len(job.tokens))
+        if job.output >= job.shape.output:
+            self.leave(job)
+
+    # --- memory with contents ---------------------------------------------------------------------
+
+    def write(self, job: Job, start: int, count: int) -> None:
+        for index in range(start, start + count):
+            block = job.blocks[index // BLOCK]
+            if index % BLOCK == 0:
+                self.memory[block] = []
+            assert len(self.memory[block]) >= index % BLOCK, "a hole in the block"
+            del self.memory[block][index % BLOCK :]
+            self.memory[block].append(job.tokens[index])
+
+    def read(self, job: Job, num_tokens: int) -> None:
+        found = [t for block in job.blocks for t in self.memory.get(block, [None] * BLOCK)]
+        assert found[:num_tokens] == job.tokens[:num_tokens], "KV of another text"
+
+    # --- laws -------------------------------------------------------------------------------------
+
+    def check(self, plan: list[tuple[Entry, int]]) -> None:
+        bounds = self.bounds
+        assert sum(n for _, n in plan) <= bounds.max_step_tokens
+        assert all(0 < n <= bounds.max_chunk_tokens or e.decoding for e, n in plan)
+        assert len({entry.key for entry, _ in plan}) == len(plan)
+        for entry, count in plan:
+            job = self.jobs[entry.key]
+            assert not job.done
+            assert entry.num_computed + count <= min(len(job.tokens), self.ready(job))
+            assert entry.num_computed + count <= len(job.blocks) * BLOCK
+        held = [block for job in self.jobs.values() for block in job.blocks]
+        assert self.pool.num_leased == len(set(held)) <= self.pool.size
+        assert self.pool.num_free + self.pool.num_leased == self.pool.size
+        if not self.caching:
+            assert len(set(held)) == len(held), "a block with two owners"
+
+    def bound(self) -> int:
+        """Steps within which everything must have ended: each prompt again for each preemption."""
+        last = max((s.arrives + s.ready_after for s in self.shapes), default=0)
+        work = sum(s.prompt + s.output + s.ready_after + 4 for s in self.shapes)
+        return last + 4 * work + 16
+
+    def run(self) -> None:
+        bound = self.bound()
+        while self.line or not all(job.done for job in self.jobs.values()):
+            assert self.now < bound, self.stuck()
+            self.step()
+        assert self.pool.num_leased == 0, "blocks are left over"
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        for job in self.jobs.values():
+            assert job.shape.leaves_after or job.output == job.shape.output
+
+    def stuck(self) -> str:
+        left = [j for j in self.jobs.values() if not j.done]
+        return f"{len(left)} of {len(self.jobs)} never end: {left[:2]}"
+
+
+def draw(rng: random.Random, count: int, num_blocks: int) -> list[Shape]:
+    """Random shapes, each of which fits the pool alone."""
+    shapes = []
+    for _ in range(count):
+        output = rng.randint(1, 12) if rng.random() < 0.7 else rng.randint(12, 30)
+        prompt = rng.randint(1, max(1, min(40, num_blocks * BLOCK - output - 1)))
+        kind = rng.random()
+        shapes.append(
+            Shape(
+                rng.randint(0, count // 2),
+                prompt,
+                output,
+                bonus=rng.choice((0, 0, 0, 5, 20)),
+                picture_at=rng.randint(1, prompt - 1) if kind < 0.4 and prompt > 1 else 0,
+                ready_after=rng.randint(0, 12),
+                received=kind > 0.8 or kind < 0.1,
+                leaves_after=rng.randint(1, 30) if rng.random() < 0.15 else 0,
+                family=rng.randint(0, 3),
+            )
+        )
+    return shapes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Random requests through the pure scheduler.")
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    started, done, seed = time.perf_counter(), 0, arguments.seed
+    preempted = cached = steps = 0
+    while done < arguments.requests:
+        rng = random.Random(seed)
+        blocks = rng.choice((12, 16, 24, 48, 200))
+        bounds = Bounds(rng.choice((2, 8, 16, 64)), rng.choice((1, 7, 16)), rng.choice((1, 4, 32)))
+        crowd = Crowd(draw(rng, 200, blocks), blocks, bounds, caching=rng.random() < 0.7)
+        try:
+            crowd.run()
+        except AssertionError:
+            print(f"seed {seed}")
+            raise
+        done, seed = done + len(crowd.jobs), seed + 1
+        preempted, cached = preempted + crowd.num_preempted, cached + crowd.num_cached
+        steps += crowd.now
+    took_s = time.perf_counter() - started
+    print(
+        f"{done} requests, {steps} steps, {preempted} preemptions, {cached} cached tokens: "
+        f"all laws held, in {took_s:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
