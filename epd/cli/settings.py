@@ -42,3 +42,212 @@ MAY_BE_ZERO = frozenset(
         "prefill.slot_nbytes",
         "engine.threads",
         "engine.max_itl_impact",
+        "limits.max_redirects",
+        "encode.cache_host_nbytes",
+        "encode.send_buffer_nbytes",
+        "encode.send_slot_nbytes",
+    }
+)
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes of one cluster share."""
+
+    model_dir: str = ""  # empty: the bundled tiny model
+    model_name: str = ""  # empty: the directory's name
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tenant: str = ""
+    cluster_key: str = ""  # a key file: required between hosts
+    transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
+    transport_directory: str = ""  # of the file transport: shared by all instances
+    limits: Limits = Limits()
+    timing: Timing = Timing()
+    encode: EncodeConfig = EncodeConfig()
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    engine: EngineConfig = EngineConfig()
+
+
+@functools.cache
+def leaves() -> dict[str, type]:
+    """Dotted key to type of every setting, in order."""
+    return dict(_leaves(Settings, ""))
+
+
+def _leaves(struct: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, type]]:
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _leaves(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field.type
+
+
+def flatten(settings: msgspec.Struct) -> dict[str, Any]:
+    """Dotted key to value of a struct of structs."""
+    return dict(_flat(msgspec.to_builtins(settings), ""))
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def build_settings(
+    file: Path | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """`flags`: dotted key to value, None where the flag was not given.  Raises ConfigError."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        for key, value in _flat(read_file(file), ""):
+            values[key] = checked(key, value, str(file))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment}: write KEY=VALUE, such as timing.lost_after_s=5")
+        values[key] = checked(key, _parsed(text), "--set")
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = checked(key, value, "flags")
+    settings = msgspec.convert(_nested(values), Settings)
+    _check_together(settings)
+    return settings
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The tables of a TOML or JSON file.  Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}; give a TOML or JSON file") from error
+    except ValueError as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ConfigError(f"--config {path} is not {kind}: {error}") from error
+    if not isinstance(tables, dict):
+        raise ConfigError(f"--config {path} holds no table of settings")
+    return tables
+
+
+def checked(key: str, value: Any, origin: str) -> Any:
+    """The value of one setting in its type.  Raises ConfigError naming `origin` and `key`."""
+    kind = leaves().get(key)
+    if kind is None:
+        hint = suggestion(key, leaves()) or _tail_hint(key)
+        raise ConfigError(f"{origin}: {key} is not a setting{hint}")
+    try:
+        if key.endswith("_nbytes") and isinstance(value, str):
+            value = parse_nbytes(value)
+        converted: Any = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        raise ConfigError(f"{origin}: {key} must be {wanted[kind]}, not {value!r}") from None
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {key}: {error}") from None
+    problem = _problem(key, converted)
+    if problem:
+        raise ConfigError(f"{origin}: {key} is {converted!r}; {problem}")
+    return converted
+
+
+def _tail_hint(key: str) -> str:
+    """A right name in the wrong table."""
+    name = key.rpartition(".")[2]
+    found = [known for known in leaves() if known.rpartition(".")[2] == name]
+    return f"; did you mean {found[0]}?" if found else "; epd run --show-config lists all of them"
+
+
+def _problem(key: str, value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value < 0 or (value == 0 and key not in MAY_BE_ZERO):
+            return "it must be above zero" if key not in MAY_BE_ZERO else "it may not be negative"
+        if not math.isfinite(value):
+            return "it must be a finite number"
+    if key == "port" and value > 65535:
+        return "a port is at most 65535"
+    if key.endswith("share_per_peer") and value > 1:
+        return "a share is at most 1"
+    if key == "engine.max_itl_impact" and 0 < value <= 1:
+        return "it must be above 1 (how many times as long a step may take), or 0 for no bound"
+    if key == "engine.dtype" and value not in DTYPES:
+        return f"it must be one of {', '.join(DTYPES)}{suggestion(value, DTYPES)}"
+    if key == "engine.checksums" and value not in CHECKSUMS:
+        return f"it must be one of {', '.join(CHECKSUMS)}{suggestion(value, CHECKSUMS)}"
+    if key == "transport" and value not in TRANSPORTS:
+        return f"it must be one of {', '.join(TRANSPORTS)}{suggestion(value, TRANSPORTS)}"
+    if key == "engine.device" and value != "cpu":
+        return "it must be cpu: this version serves on the CPU only"
+    return ""
+
+
+def _check_together(settings: Settings) -> None:
+    timing = settings.timing
+    if not timing.heartbeat_interval_s < timing.suspect_after_s < timing.lost_after_s:
+        raise ConfigError(
+            "timing.heartbeat_interval_s, suspect_after_s and lost_after_s must grow; "
+            f"they are {timing.heartbeat_interval_s:g}, {timing.suspect_after_s:g} and "
+            f"{timing.lost_after_s:g} s"
+        )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *tables, name = key.split(".")
+        table = tree
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[name] = value
+    return tree
+
+
+def gateway_config(settings: Settings, instance_id: str, endpoint: str) -> GatewayConfig:
+    return GatewayConfig(
+        instance_id=instance_id,
+        model_dir=settings.model_dir,
+        model_name=settings.model_name,
+        host=settings.host,
+        port=settings.port,
+        endpoint=endpoint,
+        tenant=settings.tenant,
+        cluster_key=settings.cluster_key,
+        limits=settings.limits,
+        timing=settings.timing,
+    )
+
+
+def instance_config(
+    settings: Settings,
+    instance_id: str,
+    roles: tuple[str, ...],
+    endpoint: str,
+    gateway_endpoint: str,
+) -> InstanceConfig:
+    return InstanceConfig(
+        instance_id=instance_id,
+        roles=roles,
+        model_dir=settings.model_dir,
+        gateway_endpoint=gateway_endpoint,
+        endpoint=endpoint,
+        cluster_key=settings.cluster_key,
+        transport=settings.transport,
+        transport_directory=settings.transport_directory,
+        timing=settings.timing,
+        encode=settings.encode,
+        prefill=settings.prefill,
+        decode=settings.decode,
+        engine=settings.engine,
+    )

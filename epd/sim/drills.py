@@ -8,6 +8,7 @@ from epd.sim.cluster import Settings
 from epd.sim.drill import NOTHING, REFUSED, Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
+from epd.sim.scheduling_drills import SCHEDULING_DRILLS
 from epd.sim.swarm import Excuse
 from epd.sim.tier_drills import TIER_DRILLS
 from epd.sim.transfer import DataConditions
@@ -292,6 +293,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     *CACHE_DRILLS,
     *TIER_DRILLS,
+    *SCHEDULING_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {

@@ -112,3 +112,20 @@ KINDS = (
     Kind(generation.TABLE, make_generation, 38),
     Kind(REQUEST, make_request, 76),
     Kind(encoding.TABLE, make_encoding, 62),
+    Kind(embedding.TABLE, make_embedding, 37),
+    Kind(TRANSFER, make_transfer, 104),
+    Kind(instance.TABLE, make_instance, 21),
+)
+
+
+def at(machine: Machine, state: Any) -> Machine:
+    """The machine, put into a state by force."""
+    machine._state = state
+    return machine
+
+
+def context(machine: Machine) -> dict[str, Any]:
+    """Everything that a machine remembers, apart from its story."""
+    kinds = [kind for kind in type(machine).__mro__ if kind not in (Machine, object)]
+    names = [name for kind in kinds for name in kind.__dict__.get("__slots__", ())]
+    return {name: repr(getattr(machine, name, None)) for name in sorted(names)}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 
-from epd.config import EngineConfig
+from epd.config import EncodeConfig, EngineConfig, PrefillConfig
+from epd.engine.base import Patches, Rows
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from epd.tiny import CHECKPOINT
@@ -31,17 +32,37 @@ def shared() -> dict[str, Any]:
     return {"executor": executor, "vision": build_vision(CHECKPOINT, SMALL, executor)}
 
 
+class SlowVision:
+    """Gives up picture after picture, each when it is told to; `damage` may change rows."""
+
+    def __init__(self, vision: Any, damage: Callable[[Rows], Rows] = lambda rows: rows) -> None:
+        self.contract = vision.contract
+        self.preprocess = vision.preprocess
+        self._vision = vision
+        self._damage = damage
+        self.may_give = asyncio.Semaphore(0)
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Any]:
+        rows: list[Any] = []
+        for patches in batch:
+            await self.may_give.acquire()
+            rows += map(self._damage, await self._vision.encode([patches]))
+        return rows
+
+
 @asynccontextmanager
 async def serving(
-    shared: dict[str, Any], topology: str = "1epd", **settings: Any
+    shared: dict[str, Any], topology: str = "1epd", vision: Any = None, **settings: Any
 ) -> AsyncIterator[Cluster]:
     cluster = Cluster()
     config = msgspec.structs.replace(SMALL, **settings)
     for name, *roles in TOPOLOGIES[topology]:
-        engines = Engines(vision=shared["vision"] if "encode" in roles else None)
+        engines = Engines(vision=(vision or shared["vision"]) if "encode" in roles else None)
         if "prefill" in roles or "decode" in roles:
             engines.language = build_language(CHECKPOINT, config, shared["executor"])
-        cluster.add(name, tuple(roles), engines, engine=config)
+        early = PrefillConfig(min_early_tokens=1)
+        encode = EncodeConfig(max_batch_patches=1)  # one picture at a time
+        cluster.add(name, tuple(roles), engines, engine=config, prefill=early, encode=encode)
     async with cluster.running():
         yield cluster
         await cluster.settle()
@@ -83,3 +104,68 @@ async def test_who_gives_way_says_the_same(
     ) as cluster:
         await ask_all(cluster.gateway, asked)
         assert num_preemptions(cluster) >= 2
+
+
+async def until_parked(cluster: Cluster, times: int) -> None:
+    """Until a prompt has come to wait in its middle so many times."""
+    async with asyncio.timeout(10):
+        while num_parked(cluster) < times:
+            await asyncio.sleep(0.005)
+
+
+def num_parked(cluster: Cluster) -> int:
+    counts = [i.actor.journal.transitions for i in cluster.instances.values()]
+    return sum(n for c in counts for t, n in c.items() if t.target == "WAITING_MID_PROMPT")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_a_prompt_waits_for_each_of_its_pictures(
+    topology: str, shared: dict[str, Any]
+) -> None:
+    """F10: three pictures come one by one; text passes; every wait is in the middle."""
+    vision = SlowVision(shared["vision"])
+    asked = await question("all of them", 3)
+    async with serving(shared, topology, vision) as cluster:
+        waiting = asyncio.create_task(answer(cluster.gateway, asked))
+        for picture in range(3):
+            await until_parked(cluster, picture + 1)
+            await ask_all(cluster.gateway, [await question("hello", max_tokens=4)])
+            assert num_parked(cluster) == picture + 1
+            vision.may_give.release()
+        assert_exact(await waiting, asked)
+
+
+async def test_who_waits_in_its_middle_can_leave(shared: dict[str, Any]) -> None:
+    """F43, F21: blocks and rows come back, and the abandoned load is kept for the next one."""
+    vision = SlowVision(shared["vision"])
+    asked = await question("both", 2)
+    async with serving(shared, "1e1p1d", vision) as cluster:
+        stream = cluster.gateway.role.submit(asked.generation)
+        vision.may_give.release()
+        await until_parked(cluster, 1)
+        stream.cancel("client disconnected")
+        vision.may_give.release()
+        vision.may_give.release()
+        await cluster.settle()
+        await ask_all(cluster.gateway, [asked])
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "swapped"])
+async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> None:
+    """The comparison of this file can fail."""
+
+    def spoil(rows: Rows) -> Rows:
+        tensor = rows.tensor.clone()
+        if damage == "zeroed":
+            tensor[3] = 0
+        else:
+            tensor[[2, 3]] = tensor[[3, 2]]
+        return Rows(tensor, rows.num_rows, rows.nbytes)
+
+    vision = SlowVision(shared["vision"], spoil)
+    vision.may_give.release()
+    asked = await question("what?", 1)
+    async with serving(shared, vision=vision) as cluster:
+        said = await answer(cluster.gateway, asked)
+    with pytest.raises(AssertionError):
+        assert_exact(said, asked)

@@ -25,10 +25,10 @@ from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
-from tests.sim import cache_mutants, tier_mutants
+from tests.sim import cache_mutants, scheduling_mutants, tier_mutants
 from tests.sim.planting import MUTANTS, mutant, row, several
 
-__all__ = ["MUTANTS", "cache_mutants", "tier_mutants"]
+__all__ = ["MUTANTS", "cache_mutants", "scheduling_mutants", "tier_mutants"]
 
 T, E, R, C = transfer.S, embedding.S, request.S, encoding.S
 TRANSFER = transfer.Transfer.table
@@ -192,7 +192,7 @@ def answer_without_picture() -> Iterator[None]:
     do = (request.Do.ENQUEUE,)
     with several(
         row(REQUEST, R.WAITING_FOR_EMBEDDINGS, request.EmbeddingFailed, R.WAITING, do),
-        mock.patch("epd.roles.requests._spans", lambda request, start, count: []),
+        mock.patch("epd.roles.step._spans", lambda request, start, count: []),
     ):
         yield
 

@@ -1,0 +1,46 @@
+"""Drills of the batch: giving way when blocks run out, waiting in the middle of a prompt."""
+
+from __future__ import annotations
+
+from epd.sim.cluster import Settings
+from epd.sim.drill import Drill
+from epd.sim.workload import Workload
+
+FEW_BLOCKS = Settings(num_blocks=32)
+"""More than any one request can need, and less than all of them do."""
+
+SCHEDULING_DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "late-pictures",
+        ("F10", "F24", "F27"),
+        topology="1e1pd",
+        work=Workload(16, image_share=0.8, slow_share=0.3, spread_s=0.2, max_tokens=24),
+        settings=FEW_BLOCKS,
+        fires=("REQUEST:RUNNING>WAITING_MID_PROMPT",),
+        mutants=("prompt_runs_over_its_picture", "mid_prompt_is_forgotten"),
+    ),
+    Drill(
+        "leave-mid-prompt",
+        ("F21", "F22", "F43"),
+        work=Workload(24, image_share=1.0, slow_share=0.5, spread_s=0.3, cancel_share=0.7),
+        fires=("REQUEST:WAITING_MID_PROMPT>FINISHED",),
+        mutants=("leaving_mid_prompt_keeps_blocks",),
+    ),
+    Drill(
+        "few-blocks",
+        ("F24", "F43"),
+        topology="1epd",
+        work=Workload(24, image_share=0.3, spread_s=0.1, max_tokens=48, cancel_share=0.1),
+        settings=FEW_BLOCKS,
+        fires=("REQUEST:DECODING>PREEMPTED", "REQUEST:RUNNING>PREEMPTED"),
+        mutants=("preempted_says_it_again", "preempted_keeps_blocks"),
+    ),
+    Drill(
+        "few-blocks-at-decode",
+        ("F24",),
+        work=Workload(24, image_share=0.3, spread_s=0.1, max_tokens=48),
+        settings=FEW_BLOCKS,
+        fires=("REQUEST:DECODING>PREEMPTED",),
+        mutants=("preempted_without_its_rows",),
+    ),
+)

@@ -1,0 +1,85 @@
+"""Bugs of the scheduler put back: preemption, and waiting in the middle of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from epd.fsm import request
+from epd.fsm.request_table import TABLE as REQUEST
+from epd.roles.step import _spans as spans
+from epd.scheduling.batching import BatchScheduler, Entry
+from tests.sim.planting import mutant, row, several
+
+R = request.S
+
+
+@mutant
+def preempted_says_it_again() -> Iterator[None]:
+    """F24: a preempted request begins its answer anew, without knowing what it has said."""
+
+    def forget(machine: request.Request, event: request.Scheduled) -> None:
+        request.keep_blocks(machine, event)
+        machine.output.clear()
+
+    with row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), forget):
+        yield
+
+
+@mutant
+def preempted_keeps_blocks() -> Iterator[None]:
+    """F24: who gives way forgets its blocks instead of returning them."""
+    do = (request.Do.DEQUEUE, request.Do.ENQUEUE)
+    with row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do):
+        yield
+
+
+@mutant
+def preempted_without_its_rows() -> Iterator[None]:
+    """F24: who decodes gives way although the rows to compute its prompt again are gone."""
+    victim = BatchScheduler.victim
+
+    def anybody(self: BatchScheduler) -> Entry | None:
+        running = [*self._prefilling.values(), *self._decoding.values()]
+        return victim(self) and max(running, key=lambda entry: entry.rank)
+
+    with mock.patch.object(BatchScheduler, "victim", anybody):
+        yield
+
+
+@mutant
+def prompt_runs_over_its_picture() -> Iterator[None]:
+    """F10: a chunk is computed although its picture's rows are not here: as if they were zero."""
+
+    def present(machine: request.Request, start: int, count: int) -> list[Any]:
+        items = [i for i in machine.message.items if i.room in machine.rows]
+        some = mock.Mock(message=mock.Mock(items=items), rows=machine.rows)
+        return list(spans(some, start, count))
+
+    with several(
+        mock.patch.object(request.Request, "num_ready", lambda *_: request.ALL_TOKENS),
+        mock.patch("epd.roles.step._spans", present),
+    ):
+        yield
+
+
+@mutant
+def mid_prompt_is_forgotten() -> Iterator[None]:
+    """F10: who waits in the middle of its prompt is not scheduled again when its rows are here."""
+    state, event = R.WAITING_MID_PROMPT, request.EmbeddingReady
+    with row(REQUEST, state, event, R.RUNNING, (), request.keep_rows):
+        yield
+
+
+@mutant
+def leaving_mid_prompt_keeps_blocks() -> Iterator[None]:
+    """F43: the blocks of who leaves in the middle of its prompt are forgotten."""
+    do = (
+        request.Do.DEQUEUE,
+        request.Do.RELEASE_EMBEDDINGS,
+        request.Do.WITHDRAW_OFFER,
+        request.Do.SEND_ABORTED,
+    )
+    with row(REQUEST, R.WAITING_MID_PROMPT, request.AbortReceived, R.FINISHED, do):
+        yield
