@@ -116,6 +116,17 @@ class SamplingParams(Record):
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
     min_tokens: int = 0
+    grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether sampling looks back at the tokens of the answer."""
+        return bool(
+            self.grammar
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.repetition_penalty != 1.0
+        )
 
 
 class MediaItem(Record):

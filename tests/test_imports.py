@@ -45,7 +45,12 @@ def packages(*names: str) -> frozenset[str]:
 
 PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
 LEAVES = ("epd.config", "epd.records", "epd.messages", "epd.topology")
-TORCH_FREE = ("epd.engine.checkpoint", "epd.engine.fingerprint", "epd.engine.geometry")
+TORCH_FREE = (
+    "epd.engine.checkpoint",
+    "epd.engine.fingerprint",
+    "epd.engine.geometry",
+    "epd.engine.grammar",
+)
 
 # The longest prefix of a module's name decides.
 AREAS = {
@@ -68,10 +73,11 @@ AREAS = {
     ),
     "epd.engine": Area(("epd.engine", *LEAVES), packages("numpy", "PIL", "triton") | TENSORS),
     **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),
+    "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
         packages("aiohttp", "httptools", "jinja2", "msgspec", "PIL", "prometheus_client")
-        | packages("tokenizers", "uvicorn", "uvloop"),
+        | packages("llguidance", "tokenizers", "uvicorn", "uvloop"),
     ),
     "epd.tiny": Area(("epd.tiny",), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS),
     "epd.sim": Area(

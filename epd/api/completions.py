@@ -23,6 +23,7 @@ from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate
 from epd.api.prepare import Prompt
 from epd.api.responses import Answer, ChatAnswer, CompletionAnswer
 from epd.api.sse import end_events, send_events
+from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
 from epd.api.validation import Asked, ModelFacts, read_chat, read_completion
 from epd.config import Limits
@@ -36,6 +37,8 @@ class Prepares(ModelFacts, Protocol):
     async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt: ...
 
     async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
+
+    async def grammar(self, constraint: Constraint) -> str: ...
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
 
@@ -137,6 +140,9 @@ class Completions:
             else:
                 prompt = await self._preparer.chat(asked.messages)
             max_tokens = asked.max_new_tokens(len(prompt.token_ids), self._preparer)
+            grammar = ""
+            if asked.constraint is not None:
+                grammar = await self._preparer.grammar(asked.constraint)
             if exchange.disconnected:
                 raise ClientGone
         except BaseException:
@@ -145,7 +151,7 @@ class Completions:
         seed = random.getrandbits(63) if asked.seed is None else asked.seed
         try:
             for i, stream in enumerate(streams):
-                sampling = asked.sampling(i, seed, max_tokens, self._preparer)
+                sampling = asked.sampling(i, seed, max_tokens, self._preparer, grammar)
                 generation = Generation(prompt.token_ids, prompt.items, sampling, asked.user)
                 self._frontend.start_generation(stream, generation)
         except BaseException:

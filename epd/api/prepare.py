@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epd.api.chat import ChatRenderer
 from epd.api.detokenize import Detokenizer, Vocabulary
@@ -17,10 +17,14 @@ from epd.api.identity import mm_hash
 from epd.api.media import MediaFetcher, is_data_url, read_data_url
 from epd.api.picture import load_pillow, read_size
 from epd.api.port import PreparedItem
+from epd.api.structured import Constraint, checked_grammar
 from epd.config import GatewayConfig
 from epd.engine.base import MediaError
-from epd.engine.checkpoint import read_json, read_preprocessor
+from epd.engine.checkpoint import read_eos_token_ids, read_json, read_preprocessor
 from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
+
+if TYPE_CHECKING:
+    from epd.engine.grammar import Grammars
 from epd.engine.geometry import Geometry, image_geometry
 
 NUM_THREADS = 2
@@ -55,6 +59,7 @@ class Preparer:
         self._processor = processor_fingerprint(directory)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
+        self._grammars: Grammars | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
         model = self._renderer.config
         text = model.get("text_config", model)
@@ -66,7 +71,7 @@ class Preparer:
             load_pillow()  # now, not in the first request
         path = directory / "generation_config.json"
         generation = read_json(path) if path.is_file() else {}
-        self.eos_token_ids = _eos_token_ids(generation, model, text)
+        self.eos_token_ids = read_eos_token_ids(directory)
         self.defaults: Mapping[str, Any] = _sampling_defaults(generation)
 
     async def close(self) -> None:
@@ -158,6 +163,17 @@ class Preparer:
         key = mm_hash(self._config.tenant, data, self._processor, self._fingerprint)
         return _Picture(data, key, geometry)
 
+    async def grammar(self, constraint: Constraint) -> str:
+        """The text that constrains the answer.  Raises ApiError 400."""
+        if self._grammars is None:  # seldom asked for, and a large vocabulary takes its time
+            from epd.engine.grammar import Grammars
+
+            self._grammars = Grammars(self._config.model_dir, self.vocab_size)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, checked_grammar, constraint, self._grammars.fault
+        )
+
     # --- text -------------------------------------------------------------------------------------
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
@@ -177,17 +193,6 @@ def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         for j, part in enumerate(message["content"])
         if part["type"] == "image_url"
     ]
-
-
-def _eos_token_ids(*sources: dict[str, Any]) -> tuple[int, ...]:
-    """From generation_config.json, as generate does, else from config.json."""
-    for source in sources:
-        found = source.get("eos_token_id")
-        if isinstance(found, int):
-            return (found,)
-        if isinstance(found, list) and found:
-            return tuple(found)
-    return ()
 
 
 def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:

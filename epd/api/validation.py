@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from epd.api import fields
 from epd.api.errors import ApiError, bad_request
 from epd.api.messages_field import read_messages
+from epd.api.structured import GUIDED, Constraint, read_constraint
 from epd.config import Limits
 from epd.messages import SamplingParams
 
@@ -44,9 +45,6 @@ REFUSED = {
     "echo": "put the prompt in front of the answer yourself",
     "function_call": "this server calls no functions",
     "functions": "this server calls no functions",
-    "guided_choice": "output is not constrained",
-    "guided_json": "output is not constrained",
-    "guided_regex": "output is not constrained",
     "include_stop_str_in_output": "add the stop string yourself",
     "length_penalty": "there is no beam search",
     "modalities": "this server makes text only",
@@ -103,8 +101,11 @@ class Asked:
     include_usage: bool = False
     continuous_usage: bool = False
     user: str = ""
+    constraint: Constraint | None = None
 
-    def sampling(self, index: int, seed: int, max_tokens: int, model: ModelFacts) -> SamplingParams:
+    def sampling(
+        self, index: int, seed: int, max_tokens: int, model: ModelFacts, grammar: str = ""
+    ) -> SamplingParams:
         """Of choice `index`: choices differ in their seed only."""
         return SamplingParams(
             max_tokens=max_tokens,
@@ -120,6 +121,7 @@ class Asked:
             logit_bias=self.logit_bias,
             num_logprobs=self.num_logprobs,
             min_tokens=self.min_tokens,
+            grammar=grammar,
         )
 
     def all_stop_token_ids(self, model: ModelFacts) -> tuple[int, ...]:
@@ -195,6 +197,7 @@ SIMPLE: dict[str, Reader] = {
 }
 SHARED = {*SIMPLE, "logit_bias", "logprobs", "metadata", "model", "n", "stop_token_ids"}
 SHARED |= {"stream_options"}
+SHARED |= {"structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 COMPLETION = SHARED | {"prompt"}
 
@@ -223,7 +226,7 @@ def _read(body: dict[str, Any], known: set[str], model: ModelFacts, limits: Limi
         message = f"min_tokens {asked.min_tokens} is above max_tokens {asked.max_tokens}"
         raise bad_request(message, "min_tokens", "out_of_range")
     fields.mapping(present.get("metadata", {}), "metadata")
-    _check_response_format(present.get("response_format", {"type": "text"}))
+    asked.constraint = _constraint(asked, present)
     return asked
 
 
@@ -279,13 +282,15 @@ def _stream_options(present: dict[str, Any], *, stream: bool) -> tuple[bool, boo
     return include, continuous
 
 
-def _check_response_format(value: Any) -> None:
-    name = "response_format.type"
-    kind = fields.string(fields.mapping(value, "response_format").get("type"), name)
-    if kind != "text":
-        message = f"{name} '{kind[:40]}' is not supported: output is free text"
-        raise bad_request(message, name, "unsupported_parameter")
-    fields.only(value, "response_format", ("type",))
+def _constraint(asked: Asked, present: dict[str, Any]) -> Constraint | None:
+    """What the answer must be; it ends where it is complete."""
+    constraint = read_constraint(present)
+    if constraint is not None:
+        for name, is_set in (("ignore_eos", asked.ignore_eos), ("min_tokens", asked.min_tokens)):
+            if is_set:
+                message = f"{name} cannot be kept: {constraint.param} says where the answer ends"
+                raise bad_request(message, name)
+    return constraint
 
 
 def _chat_logprobs(body: dict[str, Any]) -> int:

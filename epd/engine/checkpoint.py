@@ -97,6 +97,21 @@ def read_preprocessor(directory: Path | str) -> dict[str, Any]:
     return {}
 
 
+def read_eos_token_ids(directory: Path | str) -> tuple[int, ...]:
+    """From generation_config.json, as generate does, else from config.json.  Raises ModelError."""
+    directory = Path(directory)
+    config = read_config(directory)
+    path = directory / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    for source in (generation, config, config.get("text_config", {})):
+        found = source.get("eos_token_id")
+        if isinstance(found, int):
+            return (found,)
+        if isinstance(found, list) and found:
+            return tuple(found)
+    return ()
+
+
 def read_header(path: Path) -> dict[str, Any]:
     """Header of a safetensors file: tensor name to dtype, shape, offsets.  Raises ModelError."""
     try:

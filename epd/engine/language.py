@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from epd.engine.base import (
     StepSequence,
 )
 from epd.engine.executor import DeviceExecutor
+from epd.engine.grammar import Grammars
 from epd.engine.kv_pool import KvPool
 from epd.engine.models.base import ModelAdapter
 from epd.engine.sampler import SampleRequest, sample
@@ -76,6 +78,7 @@ class TorchLanguageEngine:
         self._multi_axis = adapter.rope_positions(1, ()).positions is not None
         self._dtype = dtype
         self._device = torch.device(device)
+        self._grammars = Grammars(adapter.checkpoint.directory, self._embedding.num_embeddings)
         attention.register()
 
     # --- port ---------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ class TorchLanguageEngine:
             try:
                 with torch.inference_mode():
                     logits, sampled = self._logits([batch[i] for i in good], good)
-                    requests = [_request(batch[i]) for i in sampled]
+                    requests = [self._request(batch[i]) for i in sampled]
                     tokens = sample(logits, requests) if sampled else []
             except Exception as error:
                 raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
@@ -139,8 +142,21 @@ class TorchLanguageEngine:
             sequence = StepSequence("warm-up", tokens, 0, [0], None)
             with torch.inference_mode():
                 self._logits([sequence], [0])
+            self._grammars.warm_up()
         finally:
             self.pool = pool
+
+    def _request(self, sequence: StepSequence) -> SampleRequest:
+        params = sequence.sample
+        assert params is not None
+        allowed = None
+        if params.grammar:
+            allowed = partial(
+                self._grammars.allowed, sequence.request_id, params.grammar, sequence.output_ids
+            )
+        return SampleRequest(
+            params, sequence.output_index, sequence.prompt_ids, sequence.output_ids, allowed
+        )
 
     def _fault(self, sequence: StepSequence) -> StepFailure | None:
         """What makes this sequence unfit to run, if anything."""
@@ -261,10 +277,3 @@ class TorchLanguageEngine:
                 target[at : at + high - low] = held[low - first : high - first]
             first += len(held)
         return rows.to(self._device)
-
-
-def _request(sequence: StepSequence) -> SampleRequest:
-    assert sequence.sample is not None
-    return SampleRequest(
-        sequence.sample, sequence.output_index, sequence.prompt_ids, sequence.output_ids
-    )

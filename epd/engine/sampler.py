@@ -17,9 +17,11 @@ A row of logits that is not finite fails its own sequence and no other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from epd.engine.base import StepFailure
@@ -30,12 +32,16 @@ GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One row's wish; `output_index` numbers the token to be sampled among the output tokens."""
+    """One row's wish; `output_index` numbers the token to be sampled among the output tokens.
+
+    `allowed` gives a bool `[vocabulary]` of the tokens that a grammar admits; it raises ValueError.
+    """
 
     params: SamplingParams
     output_index: int
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
+    allowed: Callable[[], npt.NDArray[np.bool_]] | None = None
 
 
 def uniform(seed: int, index: int) -> float:
@@ -74,6 +80,7 @@ def _is_plain_greedy(request: SampleRequest) -> bool:
         params.temperature < GREEDY_BELOW
         and params.num_logprobs < 0
         and not params.logit_bias
+        and request.allowed is None
         and params.min_tokens <= request.output_index
         and params.repetition_penalty == 1.0
         and params.frequency_penalty == 0.0
@@ -86,6 +93,8 @@ def _sample_row(raw: torch.Tensor, request: SampleRequest) -> TokenLogprobs:
     logits = raw.clone()
     _apply_bias(logits, request)
     _apply_penalties(logits, request)
+    if request.allowed is not None:
+        logits[~torch.from_numpy(request.allowed())] = -torch.inf
     if params.temperature < GREEDY_BELOW:
         token = int(logits.argmax())
     else:

@@ -20,11 +20,6 @@ def sequence_of(request: Request, count: int) -> StepSequence:
     start = request.num_computed
     num_prompt = len(request.prompt)
     sampling = request.sampling
-    reads_text = (
-        sampling.frequency_penalty
-        or sampling.presence_penalty
-        or sampling.repetition_penalty != 1.0
-    )
     first_output = num_prompt - request.num_emitted
     return StepSequence(
         request_id=request.key,
@@ -36,10 +31,10 @@ def sequence_of(request: Request, count: int) -> StepSequence:
         spans=_spans(request, start, count),
         sample=sampling if start + count == num_prompt + len(request.output) else None,
         output_index=request.num_emitted + len(request.output),
-        prompt_ids=request.prompt[:first_output] if reads_text else (),
+        prompt_ids=request.prompt[:first_output] if sampling.reads_output else (),
         output_ids=(
             [*request.prompt[first_output:], *(t.token_id for t in request.output)]
-            if reads_text
+            if sampling.reads_output
             else ()
         ),
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from epd.api.errors import ApiError
 from epd.api.exchange import parse_object
+from epd.api.structured import Constraint
 from epd.api.validation import (
     CHAT,
     COMPLETION,
@@ -66,9 +67,9 @@ def test_every_parameter_reaches_the_sampler():
         frequency_penalty=1, presence_penalty=-1, repetition_penalty=1.5, logit_bias={"7": -100},
         logprobs=True, top_logprobs=2, ignore_eos=True,
     )  # fmt: skip
-    sampling = asked.sampling(1, asked.seed, 5, MODEL)
+    sampling = asked.sampling(1, asked.seed, 5, MODEL, "g")
     assert msgspec.structs.astuple(sampling) == (
-        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2,
+        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2, "g",
     )  # fmt: skip
 
 
@@ -155,9 +156,10 @@ def test_one_is_not_true():
 
 
 def test_response_format():
-    chat(response_format={"type": "text"})
-    error = refusal(chat, response_format={"type": "json_object"})
-    assert error.param == "response_format.type"
+    assert chat(response_format={"type": "text"}).constraint is None
+    found = chat(response_format={"type": "json_object"}).constraint
+    assert found == Constraint("json", {"type": "object"}, "response_format")
+    assert refusal(chat, response_format={"type": "xml"}).param == "response_format.type"
 
 
 def test_logprobs_of_chat():

@@ -1,0 +1,177 @@
+"""Constrained output as clients ask for it, turned into one grammar text.
+
+OpenAI's `response_format`; vLLM's `structured_outputs` (`json`, `regex`, `choice`, `grammar`,
+`json_object`) and its older spelling `guided_json`, `guided_regex`, `guided_choice`,
+`guided_grammar`.  One of them per request.  Nothing is relaxed silently: a keyword that cannot be
+enforced is an error that names its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from epd.api import fields
+from epd.api.errors import bad_request
+
+MAX_CHARS = 64 << 10  # of a schema or grammar: compiling is work that any client could ask for
+ANY_OBJECT = {"type": "object"}
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# As json.dumps writes it, which is what models have read most of.
+SPACING: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+GUIDED = ("json", "regex", "choice", "grammar")
+_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_ONE = ("items", "additionalProperties", "not", "contains", "if", "then", "else")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must be; `value` is checked for its JSON type only."""
+
+    kind: str  # json, regex, choice, grammar
+    value: Any
+    param: str  # where it stood, for complaints
+
+
+def read_constraint(present: Mapping[str, Any]) -> Constraint | None:
+    """The one constraint of a request, if any.  Raises ApiError 400."""
+    found = [
+        constraint
+        for constraint in (
+            _response_format(present.get("response_format")),
+            *_structured_outputs(present.get("structured_outputs")),
+            *(_guided(kind, present.get(f"guided_{kind}")) for kind in GUIDED),
+        )
+        if constraint is not None
+    ]
+    if len(found) > 1:
+        names = " and ".join(constraint.param for constraint in found)
+        raise bad_request(f"{names} both constrain the answer; send one", found[1].param)
+    return found[0] if found else None
+
+
+def _response_format(value: Any) -> Constraint | None:
+    if value is None:
+        return None
+    name = "response_format"
+    kind = fields.string(fields.mapping(value, name).get("type"), f"{name}.type")
+    if kind in ("text", "json_object"):
+        fields.only(value, name, ("type",))
+        return None if kind == "text" else Constraint("json", ANY_OBJECT, name)
+    if kind != "json_schema":
+        message = f"{name}.type '{kind[:40]}' is unknown; use text, json_object or json_schema"
+        raise bad_request(message, f"{name}.type", "unsupported_parameter")
+    fields.only(value, name, ("type", "json_schema"))
+    path = f"{name}.json_schema"
+    wrapper = fields.mapping(value.get("json_schema"), path)
+    fields.only(wrapper, path, ("name", "description", "schema", "strict"))
+    return _of("json", wrapper.get("schema"), f"{path}.schema")
+
+
+def _structured_outputs(value: Any) -> Iterator[Constraint | None]:
+    if value is None:
+        return
+    name = "structured_outputs"
+    fields.only(fields.mapping(value, name), name, (*GUIDED, "json_object"))
+    for kind in GUIDED:
+        if value.get(kind) is not None:
+            yield _of(kind, value[kind], f"{name}.{kind}")
+    wanted = value.get("json_object")
+    if wanted is not None and fields.boolean(wanted, f"{name}.json_object"):
+        yield Constraint("json", ANY_OBJECT, f"{name}.json_object")
+
+
+def _guided(kind: str, value: Any) -> Constraint | None:
+    return None if value is None else _of(kind, value, f"guided_{kind}")
+
+
+def _of(kind: str, value: Any, param: str) -> Constraint:
+    if kind == "json":
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise bad_request(f"{param} is not JSON: {error}", param) from None
+        if not isinstance(value, bool):
+            fields.mapping(value, param)
+    elif kind == "choice":
+        value = [
+            fields.string(choice, f"{param}[{i}]")
+            for i, choice in enumerate(fields.array(value, param))
+        ]
+    else:
+        fields.string(value, param)
+    if len(json.dumps(value)) > MAX_CHARS:
+        raise bad_request(f"{param} has more than {MAX_CHARS} characters; simplify it", param)
+    return Constraint(kind, value, param)
+
+
+# --- to a grammar ---------------------------------------------------------------------------------
+
+
+def to_grammar(constraint: Constraint) -> str:
+    """llguidance's text.  Slow for large schemas; not for the loop."""
+    from llguidance import LLMatcher
+
+    kind, value = constraint.kind, constraint.value
+    if kind == "json":
+        schema = ({} if value else {"not": {}}) if isinstance(value, bool) else value
+        return LLMatcher.grammar_from_json_schema(schema, defaults=SPACING)
+    if kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(value)
+    return LLMatcher.grammar_from_lark(value)
+
+
+def checked_grammar(constraint: Constraint, fault: Callable[[str], str]) -> str:
+    """The grammar, if an answer can follow it; `fault` says why none can.  Raises ApiError 400."""
+    grammar = to_grammar(constraint)
+    reason = fault(grammar)
+    if not reason:
+        return grammar
+    where = constraint.param
+    if constraint.kind == "json":
+        root = constraint.value
+        where += _place(root, root, lambda part: fault(to_grammar(Constraint("json", part, ""))))
+    first_line, *rest = reason.strip().splitlines()
+    told = " ".join([first_line, *(line.strip() for line in rest[:3])])[:300]
+    raise bad_request(f"{where} cannot be followed: {told}", constraint.param, "invalid_schema")
+
+
+def _place(root: Any, part: Any, fault: Callable[[Any], str]) -> str:
+    """Path below `part` to the smallest schema that is refused by itself."""
+    for path, child in _children(part):
+        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        alone = shared | child if isinstance(child, dict) and path[0] not in _DEFINING else child
+        if fault(alone):
+            return "".join(f".{step}" for step in path) + _place(root, child, fault)
+    return ""
+
+
+_DEFINING = ("$defs", "definitions")
+
+
+def _children(schema: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not isinstance(schema, dict):
+        return
+    for name in _NAMED:
+        if isinstance(schema.get(name), dict):
+            for key, child in schema[name].items():
+                yield (name, key), child
+    for name in _MANY:
+        if isinstance(schema.get(name), list):
+            for index, child in enumerate(schema[name]):
+                yield (name, str(index)), child
+    for name in _ONE:
+        if isinstance(schema.get(name), dict):
+            yield (name,), schema[name]

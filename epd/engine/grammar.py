@@ -1,0 +1,109 @@
+"""Constrained output: which tokens may come next, by a grammar that travels with the request.
+
+Theory of operation
+-------------------
+The gateway turns `response_format` and its relatives into one text, a grammar of llguidance, and
+checks it; the text is part of the sampling parameters.  An engine holds no request, so the state of
+a grammar is a function of the tokens of the answer so far: whoever samples token `i`, on prefill,
+on decode, or on another instance after a migration, replays the first `i` into a matcher.  Matchers
+of recent requests are kept, so that a step usually replays one token.
+
+Masks come from llguidance (https://github.com/guidance-ai/llguidance): an abi3 wheel without
+dependencies, which needs no torch and so serves the gateway as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+
+from epd.engine.checkpoint import read_eos_token_ids
+
+MAX_MATCHERS = 1024  # a forgotten one is replayed from the first token
+
+
+@dataclass(slots=True)
+class _Replayed:
+    grammar: str
+    matcher: LLMatcher
+    token_ids: list[int]
+
+
+class Grammars:
+    """Matchers over the vocabulary of one model; for one thread at a time."""
+
+    def __init__(self, model_dir: Path | str, vocab_size: int) -> None:
+        self._directory = Path(model_dir)
+        self._vocab_size = vocab_size
+        self._kept: OrderedDict[str, _Replayed] = OrderedDict()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        path = self._directory / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{self._directory} has no tokenizer.json, which grammars need")
+        return LLTokenizer(
+            path.read_text("utf-8"),
+            n_vocab=self._vocab_size,
+            eos_token=list(read_eos_token_ids(self._directory)) or None,
+        )
+
+    def warm_up(self) -> None:
+        """Read the vocabulary now: a part of a second for a large one."""
+        with contextlib.suppress(ValueError):  # told to those who send a grammar
+            _ = self._tokenizer
+
+    def fault(self, grammar: str) -> str:
+        """Why no answer can follow this grammar; empty if one can."""
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            return _reason(matcher)
+        if matcher.is_stopped() and not matcher.is_accepting():
+            return "nothing satisfies it"
+        return ""
+
+    def allowed(
+        self, request_id: str, grammar: str, token_ids: Sequence[int]
+    ) -> npt.NDArray[np.bool_]:
+        """bool `[vocab_size]`: what may follow the answer's tokens so far.
+
+        Only the end of the text may follow a complete answer.  Raises ValueError when these tokens
+        cannot have come from this grammar, or it is too complex.
+        """
+        kept = self._replay(request_id, grammar, list(token_ids))
+        bits = np.frombuffer(kept.matcher.compute_bitmask(), dtype=np.uint8)
+        if kept.matcher.is_error():
+            del self._kept[request_id]
+            raise ValueError(f"the grammar cannot go on: {_reason(kept.matcher)}")
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _replay(self, request_id: str, grammar: str, token_ids: list[int]) -> _Replayed:
+        kept = self._kept.get(request_id)
+        known = len(kept.token_ids) if kept is not None else 0
+        if kept is None or kept.grammar != grammar or kept.token_ids != token_ids[:known]:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            self._kept[request_id] = kept = _Replayed(grammar, matcher, [])
+        self._kept.move_to_end(request_id)
+        while len(self._kept) > MAX_MATCHERS:
+            self._kept.popitem(last=False)
+        news = token_ids[len(kept.token_ids) :]
+        if news and not kept.matcher.consume_tokens(news):
+            del self._kept[request_id]
+            raise ValueError(f"the answer left its grammar: {_reason(kept.matcher)}")
+        kept.token_ids = token_ids
+        return kept
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Its words, without the dump of its state that follows them."""
+    return matcher.get_error().partition("<state>")[0].strip()

@@ -1,0 +1,110 @@
+"""What clients may constrain, in every spelling, and where a schema is at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from epd.api.errors import ApiError
+from epd.api.structured import ANY_OBJECT, Constraint, checked_grammar, read_constraint
+from epd.engine.grammar import Grammars
+from epd.tiny import CHECKPOINT
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+NAMED = {"name": "n", "schema": SCHEMA, "strict": True, "description": "d"}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(CHECKPOINT, 272)
+
+
+@pytest.mark.parametrize(
+    ("present", "kind", "value", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json", ANY_OBJECT, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+            "json", SCHEMA, "response_format.json_schema.schema",
+        ),
+        ({"guided_json": '{"type": "object"}'}, "json", ANY_OBJECT, "guided_json"),
+        ({"guided_json": True}, "json", True, "guided_json"),
+        ({"guided_regex": "a+"}, "regex", "a+", "guided_regex"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", ["a", "b"],
+         "structured_outputs.choice"),
+        ({"structured_outputs": {"json_object": True}}, "json", ANY_OBJECT,
+         "structured_outputs.json_object"),
+        ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/", "guided_grammar"),
+    ],
+)  # fmt: skip
+def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Grammars) -> None:
+    found = read_constraint(present)
+    assert found == Constraint(kind, value, param)
+    assert checked_grammar(found, grammars.fault)
+
+
+def test_free_text() -> None:
+    assert read_constraint({}) is None
+    assert read_constraint({"response_format": {"type": "text"}}) is None
+    assert read_constraint({"structured_outputs": {"json_object": False}}) is None
+
+
+@pytest.mark.parametrize(
+    ("present", "param"),
+    [
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": [1]}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ],
+)
+def test_refused(present: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_constraint(present)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "reason"),
+    [
+        ({"type": "objec"}, "guided_json", "objec"),
+        (
+            {"properties": {"a": {"items": {"type": "strin"}}}},
+            "guided_json.properties.a.items", "strin",
+        ),
+        ({"properties": {"a": {"not": {}}}}, "guided_json.properties.a", "not"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"pattern": "("}}},
+         "guided_json.properties.a", "group"),
+        ({"anyOf": [{"type": "string"}, {"format": "date-tim", "type": "string"}]},
+         "guided_json.anyOf.1", "date-tim"),
+        ({"$ref": "#/nowhere"}, "guided_json", "nowhere"),
+        ({"allOf": 3}, "guided_json", "array"),
+    ],
+)  # fmt: skip
+def test_a_bad_schema_says_where(
+    schema: dict[str, Any], place: str, reason: str, grammars: Grammars
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        checked_grammar(Constraint("json", schema, "guided_json"), grammars.fault)
+    assert caught.value.status == 400
+    assert caught.value.message.startswith(f"{place} cannot be followed: ")
+    assert reason in caught.value.message
+
+
+@pytest.mark.parametrize(("kind", "value"), [("regex", "("), ("grammar", "start: nowhere")])
+def test_a_bad_grammar(kind: str, value: str, grammars: Grammars) -> None:
+    with pytest.raises(ApiError, match="cannot be followed"):
+        checked_grammar(Constraint(kind, value, f"guided_{kind}"), grammars.fault)

@@ -1,0 +1,101 @@
+"""Grammars over a real vocabulary: the state is what the answer's tokens say, whoever asks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.api.structured import Constraint, to_grammar
+from epd.engine import grammar as module
+from epd.engine.grammar import Grammars
+from epd.tiny import CHECKPOINT
+
+VOCAB_SIZE = 272
+ENDS = [256, 258]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "item": {"type": "string", "maxLength": 6},
+        "price": {"type": "integer", "minimum": 0, "maximum": 999},
+        "kind": {"enum": ["food", "drink"]},
+    },
+    "required": ["item", "price", "kind"],
+    "additionalProperties": False,
+}
+JSON = to_grammar(Constraint("json", SCHEMA, ""))
+CHOICE = to_grammar(Constraint("choice", ["yes", "no"], ""))
+
+
+def grammars() -> Grammars:
+    return Grammars(CHECKPOINT, VOCAB_SIZE)
+
+
+def walk(state: Grammars, draw: np.random.Generator, key: str, limit: int = 200) -> list[int]:
+    """Any answer that the grammar admits, up to its end."""
+    token_ids: list[int] = []
+    while len(token_ids) < limit:
+        allowed = np.flatnonzero(state.allowed(key, JSON, token_ids))
+        token = int(draw.choice(allowed))
+        if token in ENDS:
+            return token_ids
+        token_ids.append(token)
+    raise AssertionError("no end")
+
+
+@given(st.integers(0, 2**32))
+def test_whatever_is_drawn_is_valid(seed: int) -> None:
+    token_ids = walk(grammars(), np.random.default_rng(seed), "r")
+    found = json.loads(bytes(token_ids))  # the vocabulary is of bytes
+    assert set(found) == {"item", "price", "kind"}
+    assert len(found["item"]) <= 6
+    assert 0 <= found["price"] <= 999
+    assert found["kind"] in ("food", "drink")
+
+
+def test_the_state_is_a_function_of_the_tokens() -> None:
+    """As after a migration: an engine that never saw the request answers the same."""
+    seen = grammars()
+    token_ids = walk(seen, np.random.default_rng(3), "r")
+    for count in range(len(token_ids) + 1):
+        fresh = grammars().allowed("r", JSON, token_ids[:count])
+        again = seen.allowed("r", JSON, token_ids[:count])
+        assert (fresh == again).all()
+        assert count == len(token_ids) or fresh[token_ids[count]]
+    assert np.flatnonzero(seen.allowed("r", JSON, token_ids)).tolist() == ENDS
+
+
+def test_requests_do_not_mix_and_forgotten_ones_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_MATCHERS", 2)
+    state = grammars()
+    for name in ("a", "b", "c", "d", "a"):
+        assert state.allowed(name, CHOICE, list(b"y"))[ord("e")]
+        assert state.allowed(name, CHOICE, list(b"n"))[ord("o")]  # another answer under the name
+    assert state.allowed("a", JSON, [])[ord("{")]
+
+
+def test_tokens_outside_the_grammar() -> None:
+    state = grammars()
+    with pytest.raises(ValueError, match="left its grammar"):
+        state.allowed("a", CHOICE, list(b"q"))
+    assert state.allowed("a", CHOICE, [])[ord("y")]
+
+
+def test_faults() -> None:
+    state = grammars()
+    assert state.fault(JSON) == ""
+    assert "not exist" in state.fault(to_grammar(Constraint("json", {"$ref": "#/no"}, "")))
+    impossible = {"type": "integer", "minimum": 5, "maximum": 3}
+    assert state.fault(to_grammar(Constraint("json", impossible, "")))
+
+
+def test_no_tokenizer(tmp_path: pytest.TempPathFactory) -> None:
+    state = Grammars(str(tmp_path), VOCAB_SIZE)
+    state.warm_up()
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        state.fault(JSON)
