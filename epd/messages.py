@@ -6,11 +6,9 @@ A message is a noun on the wire.  Roles never see bytes: the bus decodes a frame
 into one of the tagged unions below, and a frame that does not decode is counted and dropped there.
 The bus promises little (at most once, ordered per peer, never blocks), so nothing here relies on
 delivery: a lost message is recovered by a time-out row of some state machine, and every message can
-arrive twice without harm.  For that, each carries what makes it idempotent: ids that are never
-reused, the `attempt` of the request, and (in the envelope) the sender's epoch.
-
-Big things do not ride here.  Compressed images travel as payload frames behind the header frame
-(not copied into it); embeddings and KV travel on the data plane.
+arrive twice without harm: each carries ids that are never reused, the request's `attempt`, and (in
+the envelope) the sender's epoch.  Big things do not ride here: compressed images are payload frames behind the header frame, not
+copied into it; embeddings and KV travel on the data plane.
 
 Identifiers
 -----------
