@@ -102,7 +102,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""
     cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
     transport: str = "auto"  # of rows and KV, one of TRANSPORTS
-    transport_directory: str = ""  # of the file transport: shared by all instances
+    transport_directory: str = ""  # for the file transport: shared by instances
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
     prefill: PrefillConfig = PrefillConfig()

@@ -40,6 +40,7 @@ from epd.records import (
     Span,
     TokenChunk,
     TokenLogprobs,
+    TransportOffer,
 )
 
 PROTOCOL_VERSION = 1
@@ -393,6 +394,7 @@ __all__ = [
     "TokenLogprobs",
     "Tokens",
     "TransferAborted",
+    "TransportOffer",
     "Welcome",
     "decode",
     "encode",

@@ -57,6 +57,13 @@ class Address(Record):
     public_key: str = ""  # CURVE, z85; empty on ipc
 
 
+class TransportOffer(Record):
+    """A way to move rows and KV; two instances with an equal offer can use it between them."""
+
+    name: str  # of a backend
+    domain: str  # how far it reaches
+
+
 class InstanceInfo(Record):
     """What an instance says of itself when it joins; the registry and all peers keep it."""
 
@@ -69,6 +76,7 @@ class InstanceInfo(Record):
     max_queue: int = 0
     kv_layout: KvLayout | None = None
     row_contract: RowContract | None = None
+    transports: tuple[TransportOffer, ...] = ()
 
 
 class CacheTier(Record):

@@ -7,6 +7,7 @@ child process), so that a bad installation is reported and not suffered.
 
 from __future__ import annotations
 
+import http.client
 import importlib.metadata
 import json
 import os
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from epd.cli import leftovers
 from epd.cli.model_check import bundled_model, check_model
@@ -34,6 +36,7 @@ INSTALL = "make env, or: pip install -c constraints.txt -e ."
 MIN_FREE_MEMORY_NBYTES = 2 << 30  # three processes with torch, and the tiny model
 MIN_OPEN_FILES = 1024
 SHM = Path("/dev/shm")
+READY_TIMEOUT_S = 5.0
 
 _ASK_TORCH = """
 import json, torch
@@ -72,6 +75,7 @@ def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False
         ("port", lambda: check_port(host, port, runtime)),
         ("run-dir", lambda: check_run_dir(runtime)),
         ("running", lambda: check_running(runtime)),
+        ("pairs", lambda: check_pairs(host, port)),
         ("leftovers", lambda: check_leftovers(runtime, fix=fix)),
         ("tiny-model", lambda: check_checkpoint("tiny-model", "")),
         ("transports", check_transports),
@@ -223,6 +227,34 @@ def check_running(directory: Path) -> Check:
     return Check("running", ok=True, detail=detail or "no instance of epd in this run directory")
 
 
+def check_pairs(host: str, port: int) -> Check:
+    """Which transport each pair of instances uses that runs behind this port."""
+    nobody = Check("pairs", ok=True, detail=f"no gateway of epd behind {host}:{port}")
+    try:
+        ready = _ready(host, port)
+    except (OSError, ValueError, http.client.HTTPException):
+        return nobody
+    if "instances" not in ready:
+        return nobody
+    pairs = {
+        f"{min(one, other)}-{max(one, other)} {transport}"
+        for instance in ready["instances"]
+        for one in (instance["instance"],)
+        for other, transport in instance["transports"].items()
+    }
+    return Check("pairs", ok=True, detail=", ".join(sorted(pairs)) or "no two instances exchange")
+
+
+def _ready(host: str, port: int) -> dict[str, Any]:
+    """What a gateway says of itself.  Raises OSError, HTTPException or ValueError."""
+    connection = http.client.HTTPConnection(host, port, timeout=READY_TIMEOUT_S)
+    try:
+        connection.request("GET", "/ready")
+        return dict(json.load(connection.getresponse()))
+    finally:
+        connection.close()
+
+
 def check_leftovers(directory: Path, *, fix: bool) -> Check:
     dead = [*leftovers.sockets(directory).dead, *leftovers.segments(SHM)]
     if not dead:
@@ -253,5 +285,5 @@ def check_transports() -> Check:
     )
     reason = asked.stdout.strip() or (asked.stderr.strip().splitlines() or [""])[-1]
     usable = [name for name in TRANSPORTS if name != "mooncake" or not reason]
-    detail = f"{', '.join(usable)} (auto: shm on one host, else tcp)"
+    detail = f"{', '.join(usable)} (auto: by pair; shm on one host, else mooncake, tcp, file)"
     return Check("transports", ok=True, detail=detail, remedy=reason)

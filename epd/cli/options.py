@@ -117,11 +117,11 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--transport", metavar="NAME",
-        help="how rows and KV move: auto (shm on one host, else tcp), shm, tcp, mooncake, file",
+        help="how rows and KV move: auto (by pair of instances), shm, tcp, mooncake, file",
     )  # fmt: skip
     group.add_argument(
         "--transport-dir", dest="transport_directory", metavar="DIR",
-        help="with --transport file: a directory that all instances share",
+        help="a directory that instances share, for files; auto: for pairs without another way",
     )  # fmt: skip
     group.add_argument(
         "--run-dir", default="", metavar="DIR",

@@ -29,11 +29,11 @@ from epd.transport.base import (
     Buffer,
     Bus,
     Clock,
+    DataPlane,
     Random,
     Received,
     Storage,
     TimerHandle,
-    TransferEngine,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,7 +74,7 @@ class Ports:
     clock: Clock
     bus: Bus
     random: Random
-    transfers: TransferEngine
+    transfers: DataPlane
     journal: Journal
     log: Log
     storage: Storage | None = None  # of rows, at an encoder

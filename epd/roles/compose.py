@@ -99,6 +99,7 @@ class Instance:
             max_queue=self.config.prefill.max_queue,
             kv_layout=language.kv_layout if language is not None else None,
             row_contract=contract,
+            transports=self.actor.ports.transfers.offers,
         )
 
     def start(self) -> None:

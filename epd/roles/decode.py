@@ -119,7 +119,7 @@ class DecodeRole(Role[Request]):
             transfer.key,
             transfer.attempt,
             "",
-            self._requests.region.remote,
+            self._transfers.descriptor(self._requests.region, transfer.peer),
             transfer.slots[:prompt_blocks],
             None,
             offer.num_prompt_tokens,

@@ -236,7 +236,7 @@ class Embeddings(Role[Embedding]):
             transfer.key,
             transfer.attempt,
             want.item.mm_hash,
-            self.region.remote,
+            self._transfers.descriptor(self.region, transfer.peer),
             transfer.slots,
             self._contract,
             want.item.num_rows,

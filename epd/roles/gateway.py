@@ -147,6 +147,7 @@ class GatewayRole(Role[Generation]):
                 "roles": list(i.info.roles),
                 "state": i.state.name,
                 "assigned": self._dispatcher.assigned_to(i.info.address.instance_id),
+                "transports": self._registry.transports_of(i),
                 "cached_pictures": len(self._index.held(i.info.address.instance_id)),
             }
             for i in self._registry.instances

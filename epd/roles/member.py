@@ -30,6 +30,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.base import Actor, Role, receives
+from epd.scheduling import pairing
 from epd.transport.base import Received
 
 
@@ -139,12 +140,22 @@ class Member(Role[Never]):
             if address.instance_id != own and key not in self.actor.peers:
                 self.actor.connect(address)
                 self._note_replaced(address)
+            if key not in self.actor.peers:
+                self._log_transport(info)
             self.actor.peers[key] = info
         for address in message.lost:
             self._note_lost(address)
         present = {(i.address.instance_id, i.address.epoch) for i in message.instances}
         self._forget_old(present)
         self._listed |= present
+
+    def _log_transport(self, info: InstanceInfo) -> None:
+        is_self = self.actor.is_self(info.address)
+        if not is_self and pairing.exchange(self._info, info):
+            name = pairing.choose(self._info, info)
+            self.actor.log.info(
+                "rows and KV move over", transport=name, peer=info.address.instance_id
+            )
 
     def _note_lost(self, address: Address) -> None:
         key = (address.instance_id, address.epoch)

@@ -1,9 +1,10 @@
 """The registry: INSTANCE machines, owned by the gateway alone (fault F35).
 
-A join is checked before it counts: protocol version, model fingerprint, and that its KV layout and
-row contract equal those of the instances that it will exchange memory with; a mismatch is refused
-with both values (fault F11).  Heartbeats keep an epoch alive; silence makes it suspect, then lost.
-Every change is published whole, with the epochs that were lost, so that peers connect and fence.
+A join is checked before it counts: protocol version, model fingerprint, that its KV layout and row
+contract equal those of the instances that it will exchange memory with, and that there is a
+transport between them; a mismatch is refused with both values (fault F11).  Heartbeats keep an
+epoch alive; silence makes it suspect, then lost.  Every change is published whole, with the epochs
+that were lost, so that peers connect and fence.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.scheduling import pairing
 from epd.transport.base import Received
 
 MAX_LOST = 256
@@ -53,6 +55,17 @@ class Registry(Role[Instance]):
     def instances(self) -> list[Instance]:
         """By name; of each the latest epoch, lost ones too until they return."""
         return [self._instances[name] for name in sorted(self._instances)]
+
+    def transports_of(self, instance: Instance) -> dict[str, str]:
+        """Which transport it uses with each member that it exchanges rows or KV with."""
+        return {
+            other.info.address.instance_id: pairing.choose(instance.info, other.info)
+            for other in self.instances
+            if other is not instance
+            and other.present
+            and instance.present
+            and pairing.exchange(instance.info, other.info)
+        }
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -100,6 +113,8 @@ class Registry(Role[Instance]):
                 own, its = getattr(other.info, name), getattr(join.info, name)
                 if own is not None and its is not None and own != its:
                     return f"{name} differs: {other.info.address.instance_id} {own}, it {its}"
+            if reason := pairing.objection(other.info, join.info):
+                return reason
         return ""
 
     @receives(Heartbeat)

@@ -29,9 +29,11 @@ from epd.messages import (
     CommitAck,
     Grant,
     KvState,
+    RemoteRegion,
     TransferAborted,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.scheduling.pairing import common
 from epd.transport.base import Buffer, Received, Region, WriteFailed, Written
 
 assert Transfer.table is TABLE  # importing the table binds it to the machine
@@ -335,6 +337,12 @@ class Transfers(Role[Transfer]):
     def withdraw_lease(self, transfer: Transfer, event: Event) -> None:
         if (consumer := self._consumers.get(transfer.key)) is not None:
             consumer.withdraw_lease(transfer)
+
+    def descriptor(self, region: Region, peer: Address) -> RemoteRegion:
+        """How this peer reaches an own region, over the transport of the pair."""
+        data_plane, info = self.actor.ports.transfers, self.actor.peer_info(peer)
+        names = common(data_plane.offers, info.transports) if info is not None else ()
+        return data_plane.descriptor(region, names[0] if names else "")
 
     @performs(Do.START_FENCE)
     async def start_fence(self, transfer: Transfer, event: Event) -> Event | None:

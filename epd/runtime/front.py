@@ -35,7 +35,7 @@ async def serve_gateway(config: GatewayConfig, ending: Ending, status: Status) -
     bus = ZmqBus(
         config.instance_id, epoch, config.endpoint, cluster_key=load_cluster_key(config.cluster_key)
     )
-    ports = make_ports(bus, config.instance_id, epoch, LocalMemory(), "local", checksums="never")
+    ports = make_ports(bus, config.instance_id, epoch, LocalMemory(), ("local",), checksums="never")
     gateway = Gateway(ports, config, model_fingerprint(config.model_dir))
     return await _serve(gateway, None, config, ending, status)
 
@@ -55,7 +55,7 @@ async def serve_all(
         config.instance_id,
         epoch,
         memory,
-        "local",
+        ("local",),
         checksums="never",
     )
     gateway = Gateway(gateway_ports, config, fingerprint)
@@ -65,7 +65,7 @@ async def serve_all(
         name,
         epoch,
         memory,
-        "local",
+        ("local",),
         checksums=instance_config.engine.checksums,
         storage=open_storage(instance_config),
     )

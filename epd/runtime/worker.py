@@ -27,7 +27,8 @@ from epd.transport.curve import ClusterKey
 from epd.transport.file_storage import FileStorage
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
-from epd.transport.routing import RoutingTransferEngine, choose_backend, data_host
+from epd.transport.offers import offered
+from epd.transport.routing import RoutingTransferEngine, data_host
 from epd.transport.zmq_bus import ZmqBus
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def make_ports(
     instance_id: str,
     epoch: int,
     memory: LocalMemory,
-    backend: str,
+    backends: tuple[str, ...],
     *,
     checksums: str,
     host: str = "127.0.0.1",
@@ -77,7 +78,8 @@ def make_ports(
             instance_id,
             epoch,
             memory,
-            preferred=backend,
+            preferred=backends[0],
+            also=backends[1:],
             checksums=checksums,
             host=host,
             secret=secret,
@@ -130,7 +132,7 @@ async def serve_instance(
     """Join the gateway over the network and serve until asked to end; returns the exit status."""
     epoch = new_epoch()
     key = load_cluster_key(config.cluster_key)
-    backend = choose_backend(config.transport, config.endpoint)
+    backends = offered(config.transport, config.endpoint, config.transport_directory)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     try:
         ports = make_ports(
@@ -138,7 +140,7 @@ async def serve_instance(
             config.instance_id,
             epoch,
             LocalMemory(),
-            backend,
+            backends,
             checksums=config.engine.checksums,
             host=data_host(config.endpoint),
             secret=key.data_plane_secret() if key is not None else b"",
@@ -148,7 +150,7 @@ async def serve_instance(
     except BaseException:
         await bus.close()
         raise
-    logger.info("rows and KV move over %s (transport %s)", backend, config.transport)
+    logger.info("offers %s (transport %s)", ", ".join(backends), config.transport)
     public_key = key.server_public if key is not None else ""
     gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
     try:

@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from epd.messages import Address, RemoteRegion
+from epd.messages import Address, RemoteRegion, TransportOffer
 from epd.sim.loop import SimLoop
 from epd.sim.process import SimProcess
 from epd.sim.rand import KeyedRandom
@@ -240,6 +240,13 @@ class SimTransferEngine:
         region = SlotRegion(remote, memoryview(bytearray(nbytes)), by_reference=by_reference)
         self._fabric.regions[key_of(remote)] = (region, self._process)
         return region
+
+    @property
+    def offers(self) -> tuple[TransportOffer, ...]:
+        return (TransportOffer("sim", ""),)
+
+    def descriptor(self, region: Region, transport: str) -> RemoteRegion:
+        return region.remote
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]

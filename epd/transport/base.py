@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from epd.messages import Address, Message, RemoteRegion
+from epd.messages import Address, Message, RemoteRegion, TransportOffer
 
 Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
 
@@ -202,6 +202,19 @@ class Storage(Protocol):
 
     async def close(self) -> None:
         """Wait briefly for what is being written."""
+        ...
+
+
+class DataPlane(TransferEngine, Protocol):
+    """The data plane as roles see it: one or more engines, and which of them reaches whom."""
+
+    @property
+    def offers(self) -> tuple[TransportOffer, ...]:
+        """Ways by which peers can reach this instance; it says so when it joins."""
+        ...
+
+    def descriptor(self, region: Region, transport: str) -> RemoteRegion:
+        """How a peer reaches an own region over this transport; empty: the one that made it."""
         ...
 
 

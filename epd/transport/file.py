@@ -53,74 +53,53 @@ ARRIVED = re.compile(r"[0-9]{20}-(?P<instance>[A-Za-z0-9._-]+)-(?P<epoch>[0-9]+)
 DESCRIPTION = "region"
 
 
-class FileRegion(SlotRegion):
-    """Memory, and a directory of writes that were not looked at yet."""
+class FileInbox:
+    """The directory of one region: writes that were not looked at yet, and mappings of the rest."""
 
-    def __init__(self, remote: RemoteRegion, directory: str, memory: memoryview) -> None:
-        super().__init__(remote, memory, by_reference=True)
+    def __init__(self, directory: str, slot_nbytes: int, barred: set[Life]) -> None:
         self.directory = directory
+        self._slot_nbytes = slot_nbytes
+        self._barred = barred
         self._mapped: list[tuple[tuple[int, ...], memoryview]] = []
-        self.barred: set[Life] = set()
-        self._taking_in = False
 
-    @property
-    def buffer(self) -> memoryview:
-        """The whole memory, with all that has arrived copied into it."""
-        self.take_in()
-        memory = super().buffer
-        for slots, payload in self._mapped:
+    def take_in(self, region: SlotRegion) -> None:
+        """Map and unlink the files that have arrived, oldest first; those of the barred go."""
+        for name in sorted(os.listdir(self.directory)):
+            found = ARRIVED.fullmatch(name)
+            if found is not None:
+                self._take(region, name, (found["instance"], int(found["epoch"])))
+
+    def spill(self, region: SlotRegion, memory: memoryview) -> None:
+        """See `Inbox.spill`."""
+        for slots, payload in list(self._mapped):
             at = 0
-            for offset, length in runs(slots, self.remote.slot_nbytes, payload.nbytes):
+            for offset, length in runs(slots, self._slot_nbytes, payload.nbytes):
                 memory[offset : offset + length] = payload[at : at + length]
                 at += length
-            self.forget(slots)
-        return memory
-
-    def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
-        """See `SlotRegion.views`; what has arrived is mapped, not read."""
-        self.take_in()
-        return super().views(slots, nbytes)
-
-    def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
-        self.take_in()
-        super().deposit(slots, buffers)
+            region.forget(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
-        self.take_in()
-        super().forget(slots)
+        """See `Inbox.forget`."""
         self._mapped = [entry for entry in self._mapped if not set(entry[0]) & set(slots)]
 
-    def take_in(self) -> None:
-        """Map and unlink the files that have arrived, oldest first; those of the barred go."""
-        if self.revoked or self._taking_in:
-            return
-        self._taking_in = True
-        try:
-            for name in sorted(os.listdir(self.directory)):
-                found = ARRIVED.fullmatch(name)
-                if found is not None:
-                    self._take(name, (found["instance"], int(found["epoch"])))
-        finally:
-            self._taking_in = False
-
-    def _take(self, name: str, writer: Life) -> None:
-        path = os.path.join(self.directory, name)
-        file = None if writer in self.barred else open_whole(path, verify=False)
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        if file is None:
-            return
-        slots = tuple(msgspec.msgpack.decode(file.note, type=list[int]))
-        super().deposit(slots, [file.payload])
-        self._mapped.append((slots, file.payload))
-
-    def release(self) -> None:
-        super().release()
+    def remove(self) -> None:
+        """Writers fail from now on."""
         self._mapped.clear()
         gone = f"{self.directory}.gone"
         with contextlib.suppress(OSError):
             os.rename(self.directory, gone)  # at once and as a whole: no writer finds it any more
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _take(self, region: SlotRegion, name: str, writer: Life) -> None:
+        path = os.path.join(self.directory, name)
+        file = None if writer in self._barred else open_whole(path, verify=False)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        if file is None:
+            return
+        slots = tuple(msgspec.msgpack.decode(file.note, type=list[int]))
+        region.lay(slots, [file.payload])
+        self._mapped.append((slots, file.payload))
 
 
 class FileTransferEngine:
@@ -135,7 +114,8 @@ class FileTransferEngine:
         self._copier = Copier(checksums=checksums)
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="epd-file")
         self._writes: set[asyncio.Future[WriteOutcome]] = set()
-        self._own: dict[str, FileRegion] = {}
+        self._own: dict[str, FileInbox] = {}  # by locator
+        self._regions: dict[str, SlotRegion] = {}
         self._barred: set[Life] = set()
         self._closed = False
         try:
@@ -155,9 +135,30 @@ class FileTransferEngine:
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
-    ) -> FileRegion:
+    ) -> SlotRegion:
         """A directory of its own, and memory for what is written within this process."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
+        remote = self._make_directory(name, num_slots, slot_nbytes)
+        region = SlotRegion(remote, anonymous(nbytes), by_reference=True)
+        self._attach(region, remote)
+        self._regions[remote.locator] = region
+        return region
+
+    def expose(self, region: SlotRegion) -> RemoteRegion:
+        """See `Exposes.expose`."""
+        own = region.remote
+        remote = self._make_directory(own.region_id, own.num_slots, own.slot_nbytes)
+        self._attach(region, remote)
+        return remote
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        """See `Exposes.conceal`."""
+        inbox = self._own.pop(remote.locator, None)
+        if inbox is not None:
+            region.inboxes.remove(inbox)
+            inbox.remove()
+
+    def _make_directory(self, name: str, num_slots: int, slot_nbytes: int) -> RemoteRegion:
         instance_id, epoch = self._life
         locator = f"epd-{instance_id}-{epoch}-{name}-{secrets.token_hex(4)}.region"
         if not NAME.fullmatch(locator):
@@ -172,10 +173,13 @@ class FileTransferEngine:
             )
         except OSError as error:
             raise TransportError(f"region {path} cannot be made: {error.strerror}") from None
-        region = FileRegion(remote, path, anonymous(nbytes))
-        region.barred = self._barred
-        self._own[locator] = region
-        return region
+        return remote
+
+    def _attach(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        path = os.path.join(self._directory, remote.locator)
+        inbox = FileInbox(path, remote.slot_nbytes, self._barred)
+        self._own[remote.locator] = inbox
+        region.inboxes.append(inbox)
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
@@ -240,16 +244,17 @@ class FileTransferEngine:
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Bar that life; its files count for nothing from now on.  Always True."""
         self._barred.add((peer.instance_id, peer.epoch))
-        for region in self._own.values():
+        for inbox in self._own.values():
             with contextlib.suppress(OSError):
-                mark = os.path.join(region.directory, _mark((peer.instance_id, peer.epoch)))
+                mark = os.path.join(inbox.directory, _mark((peer.instance_id, peer.epoch)))
                 os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return True
 
     def revoke(self, region: Region) -> None:
         """Remove the directory: writers fail from now on."""
-        own = self._own.pop(region.remote.locator, None)
+        own = self._regions.pop(region.remote.locator, None)
         if own is not None:
+            self.conceal(own, own.remote)
             own.release()
 
     async def close(self) -> None:
@@ -257,7 +262,7 @@ class FileTransferEngine:
         self._closed = True
         if self._writes:
             await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
-        for region in list(self._own.values()):
+        for region in list(self._regions.values()):
             self.revoke(region)
         await self._copier.drain(CLOSE_TIMEOUT_S)
         self._copier.close()

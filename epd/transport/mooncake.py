@@ -99,14 +99,31 @@ class MooncakeTransferEngine:
         if name in self._own:
             raise TransportError(f"region {name!r} exists already: revoke it first")
         memory = anonymous(nbytes)
-        base = _address_of(memory)
-        self._library.register(base, nbytes)
-        engine = f"{self._library.host}:{self._library.port}"
-        locator = f"{self._links.listen()}/{engine}/{base:x}"
-        remote = RemoteRegion("mooncake", *self._life, name, locator, slot_nbytes, num_slots)
+        remote = self._register(name, memory, num_slots, slot_nbytes)
         region = SlotRegion(remote, memory, by_reference=by_reference)
         self._own[name] = region
         return region
+
+    def _register(
+        self, name: str, memory: memoryview, num_slots: int, slot_nbytes: int
+    ) -> RemoteRegion:
+        base = _address_of(memory)
+        self._library.register(base, memory.nbytes)
+        engine = f"{self._library.host}:{self._library.port}"
+        locator = f"{self._links.listen()}/{engine}/{base:x}"
+        return RemoteRegion("mooncake", *self._life, name, locator, slot_nbytes, num_slots)
+
+    def expose(self, region: SlotRegion) -> RemoteRegion:
+        """See `Exposes.expose`."""
+        own = region.remote
+        remote = self._register(own.region_id, region.buffer, own.num_slots, own.slot_nbytes)
+        self._own[own.region_id] = region
+        return remote
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        """See `Exposes.conceal`."""
+        if self._own.pop(remote.region_id, None) is not None:
+            self._library.unregister(_address_of(region.buffer))
 
     # --- writing ----------------------------------------------------------------------------------
 

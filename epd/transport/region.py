@@ -10,6 +10,7 @@ everything before the first byte moves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from epd.messages import RemoteRegion
 from epd.transport.base import Buffer, TransportError
@@ -113,6 +114,22 @@ class _Deposit:
         self.nbytes = sum(buffer.nbytes for buffer in buffers)
 
 
+class Inbox(Protocol):
+    """What a backend brings for a region without touching its memory, until somebody looks."""
+
+    def take_in(self, region: SlotRegion) -> None:
+        """Deposit (`SlotRegion.lay`) what has arrived."""
+        ...
+
+    def spill(self, region: SlotRegion, memory: memoryview) -> None:
+        """Copy what was taken in into the region's memory instead."""
+        ...
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Let go of what was taken in for these slots."""
+        ...
+
+
 class SlotRegion:
     """One region; `memory` is `num_slots * slot_nbytes` writable bytes."""
 
@@ -121,12 +138,27 @@ class SlotRegion:
         self.by_reference = by_reference
         self.revoked = False
         self._memory = memory
+        self.inboxes: list[Inbox] = []
         self._deposits: dict[int, _Deposit] = {}  # by each of its slots
+        self._taking_in = False
 
     @property
     def buffer(self) -> memoryview:
-        """The whole memory, writable; deposits are not in it."""
+        """The whole memory, writable, with all that has arrived; deposits are not in it."""
+        self._take_in()
+        for inbox in self.inboxes:
+            inbox.spill(self, self._memory)
         return self._memory
+
+    def _take_in(self) -> None:
+        if self.revoked or self._taking_in:
+            return
+        self._taking_in = True
+        try:
+            for inbox in self.inboxes:
+                inbox.take_in(self)
+        finally:
+            self._taking_in = False
 
     def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
         """The first `nbytes` of what was written to `slots`, in order; no copy.
@@ -134,6 +166,7 @@ class SlotRegion:
         A view per slot, or for slots that hold exactly one deposit its buffers as they were given.
         Raises WriteRefused when the slots are not in the region or hold less.
         """
+        self._take_in()
         check_slots(self.remote, slots)
         if nbytes > len(slots) * self.remote.slot_nbytes:
             raise WriteRefused(f"{nbytes} bytes asked of {len(slots)} slots")
@@ -159,13 +192,24 @@ class SlotRegion:
 
     def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
         """Keep a producer's buffers for `slots` instead of their bytes."""
-        self.forget(slots)
+        self._take_in()
+        self.lay(slots, buffers)
+
+    def lay(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
+        """`deposit`, by an inbox."""
+        self._drop(slots)
         deposit = _Deposit(tuple(slots), buffers)
         for slot in slots:
             self._deposits[slot] = deposit
 
     def forget(self, slots: Sequence[int]) -> None:
         """Drop the deposits that touch these slots."""
+        self._take_in()
+        self._drop(slots)
+        for inbox in self.inboxes:
+            inbox.forget(slots)
+
+    def _drop(self, slots: Sequence[int]) -> None:
         for slot in slots:
             deposit = self._deposits.get(slot)
             for touched in deposit.slots if deposit else ():

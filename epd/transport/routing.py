@@ -1,11 +1,16 @@
-"""The data plane of one instance: picks the backend for each write.
+"""The data plane of one instance: one memory, several ways to it.
+
+A region is made once, by the first backend that the instance offers, and the others expose the same
+memory.  Which descriptor a peer gets depends on the pair (`epd.scheduling.pairing`), so one receive
+pool serves shared memory from this host and TCP or mooncake from others at the same time.
 
 A write whose target lives in this process goes there directly, by copy or by reference, whichever
 backend allocated the region: when two stages of a request meet in one instance the hop is local,
 with nothing for the role to decide.  Every other write goes to the backend named in the descriptor.
 
-`BACKENDS` is the seam: a new backend is a factory in this table, a class that passes
-tests/contract/transfer_kit.py, and nothing else.
+`BACKENDS` is the seam: a new backend is a factory in this table and a class that passes
+tests/contract/transfer_kit.py; one that can also expose memory of another backend has the methods
+of `Exposes`.
 """
 
 from __future__ import annotations
@@ -15,8 +20,8 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from epd.config import TRANSPORTS
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import (
     Buffer,
@@ -27,12 +32,13 @@ from epd.transport.base import (
     WriteOutcome,
 )
 from epd.transport.checksum import is_summed
-from epd.transport.endpoint import is_loopback, is_tcp, split_tcp
+from epd.transport.endpoint import is_tcp, split_tcp
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.mooncake import MooncakeTransferEngine
-from epd.transport.region import SlotRegion
+from epd.transport.offers import offer
+from epd.transport.region import RegionKey, SlotRegion, key_of
 from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 
@@ -47,6 +53,19 @@ class BackendSettings:
     host: str = "127.0.0.1"  # where peers on other hosts can reach this one
     secret: bytes = b""  # of the cluster; required beyond loopback
     directory: str = ""  # shared by all instances; empty: below the system's temporary directory
+
+
+@runtime_checkable
+class Exposes(Protocol):
+    """A backend by which peers can write to memory that another backend has made."""
+
+    def expose(self, region: SlotRegion) -> RemoteRegion:
+        """Let peers reach this region; the descriptor by which they do."""
+        ...
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        """Not any more; the region is about to be revoked."""
+        ...
 
 
 BackendFactory = Callable[[BackendSettings], TransferEngine]
@@ -69,10 +88,15 @@ def _make_mooncake(its: BackendSettings) -> TransferEngine:
 
 
 def _make_file(its: BackendSettings) -> TransferEngine:
-    directory = its.directory or os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
+    directory = directory_of(its.directory)
     return FileTransferEngine(
         its.instance_id, its.epoch, checksums=its.checksums, directory=directory
     )
+
+
+def directory_of(configured: str) -> str:
+    """The directory of the file transport."""
+    return configured or os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
 
 
 BACKENDS: dict[str, BackendFactory] = {
@@ -91,26 +115,12 @@ def data_host(endpoint: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def choose_backend(transport: str, endpoint: str) -> str:
-    """The backend that `transport` means for an instance whose bus listens at `endpoint`.
-
-    `auto`: shared memory where all instances are on this host, TCP where some may not be.  Raises
-    TransportError for a name that is none.
-    """
-    if transport == "auto":
-        return "tcp" if is_tcp(endpoint) and not is_loopback(endpoint) else "shm"
-    if transport not in BACKENDS:
-        raise TransportError(
-            f"there is no transport {transport!r}: choose one of {', '.join(TRANSPORTS)}"
-        )
-    return transport
-
-
 class RoutingTransferEngine:
-    """`TransferEngine` over several backends.
+    """`DataPlane` over several backends.
 
-    `memory` is the one table of this process; `preferred` is the backend of own regions: `shm` if
-    other processes must reach them, `local` if all stages are in this process.
+    `memory` is the one table of this process; `preferred` is the backend that makes own regions:
+    `shm` if other processes must reach them, `local` if all stages are in this process.  `also`:
+    backends by which peers can reach the same memory.
     """
 
     def __init__(
@@ -120,29 +130,36 @@ class RoutingTransferEngine:
         memory: LocalMemory,
         *,
         preferred: str = "shm",
+        also: Sequence[str] = (),
         checksums: str = "auto",
         host: str = "127.0.0.1",
         secret: bytes = b"",
         directory: str = "",
         factories: Mapping[str, BackendFactory] = BACKENDS,
     ) -> None:
-        if preferred != "local" and preferred not in factories:
+        names = [name for name in (preferred, *also) if name != "local"]
+        if unknown := [name for name in names if name not in factories]:
             raise TransportError(
-                f"there is no transfer backend {preferred!r}: choose one of "
+                f"there is no transfer backend {unknown[0]!r}: choose one of "
                 f"{', '.join(['local', *factories])}"
             )
         self._memory = memory
         self._local = LocalTransferEngine(
             instance_id, epoch, memory, checksums=is_summed(checksums, "local")
         )
-        self._backends: dict[str, TransferEngine] = {}
-        if preferred != "local":
-            self._backends[preferred] = factories[preferred](
+        self._backends = {
+            name: factories[name](
                 BackendSettings(
-                    instance_id, epoch, is_summed(checksums, preferred), host, secret, directory
+                    instance_id, epoch, is_summed(checksums, name), host, secret, directory
                 )
             )
+            for name in names
+        }
         self._preferred: TransferEngine = self._backends.get(preferred, self._local)
+        self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
+        self.offers = tuple(
+            offer(name, host, directory_of(directory)) for name in ("local", *self._backends)
+        )
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
@@ -151,7 +168,17 @@ class RoutingTransferEngine:
         region = self._preferred.allocate(name, num_slots, slot_nbytes, by_reference=by_reference)
         if isinstance(region, SlotRegion):  # host memory
             self._memory.add(region)
+            self._exposed[key_of(region.remote)] = {
+                name: backend.expose(region)
+                for name, backend in self._backends.items()
+                if backend is not self._preferred and isinstance(backend, Exposes)
+            }
         return region
+
+    def descriptor(self, region: Region, transport: str) -> RemoteRegion:
+        """See `DataPlane.descriptor`."""
+        exposed = self._exposed.get(key_of(region.remote), {})
+        return exposed.get(transport, region.remote)
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
@@ -185,11 +212,15 @@ class RoutingTransferEngine:
         """Out of every table; see `TransferEngine.revoke`."""
         if isinstance(region, SlotRegion):
             self._memory.remove(region)
+            for name, remote in self._exposed.pop(key_of(region.remote), {}).items():
+                exposing = self._backends[name]
+                assert isinstance(exposing, Exposes)
+                exposing.conceal(region, remote)
         backend = self._backends.get(region.remote.backend, self._local)
         backend.revoke(region)
 
     async def close(self) -> None:
-        """Close all backends; each waits for its own writes."""
+        """Close all backends, the one that owns the memory last; each waits for its own writes."""
         await self._local.close()
-        for backend in self._backends.values():
+        for backend in reversed(self._backends.values()):
             await backend.close()

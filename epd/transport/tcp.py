@@ -92,6 +92,19 @@ class TcpTransferEngine:
         self._own[name] = region
         return region
 
+    def expose(self, region: SlotRegion) -> RemoteRegion:
+        """See `Exposes.expose`."""
+        own = region.remote
+        self._own[own.region_id] = region
+        place = self._links.listen()
+        return RemoteRegion(
+            "tcp", *self._life, own.region_id, place, own.slot_nbytes, own.num_slots
+        )
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        """See `Exposes.conceal`."""
+        self._own.pop(remote.region_id, None)
+
     # --- writing ----------------------------------------------------------------------------------
 
     async def write(

@@ -18,7 +18,7 @@ from epd.transport.shm_segment import Segment
 
 NAMES = [
     "python", "packages", "torch", "machine", "open-files", "shared-memory", "port", "run-dir",
-    "running", "leftovers", "tiny-model", "transports", "model",
+    "running", "pairs", "leftovers", "tiny-model", "transports", "model",
 ]  # fmt: skip
 
 

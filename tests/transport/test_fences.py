@@ -32,7 +32,7 @@ async def test_a_file_of_a_barred_life_that_appears_late_is_removed_unread(tmp_p
     guard(region)
 
     def arrive(writer: str, byte: bytes) -> Path:
-        path = Path(region.directory, f"{len(writer):020d}-{writer}-0123abcd.rows")
+        path = Path(tmp_path, region.remote.locator, f"{len(writer):020d}-{writer}-0123abcd.rows")
         note = msgspec.msgpack.encode((0,))
         write_whole(str(path), note, [memoryview(byte * 64)], checksum=False, durable=False)
         return path
@@ -53,7 +53,7 @@ async def test_a_torn_or_strange_file_in_a_region_is_no_write(tmp_path: Path) ->
     guard(region)
     name = f"{1:020d}-writer-3-0123abcd.rows"
     for content in (b"", b"EPDFILE1", os.urandom(200)):
-        Path(region.directory, name).write_bytes(content)
+        Path(tmp_path, region.remote.locator, name).write_bytes(content)
         assert bytes(region.views((0,), 64)[0]) == bytes([GUARD]) * 64
     await owner.close()
 

@@ -20,7 +20,7 @@ from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import missing
 from epd.transport.region import WriteRefused
-from epd.transport.routing import BackendSettings, RoutingTransferEngine, choose_backend
+from epd.transport.routing import BackendSettings, RoutingTransferEngine
 from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
@@ -198,27 +198,6 @@ async def test_without_a_common_backend_the_write_fails_with_a_remedy(directory:
 def test_an_unknown_backend_is_refused_by_name() -> None:
     with pytest.raises(TransportError, match="'carrier-pigeon': choose one of local, shm"):
         RoutingTransferEngine("a", 1, LocalMemory(), preferred="carrier-pigeon")
-
-
-@pytest.mark.parametrize(
-    ("transport", "endpoint", "backend"),
-    [
-        ("auto", "ipc:///run/e0.sock", "shm"),
-        ("auto", "tcp://127.0.0.1:*", "shm"),
-        ("auto", "tcp://10.0.0.7:*", "tcp"),
-        ("mooncake", "tcp://10.0.0.7:*", "mooncake"),
-        ("file", "ipc:///run/e0.sock", "file"),
-    ],
-)
-def test_the_backend_follows_from_where_peers_are(
-    transport: str, endpoint: str, backend: str
-) -> None:
-    assert choose_backend(transport, endpoint) == backend
-
-
-def test_an_unknown_transport_is_refused_by_name() -> None:
-    with pytest.raises(TransportError, match="'pigeon': choose one of auto, shm, tcp"):
-        choose_backend("pigeon", "ipc:///run/e0.sock")
 
 
 async def test_a_fenced_neighbour_in_this_process_is_barred(directory: str) -> None:

@@ -21,7 +21,7 @@ behind after Ctrl-C or SIGTERM: open requests are finished first.
 
 Processes of one host that use the same --port find each other. To join from another host, name the
 gateway's endpoint with --join, an own address with --listen, and the same --cluster-key everywhere.
-(This version moves embeddings and KV within one host only: a stage and the next one must share it.)
+Each pair of instances moves embeddings and KV over the best transport that both offer.
 """
 
 EXAMPLES = (

@@ -1,0 +1,65 @@
+"""Which transport a pair of instances uses: decided at the join, by both sides alike.
+
+Theory of operation
+-------------------
+An instance offers transports, each with a *domain*: a name that is equal at two instances exactly
+if that transport can carry bytes between them.  For shared memory it names the host and the mount
+of /dev/shm, so that containers with one of their own are apart; for a listener on loopback the
+network namespace, for one that other hosts reach it is empty; for a shared directory it is a token
+that lies in the directory.  So reachability is compared, never guessed from addresses.
+
+A pair uses the first transport of `ORDER` that both offer with the same domain.  The function is
+pure and symmetric: gateway and both ends compute it from the same records and need not agree by
+messages.  `--transport NAME` makes an instance offer that one alone.
+
+Only hops that a request can take matter: from an encoder to a prefill instance, and from a prefill
+instance to a decode instance.  A pair of such roles that has nothing in common is refused at the
+join, with what each of them offers.
+"""
+
+from __future__ import annotations
+
+from epd.messages import InstanceInfo, TransportOffer
+
+ORDER = ("local", "shm", "mooncake", "tcp", "file")
+HOPS = (("encode", "prefill"), ("prefill", "decode"))
+
+
+def common(own: tuple[TransportOffer, ...], its: tuple[TransportOffer, ...]) -> tuple[str, ...]:
+    """Transports that can carry bytes between the two, the best one first."""
+    names = [offer.name for offer in own if offer in its]
+    return tuple(sorted(names, key=lambda name: (_rank(name), name)))
+
+
+def choose(own: InstanceInfo, its: InstanceInfo) -> str:
+    """The transport of this pair; empty if they have none in common."""
+    return next(iter(common(own.transports, its.transports)), "")
+
+
+def exchange(own: InstanceInfo, its: InstanceInfo) -> bool:
+    """Whether a request may move bytes between the two."""
+    pairs = ((own.roles, its.roles), (its.roles, own.roles))
+    return any(sends in a and takes in b for a, b in pairs for sends, takes in HOPS)
+
+
+def objection(present: InstanceInfo, joining: InstanceInfo) -> str:
+    """Why the two cannot be in one cluster; empty if they can."""
+    if not exchange(present, joining) or choose(present, joining):
+        return ""
+    return (
+        f"no transport in common: {describe(present)}; {describe(joining)}; start both with a "
+        "--transport that reaches from one to the other"
+    )
+
+
+def describe(info: InstanceInfo) -> str:
+    offers = (
+        f"{offer.name} ({offer.domain})" if offer.domain else offer.name
+        for offer in info.transports
+        if offer.name != "local"  # of use in one process only
+    )
+    return f"{info.address.instance_id} offers {', '.join(offers) or 'none'}"
+
+
+def _rank(name: str) -> int:
+    return ORDER.index(name) if name in ORDER else len(ORDER)

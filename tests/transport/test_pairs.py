@@ -1,0 +1,119 @@
+"""One memory, several ways to it: what arrives by each is there, and none of them leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from epd.messages import Address
+from epd.transport.base import TransportError, WriteFailed, Written
+from epd.transport.local import LocalMemory
+from epd.transport.mooncake_library import missing
+from epd.transport.offers import directory_domain, offered
+from epd.transport.routing import RoutingTransferEngine
+
+OTHERS = ("tcp", "file", *(() if missing() else ("mooncake",)))
+SLOT_NBYTES = 3000
+
+
+def engine(name: str, directory: Path, preferred: str, *also: str) -> RoutingTransferEngine:
+    """With a table of its own, as in a process of its own."""
+    return RoutingTransferEngine(
+        name, os.getpid(), LocalMemory(), preferred=preferred, also=also, directory=str(directory)
+    )
+
+
+async def test_one_region_is_reached_over_shm_tcp_file_and_mooncake(tmp_path: Path) -> None:
+    prefill = engine("pairs-p", tmp_path, "shm", *OTHERS)
+    producers = {n: engine(f"pairs-{n}", tmp_path, n) for n in ("shm", *OTHERS)}
+    region = prefill.allocate("rows", 2 * len(producers), SLOT_NBYTES, by_reference=True)
+    try:
+        for turn in range(3):  # slots are leased again and again, over other transports
+            names = [*producers][turn:] + [*producers][:turn]
+            slots = {name: (2 * i + 1, 2 * i) for i, name in enumerate(names)}
+            content = {name: bytes([turn + 1, i]) * 2500 for i, name in enumerate(names)}
+            outcomes = await asyncio.gather(
+                *(
+                    producers[name].write(
+                        [content[name]], prefill.descriptor(region, name), slots[name]
+                    )
+                    for name in names
+                )
+            )
+            assert [type(outcome) for outcome in outcomes] == [Written] * len(names)
+            for name in names:
+                assert b"".join(region.views(slots[name], 5000)) == content[name], (turn, name)
+            whole = bytes(region.buffer)
+            for name in names:
+                content_at = b"".join(whole[s * SLOT_NBYTES :][:SLOT_NBYTES] for s in slots[name])
+                assert content_at[:5000] == content[name], (turn, name)
+                region.forget(slots[name])
+        for name in OTHERS:  # whatever becomes of that process, which is alive
+            where = prefill.descriptor(region, name)
+            assert where.backend == name
+            await prefill.fence(Address(f"pairs-{name}", os.getpid(), ""), "elsewhere", 1)
+            assert isinstance(await producers[name].write([b"x"], where, (0,)), WriteFailed)
+        remotes = {name: prefill.descriptor(region, name) for name in producers}
+        prefill.revoke(region)
+        for name, producer in producers.items():
+            assert isinstance(await producer.write([b"x"], remotes[name], (0,)), WriteFailed), name
+    finally:
+        for each in (*producers.values(), prefill):
+            await each.close()
+    assert [p.name for p in tmp_path.iterdir()] == [".epd-directory"]
+
+
+async def test_offers_are_equal_exactly_where_bytes_can_go(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = engine("pairs-1", tmp_path / "a", "shm", "tcp", "file")
+    two = engine("pairs-2", tmp_path / "a", "shm", "file")
+    other = engine("pairs-3", tmp_path / "b", "file")
+    try:
+        assert {o.name for o in one.offers if o in two.offers} == {"local", "shm", "file"}
+        assert [o.name for o in one.offers if o in other.offers] == ["local"]  # one process
+    finally:
+        for each in (one, two, other):
+            await each.close()
+
+
+def test_a_directory_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    token = directory_domain(str(tmp_path / "a"))
+    assert len(token) == 32 and directory_domain(str(tmp_path / "link")) == token
+    with pytest.raises(TransportError, match="cannot be used"):
+        directory_domain(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("transport", "endpoint", "directory", "names"),
+    [
+        ("auto", "ipc:///run/e0.sock", "", ("shm",)),
+        ("auto", "ipc:///run/e0.sock", "/mnt/rows", ("shm", "file")),
+        ("auto", "tcp://127.0.0.1:*", "", ("shm", "tcp")),
+        ("mooncake", "tcp://10.0.0.7:*", "", ("mooncake",)),
+        ("file", "ipc:///run/e0.sock", "", ("file",)),
+    ],
+)
+def test_what_is_offered(
+    transport: str, endpoint: str, directory: str, names: tuple[str, ...]
+) -> None:
+    assert offered(transport, endpoint, directory) == names
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_mooncake_is_offered_to_other_hosts_where_it_works(
+    usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epd.transport.offers.is_mooncake_usable", lambda: usable)
+    names = offered("auto", "tcp://10.0.0.7:*", "")
+    assert names == (("shm", "mooncake", "tcp") if usable else ("shm", "tcp"))
+
+
+def test_an_unknown_transport_is_refused_by_name() -> None:
+    with pytest.raises(TransportError, match="'pigeon': choose one of auto, shm, tcp"):
+        offered("pigeon", "ipc:///run/e0.sock", "")
