@@ -7,8 +7,8 @@ into one of the tagged unions below, and a frame that does not decode is counted
 The bus promises little (at most once, ordered per peer, never blocks), so nothing here relies on
 delivery: a lost message is recovered by a time-out row of some state machine, and every message can
 arrive twice without harm: each carries ids that are never reused, the request's `attempt`, and (in
-the envelope) the sender's epoch.  Big things do not ride here: compressed images are payload frames behind the header frame, not
-copied into it; embeddings and KV travel on the data plane.
+the envelope) the sender's epoch.  Big things do not ride here: compressed images are payload frames
+behind the header frame, not copied into it; embeddings and KV travel on the data plane.
 
 Identifiers
 -----------
