@@ -74,6 +74,7 @@ class Requests(Role[Request]):
         self._requests: dict[str, Request] = {}
         self._ended: dict[str, None] = {}  # tombstones, oldest first
         self._outbox: dict[str, list[TokenChunk]] = {}
+        self._settling = False  # a step's outcomes are being turned into events
         self._work = asyncio.Event()
         self._on_reserved: dict[str, Callable[[tuple[int, ...]], None]] = {}
         self.num_preemptions = 0
@@ -187,7 +188,6 @@ class Requests(Role[Request]):
                 await self._work.wait()
                 continue
             await self._step(plan)
-            self._flush()
 
     def _make_room(self) -> None:
         """Blocks for the next token of everybody who decodes, from the youngest if need be."""
@@ -212,9 +212,12 @@ class Requests(Role[Request]):
         except Exception as error:
             self.actor.fault("step", error)
             outcomes = [StepFailure(f"the step failed: {error}") for _ in batch]
+        self._settling = True
         for request, (entry, count), outcome in zip(requests, plan, outcomes, strict=True):
             request.in_flight = False
             self._settle(request, entry, count, outcome)
+        self._settling = False
+        self._flush()
 
     def _observe(self, plan: list[tuple[Entry, int]], elapsed_s: float) -> None:
         if self._cost is not None:
@@ -305,7 +308,7 @@ class Requests(Role[Request]):
             tuple(new) if request.sampling.num_logprobs >= 0 else (),
         )
         request.num_sent = len(request.output)
-        if not self._outbox:
+        if not self._outbox and not self._settling:  # the step loop sends what its step made
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.setdefault(request.gateway.instance_id, []).append(chunk)
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from epd.api.port import GenerationError, Refused
+from epd.roles.stream import Stream
 from epd.sim.cluster import GATEWAY, Cluster
 from epd.sim.workload import Ask
 
@@ -90,9 +91,20 @@ class Clients:
             return
         record.request_id = stream.request_id
         self._cluster.world.trace("ask", record.ask.index, stream.request_id)
-        hang_up = record.ask.cancel_after_s
+        if hang_up_s := record.ask.cancel_after_s:
+            await self._read_until(record, stream, hang_up_s)
+        else:
+            async for update in stream:
+                self._take(record, update)
+        record.ended_s = self._loop.now_s
+        if "all answered" not in self._loop.marks and self.all_ended:
+            self._loop.marks["all answered"] = self._loop.steps
+        self._cluster.world.trace("answer", record.ask.index, record.outcome())
+
+    async def _read_until(self, record: Record, stream: Stream, hang_up_s: float) -> None:
+        """For so long; then the client hangs up."""
         try:
-            async with asyncio.timeout(hang_up or None):
+            async with asyncio.timeout(hang_up_s):
                 async for update in stream:
                     self._take(record, update)
         except TimeoutError:
@@ -100,10 +112,6 @@ class Clients:
                 record.hung_up = True
                 record.num_answers += 1
                 stream.cancel("the client hung up")
-        record.ended_s = self._loop.now_s
-        if "all answered" not in self._loop.marks and self.all_ended:
-            self._loop.marks["all answered"] = self._loop.steps
-        self._cluster.world.trace("answer", record.ask.index, record.outcome())
 
     def _take(self, record: Record, update: object) -> None:
         tokens = getattr(update, "token_ids", ())

@@ -153,7 +153,8 @@ class Cluster:
             self.world.spawn(name, main)
 
     def restart_later(self, name: str, delay_s: float) -> None:
-        self.world.loop.call_outside(delay_s, self.spawn, name)
+        loop = self.world.loop
+        loop.call_outside(loop.now_s + delay_s, self.spawn, name)
 
     def _supervise(self, process: SimProcess) -> None:
         """What ended by itself is started anew; what was killed, only if a fault says so."""

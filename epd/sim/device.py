@@ -44,7 +44,7 @@ class SimDevice:
         self._process = process
         self._random = random.stream(process.name, name)
         self._free_at_s = [0.0]
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[asyncio.Future[Any], Callable[[], Any], int]] = []
 
     def widen(self, width: int) -> SimDevice:
         self._free_at_s = [0.0] * width
@@ -54,33 +54,37 @@ class SimDevice:
         """Raises what `work` raises, or EngineError when the device was told to fail."""
         self.num_started += 1
         loop = self._loop
-        fails = self.fail_next > 0
+        fails = int(self.fail_next > 0)
         self.fail_next -= fails
         cost_s *= (1 + jitter * self._random.uniform(self.num_started)) * self._process.slowness
-        lane = min(range(len(self._free_at_s)), key=self._free_at_s.__getitem__)
-        ends_s = max(loop.now_s, self._free_at_s[lane]) + cost_s
+        free_s = min(self._free_at_s)
+        lane = self._free_at_s.index(free_s)
+        ends_s = max(loop.now_s, free_s) + cost_s
         self._free_at_s[lane] = ends_s
         future: asyncio.Future[Any] = loop.create_future()
+        context = self._process.context
+        loop.call_at(ends_s, self._finish, future, work, fails, context=context)
+        return await future
 
-        def finish() -> None:
-            if self.hung:
-                self._waiting.append(finish)
-                return
-            if future.done():
-                return
-            try:
-                if fails:
-                    raise EngineError("the device is out of memory; send fewer or smaller pictures")
-                future.set_result(work())
-            except Exception as error:
+    def _finish(self, future: asyncio.Future[Any], work: Callable[[], Any], fails: int) -> None:
+        """What was launched is done, also if nobody waits for it any more."""
+        if self.hung:
+            self._waiting.append((future, work, fails))
+            return
+        try:
+            if fails:
+                raise EngineError("the device is out of memory; send fewer or smaller pictures")
+            result = work()
+        except Exception as error:
+            if not future.done():
                 future.set_exception(error)
-
-        loop.call_at(ends_s, finish, context=self._process.context)
-        return await asyncio.shield(future)
+        else:
+            if not future.done():
+                future.set_result(result)
 
     def release(self) -> None:
         """The device goes on after a hang."""
         self.hung = False
         waiting, self._waiting = self._waiting, []
-        for finish in waiting:
-            self._loop.call_soon(finish, context=self._process.context)
+        for launched in waiting:
+            self._loop.call_soon(self._finish, *launched, context=self._process.context)

@@ -108,7 +108,8 @@ class Injector:
 
     def _later(self, fault: Fault, undo: Any, *args: Any) -> None:
         if fault.duration_s:
-            self.world.loop.call_outside(fault.duration_s, undo, *args)
+            loop = self.world.loop
+            loop.call_outside(loop.now_s + fault.duration_s, undo, *args)
 
     def do_kill(self, fault: Fault, target: str) -> bool:
         """kill -9; started anew after `duration_s`, if that is given."""

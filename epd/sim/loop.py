@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 import inspect
 import itertools
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
+from heapq import heappop, heappush
 from typing import Any
 
 from epd.sim.process import CURRENT, SimProcess
@@ -67,33 +67,21 @@ class SimTask(asyncio.Task[Any]):
         return self.number
 
 
-class SimHandle:
-    """A callback that waits for its turn; `asyncio.Handle` without what a simulation never uses."""
+class SimHandle(list[Any]):
+    """A callback that waits for its turn, `[when_s, serial, callback, args, context, process]`;
+    a list, because that is what a heap compares and a loop unpacks without running Python."""
 
-    __slots__ = ("args", "callback", "context", "is_cancelled", "process", "when_s")
-
-    def __init__(
-        self,
-        callback: Any,
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-        when_s: float = 0.0,
-    ) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = contextvars.copy_context() if context is None else context
-        self.process = self.context.get(CURRENT)
-        self.is_cancelled = False
-        self.when_s = when_s
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.is_cancelled = True
+        self[2] = None
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
+        return self[2] is None
 
     def when(self) -> float:
-        return self.when_s
+        when_s: float = self[0]
+        return when_s
 
 
 NOWHERE = contextvars.Context()  # what belongs to no process shares one empty context
@@ -112,8 +100,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.escaped: list[str] = []  # exceptions that nobody handled
         self.after_step: Callable[[], None] | None = None
         self._ready_queue: deque[SimHandle] = deque()
-        self._timers: list[tuple[float, int, SimHandle]] = []
-        self._serial = itertools.count(1)
+        self._timers: list[SimHandle] = []  # a heap
+        self._serial = itertools.count(1).__next__
         self._tasks: dict[int, SimTask] = {}
         self._prune_at = 1024
         self._frozen = False
@@ -128,18 +116,22 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> SimHandle:
-        handle = SimHandle(callback, args, context)
+        if context is None:
+            context = contextvars.copy_context()
+        handle = SimHandle((0.0, 0, callback, args, context, context.get(CURRENT)))
         if not self._frozen:
             self._ready_queue.append(handle)
         return handle
 
     def call_next(self, callback: Any, *args: Any) -> None:
         """Run before anything else that is ready, outside every process."""
-        self._ready_queue.appendleft(SimHandle(callback, args, NOWHERE))
+        self._ready_queue.appendleft(SimHandle((0.0, 0, callback, args, NOWHERE, None)))
 
-    def call_outside(self, delay: float, callback: Any, *args: Any) -> None:
-        """Run later, whatever becomes of the process that asks."""
-        self.call_at(self.now_s + delay, callback, *args, context=NOWHERE)
+    def call_outside(self, when_s: float, callback: Any, *args: Any) -> None:
+        """Run then, whatever becomes of the process that asks."""
+        if not self._frozen:
+            timer = SimHandle((when_s, self._serial(), callback, args, NOWHERE, None))
+            heappush(self._timers, timer)
 
     def call_soon_threadsafe(
         self, callback: Any, *args: Any, context: contextvars.Context | None = None
@@ -149,9 +141,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
     ) -> SimHandle:
-        timer = SimHandle(callback, args, context, when)
+        if context is None:
+            context = contextvars.copy_context()
+        timer = SimHandle((when, self._serial(), callback, args, context, context.get(CURRENT)))
         if not self._frozen:
-            heapq.heappush(self._timers, (when, next(self._serial), timer))
+            heappush(self._timers, timer)
         return timer
 
     def call_later(
@@ -185,44 +179,39 @@ class SimLoop(asyncio.BaseEventLoop):
             events._set_running_loop(None)
 
     def _run(self, wanted: Callable[[], object]) -> None:
-        ready = self._ready_queue
+        ready, timers = self._ready_queue, self._timers
         at_this_time = 0
         while wanted():
-            if not ready:
-                self._advance()
-                at_this_time = 0
-            handle = ready.popleft()
-            if handle.is_cancelled:
+            if ready:
+                handle = ready.popleft()
+            elif timers:
+                handle = heappop(timers)
+                if handle[0] > self.now_s and handle[2] is not None:
+                    self.now_s = handle[0]
+                    at_this_time = 0
+                while timers and timers[0][0] <= self.now_s:
+                    ready.append(heappop(timers))
+            else:
+                raise Deadlock(f"nothing left to run at {self.now_s:.3f} s{self._stories()}")
+            _, _, callback, args, context, process = handle
+            if callback is None:
                 continue
-            process = handle.process
-            if process is not None:
-                if not process.alive:
-                    continue
-                if process.stalled:
+            if process is not None and not process.runs:
+                if process.alive:
                     process.parked.append(handle)
-                    continue
+                continue
             self.steps += 1
             at_this_time += 1
             if self.steps > self.max_steps or at_this_time > SAME_TIME_LIMIT:
                 raise StepLimitReached(f"{self.steps} steps at {self.now_s:.3f} s{self._stories()}")
             try:
-                handle.context.run(handle.callback, *handle.args)
+                context.run(callback, *args)
             except Exception as error:
                 self.call_exception_handler(
-                    {"message": f"exception in {handle.callback}", "exception": error}
+                    {"message": f"exception in {callback}", "exception": error}
                 )
             if self.after_step is not None:
                 self.after_step()
-
-    def _advance(self) -> None:
-        timers, ready = self._timers, self._ready_queue
-        while timers and timers[0][2].is_cancelled:
-            heapq.heappop(timers)
-        if not timers:
-            raise Deadlock(f"nothing left to run at {self.now_s:.3f} s{self._stories()}")
-        self.now_s = max(self.now_s, timers[0][0])
-        while timers and timers[0][0] <= self.now_s:
-            ready.append(heapq.heappop(timers)[2])
 
     def _stories(self) -> str:
         told = self.describe()
@@ -232,17 +221,17 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def kill(self, process: SimProcess) -> None:
         """`kill -9`: none of its callbacks runs any more."""
-        process.alive = False
+        process.alive = process.runs = False
         process.parked.clear()
 
     def stall(self, process: SimProcess) -> None:
         """SIGSTOP: its callbacks wait, in order."""
-        process.stalled = True
+        process.stalled, process.runs = True, False
 
     def resume(self, process: SimProcess) -> None:
         """SIGCONT."""
         if process.stalled:
-            process.stalled = False
+            process.stalled, process.runs = False, process.alive
             self._ready_queue.extend(process.parked)
             process.parked.clear()
 
@@ -250,14 +239,14 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         future = SimFuture(loop=self)
-        future.number = next(self._serial)
+        future.number = self._serial()
         return future
 
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         task = SimTask(coroutine, loop=self, **options)
-        task.number = next(self._serial)
+        task.number = self._serial()
         if options.get("name") is None:
             task.set_name(f"task-{task.number}")  # not asyncio's counter, which outlives the loop
         self._tasks[task.number] = task

@@ -22,6 +22,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any
 
 from epd.messages import Address, Message
 from epd.sim.loop import SimLoop
@@ -31,6 +34,7 @@ from epd.transport.base import Buffer, Received
 from epd.transport.codec import FrameLimits, FrameRejected, pack, routing_id, unpack, weigh
 
 Trace = Callable[..., None]
+MAX_TEXTS = 8192  # of one link that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +54,50 @@ class Conditions:
 
 @dataclass(slots=True)
 class Parcel:
-    """One message under way."""
+    """One message under way; `occurrence` of this text on its link: both make the key of draws."""
 
-    key: tuple[object, ...]
     sender: bytes
     header: bytes
     payloads: tuple[Buffer, ...]
     text: str
+    occurrence: int
 
 
 class Link:
     """One direction from one life of an instance to an instance id."""
 
-    __slots__ = ("generation", "held", "last_arrival_s", "num_in_flight", "peer", "source")
+    __slots__ = ("generation", "held", "last_arrival_s", "name", "num_in_flight", "peer", "source")
 
     def __init__(self, source: SimProcess, peer: Address) -> None:
         self.source = source
         self.peer = peer
+        self.name = (source.instance_id, peer.instance_id)
         self.generation = 0  # raised by a reset: what is in flight then never arrives
         self.num_in_flight = 0
         self.held: deque[Parcel] = deque()  # nobody listens there, or a partition
         self.last_arrival_s = 0.0
+
+
+class Chances:
+    """The draws of one link's messages, whatever lives the link has: keyed by text and occurrence.
+
+    Texts of long ago are forgotten: their ids never come again.
+    """
+
+    __slots__ = ("_occurrences", "delays", "random")
+
+    def __init__(self, random: KeyedRandom, source: str, instance_id: str) -> None:
+        self.random = random
+        self.delays = random.stream("delay", "", source, instance_id)
+        self._occurrences: dict[str, int] = {}
+
+    def occurrence(self, text: str) -> int:
+        seen = self._occurrences
+        count = seen[text] = seen.get(text, 0) + 1
+        if len(seen) > MAX_TEXTS:
+            for old in list(islice(seen, MAX_TEXTS // 2)):
+                del seen[old]
+        return count
 
 
 class Network:
@@ -89,7 +116,7 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.counters: Counter[str] = Counter()
         self.on_message: Callable[[str, str, Message], None] | None = None
-        self._occurrences: Counter[tuple[object, ...]] = Counter()
+        self._chances: dict[tuple[str, str], Chances] = {}
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -145,33 +172,46 @@ class Network:
             if link.source.instance_id == source and link.peer.instance_id == target
         ]
 
+    def chances(self, source: str, instance_id: str) -> Chances:
+        """`source`: a process's name, with its epoch."""
+        found = self._chances.get((source, instance_id))
+        if found is None:
+            found = Chances(self.random, source, instance_id)
+            self._chances[source, instance_id] = found
+        return found
+
     def submit(self, link: Link, message: Message, parcel: Parcel) -> bool:
         """Take a parcel onto its way; False when the link's queue is full."""
-        source, target = link.source.instance_id, link.peer.instance_id
-        conditions = self.per_link.get((source, target), self.conditions)
+        conditions = self.per_link.get(link.name, self.conditions)
         if link.num_in_flight + len(link.held) >= conditions.max_queue:
             return False
         if self.on_message is not None:
-            self.on_message(source, target, message)
-        if self.random.chance(conditions.loss, "loss", *parcel.key):
+            self.on_message(*link.name, message)
+        if conditions.loss and self._chance(conditions.loss, "loss", link, parcel):
             self.counters["lost"] += 1
-            self.trace("lost", source, target, parcel.text)
+            self.trace("lost", *link.name, parcel.text)
             return True
         self._send(link, parcel, conditions, "")
-        if self.random.chance(conditions.duplication, "duplicate", *parcel.key):
+        if conditions.duplication and self._chance(
+            conditions.duplication, "duplicate", link, parcel
+        ):
             self.counters["duplicated"] += 1
             self._send(link, parcel, conditions, "again")
         return True
 
-    def occurrence(self, key: tuple[object, ...]) -> int:
-        self._occurrences[key] += 1
-        return self._occurrences[key]
+    def _chance(self, probability: float, what: str, link: Link, parcel: Parcel) -> bool:
+        key = (link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence)
+        return self.random.chance(probability, what, *key)
 
     def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str) -> None:
-        if link.held or self._is_blocked(link):
+        if link.held or (self.blocked and link.name in self.blocked):
             link.held.append(parcel)
             return
-        drawn = self.random.integer("delay", copy, *parcel.key)  # two draws in one
+        source, target = link.source.name, link.peer.instance_id
+        delays = self.chances(source, target).delays
+        if copy:
+            delays = self.random.stream("delay", copy, source, target)
+        drawn = delays.integer(parcel.text, parcel.occurrence)  # two draws in one
         delay_s = conditions.delay_s + conditions.jitter_s * ((drawn & 0xFFFFFF) / 0x1000000)
         if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
             delay_s += conditions.slow_s
@@ -183,12 +223,10 @@ class Network:
             if not copy:
                 link.last_arrival_s = arrival_s
         link.num_in_flight += 1
-        self.loop.call_outside(
-            arrival_s - self.loop.now_s, self._arrive, link, parcel, link.generation
-        )
+        self.loop.call_outside(arrival_s, self._arrive, link, parcel, link.generation)
 
     def _is_blocked(self, link: Link) -> bool:
-        return (link.source.instance_id, link.peer.instance_id) in self.blocked
+        return link.name in self.blocked
 
     def _arrive(self, link: Link, parcel: Parcel, generation: int) -> None:
         if generation != link.generation:
@@ -199,13 +237,17 @@ class Network:
             if link.source.alive or link.source.exited:
                 link.held.append(parcel)
             return
-        self.trace("arrive", link.source.name, bus.process.name, parcel.text)
-        self.loop.call_soon(
-            self._hand_over, link, bus, parcel, generation, context=bus.process.context
-        )
+        process = bus.process
+        self.trace("arrive", link.source.name, process.name, parcel.text)
+        if process.runs:
+            process.context.run(self._hand_over, link, bus, parcel, generation)
+        else:  # a stalled one counts against the sender's queue
+            self.loop.call_soon(
+                self._hand_over, link, bus, parcel, generation, context=process.context
+            )
 
     def _hand_over(self, link: Link, bus: SimBus, parcel: Parcel, generation: int) -> None:
-        """In the receiver's process: a stalled one counts against the sender's queue."""
+        """In the receiver's process."""
         if generation == link.generation:
             link.num_in_flight -= 1
         bus.receive(parcel)
@@ -217,8 +259,7 @@ class Network:
                 continue
             waiting, link.held = link.held, deque()
             for parcel in waiting:
-                source = link.source.instance_id
-                self._send(link, parcel, self.per_link.get((source, target), self.conditions), "")
+                self._send(link, parcel, self.per_link.get(link.name, self.conditions), "")
 
 
 class SimBus:
@@ -230,6 +271,7 @@ class SimBus:
         self.address = Address(
             process.instance_id, process.epoch, endpoint or f"sim://{process.instance_id}"
         )
+        self._routing_id = routing_id(self.address)
         self._network = network
         self._peers: dict[str, Address] = {}
         self._deliver: Callable[[Received], None] | None = None
@@ -264,17 +306,16 @@ class SimBus:
             return False
         try:
             header = pack(self.address, peer.epoch, message)
-            views = tuple(memoryview(payload).cast("B") for payload in payloads)
+            views = tuple(memoryview(payload).cast("B") for payload in payloads) if payloads else ()
             weigh(header, views, self._limits)
         except (FrameRejected, TypeError, ValueError):
             self.dropped["unsendable"] += 1
             return False
+        network, process = self._network, self.process
         text = describe(message)
-        key = (self.process.name, instance_id, text)
-        parcel = Parcel(
-            (*key, self._network.occurrence(key)), routing_id(self.address), header, views, text
-        )
-        return self._network.submit(self._network.link(self.process, peer), message, parcel)
+        occurrence = network.chances(process.name, instance_id).occurrence(text)
+        parcel = Parcel(self._routing_id, header, views, text, occurrence)
+        return network.submit(network.link(process, peer), message, parcel)
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         self._deliver = deliver
@@ -305,13 +346,28 @@ class SimBus:
 
 
 def describe(message: Message) -> str:
-    """Type and identity of a message, stable over runs: `Grant 3/1/0`."""
-    for name in ("room", "request_id"):
-        ident = getattr(message, name, None)
-        if ident is not None:
-            attempt = getattr(message, "attempt", "")
-            return f"{type(message).__name__} {ident}#{attempt}"
-    chunks = getattr(message, "chunks", None)
-    if chunks:
-        return "Tokens " + ",".join(f"{c.request_id}@{c.start}" for c in chunks)
-    return type(message).__name__
+    """Type and identity of a message, stable over runs: `Grant 3/1/0#1`."""
+    kind = type(message)
+    spell = _SPELLINGS.get(kind)
+    if spell is None:
+        spell = _SPELLINGS[kind] = _spelling(kind)
+    return spell(message)
+
+
+Spelling = Callable[[Any], str]
+_SPELLINGS: dict[type[Message], Spelling] = {}
+
+
+def _spelling(kind: type[Message]) -> Spelling:
+    """How messages of a kind are told apart: by room, by request, by what they carry, or not."""
+    name, fields = kind.__name__, kind.__struct_fields__
+    if "room" in fields or "request_id" in fields:
+        ident = attrgetter("room" if "room" in fields else "request_id")
+        if "attempt" in fields:
+            return lambda message: f"{name} {ident(message)}#{message.attempt}"
+        return lambda message: f"{name} {ident(message)}#"
+    if "chunks" in fields:
+        return lambda message: (
+            "Tokens " + ",".join([f"{chunk.request_id}@{chunk.start}" for chunk in message.chunks])
+        )
+    return lambda message: name

@@ -2,6 +2,8 @@
 
 Removing one request or fault from a plan therefore leaves every other draw as it was, which is what
 makes shrinking work.  Keys are strings and numbers, never objects whose `repr` holds an address.
+
+A stream's own part of the key is hashed once; each draw goes on from a copy of that state.
 """
 
 from __future__ import annotations
@@ -17,14 +19,12 @@ _UNIT = 1.0 / (1 << 53)
 
 def draw_integer(seed: int, *key: object) -> int:
     """In [0, 2**63), equal for equal seed and key in every process and Python version."""
-    text = "\x1f".join(map(str, key))
-    digest = hashlib.blake2b(text.encode(), digest_size=8, salt=seed.to_bytes(16, "little"))
-    return int.from_bytes(digest.digest(), "little") >> 1
+    return KeyedRandom(seed).integer(*key)
 
 
 def draw(seed: int, *key: object) -> float:
     """In [0, 1)."""
-    return (draw_integer(seed, *key) >> 10) * _UNIT
+    return KeyedRandom(seed).uniform(*key)
 
 
 class KeyedRandom:
@@ -33,12 +33,17 @@ class KeyedRandom:
     def __init__(self, seed: int, *stream: object) -> None:
         self.seed = seed
         self._stream = stream
+        prefix = "".join(f"{part}\x1f" for part in stream)
+        salt = seed.to_bytes(16, "little")
+        self._hashed = hashlib.blake2b(prefix.encode(), digest_size=8, salt=salt)
 
     def uniform(self, *key: object) -> float:
-        return draw(self.seed, *self._stream, *key)
+        return (self.integer(*key) >> 10) * _UNIT
 
     def integer(self, *key: object) -> int:
-        return draw_integer(self.seed, *self._stream, *key)
+        hashed = self._hashed.copy()
+        hashed.update("\x1f".join(map(str, key)).encode())
+        return int.from_bytes(hashed.digest(), "little") >> 1
 
     def between(self, low: float, high: float, *key: object) -> float:
         """Uniform in [low, high)."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from epd.messages import Address, RemoteRegion, TransportOffer
 from epd.sim.loop import SimLoop
-from epd.sim.process import SimProcess
+from epd.sim.process import SimProcess, current_process
 from epd.sim.rand import KeyedRandom
 from epd.transport.base import (
     Buffer,
@@ -122,7 +122,8 @@ class Fabric:
             if self.conditions.kind == "shm":
                 self.end(write)
             else:
-                self.loop.call_outside(self.conditions.linger_s, self.end, write)
+                ends_s = self.loop.now_s + self.conditions.linger_s
+                self.loop.call_outside(ends_s, self.end, write)
 
     def heal(self) -> None:
         """No stress from now on; what is under way goes on."""
@@ -196,7 +197,10 @@ class Fabric:
     def _finish(self, write: Write) -> None:
         if not write.ended:
             self.end(write)
-            self.loop.call_soon(self._report, write, context=write.writer.context)
+            if current_process() is write.writer:
+                self._report(write)
+            else:
+                self.loop.call_soon(self._report, write, context=write.writer.context)
 
     def _report(self, write: Write) -> None:
         self.end(write)
@@ -270,7 +274,7 @@ class SimTransferEngine:
         cut = _cut(pieces, self._fabric.conditions.num_pieces)
         write = Write(self._process, target, tuple(slots), cut, loop.create_future())
         self._fabric.begin(write)
-        return await asyncio.shield(write.future)
+        return await write.future
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True: dead, and nothing between us is under way.  An unknown process: cannot tell."""

@@ -37,7 +37,7 @@ class Integrity(Checker):
         for record in context.clients.records:
             for _, picture in record.ask.pictures:
                 self._rows[mm_hash_of(picture)] = picture.rows()
-        context.world.watchers.append(self._watch)
+        context.world.watch(self._watch, transfer.SlotsLeased, embedding.Loaded)
         context.world.fabric.on_land = self._landed
 
     def _watch(

@@ -19,7 +19,7 @@ class SingleFlight(Checker):
         super().__init__(context)
         self._at_work: Counter[tuple[str, str]] = Counter()
         self._wanted: dict[str, dict[str, None]] = {}  # by hash: processes that make it for a room
-        context.world.watchers.append(self._watch)
+        context.world.watch(self._watch, *encoding.Encoding.table.events)
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
