@@ -200,8 +200,10 @@ class Network:
         return True
 
     def _chance(self, probability: float, what: str, link: Link, parcel: Parcel) -> bool:
-        key = (link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence)
-        return self.random.chance(probability, what, *key)
+        return self.random.chance(probability, what, *self._key(link, parcel))
+
+    def _key(self, link: Link, parcel: Parcel) -> tuple[str, str, str, int]:
+        return link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence
 
     def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str) -> None:
         if link.held or (self.blocked and link.name in self.blocked):
@@ -216,7 +218,9 @@ class Network:
         if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
             delay_s += conditions.slow_s
         if copy and conditions.late_copy_s:
-            delay_s += conditions.late_copy_s * self.random.uniform("late copy", *parcel.key)
+            delay_s += conditions.late_copy_s * self.random.uniform(
+                "late copy", *self._key(link, parcel)
+            )
         arrival_s = self.loop.now_s + delay_s
         if not conditions.reordering:  # a copy may come late, after newer words; never first
             arrival_s = max(arrival_s, link.last_arrival_s)
