@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -344,68 +342,3 @@ def test_a_long_answer_stays_exact(client: OpenAI, model: str) -> None:
     second = client.chat.completions.create(**ask)
     assert first.usage is not None and first.usage.completion_tokens == 300
     assert first.choices[0].message.content == second.choices[0].message.content
-
-
-# --- constrained output ---------------------------------------------------------------------------
-
-RECEIPT = {
-    "type": "object",
-    "properties": {
-        "shop": {"type": "string", "maxLength": 8},
-        "total": {"type": "integer", "minimum": 0, "maximum": 9999},
-        "kind": {"enum": ["food", "drink", "other"]},
-        "items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-    },
-    "required": ["shop", "total", "kind", "items"],
-    "additionalProperties": False,
-}
-
-
-def is_receipt(text: str) -> bool:
-    found = json.loads(text)
-    return (
-        list(found) == RECEIPT["required"]
-        and len(found["shop"]) <= 8
-        and 0 <= found["total"] <= 9999
-        and found["kind"] in ("food", "drink", "other")
-        and len(found["items"]) <= 3
-        and all(isinstance(item, bool) for item in found["items"])
-    )
-
-
-async def test_200_answers_follow_their_schema(server: Server, model: str) -> None:
-    """Each with a draw of its own: the first token is sampled by prefill, the others by decode."""
-    wanted = {"type": "json_schema", "json_schema": {"name": "receipt", "schema": RECEIPT}}
-
-    async def ask(client: AsyncOpenAI, seed: int) -> str:
-        answer = await client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": "Describe the receipt."}],
-            response_format=wanted,
-            temperature=1.3,
-            seed=seed,
-            max_tokens=400,
-        )
-        assert answer.choices[0].finish_reason == "stop"
-        return answer.choices[0].message.content
-
-    async with client_of(server, AsyncOpenAI) as client:
-        texts = await asyncio.gather(*(ask(client, seed) for seed in range(200)))
-    assert [text for text in texts if not is_receipt(text)] == []
-    assert len(set(texts)) > 100
-
-
-def test_choice_and_regex_stream(client: OpenAI, model: str) -> None:
-    for extra, pattern in (
-        ({"guided_choice": ["north", "south"]}, "north|south"),
-        ({"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}}, "[0-9]{3}-[a-f]{2}"),
-    ):
-        stream = client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": "Where?"}],
-            extra_body=extra,
-            stream=True,
-        )
-        chunks = [chunk.choices[0] for chunk in stream]
-        assert re.fullmatch(pattern, "".join(choice.delta.content or "" for choice in chunks))
-        assert chunks[-1].finish_reason == "stop"

@@ -1,0 +1,91 @@
+"""Constrained output through real processes: prefill draws the first token, decode the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from epd.cli.model_check import BUNDLED_NAME
+from tests.e2e.server import Server, serving
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("1e1p1d") as server:
+        yield server
+
+
+def settings(server: Server) -> dict[str, object]:
+    return {"base_url": f"{server.base_url}/v1", "api_key": "none", "max_retries": 0}
+
+
+RECEIPT = {
+    "type": "object",
+    "properties": {
+        "shop": {"type": "string", "maxLength": 8},
+        "total": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "kind": {"enum": ["food", "drink", "other"]},
+        "items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["shop", "total", "kind", "items"],
+    "additionalProperties": False,
+}
+
+
+def is_receipt(text: str) -> bool:
+    found = json.loads(text)
+    return (
+        list(found) == RECEIPT["required"]
+        and len(found["shop"]) <= 8
+        and 0 <= found["total"] <= 9999
+        and found["kind"] in ("food", "drink", "other")
+        and len(found["items"]) <= 3
+        and all(isinstance(item, bool) for item in found["items"])
+    )
+
+
+async def test_200_answers_follow_their_schema(server: Server) -> None:
+    """Each with a draw of its own: the first token is sampled by prefill, the others by decode."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "receipt", "schema": RECEIPT}}
+
+    async def ask(client: AsyncOpenAI, seed: int) -> str:
+        answer = await client.chat.completions.create(
+            model=BUNDLED_NAME,
+            messages=[{"role": "user", "content": "Describe the receipt."}],
+            response_format=wanted,
+            temperature=1.3,
+            seed=seed,
+            max_tokens=400,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        return answer.choices[0].message.content
+
+    async with AsyncOpenAI(**settings(server)) as client:
+        texts = await asyncio.gather(*(ask(client, seed) for seed in range(200)))
+    assert [text for text in texts if not is_receipt(text)] == []
+    assert len(set(texts)) > 100
+
+
+def test_choice_and_regex_stream(server: Server) -> None:
+    client = OpenAI(**settings(server))
+    for extra, pattern in (
+        ({"guided_choice": ["north", "south"]}, "north|south"),
+        ({"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}}, "[0-9]{3}-[a-f]{2}"),
+    ):
+        stream = client.chat.completions.create(
+            model=BUNDLED_NAME,
+            messages=[{"role": "user", "content": "Where?"}],
+            extra_body=extra,
+            stream=True,
+        )
+        chunks = [chunk.choices[0] for chunk in stream]
+        assert re.fullmatch(pattern, "".join(choice.delta.content or "" for choice in chunks))
+        assert chunks[-1].finish_reason == "stop"
+    client.close()
