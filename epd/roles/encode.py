@@ -26,6 +26,7 @@ from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, StageRep
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.cache_events import CachePublisher
 from epd.roles.row_tiers import RowTiers
+from epd.roles.run_ahead import RunAhead
 from epd.roles.send_ring import SendRing
 from epd.roles.transfers import Transfers
 from epd.scheduling.vision_batching import next_batch
@@ -59,10 +60,11 @@ class EncodeRole(Role[Encoding]):
         self._engine = engine
         self._config = config
         self._timing = timing
-        self._encodings: dict[str, Encoding] = {}
+        self.encodings: dict[str, Encoding] = {}
         self._prepared: dict[str, Encoding] = {}
-        self.tiers = RowTiers(actor, engine, config, events, self._encodings, self.fire)
+        self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
+        self._ahead = RunAhead(config.cache_device_nbytes, self._is_granted, actor.counters)
         self._ring = SendRing(actor, engine, config) if config.send_buffer_nbytes else None
         self.num_encoded = 0
         self._askers: dict[str, _Asker] = {}
@@ -71,10 +73,11 @@ class EncodeRole(Role[Encoding]):
 
     def live(self) -> dict[str, int]:
         return {
-            "encodings": sum(not e.at_rest for e in self._encodings.values()),
-            "encoding_rooms": sum(len(e.rooms) for e in self._encodings.values()),
+            "encodings": sum(not e.at_rest for e in self.encodings.values()),
+            "encoding_rooms": sum(len(e.rooms) for e in self.encodings.values()),
             "encode_askers": len(self._askers),
             "prepared": len(self._prepared),
+            "encodes_deferred": len(self._ahead),
             **(self._ring.live() if self._ring is not None else {}),
         }
 
@@ -111,7 +114,7 @@ class EncodeRole(Role[Encoding]):
         self._askers[message.room] = _Asker(message.request_id, message.attempt, received.source)
         if not self.actor.armed("encode/open"):
             self._arm_open()
-        encoding = self._encodings.get(message.mm_hash)
+        encoding = self.encodings.get(message.mm_hash)
         if encoding is None:
             encoding = Encoding(
                 message.mm_hash,
@@ -121,9 +124,11 @@ class EncodeRole(Role[Encoding]):
                 num_rows=message.num_rows,
                 stored=self.tiers.has_storage,
             )
-            self._encodings[message.mm_hash] = encoding
+            self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
         self.fire(encoding, fsm.Requested(message.room))
+        if transfer.grant is not None:  # it was faster
+            self._ahead.pump()
 
     def _arm_open(self) -> None:
         self.actor.arm("encode/open", self._timing.stall_timeout_s / 3, self._tell_open)
@@ -152,6 +157,8 @@ class EncodeRole(Role[Encoding]):
     @performs(Do.START_PREPROCESS)
     async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
         self._arm_timeout(encoding)
+        if not await self.begin(encoding):
+            return fsm.PreprocessFailed("nobody wants it any more")
         try:
             patches = await self._engine.preprocess(encoding.image, encoding.expected)
         except MediaError as error:
@@ -160,6 +167,21 @@ class EncodeRole(Role[Encoding]):
             self.actor.fault(f"preprocess {encoding.key}", error)
             return fsm.PreprocessFailed("the picture could not be processed")
         return fsm.PreprocessSucceeded(patches)
+
+    async def begin(self, encoding: Encoding) -> bool:
+        """Wait until work on it may begin; False: nobody wants it any more."""
+        nbytes = encoding.num_rows * self._engine.contract.row_nbytes
+        while encoding.rooms:
+            if await self._ahead.begin(encoding.key, nbytes):
+                return bool(encoding.rooms)
+        return False
+
+    def _is_granted(self, key: str) -> bool:
+        for room in self.encodings[key].rooms:
+            transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
+            if transfer is not None and transfer.grant is not None:
+                return True
+        return False
 
     @performs(Do.ENQUEUE)
     def enqueue(self, encoding: Encoding, event: Event) -> None:
@@ -210,6 +232,7 @@ class EncodeRole(Role[Encoding]):
     @performs(Do.FILL_ONE)
     def fill_one(self, encoding: Encoding, event: fsm.Requested) -> None:
         self.tiers.books.hit(encoding.key)
+        self._ahead.count(encoding.key, encoding.rows.nbytes)
         self._fill(encoding, event.room)
 
     def _fill(self, encoding: Encoding, room: str) -> None:
@@ -226,6 +249,7 @@ class EncodeRole(Role[Encoding]):
             if transfer is not None:
                 self._transfers.fire(transfer, transfer_fsm.SourceFailed(*encoding.failure))
             self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
+        self._let_go(encoding)
 
     @performs(Do.REPORT_HANG)
     def report_hang(self, encoding: Encoding, event: Event) -> None:
@@ -234,8 +258,9 @@ class EncodeRole(Role[Encoding]):
 
     def ended(self, machine: Encoding) -> None:
         self.actor.disarm(f"encoding/{machine.key}")
-        if self._encodings.get(machine.key) is machine:
-            del self._encodings[machine.key]
+        if self.encodings.get(machine.key) is machine:
+            del self.encodings[machine.key]
+            self._ahead.leave(machine.key)
 
     def _arm_timeout(self, encoding: Encoding) -> None:
         self.actor.arm(
@@ -250,6 +275,9 @@ class EncodeRole(Role[Encoding]):
             self._arm_timeout(encoding)
 
     # --- producer of rows -------------------------------------------------------------------------
+
+    def granted(self, transfer: Transfer) -> None:
+        self._ahead.pump()
 
     async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
         rows: Rows = transfer.source
@@ -270,11 +298,16 @@ class EncodeRole(Role[Encoding]):
             self._ring.withdraw(transfer.key)
 
     def _close_room(self, transfer: Transfer) -> None:
-        encoding = self._encodings.get(transfer.owner)
+        encoding = self.encodings.get(transfer.owner)
         self._report(transfer.key, encoding)
         if encoding is not None and transfer.key in encoding.rooms:
             self.fire(encoding, fsm.RoomClosed(transfer.key))
+            self._let_go(encoding)
             self.tiers.make_room()
+
+    def _let_go(self, encoding: Encoding) -> None:
+        if not encoding.rooms and self.encodings.get(encoding.key) is encoding:
+            self._ahead.leave(encoding.key)
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
         asker = self._askers.pop(room, None)

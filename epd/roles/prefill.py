@@ -225,6 +225,9 @@ class PrefillRole(Role[Request]):
             num_blocks=len(request.block_table),
         )
 
+    def granted(self, transfer: Transfer) -> None:
+        """Blocks are computed in their turn, granted or not."""
+
     async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
         """Blocks lie in registered memory."""
         views: Sequence[Buffer] = transfer.source

@@ -8,8 +8,8 @@ miss and is encoded anew, and one that cannot be written is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from epd.config import EncodeConfig
 from epd.engine.base import Rows, VisionEngine
@@ -22,8 +22,20 @@ from epd.roles.cache_events import CachePublisher
 from epd.scheduling.tiers import Tier, TierBooks, TierCounts
 
 
+class Owner(Protocol):
+    """The role that owns the machines."""
+
+    encodings: dict[str, Encoding]
+
+    def fire(self, machine: Encoding, event: Event) -> None: ...
+
+    async def begin(self, encoding: Encoding) -> bool:
+        """Wait until work on it may begin; False: nobody wants it any more."""
+        ...
+
+
 class RowTiers(Role[Encoding]):
-    """`encodings` and `fire` are those of the role that owns the machines."""
+    """A part of the encode role."""
 
     def __init__(
         self,
@@ -31,8 +43,7 @@ class RowTiers(Role[Encoding]):
         engine: VisionEngine,
         config: EncodeConfig,
         events: CachePublisher,
-        encodings: Mapping[str, Encoding],
-        fire: Callable[[Encoding, Event], None],
+        owner: Owner,
     ) -> None:
         super().__init__(actor)
         self.books = TierBooks(config.cache_device_nbytes, config.cache_host_nbytes)
@@ -40,8 +51,7 @@ class RowTiers(Role[Encoding]):
         self._events = events
         self._engine = engine
         self._config = config
-        self._encodings = encodings
-        self._fire = fire
+        self._owner = owner
         self._storage = actor.ports.storage
         self._storage_works = True
 
@@ -64,12 +74,12 @@ class RowTiers(Role[Encoding]):
         demotes = books.host.order.capacity > 0
         for key in books.device.excess(self._is_idle):
             down = fsm.DemotionRequested() if demotes else fsm.EvictionRequested()
-            self._fire(self._encodings[key], down)
+            self._owner.fire(self._owner.encodings[key], down)
         for key in books.host.excess(self._is_idle):
-            self._fire(self._encodings[key], fsm.EvictionRequested())
+            self._owner.fire(self._owner.encodings[key], fsm.EvictionRequested())
 
     def _is_idle(self, key: str) -> bool:
-        encoding = self._encodings[key]
+        encoding = self._owner.encodings[key]
         return encoding.at_rest and not encoding.rooms
 
     # --- memory -----------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ class RowTiers(Role[Encoding]):
         self.actor.arm(
             _timer(encoding),
             self._config.cache_load_timeout_s,
-            lambda: self._fire(encoding, event),
+            lambda: self._owner.fire(encoding, event),
         )
 
     # --- storage ----------------------------------------------------------------------------------
@@ -129,6 +139,8 @@ class RowTiers(Role[Encoding]):
     @performs(Do.START_LOAD)
     async def start_load(self, encoding: Encoding, event: Event) -> Event:
         assert self._storage is not None  # or the machine would not have asked
+        if not await self._owner.begin(encoding):
+            return fsm.LoadMissed()
         self._arm(encoding, fsm.LoadTimedOut())
         nbytes = encoding.num_rows * self._engine.contract.row_nbytes
         found = await self._storage.get(encoding.key, self._note(encoding), nbytes)

@@ -46,6 +46,10 @@ class Producer(Protocol):
         """What the consumer needs besides the bytes."""
         ...
 
+    def granted(self, transfer: Transfer) -> None:
+        """The consumer has memory for it."""
+        ...
+
     async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
         """The source's bytes where a write may read them until `release_source`; None: the room was
         concluded while this waited for memory.  Nothing has been written when it raises."""
@@ -171,6 +175,8 @@ class Transfers(Role[Transfer]):
             )
         if self._is_from_peer(transfer, received):
             self.fire(transfer, fsm.GrantReceived(message))
+            if (producer := self._producers.get(message.room)) is not None:
+                producer.granted(transfer)
 
     @receives(CancelTransfer)
     def on_cancel(self, received: Received) -> None:

@@ -81,6 +81,15 @@ TIER_DRILLS: tuple[Drill, ...] = (
         mutants=("a_load_is_waited_for",),
     ),
     Drill(
+        "encoder-runs-ahead",
+        ("F4", "F24"),
+        topology="2e1p1d",
+        work=Workload(30, spread_s=0.05, image_share=1.0, num_pictures=30),
+        settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),
+        fires=("encodes_deferred",),
+        mutants=("grants_do_not_overtake",),
+    ),
+    Drill(
         "small-send-ring",
         ("F3", "F4", "F18"),
         topology="1e2p1d",

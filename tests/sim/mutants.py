@@ -226,7 +226,7 @@ def no_single_flight() -> Iterator[None]:
     on_request = EncodeRole.on_encode_request
 
     def always_new(self: EncodeRole, received: Received) -> None:
-        self._encodings.pop(received.message.mm_hash, None)
+        self.encodings.pop(received.message.mm_hash, None)
         on_request(self, received)
 
     with mock.patch.object(EncodeRole, "on_encode_request", always_new):

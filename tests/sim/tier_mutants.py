@@ -42,9 +42,9 @@ def each_reader_loads_for_itself() -> Iterator[None]:
     on_request = EncodeRole.on_encode_request
 
     def not_joined(self: EncodeRole, received: Received) -> None:
-        known = self._encodings.get(received.message.mm_hash)
+        known = self.encodings.get(received.message.mm_hash)
         if known is not None and known.state is S.LOADING:
-            del self._encodings[received.message.mm_hash]
+            del self.encodings[received.message.mm_hash]
         on_request(self, received)
 
     with mock.patch.object(EncodeRole, "on_encode_request", not_joined):
@@ -97,6 +97,14 @@ def any_file_is_the_right_one() -> Iterator[None]:
 def a_load_is_waited_for() -> Iterator[None]:
     """F15: a storage that hangs holds up everybody who wants the picture."""
     with row(ENCODING, S.LOADING, encoding.LoadTimedOut, None):
+        yield
+
+
+@mutant
+def grants_do_not_overtake() -> Iterator[None]:
+    """F24, F4: an encoder full of rows that nobody can take yet begins nothing, not even what all
+    of them wait for."""
+    with mock.patch.object(EncodeRole, "_is_granted", lambda self, key: False):
         yield
 
 
