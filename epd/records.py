@@ -100,6 +100,7 @@ class Load(Record):
     queued_images: int = 0
     live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
     cache_sequence: int = 0  # of the last batch of cache events
+    events: tuple[tuple[str, int], ...] = ()  # what was odd or deferred since the process began
     num_encoded: int = 0  # pictures, since the process began
     cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
 

@@ -122,6 +122,7 @@ class Instance:
             queued_images=self.encode.num_queued if self.encode is not None else 0,
             live=tuple(sorted(live.items())),
             cache_sequence=self.encode.events.sequence if self.encode is not None else 0,
+            events=tuple(sorted(self.actor.counters.items())),
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,
             cache=self.encode.tiers.report() if self.encode is not None else (),
         )

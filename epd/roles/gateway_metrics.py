@@ -32,6 +32,9 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         for kind, count in instance.load.live:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_in_use", count, labels, "gauge", IN_USE)
+        for kind, count in instance.load.events:
+            labels = (("instance", name), ("kind", kind))
+            yield Metric("epd_instance_events_total", count, labels, "counter", "oddities")
         yield from _cache_metrics(instance)
 
 

@@ -40,7 +40,8 @@ class RunAhead:
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[key] = (nbytes, future)
         self.pump()
-        self._counters["encodes_deferred"] += not future.done()
+        if not future.done():
+            self._counters["encodes_deferred"] += 1
         return await future
 
     def count(self, key: str, nbytes: int) -> None:

@@ -4,7 +4,9 @@ Keys are content hashes, so equal keys have equal values: whoever writes last ch
 two writers at once are no conflict (fault F32).  Values appear whole or not at all and are verified
 on every read; a torn or rotten file is a miss and is removed.  Keys are hex digits and nothing
 else, so no key is a path (fault F45).  The directory stays below `max_nbytes`: what was not asked
-for the longest goes first, by the file's own time stamp, which `get` renews.
+for the longest goes first, by the file's own time stamp, which `get` renews.  Looking at all files
+takes long when there are many, so a store counts what it writes, looks when that reaches the bound
+or others may have written a good deal, and then frees a sixteenth more than it must.
 
 All methods block on the file system: call them from a thread.  What a disk can do wrong is a miss
 or a False, never an exception.
@@ -24,6 +26,8 @@ from epd.transport.whole_file import TEMPORARY, open_whole, read_whole, write_wh
 
 KEY = re.compile(r"[0-9a-f]{16,128}")
 SUFFIX = ".value"
+HEAD_NBYTES = 256  # at most, of a value with a short note
+LOOK_EVERY = 64  # values written without a look at what others have written
 ABANDONED_AFTER_S = 3600.0  # a temporary file that is older belongs to a writer that died
 
 
@@ -34,7 +38,8 @@ class FileStore:
         self.directory = os.path.abspath(directory)
         self.max_nbytes = max_nbytes
         self.num_evicted = 0
-        self.last_nbytes = 0  # when it last looked
+        self.last_nbytes = 0  # when it last looked, and what it has written since
+        self._num_until_look = 0
         if max_nbytes < 1:
             raise TransportError(f"a file store of {max_nbytes} bytes holds nothing: give it more")
         try:
@@ -50,7 +55,7 @@ class FileStore:
         path = self._path(key)
         views = byte_views(value)
         nbytes = sum(view.nbytes for view in views)
-        if nbytes > self.max_nbytes:
+        if nbytes + HEAD_NBYTES > self.max_nbytes:
             return False
         found = open_whole(path, verify=True)
         if found is not None and found.note == note:
@@ -59,7 +64,7 @@ class FileStore:
         try:
             self._make_room(nbytes)
             write_whole(path, note, views, checksum=True, durable=True)
-            self._make_room(0)
+            self.last_nbytes += os.stat(path).st_size
         except OSError:  # the disk is full, or the directory is gone: a cache may forget
             return False
         return True
@@ -94,16 +99,22 @@ class FileStore:
             os.utime(path)
 
     def _make_room(self, nbytes: int) -> None:
+        nbytes += HEAD_NBYTES
+        self._num_until_look -= 1
+        if self._num_until_look > 0 and self.last_nbytes + nbytes <= self.max_nbytes:
+            return
         files = self._oldest_first()
-        total = sum(size for _, size, _ in files) + nbytes
-        for _, size, path in files:
-            if total <= self.max_nbytes:
-                break
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            total -= size
-            self.num_evicted += 1
-        self.last_nbytes = total - nbytes
+        total = sum(size for _, size, _ in files)
+        if total + nbytes > self.max_nbytes:
+            enough = self.max_nbytes - self.max_nbytes // 16 - nbytes
+            for _, size, path in files:
+                if total <= enough:
+                    break
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                total -= size
+                self.num_evicted += 1
+        self.last_nbytes, self._num_until_look = total, LOOK_EVERY
 
     def _oldest_first(self) -> list[tuple[int, int, str]]:
         """Time of the last use in ns, size, path; removes what dead writers left."""
