@@ -6,9 +6,11 @@ A message is a noun on the wire.  Roles never see bytes: the bus decodes a frame
 into one of the tagged unions below, and a frame that does not decode is counted and dropped there.
 The bus promises little (at most once, ordered per peer, never blocks), so nothing here relies on
 delivery: a lost message is recovered by a time-out row of some state machine, and every message can
-arrive twice without harm: each carries ids that are never reused, the request's `attempt`, and (in
-the envelope) the sender's epoch.  Big things do not ride here: compressed images are payload frames
-behind the header frame, not copied into it; embeddings and KV travel on the data plane.
+arrive twice without harm.  For that, each carries what makes it idempotent: ids that are never
+reused, the `attempt` of the request, and (in the envelope) the sender's epoch.
+
+Big things do not ride here.  Compressed images travel as payload frames behind the header frame
+(not copied into it); embeddings and KV travel on the data plane.
 
 Identifiers
 -----------
@@ -191,6 +193,7 @@ class RequestFailed(Message):
     reason: str
     retryable: bool
     spans: tuple[Span, ...] = ()
+    culprit: str = ""  # the instance that failed, if it is not the one that says so
 
 
 class AbortRequest(Message):
@@ -293,6 +296,14 @@ class TransferAborted(Message):
     retryable: bool
 
 
+class TransferInDoubt(Message):
+    """The producer failed and cannot tell yet whether bytes still land: an end follows later."""
+
+    room: str
+    attempt: int
+    reason: str
+
+
 AnyMessage = (
     Join
     | Welcome
@@ -322,6 +333,7 @@ AnyMessage = (
     | CancelTransfer
     | CancelAck
     | TransferAborted
+    | TransferInDoubt
 )
 
 
@@ -349,13 +361,19 @@ def decode(frame: Any) -> Envelope:
     return _decoder.decode(frame)
 
 
-__all__ = [
-    "PROTOCOL_VERSION", "AbortEncode", "AbortRequest", "Address", "AnyMessage", "CacheEvents",
-    "CacheEventsWanted", "CacheTier", "CancelAck", "CancelTransfer", "Commit", "CommitAck",
-    "DrainAnnounced", "EncodeAccepted", "EncodeRejected", "EncodeRequest", "Envelope", "Grant",
-    "Heartbeat", "HeartbeatAck", "InstanceInfo", "Join", "JoinRefused", "KvLayout", "KvOffer",
-    "KvState", "Leave", "Load", "MediaItem", "Membership", "Message", "PrefillRequest",
-    "RemoteRegion", "RequestAborted", "RequestAccepted", "RequestFailed", "RowContract",
-    "SamplingParams", "Span", "StageReport", "TokenChunk", "TokenLogprobs", "Tokens",
-    "TransferAborted", "TransportOffer", "Welcome", "decode", "encode",
-]  # fmt: skip
+__all__ = [  # what others read from here though it is defined in `epd.records`
+    "Address",
+    "CacheTier",
+    "InstanceInfo",
+    "KvLayout",
+    "KvState",
+    "Load",
+    "MediaItem",
+    "RemoteRegion",
+    "RowContract",
+    "SamplingParams",
+    "Span",
+    "TokenChunk",
+    "TokenLogprobs",
+    "TransportOffer",
+]

@@ -60,6 +60,14 @@ class Do(Effect):
 
 
 @dataclass(slots=True)
+class _Failed(Event):
+    kind: str
+    reason: str
+    retryable: bool
+    culprit: str = ""  # the instance that failed, if it was another
+
+
+@dataclass(slots=True)
 class EmbeddingsRequired(Event):
     """Arrived with pictures."""
 
@@ -76,10 +84,8 @@ class EmbeddingReady(Event):
 
 
 @dataclass(slots=True)
-class EmbeddingFailed(Event):
-    kind: str
-    reason: str
-    retryable: bool
+class EmbeddingFailed(_Failed):
+    pass
 
 
 @dataclass(slots=True)
@@ -146,10 +152,8 @@ class KvDelivered(Event):
 
 
 @dataclass(slots=True)
-class KvFailed(Event):
-    kind: str
-    reason: str
-    retryable: bool
+class KvFailed(_Failed):
+    pass
 
 
 @dataclass(slots=True)
@@ -158,12 +162,8 @@ class KvWithdrawn(Event):
 
 
 @dataclass(slots=True)
-class StepFailed(Event):
+class StepFailed(_Failed):
     """This sequence failed in a step; the step is over."""
-
-    kind: str
-    reason: str
-    retryable: bool
 
 
 @dataclass(slots=True)
@@ -201,6 +201,7 @@ class Request(Machine):
 
     __slots__ = (
         "block_table",
+        "culprit",
         "deadline_s",
         "decode_here",
         "failure",
@@ -248,6 +249,7 @@ class Request(Machine):
         self.kv_room = ""
         self.finish_reason = ""
         self.failure = ("", "", True)
+        self.culprit = ""  # the instance that failed it, if it was another
 
     @property
     def request_id(self) -> str:
@@ -352,8 +354,9 @@ def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
     request.output.append(event.kv.first_token)
 
 
-def keep_failure(request: Request, event: EmbeddingFailed | KvFailed | StepFailed) -> None:
+def keep_failure(request: Request, event: _Failed) -> None:
     request.failure = (event.kind, event.reason, event.retryable)
+    request.culprit = event.culprit
 
 
 def note_late(request: Request, event: DeadlinePassed) -> None:

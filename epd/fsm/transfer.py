@@ -12,9 +12,12 @@ Both ends run this table, each with its own machine and its own memory: the prod
 *source* (rows in its cache, KV blocks), the consumer owns the *slots*.  What cannot be interrupted
 is a write.  Cancelling is therefore a state: CANCEL_PENDING and EXPIRE_PENDING still own the memory
 and wait for the outcome: the writer's result at the producer, the writer's word (CancelAck, a late
-Commit, an abort) at the consumer.  If that word can never come, the transfer is QUARANTINED until
-the other side is fenced: known to be unable to touch the memory any more.  A timer moves a transfer
-towards quarantine but never frees memory (faults F6 to F8).
+Commit, an abort) at the consumer.  If that word does not come, the transfer is QUARANTINED.  A
+producer whose engine does not know the outcome stays there until the engine has settled: none of its
+writes to that peer moves a byte any more; it says so to the consumer, which was told of the doubt and
+keeps its slots until then.  A consumer whose peer was lost stays until that is fenced: known to be
+unable to touch the memory any more.  A timer moves a transfer towards quarantine but never frees
+memory (faults F6 to F8).
 
 Terminal states other than RELEASED are tombstones: they stay for a bounded time and answer late
 messages, so that a grant which follows its own cancel cannot revive the room (fault F42).
@@ -51,7 +54,7 @@ class S(State):
     COMPLETE = "producer: source kept until the commit is acknowledged; consumer: being published"
     CANCEL_PENDING = "memory still owned: cancelled, the outcome is awaited"
     EXPIRE_PENDING = "memory still owned: out of time, the outcome is awaited"
-    QUARANTINED = "memory still owned: outcome unknown, a fence is awaited"
+    QUARANTINED = "memory still owned: outcome unknown; the writer's end or a fence is awaited"
     RELEASED = "delivered; the consumer's slots belong to what was published"
     CANCELLED = "tombstone of a cancelled room; owns nothing"
     EXPIRED = "tombstone of a room out of time; owns nothing"
@@ -67,11 +70,13 @@ class Do(Effect):
     SEND_CANCEL = "ask the producer to stop"
     SEND_CANCEL_ACK = "tell the consumer that its slots will not be written again"
     SEND_ABORT = "tell the consumer that nothing is coming"
+    SEND_DOUBT = "tell the consumer that it failed and that bytes may still land"
     PUBLISH = "make the landed bytes visible to their owner"
     RELEASE_SOURCE = "give the source's memory back"
     RELEASE_SLOTS = "return the slots to the pool"
     WITHDRAW_LEASE = "leave the queue for slots"
-    START_FENCE = "find out whether the other side can still touch the memory"
+    SETTLE_WRITE = "find out whether the own write still moves anything"
+    START_FENCE = "find out whether the other side, if it was lost, can still touch the memory"
     CONCLUDE_FAILED = "tell the owner that nothing will arrive"
     CONCLUDE_DELIVERED = "tell the owner that the bytes arrived"
     ARM_RETRY = "fire RetryDue later"
@@ -124,6 +129,11 @@ class WriteOutcomeUnknown(Event):
 
 
 @dataclass(slots=True)
+class WriteSettled(Event):
+    """Nothing of a write whose outcome was unknown moves any more."""
+
+
+@dataclass(slots=True)
 class CommitReceived(Event):
     nbytes: int
     checksum: int
@@ -168,6 +178,15 @@ class AbortReceived(Event):
 
 
 @dataclass(slots=True)
+class DoubtReceived(Event):
+    """The producer failed, and its bytes may still land."""
+
+    kind: str
+    reason: str
+    retryable: bool
+
+
+@dataclass(slots=True)
 class PeerLost(Event):
     """The gateway declared the other end's epoch lost; it may still be alive and writing."""
 
@@ -193,7 +212,7 @@ class GraceEnded(Event):
 
 @dataclass(slots=True)
 class RetryDue(Event):
-    """Also the exit by time of QUARANTINED: the fence is tried again until it holds."""
+    """Also the exit by time of QUARANTINED: it is asked again until the end is certain."""
 
     by_time = True
 
@@ -304,7 +323,7 @@ def keep_commit(transfer: Transfer, event: CommitReceived) -> None:
     transfer.checksum, transfer.kv = event.checksum, event.kv
 
 
-def keep_failure(transfer: Transfer, event: SourceFailed | AbortReceived) -> None:
+def keep_failure(transfer: Transfer, event: SourceFailed | AbortReceived | DoubtReceived) -> None:
     transfer.failure = (event.kind, event.reason, event.retryable)
 
 

@@ -12,6 +12,7 @@ from epd.fsm.transfer import (
     CommitReceived,
     DeadlinePassed,
     Do,
+    DoubtReceived,
     GraceEnded,
     GrantReceived,
     PeerFenced,
@@ -25,6 +26,7 @@ from epd.fsm.transfer import (
     Transfer,
     WriteOutcomeUnknown,
     WriteRefused,
+    WriteSettled,
     WriteSucceeded,
     contract_holds,
     is_consumer,
@@ -74,6 +76,7 @@ ROWS = (
     Row(S.RESERVED, CommitReceived, S.COMPLETE, (Do.SEND_COMMIT_ACK, Do.PUBLISH), keep_commit, length_matches),
     Row(S.RESERVED, CommitReceived, S.FAILED, (Do.SEND_COMMIT_ACK, Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED), note_short_commit, unless(length_matches), note="writer is done: the slots are free (F11)"),
     Row(S.RESERVED, AbortReceived, S.FAILED, (Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED), keep_failure),
+    Row(S.RESERVED, DoubtReceived, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.ARM_RETRY), keep_failure, note="the slots wait for the writer's last word (F8)"),
     Row(S.RESERVED, CancelRequested, S.CANCEL_PENDING, (Do.SEND_CANCEL, Do.ARM_RETRY)),
     Row(S.RESERVED, RetryDue, None, (Do.SEND_GRANT, Do.ARM_RETRY), when=is_consumer, note="the grant may be lost"),
     Row(S.RESERVED, RetryDue, None, when=unless(is_consumer), note="a timer of the offer that was granted"),
@@ -93,7 +96,7 @@ ROWS = (
     Row((S.PENDING, S.PARKED), RetryDue, None, when=unless(offers)),
     Row(S.WRITING, WriteSucceeded, S.COMPLETE, (Do.SEND_COMMIT, Do.ARM_RETRY), keep_checksum),
     Row(S.WRITING, WriteRefused, S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED), keep_refusal),
-    Row(S.WRITING, WriteOutcomeUnknown, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.START_FENCE), keep_refusal, note="the source may still be read (F8)"),
+    Row(S.WRITING, WriteOutcomeUnknown, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.SEND_DOUBT, Do.SETTLE_WRITE), keep_refusal, note="the source may still be read (F8)"),
     Row(S.WRITING, GrantReceived, None, note="a repeated grant"),
     Row(S.WRITING, CancelReceived, S.CANCEL_PENDING, (Do.CONCLUDE_FAILED,), note_called_off),
     Row(S.WRITING, DeadlinePassed, S.EXPIRE_PENDING, (Do.CONCLUDE_FAILED, Do.ARM_GRACE), note_late),
@@ -103,7 +106,7 @@ ROWS = (
     Row(S.CANCEL_PENDING, WriteRefused, S.CANCELLED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
     Row(S.EXPIRE_PENDING, WriteSucceeded, S.EXPIRED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
     Row(S.EXPIRE_PENDING, WriteRefused, S.EXPIRED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
-    Row(_PENDING_OUTCOME, WriteOutcomeUnknown, S.QUARANTINED, (Do.START_FENCE,)),
+    Row(_PENDING_OUTCOME, WriteOutcomeUnknown, S.QUARANTINED, (Do.SETTLE_WRITE,)),
     Row(S.CANCEL_PENDING, CancelAcked, S.CANCELLED, (Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED)),
     Row(S.CANCEL_PENDING, AbortReceived, S.CANCELLED, (Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED)),
     Row(S.CANCEL_PENDING, CommitReceived, S.CANCELLED, (Do.SEND_COMMIT_ACK, Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED), note="the write was faster; it is over"),
@@ -121,13 +124,15 @@ ROWS = (
     Row(S.EXPIRE_PENDING, GraceEnded, S.QUARANTINED, (Do.START_FENCE,), when=is_consumer, note="time moves it here, and frees nothing (F7)"),
     Row(S.EXPIRE_PENDING, GraceEnded, None, (Do.ARM_GRACE,), when=unless(is_consumer), note="the own engine still reads the source: its outcome decides, no fence of the peer (F8)"),
     # Outcome unknown: only a word of the writer or a fence frees the memory.
+    Row(S.QUARANTINED, WriteSettled, S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT), note="the writer's last word"),
+    Row(S.QUARANTINED, GrantReceived, None, (Do.SEND_DOUBT,), note="the doubt was lost"),
     Row(S.QUARANTINED, PeerFenced, S.FAILED, (Do.RELEASE_SLOTS,), when=is_consumer),
     Row(S.QUARANTINED, PeerFenced, S.FAILED, (Do.RELEASE_SOURCE,), when=unless(is_consumer)),
     Row(S.QUARANTINED, CancelAcked, S.FAILED, (Do.RELEASE_SLOTS,)),
     Row(S.QUARANTINED, AbortReceived, S.FAILED, (Do.RELEASE_SLOTS,)),
     Row(S.QUARANTINED, CommitReceived, S.FAILED, (Do.SEND_COMMIT_ACK, Do.RELEASE_SLOTS)),
     Row(S.QUARANTINED, RetryDue, None, (Do.SEND_CANCEL, Do.START_FENCE), when=is_consumer),
-    Row(S.QUARANTINED, RetryDue, None, (Do.START_FENCE,), when=unless(is_consumer)),
+    Row(S.QUARANTINED, RetryDue, None, (Do.SETTLE_WRITE,), when=unless(is_consumer)),
     # The write is over.
     Row(S.COMPLETE, CommitAcked, S.RELEASED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
     Row(S.COMPLETE, CancelReceived, S.CANCELLED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED), note_called_off),
@@ -150,12 +155,14 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore(_ENDED, (SourceFailed, CommitAcked, CancelRequested, CancelAcked, AbortReceived, PeerLost, PeerFenced, DeadlinePassed, GraceEnded, RetryDue), "it has ended; a late timer, answer or notice has nothing left to change"),
+    Ignore(_ENDED, (SourceFailed, WriteSettled, CommitAcked, CancelRequested, CancelAcked, AbortReceived, DoubtReceived, PeerLost, PeerFenced, DeadlinePassed, GraceEnded, RetryDue), "it has ended; a late timer, answer or notice has nothing left to change"),
     Ignore((S.RELEASED,), (GrantReceived,), "a repeated grant that the commit overtook"),
     Ignore((S.COMPLETE,), (CancelRequested,), "what has landed is published; its owner decides what to do with it"),
     Ignore((S.COMPLETE,), (SourceFailed,), "the bytes are there: too late to withdraw"),
-    Ignore((S.COMPLETE,), (CancelAcked, AbortReceived), "an answer that the commit overtook"),
-    Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelReceived, CancelRequested, GrantReceived), "it is being cancelled already, and cancel wins (F42)"),
+    Ignore((S.COMPLETE,), (CancelAcked, AbortReceived, DoubtReceived), "an answer that the commit overtook"),
+    Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelReceived, CancelRequested), "it is being cancelled already, and cancel wins (F42)"),
+    Ignore(_PENDING_OUTCOME, (GrantReceived,), "it is being cancelled already, and cancel wins (F42)"),
+    Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (DoubtReceived,), "the end is awaited already"),
     Ignore((S.EXPIRE_PENDING,), (DeadlinePassed,), "the deadline has passed once"),
     Ignore((S.QUARANTINED,), (PeerLost, DeadlinePassed, GraceEnded), "time frees nothing (F7)"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CommitAcked, SourceFailed), "a late answer of the end that it no longer serves"),
@@ -164,7 +171,7 @@ IGNORES = (
     Ignore((S.PENDING, S.RESERVED, S.PARKED, S.WRITING, S.COMPLETE, S.CANCEL_PENDING), (GraceEnded,), "a stale timer"),
     Ignore((S.RESERVED,), (CommitAcked,), "an answer to nothing this end has said"),
     Ignore((S.PENDING, S.RESERVED), (CancelAcked,), "an answer to a cancel that was not sent yet" ),
-    Ignore((S.PENDING,), (CommitReceived,), "nothing was granted: a stray commit moves nothing"),
+    Ignore((S.PENDING,), (CommitReceived, DoubtReceived), "nothing was granted: stray words move nothing"),
 )
 
 TABLE = Table(
@@ -175,6 +182,6 @@ TABLE = Table(
     _ENDED,
     ROWS,
     IGNORES,
-    held={S.QUARANTINED: "only the writer's word or a fence may free memory (F7)"},
+    held={S.QUARANTINED: "only the writer's end or a fence may free memory (F7, F8)"},
 )
 Transfer.table = TABLE

@@ -105,6 +105,7 @@ class Actor:
         self.roles: list[Role[Any]] = []
         self.counters: Counter[str] = Counter()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
+        self.listed: set[tuple[str, int]] = set()  # by the registry that we have joined, ever
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
@@ -253,6 +254,10 @@ class Actor:
         """Whether this life of a peer is over: declared lost, or replaced by a later one."""
         key = (address.instance_id, address.epoch)
         return key in self.lost or self._connected.get(address.instance_id, 0) > address.epoch
+
+    def is_listed(self, address: Address) -> bool:
+        """Whether the registry counts this life of a peer among the living."""
+        return (address.instance_id, address.epoch) in self.listed and not self.is_lost(address)
 
     def peer_info(self, address: Address) -> InstanceInfo | None:
         return self.peers.get((address.instance_id, address.epoch))

@@ -154,7 +154,7 @@ class DecodeRole(Role[Request]):
         elif transfer.failure[0] == "withdrawn":
             outcome = fsm.KvWithdrawn()
         else:
-            outcome = fsm.KvFailed(*transfer.failure)
+            outcome = fsm.KvFailed(*transfer.failure, transfer.peer.instance_id)
         self._requests.fire(request, outcome)
 
 

@@ -16,6 +16,7 @@ and then which rooms it still holds, and hears of those that are over (`wants`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from epd.api.port import Generation as Prepared
 from epd.config import Timing
@@ -79,9 +80,9 @@ class Dispatcher:
         give_up_s = self._give_up_s.setdefault(machine.key, now_s + self._timing.topology_timeout_s)
         return now_s < give_up_s
 
-    def avoid(self, machine: Generation, instance_id: str) -> None:
-        """This instance failed it; take it again only if there is no other."""
-        self._avoid.setdefault(machine.key, set()).add(instance_id)
+    def avoid(self, machine: Generation, instances: Iterable[str]) -> None:
+        """These failed it, or one of them did; take them again only if there is no other."""
+        self._avoid.setdefault(machine.key, set()).update(instances)
 
     # --- sending ----------------------------------------------------------------------------------
 

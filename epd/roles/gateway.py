@@ -13,6 +13,7 @@ is bounded by what is open here.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from epd.api.port import Generation as Prepared
@@ -199,7 +200,7 @@ class GatewayRole(Role[Generation]):
         if not self._dispatcher.send(machine):
             name = machine.placement.prefill.instance_id
             reason = f"instance {name} takes no messages"
-            self._attempt_failed(machine, name, "busy", reason, True)
+            self._attempt_failed(machine, {name}, "busy", reason, True)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -262,11 +263,14 @@ class GatewayRole(Role[Generation]):
         if machine is None:
             return
         if isinstance(message, EncodeRejected):
-            self._attempt_failed(machine, received.source, "busy", message.reason, True)
+            self._attempt_failed(machine, {received.source}, "busy", message.reason, True)
             return
         self._report(received.source, machine.key, message.spans)
         kind, retryable = message.kind, message.retryable
-        self._attempt_failed(machine, received.source, kind, message.reason, retryable)
+        blamed = {message.culprit or received.source}
+        if kind == "transfer":
+            blamed.add(received.source)  # either end of it
+        self._attempt_failed(machine, blamed, kind, message.reason, retryable)
 
     @receives(RequestAborted)
     def on_aborted(self, received: Received) -> None:
@@ -294,9 +298,9 @@ class GatewayRole(Role[Generation]):
         return machine if machine is not None and machine.attempt == attempt else None
 
     def _attempt_failed(
-        self, machine: Generation, source: str, kind: str, reason: str, retryable: bool
+        self, machine: Generation, blamed: AbstractSet[str], kind: str, reason: str, retryable: bool
     ) -> None:
-        self._dispatcher.avoid(machine, source)
+        self._dispatcher.avoid(machine, blamed)
         self.fire(machine, fsm.AttemptFailed(kind, reason, retryable))
 
     def _instance_lost(self, lost: Address) -> None:
@@ -307,7 +311,7 @@ class GatewayRole(Role[Generation]):
                 continue
             if lost == placement.decode or not machine.token_ids_of_attempt:
                 reason = f"instance {lost.instance_id} was lost"
-                self._attempt_failed(machine, lost.instance_id, "lost", reason, True)
+                self._attempt_failed(machine, {lost.instance_id}, "lost", reason, True)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -356,10 +360,12 @@ class GatewayRole(Role[Generation]):
 
     def _stalled(self, machine: Generation) -> None:
         reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
+        self._dispatcher.avoid(machine, machine.placement.instances())
         self.fire(machine, fsm.AttemptTimedOut(reason))
 
     def _ignored(self, machine: Generation) -> None:
         prefill = machine.placement.prefill.instance_id
+        self._dispatcher.avoid(machine, {prefill})
         self.fire(machine, fsm.AttemptTimedOut(f"instance {prefill} did not accept the request"))
 
     @performs(Do.ARM_ABORT)

@@ -11,6 +11,7 @@ and no bytes move.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from epd.config import PrefillConfig
@@ -23,6 +24,7 @@ from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import (
     KvOffer,
     KvState,
+    MediaItem,
     PrefillRequest,
     RequestAborted,
     RequestAccepted,
@@ -132,15 +134,16 @@ class PrefillRole(Role[Request]):
         def ready(room: str, rows: Any) -> None:
             self._requests.fire(request, fsm.EmbeddingReady(room, rows))
 
-        def failed(kind: str, reason: str, retryable: bool) -> None:
-            self._requests.fire(request, fsm.EmbeddingFailed(kind, reason, retryable))
+        def failed(item: MediaItem, kind: str, reason: str, retryable: bool) -> None:
+            encoder = item.encoder.instance_id
+            self._requests.fire(request, fsm.EmbeddingFailed(kind, reason, retryable, encoder))
 
         def granted() -> None:
             for item in message.items:
                 if request.terminal:
                     return
-                want = Want(item, message.attempt, message.deadline_s, ready, failed)
-                embeddings.want(want)
+                told = partial(failed, item)
+                embeddings.want(Want(item, message.attempt, message.deadline_s, ready, told))
             self._requests.fire(request, fsm.EmbeddingsPromised())
 
         embeddings.promise(request.key, message.items, granted)
@@ -242,5 +245,6 @@ class PrefillRole(Role[Request]):
         request = self._requests.get(transfer.owner)
         if request is None:
             return
-        outcome: Event = fsm.KvDelivered() if delivered else fsm.KvFailed(*transfer.failure)
-        self._requests.fire(request, outcome)
+        peer = transfer.peer.instance_id
+        failed = fsm.KvFailed(*transfer.failure, peer)
+        self._requests.fire(request, fsm.KvDelivered() if delivered else failed)

@@ -329,6 +329,7 @@ class Requests(Role[Request]):
                 reason,
                 retryable,
                 self.actor.spans(request),
+                request.culprit,
             ),
         )
 

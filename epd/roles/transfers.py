@@ -31,8 +31,10 @@ from epd.messages import (
     KvState,
     RemoteRegion,
     TransferAborted,
+    TransferInDoubt,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.doubts import Doubts
 from epd.scheduling.pairing import common
 from epd.transport.base import Buffer, Received, Region, WriteFailed, Written
 
@@ -94,6 +96,7 @@ class Transfers(Role[Transfer]):
         self._producers: dict[str, Producer] = {}
         self._consumers: dict[str, Consumer] = {}
         self._num_open = 0
+        self.extend(Doubts(self, timing))
 
     def find(self, room: str, side: Side) -> Transfer | None:
         return self._rooms.get((room, side))
@@ -214,6 +217,11 @@ class Transfers(Role[Transfer]):
         event = fsm.AbortReceived(message.kind, message.reason, message.retryable)
         self._fire_consumer(received, event)
 
+    @receives(TransferInDoubt)
+    def on_doubt(self, received: Received) -> None:
+        event = fsm.DoubtReceived("transfer", received.message.reason, True)
+        self._fire_consumer(received, event)
+
     @receives(CommitAck)
     def on_commit_ack(self, received: Received) -> None:
         transfer = self.find(received.message.room, Side.PRODUCER)
@@ -283,6 +291,11 @@ class Transfers(Role[Transfer]):
             ),
         )
 
+    @performs(Do.SEND_DOUBT)
+    def send_doubt(self, transfer: Transfer, event: Event) -> None:
+        _, reason, _ = transfer.failure
+        self.actor.send(transfer.peer, TransferInDoubt(transfer.key, transfer.attempt, reason))
+
     # --- effects: memory --------------------------------------------------------------------------
 
     @performs(Do.START_WRITE)
@@ -349,19 +362,6 @@ class Transfers(Role[Transfer]):
         data_plane, info = self.actor.ports.transfers, self.actor.peer_info(peer)
         names = common(data_plane.offers, info.transports) if info is not None else ()
         return data_plane.descriptor(region, names[0] if names else "")
-
-    @performs(Do.START_FENCE)
-    async def start_fence(self, transfer: Transfer, event: Event) -> Event | None:
-        info = self.actor.peer_info(transfer.peer)
-        host_id, pid = (info.host_id, info.pid) if info is not None else ("", 0)
-        if await self.actor.ports.transfers.fence(transfer.peer, host_id, pid):
-            return fsm.PeerFenced() if not transfer.terminal else None
-        self.actor.arm(
-            self._timer(transfer, "retry"),
-            self._timing.fence_interval_s,
-            lambda: self.fire(transfer, fsm.RetryDue()),
-        )
-        return None
 
     @performs(Do.CONCLUDE_FAILED)
     def conclude_failed(self, transfer: Transfer, event: Event) -> None:

@@ -70,3 +70,7 @@ class Drill:
 
 def replace_timing(**changes: float) -> Timing:
     return msgspec.structs.replace(Settings().timing, **changes)
+
+
+PATIENT = replace_timing(request_timeout_s=3.0, suspect_after_s=20.0, lost_after_s=30.0)
+"""Deadlines pass long before anybody is declared lost."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from epd.config import EncodeConfig, Limits
 from epd.sim.cache_drills import CACHE_DRILLS
 from epd.sim.cluster import Settings
-from epd.sim.drill import NOTHING, REFUSED, Drill, replace_timing
+from epd.sim.drill import NOTHING, PATIENT, REFUSED, Drill
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
+from epd.sim.recovery_drills import RECOVERY_DRILLS
 from epd.sim.scheduling_drills import SCHEDULING_DRILLS
 from epd.sim.swarm import Excuse
 from epd.sim.tier_drills import TIER_DRILLS
@@ -21,10 +22,6 @@ REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.
 HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
-
-FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
-
-PATIENT = replace_timing(request_timeout_s=3.0, suspect_after_s=20.0, lost_after_s=30.0)
 
 DRILLS: tuple[Drill, ...] = (
     Drill("quiet", (), work=Workload(24, spread_s=2.0), must_fire=0.0),
@@ -223,31 +220,6 @@ DRILLS: tuple[Drill, ...] = (
         mutants=("no_commit_retry", "no_grant_retry", "open_rooms_are_not_told"),
     ),
     Drill(
-        "deaf-prefill",
-        ("F16", "F41"),
-        topology="1e1p1d",
-        work=PICTURES,
-        faults=(Fault("block", "gateway", other="p0", duration_s=6.0),),
-        may_fail=Excuse(frozenset({"lost"}), refusals=False),
-        why="prefill beats its heart and hears nothing: four attempts can be spent on it",
-        mutants=("attempts_are_not_called_off",),
-        to_s=1.3,
-    ),
-    Drill(
-        "drain-decode",
-        ("F20",),
-        topology="1e1p1d",
-        work=Workload(20, spread_s=0.1, max_tokens=24),
-        faults=(
-            Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
-            Fault("drain", "d0", point=FIRST_DECODE),
-        ),
-        may_fail=REFUSED,
-        why="the only decode instance leaves; it is started anew, and admitted requests wait",
-        fires=("drain",),
-        mutants=("no_pause_between_attempts",),
-    ),
-    Drill(
         "partition",
         ("F16", "F35"),
         topology="2e1p1d",
@@ -292,6 +264,7 @@ DRILLS: tuple[Drill, ...] = (
         fires=("TRANSFER:WRITING>FAILED",),
     ),
     *CACHE_DRILLS,
+    *RECOVERY_DRILLS,
     *TIER_DRILLS,
     *SCHEDULING_DRILLS,
 )

@@ -13,8 +13,8 @@ moves them: they land while the writer is stalled, and for a while after it died
 gone refuses.
 
 `Unknown` outcomes are a stress that a drill asks for: the writer is told early, and the bytes may
-land up to `linger_s` later.  `fence` says True only when the peer's process is dead and nothing
-between the two is under way any more: a time-out never counts.
+land up to `linger_s` later; `settle` says True when they have.  `fence` says True only when the
+peer's process is dead and nothing between the two is under way any more: a time-out never counts.
 
 Every landing is shown to `on_land`, which the integrity checker uses: memory must belong to a lease
 that was granted to this writer.
@@ -103,6 +103,7 @@ class Fabric:
         self.regions: dict[RegionKey, tuple[SlotRegion, SimProcess]] = {}
         self.writes: dict[Write, None] = {}
         self.lives: dict[tuple[str, int], SimProcess] = {}
+        self.barred: set[tuple[tuple[str, int], tuple[str, int]]] = set()  # owner, writer
         self.busy_until_s: dict[str, float] = {}
         self.counters: Counter[str] = Counter()
         self.on_land: Callable[[Write, SimProcess, Sequence[int]], None] | None = None
@@ -232,7 +233,6 @@ class SimTransferEngine:
         self._fabric = fabric
         self._process = process
         self._life = (process.instance_id, process.epoch)
-        self._barred: set[tuple[str, int]] = set()
         self._closed = False
         fabric.lives[self._life] = process
 
@@ -270,16 +270,27 @@ class SimTransferEngine:
                 return WriteFailed("the region was revoked meanwhile")
             region.deposit(slots, views)
             return Written(sum(view.nbytes for view in views), _crc(views))
+        if ((target.instance_id, target.epoch), self._life) in self._fabric.barred:
+            return WriteFailed(f"{target.instance_id} has fenced this instance")
         loop = self._fabric.loop
         cut = _cut(pieces, self._fabric.conditions.num_pieces)
         write = Write(self._process, target, tuple(slots), cut, loop.create_future())
         self._fabric.begin(write)
         return await write.future
 
+    async def settle(self, peer: Address) -> bool:
+        """True: nothing of ours is under way to that peer."""
+        await asyncio.sleep(FENCE_COST_S)
+        return not self._fabric.under_way(self._life, (peer.instance_id, peer.epoch))
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
-        """True: dead, and nothing between us is under way.  An unknown process: cannot tell."""
+        """True: dead, and nothing between us is under way.  An unknown process: cannot tell.
+
+        Bars that life for good, as engines between hosts do: who fences the living is found out.
+        """
         await asyncio.sleep(FENCE_COST_S)
         life = (peer.instance_id, peer.epoch)
+        self._fabric.barred.add((self._life, life))
         process = self._fabric.lives.get(life)
         if process is None or process.alive:
             return False

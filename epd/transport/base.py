@@ -8,8 +8,9 @@ adapter passes the one contract kit of its port (tests/contract/).
 
 Ownership rule of the data plane: memory that a write reads from or lands in belongs to the
 TRANSFER machine until the outcome is known.  `Written` and `Failed` are definite.  `Unknown` means
-that bytes may still be read from the source or land in the target: both stay owned until `fence`
-says that the other side cannot touch them any more.  A time-out is never a fence (fault F7).
+that bytes may still be read from the source or land in the target: both stay owned until the
+writer's engine has settled (`settle`: nothing of its own moves any more), or, if the other side was
+lost, until `fence` says that it cannot touch them any more.  A time-out is neither (fault F7).
 """
 
 from __future__ import annotations
@@ -158,9 +159,19 @@ class TransferEngine(Protocol):
         """The checksum that `Written` carries, of these bytes in order; off the loop when large."""
         ...
 
+    async def settle(self, peer: Address) -> bool:
+        """True once no write that we have begun to this epoch of the peer can move a byte any more,
+        so that their sources and targets are free; False: cannot tell.  Bars nobody.
+
+        For writes that ended as `WriteUnknown`, or whose caller was cancelled, while the peer is
+        trusted.  Bounded as `fence` is, and repeated by the caller.
+        """
+        ...
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True once this epoch of the peer can never write to our memory again; False: cannot tell.
 
+        For a peer that was lost: it is barred for good, should it live.  Includes `settle`.
         Bounded: answers within about a second.  The caller retries with back-off.
         """
         ...

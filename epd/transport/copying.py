@@ -23,6 +23,7 @@ import numpy as np
 from epd.transport.checksum import checksum_of, crc32
 from epd.transport.region import Piece
 
+SETTLE_TIMEOUT_S = 0.8  # `settle` answers within about a second
 SUMMED_NBYTES = 256 << 10  # copied and summed while it is in cache
 SMALL_NBYTES = 256 << 10
 INLINE_NBYTES = 4 << 20
@@ -96,6 +97,11 @@ class Copier:
         if self.in_flight:
             await asyncio.wait(self.in_flight, timeout=timeout_s)
         return not self.in_flight
+
+    async def settle(self, timeout_s: float) -> bool:
+        """Wait for the copies that are in flight now; False if some are not done in time."""
+        begun = set(self.in_flight)
+        return not begun or not (await asyncio.wait(begun, timeout=timeout_s))[1]
 
     def close(self) -> None:
         """No further copies; does not wait (see `drain`)."""

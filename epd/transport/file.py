@@ -34,7 +34,7 @@ from epd.transport.base import (
     Written,
 )
 from epd.transport.codec import check_instance_id
-from epd.transport.copying import Copier
+from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
 from epd.transport.host_memory import anonymous
 from epd.transport.links import Life
 from epd.transport.region import (
@@ -240,6 +240,11 @@ class FileTransferEngine:
     async def checksum(self, views: Sequence[Buffer]) -> int:
         """See `TransferEngine.checksum`: CRC-32."""
         return await self._copier.checksum(byte_views(views))
+
+    async def settle(self, peer: Address) -> bool:
+        """Wait for our files that are being written, to whomever."""
+        begun = set(self._writes)
+        return not begun or not (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Bar that life; its files count for nothing from now on.  Always True."""

@@ -6,9 +6,10 @@ encrypted nor signed.  Without a key nobody listens or calls beyond loopback.
 
 Fencing.  `bar` severs every connection of one life of a peer and refuses it from then on: nothing
 that it has sent or will send lands any more, be it alive, frozen or unreachable.  The other way
-round a writer whose connection broke does not know what still lands at the peer; `settle` asks: a
-peer that answers has severed the earlier connections before, and one whose port is closed, or
-belongs to somebody else, is gone with its memory.  Somebody who answers nothing settles nothing.
+round a writer whose connection broke does not know what still lands at the peer.  A caller has one
+connection to a peer at a time, and a new one succeeds the lost one: a peer that accepts it has
+severed the earlier ones before.  So `succeed` and `settle` ask by connecting; a peer whose port is
+closed, or belongs to somebody else, is gone with its memory.  Who answers nothing settles nothing.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class Links:
         self._drop_lost()
         task = self._outbound.get(key)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._call(life, locator, False))
+            task = asyncio.get_running_loop().create_task(self._call(life, locator, True))
             self._outbound[key] = task
             task.add_done_callback(lambda done: self._drop_failed(key, done))
         return await asyncio.shield(task)
@@ -251,6 +252,18 @@ class Links:
 
     def is_barred(self, life: Life) -> bool:
         return life in self._barred
+
+    async def succeed(self, life: Life, locator: str) -> bool:
+        """The same, disturbing nothing: our present connection there, or a new one, has made the
+        peer sever the lost ones before it."""
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await self.to(life, locator)
+        except (PeerGone, FencedByPeer):
+            return True
+        except (LinkRefused, TimeoutError):
+            return False
+        return True
 
     async def settle(self, life: Life, locator: str) -> bool:
         """Nothing of our lost connections to that life can land any more; False: cannot tell."""

@@ -124,6 +124,15 @@ class LocalTransferEngine:
         """See `TransferEngine.checksum`: CRC-32."""
         return await self._copier.checksum(byte_views(views))
 
+    async def settle(self, peer: Address) -> bool:
+        """Wait for our copies in flight to that peer."""
+        owner = (peer.instance_id, peer.epoch)
+        writes = self._memory.writes(owner, self._life)
+        if not writes:
+            return True
+        _, pending = await asyncio.wait(set(writes), timeout=FENCE_TIMEOUT_S)
+        return not pending
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Bar this life of the peer from our regions and wait for its copies in flight."""
         writer = (peer.instance_id, peer.epoch)

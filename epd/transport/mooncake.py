@@ -45,7 +45,7 @@ from epd.transport.copying import Copier
 from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
-from epd.transport.links import Life, Links
+from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
 from epd.transport.mooncake_library import End, Library, Piece
 from epd.transport.region import SlotRegion, WriteRefused, byte_views, check_shape, plan
 from epd.transport.wire import Wire, WireLost
@@ -254,6 +254,14 @@ class MooncakeTransferEngine:
     async def checksum(self, views: Sequence[Buffer]) -> int:
         """See `TransferEngine.checksum`: CRC-32."""
         return await self._copier.checksum(byte_views(views))
+
+    async def settle(self, peer: Address) -> bool:
+        """Ask the peer about our writes that ended in doubt; those that did not end stay so."""
+        begun = set(self._writes)
+        if begun and (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]:
+            return False
+        life = (peer.instance_id, peer.epoch)
+        return await self._resolve(life, self._doubts.get(life, {}))
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Bar that life; True once nothing that it or we have begun can still move."""

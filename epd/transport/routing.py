@@ -198,6 +198,11 @@ class RoutingTransferEngine:
         """See `TransferEngine.checksum`; the same sum on every backend."""
         return await self._local.checksum(views)
 
+    async def settle(self, peer: Address) -> bool:
+        """True once our writes to that peer have ended on every backend."""
+        engines = (self._local, *self._backends.values())
+        return all(await asyncio.gather(*(engine.settle(peer) for engine in engines)))
+
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True once no backend can bring bytes of this life of the peer any more."""
         local = await self._local.fence(peer, host_id, pid)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import Buffer, Region, TransportError, WriteFailed, WriteOutcome, Written
 from epd.transport.codec import INSTANCE_ID, check_instance_id
-from epd.transport.copying import Copier
+from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.region import (
     RegionKey,
@@ -102,6 +102,10 @@ class ShmTransferEngine:
     async def checksum(self, views: Sequence[Buffer]) -> int:
         """See `TransferEngine.checksum`: CRC-32."""
         return await self._copier.checksum(byte_views(views))
+
+    async def settle(self, peer: Address) -> bool:
+        """Wait for our copies in flight, to whomever."""
+        return await self._copier.settle(SETTLE_TIMEOUT_S)
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True once that life of the peer is over; lets go of its memory then.

@@ -32,7 +32,7 @@ from epd.transport.copying import Copier
 from epd.transport.frames import Declined, Done, WriteFrame
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
-from epd.transport.links import Life, Links
+from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
 from epd.transport.region import (
     SlotRegion,
     WriteRefused,
@@ -218,6 +218,18 @@ class TcpTransferEngine:
     async def checksum(self, views: Sequence[Buffer]) -> int:
         """See `TransferEngine.checksum`: CRC-32."""
         return await self._copier.checksum(byte_views(views))
+
+    async def settle(self, peer: Address) -> bool:
+        """Wait for our writes in flight, and ask the peer about those that ended in doubt."""
+        begun = set(self._writes)
+        if begun and (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]:
+            return False
+        life = (peer.instance_id, peer.epoch)
+        for locator in list(self._doubts.get(life, ())):
+            if not await self._links.succeed(life, locator):
+                return False
+            self._doubts.get(life, set()).discard(locator)
+        return True
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Sever and bar that life of the peer; True unless own writes to it are still in doubt."""

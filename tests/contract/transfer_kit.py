@@ -322,6 +322,28 @@ async def the_loop_runs_on_during_a_big_write(world: TransferWorld) -> None:
     assert turns > 5
 
 
+async def what_has_settled_moves_no_more_and_nobody_is_barred(world: TransferWorld) -> None:
+    """Fault F8: the source of a write that nobody waits for is free once the engine has settled."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    nbytes = 8 << 20
+    region, back = consumer.allocate("pool", 2, nbytes), producer.allocate("back", 1, 64)
+    assert await producer.settle(Address("consumer", 1, ""))
+    source = bytearray(pattern(nbytes))
+    doomed = asyncio.create_task(producer.write([source], region.remote, (0,)))
+    await asyncio.sleep(0)
+    doomed.cancel()
+    await asyncio.gather(doomed, return_exceptions=True)
+    async with asyncio.timeout(WAIT_S):
+        while not await producer.settle(Address("consumer", 1, "")):
+            await asyncio.sleep(0.01)
+    landed = joined(region, (0,), nbytes)
+    source[:] = bytes([GUARD]) * nbytes
+    await asyncio.sleep(0.02)
+    assert joined(region, (0,), nbytes) == landed
+    assert isinstance(await write(producer, [pattern(64)], region, (1,)), Written)
+    assert isinstance(await write(consumer, [pattern(64)], back, (0,)), Written)
+
+
 async def a_dead_peer_is_fenced(world: TransferWorld) -> None:
     consumer = world.engine("consumer")
     peer, host_id, pid = await world.dead_peer()
@@ -365,6 +387,7 @@ TRANSFER_CHECKS: list[Check] = [
     closing_the_owner_under_writes,
     a_cancelled_write_moves_only_its_own_bytes,
     the_loop_runs_on_during_a_big_write,
+    what_has_settled_moves_no_more_and_nobody_is_barred,
     a_dead_peer_is_fenced,
     once_fenced_a_peer_writes_no_more,
 ]

@@ -30,6 +30,8 @@ class TransferWorld(World):
         yield from (t.DeadlinePassed(), t.GraceEnded(), t.RetryDue(), t.PeerLost())
         if self.machine.state is t.S.QUARANTINED:
             yield t.PeerFenced()
+            if self.side is t.Side.PRODUCER:
+                yield t.WriteSettled()
         yield from self._consumer() if self.side is t.Side.CONSUMER else self._producer()
 
     def _consumer(self) -> Choices:
@@ -37,6 +39,7 @@ class TransferWorld(World):
             yield t.SlotsLeased((1, 2))
         yield t.CancelRequested()
         yield from (t.CancelAcked(), t.AbortReceived("engine", "because", True))
+        yield t.DoubtReceived("transfer", "because", True)
         yield from (t.CommitReceived(64, 1), t.CommitReceived(63, 1))
         if self.publishing:
             yield from (t.Published(), t.PublishFailed("checksum"))

@@ -16,6 +16,7 @@ from epd.fsm.transfer import (
     CommitReceived,
     DeadlinePassed,
     Do,
+    DoubtReceived,
     GraceEnded,
     GrantReceived,
     Manifest,
@@ -31,6 +32,7 @@ from epd.fsm.transfer import (
     Transfer,
     WriteOutcomeUnknown,
     WriteRefused,
+    WriteSettled,
     WriteSucceeded,
 )
 from tests.fsm.paths import follow
@@ -116,7 +118,7 @@ def test_a_cancelled_write_keeps_its_source_until_the_write_has_ended(producer: 
     ("stop", "pending"),
     [(DeadlinePassed(), S.EXPIRE_PENDING), (PeerLost(), S.CANCEL_PENDING)],
 )
-def test_an_unknown_outcome_keeps_the_source_until_the_peer_is_fenced(
+def test_an_unknown_outcome_keeps_the_source_until_its_end_is_certain(
     producer: Transfer, stop: DeadlinePassed, pending: S
 ) -> None:
     """F8: WRITING -> EXPIRE_PENDING or CANCEL_PENDING -> QUARANTINED -> FAILED."""
@@ -126,11 +128,28 @@ def test_an_unknown_outcome_keeps_the_source_until_the_peer_is_fenced(
     assert producer.state is pending
     follow(
         producer,
-        (WriteOutcomeUnknown("timed out"), S.QUARANTINED, (Do.START_FENCE,)),
+        (WriteOutcomeUnknown("timed out"), S.QUARANTINED, (Do.SETTLE_WRITE,)),
         (DeadlinePassed(), S.QUARANTINED, ()),
-        (RetryDue(), S.QUARANTINED, (Do.START_FENCE,)),
+        (CancelReceived(), S.QUARANTINED, ()),
+        (RetryDue(), S.QUARANTINED, (Do.SETTLE_WRITE,)),
         (PeerFenced(), S.FAILED, (Do.RELEASE_SOURCE,)),
     )
+
+
+def test_a_doubt_is_told_and_ends_when_the_engine_has_settled(producer: Transfer) -> None:
+    """F8: WRITING -> QUARANTINED -> FAILED while the peer lives; the doubt is said again."""
+    producer.fire(READY)
+    producer.fire(GRANTED)
+    told = (Do.CONCLUDE_FAILED, Do.SEND_DOUBT, Do.SETTLE_WRITE)
+    follow(
+        producer,
+        (WriteOutcomeUnknown("timed out"), S.QUARANTINED, told),
+        (GRANTED, S.QUARANTINED, (Do.SEND_DOUBT,)),
+        (WriteSettled(), S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT)),
+        (CancelReceived(), S.FAILED, (Do.SEND_CANCEL_ACK,)),
+        (WriteSettled(), S.FAILED, ()),
+    )
+    assert producer.failure[:2] == ("transfer", "timed out")
 
 
 def test_a_write_that_does_not_end_keeps_its_source(producer: Transfer) -> None:
@@ -274,6 +293,30 @@ def test_lost_is_not_dead_and_its_word_frees_the_slots(
         (word, S.FAILED, effects),
     )
     assert consumer.failure[0] == "lost"
+
+
+@pytest.mark.parametrize("word", [CancelAcked(), AbortReceived("transfer", "over", True)])
+def test_slots_in_doubt_wait_for_the_writers_last_word(
+    consumer: Transfer, word: CancelAcked
+) -> None:
+    """F8: RESERVED -> QUARANTINED, its owner is told at once -> FAILED, the slots return."""
+    doubt = DoubtReceived("transfer", "timed out", True)
+    follow(
+        consumer,
+        (LEASED, S.RESERVED, (Do.SEND_GRANT, Do.ARM_RETRY)),
+        (doubt, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.ARM_RETRY)),
+        (doubt, S.QUARANTINED, ()),
+        (RetryDue(), S.QUARANTINED, (Do.SEND_CANCEL, Do.START_FENCE)),
+        (word, S.FAILED, (Do.RELEASE_SLOTS,)),
+    )
+    assert consumer.failure == ("transfer", "timed out", True)
+
+
+def test_who_was_called_off_has_a_reason(producer: Transfer) -> None:
+    """PARKED -> CANCELLED: its owner may have to tell somebody."""
+    producer.fire(READY)
+    producer.fire(CancelReceived())
+    assert producer.failure[0] == "transfer" and "does not want it" in producer.failure[1]
 
 
 def test_a_short_commit_fails_the_room(consumer: Transfer) -> None:

@@ -46,8 +46,10 @@ def test_delivery_and_every_kind_of_end_are_reached() -> None:
 
 
 def test_an_unknown_outcome_stays_owned_while_both_ends_live() -> None:
-    """No word and no timer frees memory that a zombie write may touch: only a fence (F7, F8)."""
-    space = explore(PairModel(Scenario(engine_is_certain=False, **CALM)))
+    """No word and no timer frees memory that a zombie write may touch: only its end, or a fence
+    (F7, F8)."""
+    scenario = Scenario(engine_is_certain=False, engine_settles=False, **CALM)
+    space = explore(PairModel(scenario))
     stuck = space.stuck()
     assert stuck
     assert all(p.write == "zombie" and p.producer.state is S.QUARANTINED for p in stuck)
@@ -105,6 +107,22 @@ MUTANTS: dict[str, tuple[list[tuple[S, type]], list[Row]]] = {
                 (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED),
             )
         ],
+    ),
+    "F8: the slots are freed by the word of a doubt": (
+        [(S.RESERVED, t.DoubtReceived)],
+        [
+            Row(
+                S.RESERVED,
+                t.DoubtReceived,
+                S.FAILED,
+                (Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED),
+                t.keep_failure,
+            )
+        ],
+    ),
+    "F8: a cancel is acknowledged while the outcome is unknown": (
+        [(S.QUARANTINED, t.CancelReceived)],
+        [Row(S.QUARANTINED, t.CancelReceived, None, (Do.SEND_CANCEL_ACK,))],
     ),
     "F11: a grant of other rows is written to": (
         [(S.PARKED, t.GrantReceived)],

@@ -15,9 +15,7 @@ from epd.fsm import embedding, encoding, generation, request, transfer
 from epd.fsm.kernel import Event
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
-from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
-from epd.roles.gateway import GatewayRole
 from epd.roles.member import Member
 from epd.roles.prefill import PrefillRole
 from epd.roles.requests import Requests
@@ -25,10 +23,10 @@ from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
-from tests.sim import cache_mutants, scheduling_mutants, tier_mutants
+from tests.sim import cache_mutants, recovery_mutants, scheduling_mutants, tier_mutants
 from tests.sim.planting import MUTANTS, mutant, row, several
 
-__all__ = ["MUTANTS", "cache_mutants", "scheduling_mutants", "tier_mutants"]
+__all__ = ["MUTANTS", "cache_mutants", "recovery_mutants", "scheduling_mutants", "tier_mutants"]
 
 T, E, R, C = transfer.S, embedding.S, request.S, encoding.S
 TRANSFER = transfer.Transfer.table
@@ -251,43 +249,12 @@ def no_grant_retry() -> Iterator[None]:
 
 
 @mutant
-def open_rooms_are_not_told() -> Iterator[None]:
-    """F16: an encoder that missed the end of a room does not ask, and holds it to the deadline."""
-    with mock.patch.object(EncodeRole, "_tell_open", lambda self: None):
-        yield
-
-
-@mutant
-def attempts_are_not_called_off() -> Iterator[None]:
-    """F41: only prefill, which may be out of reach, tells encoders that an attempt is over."""
-    withdraw = Dispatcher.withdraw
-
-    def silently(self: Dispatcher, machine: generation.Generation) -> None:
-        self._rooms.pop(machine.key, None)
-        withdraw(self, machine)
-
-    with open_rooms_are_not_told(), mock.patch.object(Dispatcher, "withdraw", silently):
-        yield
-
-
-@mutant
-def no_pause_between_attempts() -> Iterator[None]:
-    """F20: all attempts are spent within milliseconds on an instance that is about to leave."""
-
-    def at_once(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
-        self._place(machine)
-
-    with mock.patch.object(GatewayRole, "place_again", at_once):
-        yield
-
-
-@mutant
 def new_registry_loses_the_absent() -> Iterator[None]:
     """F35: what a restarted gateway has not listed yet is taken for lost."""
     forget = Member._forget_old
 
     def forget_all(self: Member, present: set[tuple[str, int]]) -> None:
-        self._listed |= set(self.actor.peers)
+        self.actor.listed |= set(self.actor.peers)
         forget(self, present)
 
     with mock.patch.object(Member, "_forget_old", forget_all):

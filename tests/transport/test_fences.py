@@ -110,8 +110,9 @@ async def test_mooncake_an_open_write_keeps_the_fence_open(monkeypatch: pytest.M
 
 
 @needs_mooncake
+@pytest.mark.parametrize("fenced", [True, False])
 async def test_mooncake_a_broken_write_is_settled_with_a_living_owner(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, fenced: bool
 ) -> None:
     """Unknown at the writer until the owner has read what was on its way."""
     owner, writer, held, write, _ = await begin(monkeypatch)
@@ -121,7 +122,9 @@ async def test_mooncake_a_broken_write_is_settled_with_a_living_owner(
     assert not await writer.fence(OWNER, this_host_id(), os.getpid())
     assert not await owner.fence(WRITER, this_host_id(), os.getpid())
     monkeypatch.setattr(mooncake, "has_half_closed_arrivals", lambda: False)
-    assert await writer.fence(OWNER, this_host_id(), os.getpid())
+    assert await (
+        writer.fence(OWNER, this_host_id(), os.getpid()) if fenced else writer.settle(OWNER)
+    )
     assert await owner.fence(WRITER, this_host_id(), os.getpid())
     await writer.close()
     await owner.close()
@@ -134,6 +137,7 @@ async def test_mooncake_what_does_not_end_is_owned_as_long_as_the_owner_lives(
     owner, writer, held, write, _ = await begin(monkeypatch)
     held.release(End.ENDLESS)
     assert isinstance(await write, WriteUnknown)
+    assert not await writer.settle(OWNER)
     assert not await writer.fence(OWNER, this_host_id(), os.getpid())
     assert not await owner.fence(WRITER, this_host_id(), os.getpid())
     await writer.close()

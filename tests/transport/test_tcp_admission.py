@@ -18,6 +18,7 @@ from epd.transport.tcp import TcpTransferEngine
 from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES
 from tests.contract.transfer_kit import GUARD, guard, pattern
 
+OWNER = Address("owner", 1, "")
 KEY = b"k" * 32
 
 
@@ -140,7 +141,10 @@ async def test_a_silent_stranger_is_hung_up_on(room: Room, monkeypatch: pytest.M
     writer.close()
 
 
-async def test_a_broken_connection_is_unknown_until_the_owner_has_let_go(room: Room) -> None:
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_a_broken_connection_is_unknown_until_the_owner_has_let_go(
+    room: Room, fenced: bool
+) -> None:
     owner, writer = room.engine("owner"), room.engine("writer")
     region = owner.allocate("pool", 1, 32 << 20)
     assert isinstance(await writer.write([b"warm"], region.remote, (0,)), Written)
@@ -151,10 +155,33 @@ async def test_a_broken_connection_is_unknown_until_the_owner_has_let_go(room: R
         assert wire._transport is not None
         wire._transport.abort()  # as a network may do; the owner does not know why
     assert isinstance(await under_way, WriteUnknown)
-    assert await writer.fence(Address("owner", 1, ""), "", 0)
+    assert await (writer.fence(OWNER, "", 0) if fenced else writer.settle(OWNER))
     guard(region)
     await asyncio.sleep(0.05)
     assert set(bytes(region.buffer)) == {GUARD}
+    again = await writer.write([b"again"], region.remote, (0,))
+    assert isinstance(again, WriteFailed if fenced else Written)
+
+
+async def test_a_doubt_does_not_settle_while_the_owner_says_nothing(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, writer = room.engine("owner"), room.engine("writer")
+    region = owner.allocate("pool", 1, 32 << 20)
+    under_way = asyncio.create_task(writer.write([pattern(32 << 20)], region.remote, (0,)))
+    while region.buffer[1 << 20] == 0:
+        await asyncio.sleep(0)
+    for task in writer._links._outbound.values():
+        task.result().sever()
+    assert isinstance(await under_way, WriteUnknown)
+    monkeypatch.setattr(links, "SETTLE_TIMEOUT_S", 0.05)
+    hear = owner._links._hear_stranger
+    monkeypatch.setattr(owner._links, "_hear_stranger", lambda wire, frame: None)
+    assert not await writer.settle(OWNER)  # however often: time is no answer (F7)
+    assert not await writer.settle(OWNER)
+    monkeypatch.setattr(owner._links, "_hear_stranger", hear)
+    writer._links._outbound.clear()
+    assert await writer.settle(OWNER)
 
 
 async def test_other_bytes_than_sent_are_a_failure(

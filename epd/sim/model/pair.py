@@ -5,7 +5,8 @@ sent and may deliver it at any later moment, any number of times, or never: loss
 and duplicates in one rule.  The writer runs on its own: it may end late, and an outcome that the
 engine calls unknown leaves a *zombie*, a write that may still touch source and slots.  Timers fire
 at any moment after they were armed.  Peers are declared lost at any moment, rightly or not; only a
-process that is dead can be fenced, and only a fence ends a zombie.
+process that is dead can be fenced.  A zombie ends by itself in the end, and its engine says so; or
+by a fence.
 
 `epd.sim.model.explore` walks over all interleavings of it.
 """
@@ -35,6 +36,7 @@ WORDS: dict[str, Callable[[], Event]] = {
     "CancelTransfer": t.CancelReceived,
     "CancelAck": t.CancelAcked,
     "TransferAborted": lambda: t.AbortReceived("transfer", "aborted", True),
+    "TransferInDoubt": lambda: t.DoubtReceived("transfer", "in doubt", True),
 }
 SAYS = {
     Do.SEND_GRANT: "Grant",
@@ -43,6 +45,7 @@ SAYS = {
     Do.SEND_CANCEL: "CancelTransfer",
     Do.SEND_CANCEL_ACK: "CancelAck",
     Do.SEND_ABORT: "TransferAborted",
+    Do.SEND_DOUBT: "TransferInDoubt",
 }
 
 
@@ -54,6 +57,7 @@ class Scenario:
     offers: bool = False
     commit_is_short: bool = False
     engine_is_certain: bool = True  # False: a write may end as unknown and go on as a zombie
+    engine_settles: bool = True  # False: it never knows of the end of a zombie
     may_die: bool = True
     may_be_declared_lost: bool = True
     forgetful: bool = False  # words may be lost for good: only retries can bring them back
@@ -79,6 +83,7 @@ class End:
     grace: bool = False
     deadline: bool = True
     fencing: bool = False
+    settling: bool = False
     concluded: int = 0
     memory: str = "none"  # none, owned, released, published
     started: bool = False  # producer: bytes were ready; consumer: slots were leased
@@ -146,6 +151,7 @@ class PairModel:
         end = getattr(pair, name)
         if end.state in TERMINAL:  # the role disarms the timers of an ended machine
             end = replace(end, retry=False, grace=False, deadline=False, fencing=False)
+            end = replace(end, settling=False)
             pair = _with(pair, side, end)
         check(pair)
         return pair
@@ -177,6 +183,7 @@ class PairModel:
                 Do.ARM_RETRY: {"retry": True},
                 Do.ARM_GRACE: {"grace": True},
                 Do.START_FENCE: {"fencing": True},
+                Do.SETTLE_WRITE: {"settling": True},
                 Do.PUBLISH: {"publishing": True},
             }
             end = replace(end, **changes.get(effect, {}))  # type: ignore[arg-type]
@@ -193,6 +200,7 @@ class PairModel:
                 yield from self._faults(pair, side)
         if pair.producer.alive:
             yield from self._producer(pair)
+            yield from self._settling(pair)
         if pair.consumer.alive:
             yield from self._consumer(pair)
 
@@ -233,6 +241,24 @@ class PairModel:
             zombie = replace(pair, write="zombie")
             unknown = t.WriteOutcomeUnknown("?")
             yield Step("the write's outcome is unknown", "fault", lambda: end(unknown, zombie))
+
+    def _settling(self, pair: Pair) -> Iterator[Step]:
+        """The producer's engine is asked about its zombie, or a lost consumer is fenced."""
+        end = pair.producer
+        if not end.settling:
+            return
+        if self.scenario.engine_settles:
+            over = replace(pair, write="over")
+            yield Step(
+                "the zombie has ended",
+                "work",
+                lambda: self.fire(over, Side.PRODUCER, t.WriteSettled(), settling=False),
+            )
+        again = _with(pair, Side.PRODUCER, replace(end, settling=False, retry=True))
+        yield Step("the producer's engine cannot tell", "fault", lambda: again)
+        if not pair.consumer.alive:
+            fencing = _with(pair, Side.PRODUCER, replace(end, settling=False, fencing=True))
+            yield Step("the producer knows that its peer is lost", "fault", lambda: fencing)
 
     def _time(self, pair: Pair, side: Side) -> Iterator[Step]:
         end: End = getattr(pair, side.value)

@@ -35,6 +35,11 @@ class Search:
 
 SEARCHES = (
     Search("everything", EVERYTHING, 10_000),  # what the engine is certain of is part of it
+    Search(
+        "unknown outcomes, words lost for good",
+        Scenario(engine_is_certain=False, forgetful=True, **ALIVE),
+        3_000,
+    ),
     Search("kv", Scenario(offers=True, may_die=False), 3_000),
     Search("contract drift (F11)", Scenario(rows_granted=3), 5_000),
     Search("short commit (F11)", Scenario(commit_is_short=True, may_die=False), 3_000),

@@ -1,0 +1,52 @@
+"""Memory whose transfer's outcome is unknown: who is asked, until somebody can tell.
+
+While both ends are trusted only the writer can tell: its engine settles what it has begun, which
+bars nobody.  A peer that was lost is fenced, which bars it for good, should it live.  A consumer
+therefore never fences a peer that the registry lists: that one is alive and hears `CancelTransfer`
+again and again, so its own word comes, or its loss does.
+"""
+
+from __future__ import annotations
+
+from epd.config import Timing
+from epd.fsm import transfer as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.transfer import Do, Transfer
+from epd.roles.base import Role, performs
+
+
+class Doubts(Role[Transfer]):
+    """Performs for the role that fires TRANSFER machines."""
+
+    def __init__(self, transfers: Role[Transfer], timing: Timing) -> None:
+        super().__init__(transfers.actor)
+        self._transfers = transfers
+        self._interval_s = timing.fence_interval_s
+
+    @performs(Do.SETTLE_WRITE)
+    async def settle_write(self, transfer: Transfer, event: Event) -> Event | None:
+        if self.actor.is_lost(transfer.peer):
+            return await self.start_fence(transfer, event)
+        if await self.actor.ports.transfers.settle(transfer.peer):
+            return fsm.WriteSettled()
+        self._ask_again(transfer)
+        return None
+
+    @performs(Do.START_FENCE)
+    async def start_fence(self, transfer: Transfer, event: Event) -> Event | None:
+        peer = transfer.peer
+        if not self.actor.is_listed(peer):
+            info = self.actor.peer_info(peer)
+            host_id, pid = (info.host_id, info.pid) if info is not None else ("", 0)
+            if await self.actor.ports.transfers.fence(peer, host_id, pid):
+                return None if transfer.terminal else fsm.PeerFenced()
+        self._ask_again(transfer)
+        return None
+
+    def _ask_again(self, transfer: Transfer) -> None:
+        if not transfer.terminal:
+            self.actor.arm(
+                f"transfer/{transfer.key}/{transfer.side.value}/retry",
+                self._interval_s,
+                lambda: self._transfers.fire(transfer, fsm.RetryDue()),
+            )

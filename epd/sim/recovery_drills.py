@@ -1,0 +1,72 @@
+"""Drills of giving up in good order: attempts called off and tried again, writes in doubt."""
+
+from __future__ import annotations
+
+from epd.sim.cluster import Settings
+from epd.sim.drill import PATIENT, REFUSED, Drill
+from epd.sim.faults import Fault
+from epd.sim.swarm import Excuse
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Workload
+
+PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
+
+RECOVERY_DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "deaf-prefill",
+        ("F16", "F41"),
+        topology="1e1p1d",
+        work=PICTURES,
+        faults=(Fault("block", "gateway", other="p0", duration_s=6.0),),
+        may_fail=Excuse(frozenset({"lost"}), refusals=False),
+        why="prefill beats its heart and hears nothing: four attempts can be spent on it",
+        mutants=("attempts_are_not_called_off",),
+        to_s=1.3,
+    ),
+    Drill(
+        "drain-decode",
+        ("F20",),
+        topology="1e1p1d",
+        work=Workload(20, spread_s=0.1, max_tokens=24),
+        faults=(
+            Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
+            Fault("drain", "d0", point=FIRST_DECODE),
+        ),
+        may_fail=REFUSED,
+        why="the only decode instance leaves; it is started anew, and admitted requests wait",
+        fires=("drain",),
+        mutants=("no_pause_between_attempts",),
+    ),
+    Drill(
+        "sick-encode",
+        ("F13", "F14"),
+        topology="2e1p1d",
+        work=PICTURES,
+        faults=(Fault("oom", "e0", factor=1000),),
+        mutants=("only_the_messenger_is_avoided",),
+        engine_faults=True,
+        to_s=1.1,
+    ),
+    Drill(
+        "stall-the-only-encode",
+        ("F7", "F15"),
+        work=PICTURES,
+        faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=8.0),),
+        settings=Settings(timing=PATIENT),
+        may_fail=Excuse(frozenset({"deadline"}), refusals=False),
+        why="nobody is declared lost within these deadlines",
+        mutants=("the_living_are_fenced",),
+    ),
+    Drill(
+        "writes-in-doubt",
+        ("F6", "F8"),
+        topology="2e1p1d",
+        work=PICTURES,
+        data=DataConditions(kind="rdma", unknown=0.2, linger_s=1.0, nbytes_per_s=2e5),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a write whose outcome is unknown",
+        fires=("TRANSFER:WRITING>QUARANTINED",),
+        mutants=("doubt_frees_the_source", "doubt_frees_the_slots", "doubt_waits_for_a_death"),
+    ),
+)

@@ -1,0 +1,96 @@
+"""Bugs of giving up, put back: words that are not said again, memory freed on a hope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from epd.fsm import generation, transfer
+from epd.fsm.kernel import Event
+from epd.roles.base import Actor
+from epd.roles.dispatch import Dispatcher
+from epd.roles.encode import EncodeRole
+from epd.roles.gateway import GatewayRole
+from epd.sim.transfer import SimTransferEngine
+from tests.sim.planting import mutant, row
+
+T = transfer.S
+TRANSFER = transfer.Transfer.table
+
+
+@mutant
+def open_rooms_are_not_told() -> Iterator[None]:
+    """F16: an encoder that missed the end of a room does not ask, and holds it to the deadline."""
+    with mock.patch.object(EncodeRole, "_tell_open", lambda self: None):
+        yield
+
+
+@mutant
+def attempts_are_not_called_off() -> Iterator[None]:
+    """F41: only prefill, which may be out of reach, tells encoders that an attempt is over."""
+    withdraw = Dispatcher.withdraw
+
+    def silently(self: Dispatcher, machine: generation.Generation) -> None:
+        self._rooms.pop(machine.key, None)
+        withdraw(self, machine)
+
+    with open_rooms_are_not_told(), mock.patch.object(Dispatcher, "withdraw", silently):
+        yield
+
+
+@mutant
+def only_the_messenger_is_avoided() -> Iterator[None]:
+    """F14: prefill tells of its encoder's failure, and all attempts go to that encoder again."""
+    avoid = Dispatcher.avoid
+
+    def messenger(self: Dispatcher, machine: generation.Generation, instances: Any) -> None:
+        avoid(self, machine, {machine.placement.prefill.instance_id} & set(instances))
+
+    with mock.patch.object(Dispatcher, "avoid", messenger):
+        yield
+
+
+@mutant
+def no_pause_between_attempts() -> Iterator[None]:
+    """F20: all attempts are spent within milliseconds on an instance that is about to leave."""
+
+    def at_once(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
+        self._place(machine)
+
+    with mock.patch.object(GatewayRole, "place_again", at_once):
+        yield
+
+
+@mutant
+def the_living_are_fenced() -> Iterator[None]:
+    """F7: who was slow once, but never lost, is barred for good."""
+    with mock.patch.object(Actor, "is_listed", lambda self, address: False):
+        yield
+
+
+@mutant
+def doubt_frees_the_source() -> Iterator[None]:
+    """F8: the engine still reads the source of a write that it has given up."""
+    do = (transfer.Do.RELEASE_SOURCE, transfer.Do.SEND_DOUBT, transfer.Do.CONCLUDE_FAILED)
+    with row(TRANSFER, T.WRITING, transfer.WriteOutcomeUnknown, T.FAILED, do):
+        yield
+
+
+@mutant
+def doubt_frees_the_slots() -> Iterator[None]:
+    """F8: what lands late lands in the slots of somebody else."""
+    do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
+    with row(TRANSFER, T.RESERVED, transfer.DoubtReceived, T.FAILED, do, transfer.keep_failure):
+        yield
+
+
+@mutant
+def doubt_waits_for_a_death() -> Iterator[None]:
+    """F8: nobody asks whether a write in doubt has ended, so its memory is owned for ever."""
+
+    async def settle(self: SimTransferEngine, peer: Any) -> bool:
+        return False
+
+    with mock.patch.object(SimTransferEngine, "settle", settle):
+        yield
