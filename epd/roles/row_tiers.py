@@ -143,7 +143,11 @@ class RowTiers(Role[Encoding]):
             return fsm.LoadMissed()
         self._arm(encoding, fsm.LoadTimedOut())
         nbytes = encoding.num_rows * self._engine.contract.row_nbytes
-        found = await self._storage.get(encoding.key, self._note(encoding), nbytes)
+        try:
+            found = await self._storage.get(encoding.key, self._note(encoding), nbytes)
+        except Exception as error:  # a hash that is none (fault F45)
+            self.actor.fault(f"load {encoding.key}", error)
+            found = None
         if found is None:
             self._disk.misses += 1
             return fsm.LoadMissed()

@@ -25,8 +25,8 @@ from epd.transport.region import byte_views
 from epd.transport.whole_file import TEMPORARY, open_whole, read_whole, write_whole
 
 KEY = re.compile(r"[0-9a-f]{16,128}")
-SUFFIX = ".value"
-HEAD_NBYTES = 256  # at most, of a value with a short note
+SUFFIX = ".safetensors"
+HEAD_NBYTES = 512  # at most, of a value with a short note
 LOOK_EVERY = 64  # values written without a look at what others have written
 ABANDONED_AFTER_S = 3600.0  # a temporary file that is older belongs to a writer that died
 

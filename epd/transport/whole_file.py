@@ -1,27 +1,30 @@
-"""Files that are there as a whole or not at all.
+"""Files that are there as a whole or not at all, in the safetensors format.
 
-A writer fills a temporary name and renames it; a reader checks magic, lengths and, where asked, the
+A writer fills a temporary name and renames it; a reader checks lengths and, where asked, the
 checksum, and takes anything else for absent (fault F32): a file torn by a crash of the host, a
-short read on a network file system, or a stranger's file.  Layout: a header of 64 bytes, `note`
-(a few bytes of the caller's), zeros up to a multiple of 64, then the payload.
+short read on a network file system, or a stranger's file.
+
+Layout: any reader of safetensors finds one tensor of bytes, `value`, and in the metadata what the
+format itself lacks: `note` (a few bytes of the caller's), and CRC-32 sums of note and value.  A
+reader of ours makes the header again from what it has read and compares, so that a flipped bit
+anywhere is noticed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import secrets
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epd.transport.checksum import checksum_of, crc32
 
-MAGIC = b"EPDFILE1"
-HEADER = struct.Struct("<8sIIQI36x")  # magic, note length, CRC-32 of the note, payload, its CRC-32
+LENGTH_NBYTES = 8  # of the header's length, little-endian, before the header
 ALIGNMENT = 64
-MAX_NOTE_NBYTES = 1 << 20
+MAX_HEADER_NBYTES = 8 << 20
 TEMPORARY = ".tmp"
 
 
@@ -65,9 +68,19 @@ def write_whole(
 
 
 def head_of(note: bytes, nbytes: int, checksum: int) -> bytes:
-    """What stands before a payload of `nbytes` bytes."""
-    head = HEADER.pack(MAGIC, len(note), crc32(note), nbytes, checksum) + note
-    return head + bytes(-len(head) % ALIGNMENT)
+    """What stands before a payload of `nbytes` bytes; a multiple of 64 bytes long."""
+    described = {
+        "__metadata__": {
+            "format": "epd",
+            "note": note.decode("latin-1"),
+            "note_crc32": f"{crc32(note):08x}",
+            "value_crc32": f"{checksum:08x}",
+        },
+        "value": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]},
+    }
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-(LENGTH_NBYTES + len(header)) % ALIGNMENT)
+    return len(header).to_bytes(LENGTH_NBYTES, "little") + header
 
 
 def read_whole(path: str) -> WholeFile | None:
@@ -109,18 +122,19 @@ def open_whole(path: str, *, verify: bool) -> WholeFile | None:
 
 def parse_whole(whole: memoryview, *, verify: bool) -> WholeFile | None:
     """A file's content, or None if it is not whole."""
-    if whole.nbytes < HEADER.size:
+    header_nbytes = int.from_bytes(whole[:LENGTH_NBYTES], "little")
+    start = LENGTH_NBYTES + header_nbytes
+    if header_nbytes > MAX_HEADER_NBYTES or whole.nbytes < start:
         return None
-    magic, note_nbytes, note_sum, nbytes, checksum = HEADER.unpack(whole[: HEADER.size])
-    if magic != MAGIC or note_nbytes > MAX_NOTE_NBYTES:
+    head, payload = bytes(whole[:start]), whole[start:]
+    try:
+        metadata = json.loads(head[LENGTH_NBYTES:])["__metadata__"]
+        note = metadata["note"].encode("latin-1")
+        checksum = int(metadata["value_crc32"], 16)
+        made_anew = head_of(note, payload.nbytes, checksum)
+    except (ValueError, KeyError, TypeError, AttributeError):  # no header of ours
         return None
-    note = bytes(whole[HEADER.size : HEADER.size + note_nbytes])
-    start = HEADER.size + note_nbytes
-    start += -start % ALIGNMENT
-    if crc32(note) != note_sum or whole.nbytes != start + nbytes:
-        return None
-    payload = whole[start:]
-    if verify and checksum_of([payload]) != checksum:
+    if head != made_anew or (verify and checksum_of([payload]) != checksum):
         return None
     return WholeFile(note, payload, checksum)
 

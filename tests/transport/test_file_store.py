@@ -6,7 +6,10 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from epd.transport.base import TransportError
 from epd.transport.file_store import FileStore
@@ -45,25 +48,41 @@ def test_any_length(store: FileStore, nbytes: int) -> None:
     assert store.get(KEY) == (b"", pattern(nbytes))
 
 
-@pytest.mark.parametrize("keep", [0, 1, 63, 64, 100, 5000, 10_063])
+@pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 64, 100, 5000, -1])
 def test_a_torn_file_is_a_miss_and_goes(store: FileStore, keep: int) -> None:
     """Fault F32: at whatever byte the crash came."""
     store.put(KEY, [pattern(10_000)])
     path = only_file(store)
-    assert path.stat().st_size == 10_064
-    os.truncate(path, keep)
+    nbytes = path.stat().st_size
+    assert 10_000 < nbytes <= 10_256
+    os.truncate(path, keep % nbytes)
     assert store.get(KEY) is None
     assert not path.exists()
     assert store.put(KEY, [pattern(10_000)]) and store.get(KEY) is not None
 
 
-@pytest.mark.parametrize("at", [0, 8, 12, 16, 24, 64, 9000])
+@pytest.mark.parametrize("at", [*range(0, 256, 5), 9000])
 def test_a_flipped_bit_is_a_miss(store: FileStore, at: int) -> None:
-    store.put(KEY, [pattern(10_000)])
+    store.put(KEY, [pattern(10_000)], b"a note")
     path = only_file(store)
     broken = bytearray(path.read_bytes())
     broken[at] ^= 1
     path.write_bytes(broken)
+    assert store.get(KEY) is None
+
+
+def test_any_reader_of_safetensors_reads_it(store: FileStore) -> None:
+    """The format is the field's: other programs may look into a cache."""
+    data = pattern(10_001)
+    store.put(KEY, [data[:77], data[77:]], b"note \xff")
+    with safe_open(only_file(store), framework="numpy") as file:
+        assert file.metadata()["note"] == "note \xff"
+        assert file.get_tensor("value").tobytes() == data
+
+
+def test_a_file_of_another_program_is_a_miss(store: FileStore) -> None:
+    store.put(KEY, [b"x"])
+    save_file({"value": np.zeros(4, np.uint8)}, only_file(store))
     assert store.get(KEY) is None
 
 
@@ -90,7 +109,7 @@ def test_a_key_is_no_path(store: FileStore, path: str) -> None:
 def test_what_was_not_asked_for_the_longest_goes_first(store: FileStore) -> None:
     for number in range(4):
         assert store.put(key(number), [bytes(200_000)])
-        os.utime(Path(store.directory, key(number) + ".value"), (number, number))
+        os.utime(Path(store.directory, key(number) + ".safetensors"), (number, number))
     assert store.get(key(0)) is not None  # now the youngest
     assert store.put(key(4), [bytes(300_000)])
     assert store.get(key(1)) is None
@@ -124,13 +143,13 @@ def test_writers_of_one_key_do_not_hurt_each_other(store: FileStore) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert only_file(store).suffix == ".value"
+    assert only_file(store).suffix == ".safetensors"
 
 
 def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(
     store: FileStore,
 ) -> None:
-    old, new = (Path(store.directory, f"{KEY}.value.{name}.tmp") for name in ("old", "new"))
+    old, new = (Path(store.directory, f"{KEY}.safetensors.{name}.tmp") for name in ("old", "new"))
     old.touch()
     new.touch()
     os.utime(old, (1, 1))
@@ -147,7 +166,7 @@ def test_an_unusable_directory_is_one_sentence() -> None:
 
 def test_a_link_is_not_followed(store: FileStore, tmp_path: Path) -> None:
     FileStore(str(tmp_path / "other"), 1 << 20).put(KEY, [b"secret"])
-    target = tmp_path / "other" / f"{KEY}.value"
-    Path(store.directory, f"{KEY}.value").symlink_to(target)
+    target = tmp_path / "other" / f"{KEY}.safetensors"
+    Path(store.directory, f"{KEY}.safetensors").symlink_to(target)
     assert store.get(KEY) is None
     assert target.exists()
