@@ -43,6 +43,7 @@ from epd.transport.base import (
 )
 from epd.transport.region import (
     Piece,
+    RegionIds,
     RegionKey,
     SlotRegion,
     WriteRefused,
@@ -233,6 +234,7 @@ class SimTransferEngine:
         self._fabric = fabric
         self._process = process
         self._life = (process.instance_id, process.epoch)
+        self._region_ids = RegionIds()
         self._closed = False
         fabric.lives[self._life] = process
 
@@ -240,7 +242,9 @@ class SimTransferEngine:
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
     ) -> SlotRegion:
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        remote = RemoteRegion("sim", *self._life, name, "", slot_nbytes, num_slots)
+        remote = RemoteRegion(
+            "sim", *self._life, self._region_ids.new(name), "", slot_nbytes, num_slots
+        )
         region = SlotRegion(remote, memoryview(bytearray(nbytes)), by_reference=by_reference)
         self._fabric.regions[key_of(remote)] = (region, self._process)
         return region

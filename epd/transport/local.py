@@ -22,6 +22,7 @@ from epd.transport.base import Buffer, Region, WriteFailed, WriteOutcome, Writte
 from epd.transport.copying import Copier
 from epd.transport.region import (
     Piece,
+    RegionIds,
     RegionKey,
     SlotRegion,
     WriteRefused,
@@ -89,6 +90,7 @@ class LocalTransferEngine:
     ) -> None:
         self._life: Life = (instance_id, epoch)
         self._memory = memory
+        self._region_ids = RegionIds()
         self._copier = Copier(checksums=checksums)
         self._closed = False
 
@@ -97,7 +99,9 @@ class LocalTransferEngine:
     ) -> SlotRegion:
         """Anonymous memory, zeroed; pages that are only ever deposited to cost nothing."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        remote = RemoteRegion("local", *self._life, name, "", slot_nbytes, num_slots)
+        remote = RemoteRegion(
+            "local", *self._life, self._region_ids.new(name), "", slot_nbytes, num_slots
+        )
         region = SlotRegion(remote, memoryview(mmap.mmap(-1, nbytes)), by_reference=by_reference)
         self._memory.add(region)
         return region

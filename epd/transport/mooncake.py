@@ -34,7 +34,6 @@ from epd.messages import Address, Message, RemoteRegion
 from epd.transport.base import (
     Buffer,
     Region,
-    TransportError,
     WriteFailed,
     WriteOutcome,
     WriteUnknown,
@@ -47,7 +46,7 @@ from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_h
 from epd.transport.host_memory import anonymous
 from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
 from epd.transport.mooncake_library import End, Library, Piece
-from epd.transport.region import SlotRegion, WriteRefused, byte_views, check_shape, plan
+from epd.transport.region import RegionIds, SlotRegion, WriteRefused, byte_views, check_shape, plan
 from epd.transport.wire import Wire, WireLost
 
 CLOSE_TIMEOUT_S = 5.0
@@ -82,6 +81,7 @@ class MooncakeTransferEngine:
         self._library = Library.acquire(host)
         self._copier = Copier(checksums=checksums)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-mooncake")
+        self._region_ids = RegionIds()
         self._own: dict[str, SlotRegion] = {}
         self._barred: set[Life] = set()
         self._begun: dict[bytes, tuple[Life, memoryview]] = {}  # by peers, into our memory
@@ -96,22 +96,21 @@ class MooncakeTransferEngine:
     ) -> SlotRegion:
         """Zeroed, resident memory, registered with mooncake."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        if name in self._own:
-            raise TransportError(f"region {name!r} exists already: revoke it first")
+        region_id = self._region_ids.new(name)
         memory = anonymous(nbytes)
-        remote = self._register(name, memory, num_slots, slot_nbytes)
+        remote = self._register(region_id, memory, num_slots, slot_nbytes)
         region = SlotRegion(remote, memory, by_reference=by_reference)
-        self._own[name] = region
+        self._own[region_id] = region
         return region
 
     def _register(
-        self, name: str, memory: memoryview, num_slots: int, slot_nbytes: int
+        self, region_id: str, memory: memoryview, num_slots: int, slot_nbytes: int
     ) -> RemoteRegion:
         base = _address_of(memory)
         self._library.register(base, memory.nbytes)
         engine = f"{self._library.host}:{self._library.port}"
         locator = f"{self._links.listen()}/{engine}/{base:x}"
-        return RemoteRegion("mooncake", *self._life, name, locator, slot_nbytes, num_slots)
+        return RemoteRegion("mooncake", *self._life, region_id, locator, slot_nbytes, num_slots)
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
         """See `Exposes.expose`."""

@@ -9,6 +9,7 @@ everything before the first byte moves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -103,6 +104,21 @@ def cut(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview
             views.append(buffer[lower:upper])
         at += buffer.nbytes
     return views
+
+
+class RegionIds:
+    """Ids of one life's regions, each used once.
+
+    A write that is still on its way to a revoked region must not fit the next one of that name.
+    """
+
+    def __init__(self) -> None:
+        self._uses: Counter[str] = Counter()
+
+    def new(self, name: str) -> str:
+        """The name, and from its second use on a number behind it."""
+        self._uses[name] += 1
+        return name if self._uses[name] == 1 else f"{name}.{self._uses[name]}"
 
 
 class _Deposit:

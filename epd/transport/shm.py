@@ -21,6 +21,7 @@ from epd.transport.codec import INSTANCE_ID, check_instance_id
 from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.region import (
+    RegionIds,
     RegionKey,
     SlotRegion,
     WriteRefused,
@@ -62,6 +63,7 @@ class ShmTransferEngine:
         self._epoch = epoch
         self._directory = directory
         self._closed = False
+        self._region_ids = RegionIds()
         self._own: dict[RegionKey, tuple[SlotRegion, Segment]] = {}
         self._mapped: dict[RegionKey, tuple[RemoteRegion, Segment]] = {}
         sweep(f"{PREFIX}{instance_id}-", directory)  # what an earlier life left
@@ -73,13 +75,14 @@ class ShmTransferEngine:
     ) -> SlotRegion:
         """A new segment, zeroed, every page touched.  See `TransferEngine.allocate`."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        stem = f"{PREFIX}{self._instance_id}-{self._epoch}-{name}"
+        region_id = self._region_ids.new(name)
+        stem = f"{PREFIX}{self._instance_id}-{self._epoch}-{region_id}"
         if not NAME.fullmatch(stem):
             raise TransportError(f"region name {name!r} cannot be part of a file name")
         segment = Segment.create(stem, nbytes, self._directory)
         locator = segment.path.rpartition("/")[2]
         remote = RemoteRegion(
-            "shm", self._instance_id, self._epoch, name, locator, slot_nbytes, num_slots
+            "shm", self._instance_id, self._epoch, region_id, locator, slot_nbytes, num_slots
         )
         region = SlotRegion(remote, segment.memory, by_reference=by_reference)
         self._own[key_of(remote)] = (region, segment)

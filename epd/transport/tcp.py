@@ -21,7 +21,6 @@ from epd.messages import Address, RemoteRegion
 from epd.transport.base import (
     Buffer,
     Region,
-    TransportError,
     WriteFailed,
     WriteOutcome,
     WriteUnknown,
@@ -34,6 +33,7 @@ from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
 from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
 from epd.transport.region import (
+    RegionIds,
     SlotRegion,
     WriteRefused,
     byte_views,
@@ -72,6 +72,7 @@ class TcpTransferEngine:
         self._answer_timeout_s = answer_timeout_s
         self._links = Links(self._life, host, secret, self._on_frame)
         self._copier = Copier(checksums=checksums)
+        self._region_ids = RegionIds()
         self._own: dict[str, SlotRegion] = {}
         self._writes: set[asyncio.Task[WriteOutcome]] = set()
         self._answering: set[asyncio.Task[None]] = set()
@@ -83,13 +84,12 @@ class TcpTransferEngine:
     ) -> SlotRegion:
         """Zeroed, resident memory behind this instance's listener."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        if name in self._own:
-            raise TransportError(f"region {name!r} exists already: revoke it first")
+        region_id = self._region_ids.new(name)
         remote = RemoteRegion(
-            "tcp", *self._life, name, self._links.listen(), slot_nbytes, num_slots
+            "tcp", *self._life, region_id, self._links.listen(), slot_nbytes, num_slots
         )
         region = SlotRegion(remote, anonymous(nbytes), by_reference=by_reference)
-        self._own[name] = region
+        self._own[region_id] = region
         return region
 
     def expose(self, region: SlotRegion) -> RemoteRegion:

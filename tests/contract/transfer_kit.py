@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from epd.messages import Address
@@ -34,6 +35,27 @@ class TransferWorld(Protocol):
 
     async def dead_peer(self) -> tuple[Address, str, int]:
         """Address, host id and pid of a peer of this world that died without cleaning up."""
+        ...
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A write whose outcome nobody knows.
+
+    `release` lets go of what held it up: from then on its bytes would land if nothing stopped them.
+    """
+
+    outcome: WriteOutcome
+    owner: TransferEngine
+    region: Region
+    writer: tuple[Address, str, int]  # as `fence` wants it
+    release: Callable[[], None]
+    owner_as_seen: tuple[TransferEngine, tuple[Address, str, int]] | None = None  # if it can ask
+
+
+class DoubtfulWorld(TransferWorld, Protocol):
+    async def doubt(self) -> Doubt:
+        """A write that this backend honestly cannot tell the end of."""
         ...
 
 
@@ -310,6 +332,65 @@ async def a_cancelled_write_moves_only_its_own_bytes(world: TransferWorld) -> No
     assert set(bytes(joined(region, (0,), nbytes))) == {GUARD}
 
 
+async def a_late_grant_finds_its_rows(world: TransferWorld) -> None:
+    """The descriptor may come long after rows, engines and connections: nothing is tied to time."""
+    producer = world.engine("producer")
+    source = [pattern(300_000, 4)]
+    await asyncio.sleep(0.2)
+    consumer = world.engine("consumer")
+    early = consumer.allocate("early", 1, 300_000)
+    assert isinstance(await write(producer, source, early, (0,)), Written)
+    await asyncio.sleep(0.2)
+    late = consumer.allocate("late", 2, 300_000)
+    guard(late)
+    assert isinstance(await write(producer, source, late, (1,)), Written)
+    assert joined(late, (1,), 300_000) == joined(early, (0,), 300_000) == source[0]
+    assert set(joined(late, (0,), 300_000)) == {GUARD}
+
+
+async def cancelled_at_any_moment(world: TransferWorld) -> None:
+    """Before it begins, nothing moves; during, its slot alone is in doubt; after, it is Written."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    nbytes = 1 << 20
+    region = consumer.allocate("pool", 8, nbytes)
+    guard(region)
+    data = pattern(nbytes, 2)
+    for slot, turns in enumerate((0, 1, 2, 3, 5, 8)):
+        task = asyncio.create_task(producer.write([data], region.remote, (slot,)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    done = asyncio.create_task(producer.write([data], region.remote, (6,)))
+    await asyncio.wait((done,), timeout=WAIT_S)
+    assert not done.cancel()
+    assert isinstance(done.result(), Written)
+    await producer.close()  # whatever was under way has ended now
+    assert set(joined(region, (0,), nbytes)) == {GUARD}
+    assert joined(region, (6,), nbytes) == data
+    assert set(joined(region, (7,), nbytes)) == {GUARD}
+    before = bytes(region.buffer)
+    await asyncio.sleep(0.1)
+    assert bytes(region.buffer) == before
+
+
+async def revoking_under_a_write(world: TransferWorld) -> None:
+    """The write ends, with whatever outcome, and never in memory that came after."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    nbytes = 8 << 20
+    region = consumer.allocate("pool", 1, nbytes)
+    under_way = asyncio.create_task(producer.write([pattern(nbytes)], region.remote, (0,)))
+    await asyncio.sleep(0)
+    consumer.revoke(region)
+    successor = consumer.allocate("pool", 1, nbytes)
+    guard(successor)
+    async with asyncio.timeout(WAIT_S):
+        outcome = await under_way
+    assert isinstance(outcome, Written | WriteFailed | WriteUnknown)
+    await asyncio.sleep(0.1)
+    assert set(joined(successor, (0,), nbytes)) == {GUARD}
+
+
 async def the_loop_runs_on_during_a_big_write(world: TransferWorld) -> None:
     producer, consumer = world.engine("producer"), world.engine("consumer")
     region = consumer.allocate("pool", 1, 32 << 20)
@@ -367,6 +448,41 @@ async def once_fenced_a_peer_writes_no_more(world: TransferWorld) -> None:
         assert bytes(region.buffer) == bytes([GUARD]) * region.buffer.nbytes
 
 
+async def an_unknown_outcome_is_owned_until_it_is_fenced(world: DoubtfulWorld) -> None:
+    """Faults F6 to F8: only the fence frees, and after it nothing lands, whatever wakes up."""
+    doubt = await world.doubt()
+    assert isinstance(doubt.outcome, WriteUnknown), doubt.outcome
+    async with asyncio.timeout(WAIT_S):
+        if doubt.owner_as_seen is not None:
+            asking, owner = doubt.owner_as_seen
+            while not await asking.fence(*owner):
+                await asyncio.sleep(0.05)
+        while not await doubt.owner.fence(*doubt.writer):
+            await asyncio.sleep(0.05)
+    guard(doubt.region)
+    doubt.release()
+    await asyncio.sleep(0.3)
+    assert set(bytes(doubt.region.buffer)) == {GUARD}, "a byte landed after the fence"
+
+
+async def half_a_gibibyte(world: TransferWorld) -> None:
+    """512 MiB as one write of three buffers into four slots; the fifth stays as it was."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    slot_nbytes, nbytes = 128 << 20, 512 << 20
+    region = consumer.allocate("pool", 5, slot_nbytes)
+    memory = region.buffer
+    memory[2 * slot_nbytes : 3 * slot_nbytes] = bytes([GUARD]) * slot_nbytes
+    untouched = await consumer.checksum([memory[2 * slot_nbytes : 3 * slot_nbytes]])
+    data = memoryview(pattern(nbytes))
+    async with asyncio.timeout(60):
+        outcome = await producer.write(
+            [data[:7], data[7 : 300 << 20], data[300 << 20 :]], region.remote, (4, 0, 3, 1)
+        )
+    assert outcome == Written(nbytes, await producer.checksum([data]))
+    assert await consumer.checksum(region.views((4, 0, 3, 1), nbytes)) == outcome.checksum
+    assert await consumer.checksum([memory[2 * slot_nbytes : 3 * slot_nbytes]]) == untouched
+
+
 TRANSFER_CHECKS: list[Check] = [
     one_byte,
     one_page,
@@ -386,12 +502,16 @@ TRANSFER_CHECKS: list[Check] = [
     closing_with_writes_in_flight,
     closing_the_owner_under_writes,
     a_cancelled_write_moves_only_its_own_bytes,
+    a_late_grant_finds_its_rows,
+    cancelled_at_any_moment,
+    revoking_under_a_write,
     the_loop_runs_on_during_a_big_write,
     what_has_settled_moves_no_more_and_nobody_is_barred,
     a_dead_peer_is_fenced,
     once_fenced_a_peer_writes_no_more,
 ]
-BIG_TRANSFER_CHECKS: list[Check] = [sixty_four_mib]
+BIG_TRANSFER_CHECKS: list[Check] = [sixty_four_mib, half_a_gibibyte]
+DOUBT_CHECKS: list[Check] = [an_unknown_outcome_is_owned_until_it_is_fenced]  # not for all backends
 
 
 def name_of(check: Check) -> str:

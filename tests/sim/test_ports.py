@@ -16,7 +16,13 @@ from epd.sim.transfer import DataConditions, Fabric, SimTransferEngine
 from epd.transport.base import Bus, TransferEngine
 from tests.contract.bus_kit import BUS_CHECKS
 from tests.contract.bus_kit import name_of as bus_name_of
-from tests.contract.transfer_kit import TRANSFER_CHECKS
+from tests.contract.transfer_kit import (
+    DOUBT_CHECKS,
+    TRANSFER_CHECKS,
+    Doubt,
+    pattern,
+    sixty_four_mib,
+)
 from tests.contract.transfer_kit import name_of as transfer_name_of
 
 
@@ -50,6 +56,22 @@ class SimMemory:
         self.fabric.process_died(process)
         return Address("dead", 1, ""), "sim", 77
 
+    async def doubt(self) -> Doubt:
+        """Reported early; the writer dies, and a card would move the rest for a while."""
+        self.fabric.conditions = DataConditions(
+            kind=self.fabric.conditions.kind, unknown=1.0, linger_s=1.0, num_pieces=5
+        )
+        process = SimProcess("writer", 3, 78)
+        writer = SimTransferEngine(self.fabric, process)
+        owner = self.engine("owner")
+        region = owner.allocate("pool", 1, 100_000)
+        outcome = await writer.write([pattern(100_000)], region.remote, (0,))
+        address = (Address("writer", 3, ""), "sim", 78)
+        assert not await owner.fence(*address), "silence is no fence"
+        self.loop.kill(process)
+        self.fabric.process_died(process)
+        return Doubt(outcome, owner, region, address, lambda: None)
+
 
 @pytest.mark.parametrize("check", BUS_CHECKS, ids=bus_name_of)
 def test_bus_contract(check: Any) -> None:
@@ -66,7 +88,25 @@ CHECKS = [c for c in TRANSFER_CHECKS if c.__name__ != "the_loop_runs_on_during_a
 @pytest.mark.parametrize("check", CHECKS, ids=transfer_name_of)
 def test_transfer_contract(check: Any, kind: str) -> None:
     loop = SimLoop()
+    memory = SimMemory(loop, kind)
+    loop.run_until_complete(check(memory))
+    assert not [write for write in memory.fabric.writes if not write.ended], "a write leaked"
+    loop.freeze()
+
+
+@pytest.mark.parametrize("kind", ["shm", "rdma"])
+@pytest.mark.parametrize("check", DOUBT_CHECKS, ids=transfer_name_of)
+def test_transfer_contract_of_doubt(check: Any, kind: str) -> None:
+    loop = SimLoop()
     loop.run_until_complete(check(SimMemory(loop, kind)))
+    loop.freeze()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [sixty_four_mib], ids=transfer_name_of)
+def test_transfer_contract_with_big_buffers(check: Any) -> None:
+    loop = SimLoop()
+    loop.run_until_complete(check(SimMemory(loop, "shm")))
     loop.freeze()
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,18 @@ from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.mooncake import MooncakeTransferEngine
-from epd.transport.mooncake_library import missing
+from epd.transport.mooncake_library import End, missing
 from epd.transport.region import WriteRefused
 from epd.transport.routing import BackendSettings, RoutingTransferEngine
 from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
     BIG_TRANSFER_CHECKS,
+    DOUBT_CHECKS,
     TRANSFER_CHECKS,
     Check,
+    Doubt,
+    half_a_gibibyte,
     name_of,
     pattern,
 )
@@ -113,6 +117,7 @@ def _mooncake(directory: str) -> Make:
 
 
 KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file, _mooncake]
+ROUTED = (_all_in_one, _stages_meet, _stages_apart)
 
 
 @pytest.fixture
@@ -147,8 +152,70 @@ async def test_contract(check: Check, world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", BIG_TRANSFER_CHECKS, ids=name_of)
-async def test_contract_with_big_buffers(check: Check, world: World) -> None:
+async def test_contract_with_big_buffers(
+    check: Check, world: World, request: pytest.FixtureRequest
+) -> None:
+    if check is half_a_gibibyte and request.node.callspec.params["world"] in ROUTED:
+        pytest.skip("routing adds nothing to the backends, which do it themselves")
     await check(world)
+
+
+# --- outcomes in doubt: only where somebody else moves the bytes ----------------------------------
+
+
+class TcpDoubt(World):
+    """The owner stops reading in the middle of a payload; the writer gives up."""
+
+    async def doubt(self) -> Doubt:
+        owner = TcpTransferEngine("owner", 1)
+        writer = TcpTransferEngine("writer", 3, stall_timeout_s=0.2, answer_timeout_s=0.2)
+        self._engines += [owner, writer]
+        region = owner.allocate("pool", 1, 32 << 20)
+        assert isinstance(await writer.write([b"hello"], region.remote, (0,)), Written)
+        (wire,) = owner._links._inbound["writer", 3]
+        wire._transport.pause_reading()
+
+        def go_on() -> None:
+            if not wire.lost:
+                wire._transport.resume_reading()
+
+        outcome = await writer.write([bytes(32 << 20)], region.remote, (0,))
+        return Doubt(
+            outcome, owner, region, (Address("writer", 3, ""), this_host_id(), os.getpid()), go_on,
+            (writer, (Address("owner", 1, ""), this_host_id(), os.getpid())),
+        )  # fmt: skip
+
+
+class MooncakeDoubt(World):
+    """The library says that a piece failed, which it also says of some that land."""
+
+    async def doubt(self) -> Doubt:
+        owner, writer = MooncakeTransferEngine("owner", 1), MooncakeTransferEngine("writer", 3)
+        self._engines += [owner, writer]
+        region = owner.allocate("pool", 1, 1 << 20)
+        transfer = writer._library.transfer
+
+        def broken(peer: str, pieces: object) -> End:
+            transfer(peer, pieces)  # it did land
+            return End.BROKEN
+
+        writer._library.transfer = broken
+        outcome = await writer.write([bytes(1 << 20)], region.remote, (0,))
+        del writer._library.transfer
+        return Doubt(
+            outcome, owner, region, (Address("writer", 3, ""), this_host_id(), os.getpid()),
+            lambda: None, (writer, (Address("owner", 1, ""), this_host_id(), os.getpid())),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [TcpDoubt, MooncakeDoubt])
+@pytest.mark.parametrize("check", DOUBT_CHECKS, ids=name_of)
+async def test_contract_of_doubt(check: Check, kind: Any, directory: str) -> None:
+    if kind is MooncakeDoubt and (reason := missing()):
+        pytest.skip(reason)
+    world = kind(_tcp(directory), directory)
+    await check(world)
+    await world.close()
 
 
 # --- what only hops inside a process promise ------------------------------------------------------
