@@ -16,21 +16,17 @@ import asyncio
 import itertools
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from epd.bench import machine
 from epd.bench.hop_plot import plot
 from epd.bench.hop_senders import WAYS, Rows, Sender, make_sender
-from epd.bench.hop_words import Receiver
+from epd.bench.words import Remote
 from epd.transport.mooncake_library import missing
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -85,7 +81,7 @@ class Tally:
 
 
 async def _round(
-    sender: Sender, rows: Rows, receiver: Receiver, count: int, in_flight: int, tally: Tally
+    sender: Sender, rows: Rows, receiver: Remote, count: int, in_flight: int, tally: Tally
 ) -> None:
     """`count` items over one way, `in_flight` at a time."""
     numbers = itertools.count()
@@ -106,7 +102,7 @@ async def _round(
 
 
 async def measure(
-    receiver: Receiver, plan: Plan, directory: str, nbytes: int, in_flight: int
+    receiver: Remote, plan: Plan, directory: str, nbytes: int, in_flight: int
 ) -> list[Row]:
     """One cell: every way, in turns."""
     count = min(plan.max_items, max(plan.min_items, in_flight * 3, plan.volume_nbytes // nbytes))
@@ -125,22 +121,6 @@ async def measure(
     return [tally.row(way, nbytes, in_flight) for way, tally in tallies.items()]
 
 
-@contextmanager
-def _receiving() -> Iterator[socket.socket]:
-    """The other process; it ends with the socket."""
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with its:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "epd.bench.hop_process", str(its.fileno())],
-            pass_fds=(its.fileno(),),
-        )
-    try:
-        yield mine
-    finally:
-        mine.close()
-        process.wait(30)
-
-
 async def measure_all(plan: Plan) -> list[Row]:
     cells = [
         (nbytes, in_flight)
@@ -148,15 +128,15 @@ async def measure_all(plan: Plan) -> list[Row]:
         for in_flight in IN_FLIGHT if in_flight == 1 or in_flight * nbytes <= plan.pool_nbytes
     ]  # fmt: skip
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory, _receiving() as end:
-        receiver = Receiver(end)
+    receiver = Remote("epd.bench.hop_process")
+    with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory:
         for done, (nbytes, in_flight) in enumerate(cells):
             print(
                 f"{done + 1}/{len(cells)}: {nbytes // KIB} KiB, {in_flight} in flight",
                 file=sys.stderr,
             )
             rows += await measure(receiver, plan, directory, nbytes, in_flight)
-        receiver.close()
+        await receiver.close()
     return with_ratios(rows)
 
 

@@ -8,8 +8,6 @@ at a byte of every page, which must be the ones that were sent.
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import sys
 import time
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from epd.bench.hop_words import Words
+from epd.bench.words import answer_all
 from epd.transport.base import Region, TransferEngine
 from epd.transport.host_memory import anonymous
 from epd.transport.mooncake_library import Library
@@ -105,37 +103,7 @@ def _address_of(memory: memoryview) -> int:
 
 async def main(fd: int) -> None:
     receiving = Receiving()
-    ended = asyncio.Event()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def reply(number: int, result: Any, error: str) -> None:
-        words.say((number, time.process_time(), result, error))
-
-    async def later(number: int, pending: Any) -> None:
-        try:
-            reply(number, await pending, "")
-        except Exception as error:
-            reply(number, None, repr(error))
-
-    def hear(word: Any) -> None:
-        if word is None:
-            ended.set()
-            return
-        number, do, arguments = word
-        try:
-            result = getattr(receiving, do)(**arguments)
-        except Exception as error:
-            reply(number, None, repr(error))
-            return
-        if asyncio.iscoroutine(result):
-            task = asyncio.ensure_future(later(number, result))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        else:
-            reply(number, result, "")
-
-    words = Words(socket.socket(fileno=fd), hear)
-    await ended.wait()
+    await answer_all(fd, receiving)
     await receiving.release()
 
 

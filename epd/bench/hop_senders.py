@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from epd.bench.hop_process import TAG_NBYTES, fingerprint
-from epd.bench.hop_words import Receiver
+from epd.bench.words import Remote
 from epd.messages import RemoteRegion
 from epd.transport.base import TransferEngine, Written
 from epd.transport.local import LocalMemory, LocalTransferEngine
@@ -88,7 +88,7 @@ class Local:
 class ByEngine:
     """A transfer engine of ours."""
 
-    def __init__(self, backend: str, receiver: Receiver, directory: str, place: list[Any]) -> None:
+    def __init__(self, backend: str, receiver: Remote, directory: str, place: list[Any]) -> None:
         self._backend = backend
         self._receiver = receiver
         settings = BackendSettings("sender", time.time_ns(), directory=directory)
@@ -111,7 +111,7 @@ class ByEngine:
 class RawMooncake:
     """Mooncake's engine alone: submit, sleep-polled status, and word to the receiver."""
 
-    def __init__(self, receiver: Receiver, place: list[Any]) -> None:
+    def __init__(self, receiver: Remote, place: list[Any]) -> None:
         self._receiver = receiver
         self._library = Library.acquire("127.0.0.1")
         host, port, self._base = place
@@ -135,7 +135,7 @@ class RawMooncake:
 class Safetensors:
     """What connectors over shared storage do: a file per item."""
 
-    def __init__(self, receiver: Receiver, directory: str, *, durable: bool) -> None:
+    def __init__(self, receiver: Remote, directory: str, *, durable: bool) -> None:
         self._receiver = receiver
         self._directory = directory
         self._durable = durable
@@ -161,7 +161,7 @@ class Safetensors:
 
 
 async def make_sender(
-    way: str, receiver: Receiver, directory: str, in_flight: int, nbytes: int
+    way: str, receiver: Remote, directory: str, in_flight: int, nbytes: int
 ) -> Sender:
     """A way made ready; for ours and mooncake's the receiver has allocated its side."""
     if way == "memcpy":
