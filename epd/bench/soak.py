@@ -32,6 +32,8 @@ from epd.transport.checksum import checksum_of
 OWNER, WRITER = "soak-owner", "soak-writer"
 FENCE_TIMEOUT_S = 40.0
 FREEZE_S = 0.3
+IN_FLIGHT = 8
+SLOT_NBYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ class Plan:
     backend: str
     items: int = 10_000
     kills: int = 60
-    in_flight: int = 8
+    in_flight: int = IN_FLIGHT
     slots: int = 12
-    slot_nbytes: int = 2 << 20
+    slot_nbytes: int = SLOT_NBYTES
     seed: int = 1
     samples: int = 10  # of memory and descriptors over the run
 
@@ -108,8 +110,7 @@ class Soak:
         plan = self._plan
         moments = sorted(self._random.sample(range(plan.items), plan.kills))
         for moment in moments:
-            async with self._delivered:
-                await self._delivered.wait_for(lambda at=moment: self.counts["delivered"] >= at)
+            await self._until(moment)
             await asyncio.sleep(self._random.uniform(0, 0.01))  # in the middle of something
             name = self._random.choice((OWNER, WRITER))
             if self._random.random() < 0.25:
@@ -118,6 +119,10 @@ class Soak:
             else:
                 self.counts[f"{name} killed"] += 1
                 await self._kill(name)
+
+    async def _until(self, items: int) -> None:
+        async with self._delivered:
+            await self._delivered.wait_for(lambda: self.counts["delivered"] >= items)
 
     # --- items ------------------------------------------------------------------------------------
 
@@ -152,7 +157,7 @@ class Soak:
             self.counts[kind] += 1
             if kind == "Written":
                 found = await owner.remote.ask("check", slot=slot, nbytes=nbytes)
-                expected = checksum_of([memoryview(content(item, attempt, nbytes))])
+                expected = checksum_of([memoryview(content(item, attempt, nbytes).data)])
                 self.counts["wrong bytes"] += int(not found == expected == said)
                 owner.free.put_nowait(slot)
                 return True
@@ -210,8 +215,7 @@ class Soak:
         plan = self._plan
         for index in range(plan.samples + 1):
             at = plan.items * index // plan.samples
-            async with self._delivered:
-                await self._delivered.wait_for(lambda at=at: self.counts["delivered"] >= at)
+            await self._until(at)
             sample: dict[str, Any] = {"items": at}
             for name in (OWNER, WRITER):
                 try:
@@ -276,6 +280,7 @@ def run(plan: Plan, *, as_json: bool) -> int:
         return 1 if problems else 0
     print(machine.sentence(described))
     print(f"{plan.backend}: {plan.items} items in {found['took_s']:.0f} s; {found['counts']}")
+    print(f"a pool of {plan.slots * plan.slot_nbytes >> 20} MiB took {found['allocate_s']:.2f} s")
     for sample in found["samples"]:
         print(f"  {sample}")
     print("\n".join(problems) or "every item was delivered, every byte was right, nothing is left")

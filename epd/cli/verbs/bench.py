@@ -6,6 +6,7 @@ import argparse
 
 from epd.cli import bench_serve
 from epd.cli.options import size
+from epd.config import TRANSPORTS
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -17,6 +18,7 @@ EXAMPLES = (
     ("epd bench gateway", "about a minute on two cores"),
     ("epd bench gateway --json --repeats 5", "for programs"),
     ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
+    ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some seconds"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
 )
@@ -27,6 +29,9 @@ and the state machines' share of the CPU time"""
 HOP = """rows from one process to another, by every transport and size, against a memcpy, mooncake
 driven bare, and safetensors files on disk and in /dev/shm: latency from ready at the sender to
 usable at the receiver, throughput, CPU seconds per GB"""
+SOAK = """thousands of items through one transport between two processes, either of which is killed
+or frozen at random: no wrong byte, no byte in a free slot, every item delivered, nothing left;
+with --kills 0, whether memory grows"""
 SIM = "the simulator on one core: steps of its loop, and whole runs of 24 requests, per second"
 
 
@@ -43,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", default="", metavar="DIR", help="also write hop.json, hop.md and hop.svg there"
     )
     hop.add_argument("--json", action="store_true", help="print one JSON object")
+    soak = kinds.add_parser("soak", help="a transport under kills", description=SOAK)
+    soak.add_argument("transport", choices=[name for name in TRANSPORTS if name != "auto"])
+    soak.add_argument("--items", type=int, default=10_000, metavar="N", help="default 10000")
+    soak.add_argument("--kills", type=int, default=60, metavar="N", help="or freezes; default 60")
+    soak.add_argument(
+        "--pool", type=size, default=24 << 20, metavar="SIZE", help="of the owner, default 24MiB"
+    )
+    soak.add_argument("--seed", type=int, default=1, metavar="N", help="of sizes and kills")
+    soak.add_argument("--json", action="store_true", help="print one JSON object")
     sim = kinds.add_parser("sim", help="the simulator", description=SIM)
     _add_repeats(sim)
     bench_serve.add_to(kinds)
@@ -64,6 +78,16 @@ def run(args: argparse.Namespace) -> int:
         from epd.sim.bench import run_bench
 
         return run_bench(args.repeats, as_json=args.json)
+    if args.what == "soak":
+        from epd.bench import soak
+
+        if not 0 <= args.kills <= args.items:
+            raise UsageError(f"--kills {args.kills}: between 0 and the number of items")
+        slots = args.pool // soak.SLOT_NBYTES
+        if slots < soak.IN_FLIGHT:
+            raise UsageError(f"--pool {args.pool}: at least {soak.IN_FLIGHT * soak.SLOT_NBYTES}")
+        soak_plan = soak.Plan(args.transport, args.items, args.kills, slots=slots, seed=args.seed)
+        return soak.run(soak_plan, as_json=args.json)
     if args.what == "hop":
         from epd.bench import hop
 
