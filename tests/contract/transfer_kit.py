@@ -1,86 +1,29 @@
 """The contract of `TransferEngine`: every implementation passes every check.
 
 A check is a coroutine that gets a `TransferWorld`, which makes engines that can reach each other's
-memory and closes them in the end.  It uses asyncio alone, so it runs on a virtual clock as well.
-A write may honestly be `WriteUnknown` only where a check says so: with nobody dying and nothing
-revoked, the outcome is definite.
+memory and closes them in the end.  Here are those about bytes; those about the end of regions,
+writes and processes are in `transfer_ends`.  With nobody dying and nothing revoked, an outcome is
+definite.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from epd.messages import Address
-from epd.transport.base import (
-    Region,
-    TransferEngine,
-    WriteFailed,
-    WriteOutcome,
-    WriteUnknown,
-    Written,
+from epd.transport.base import WriteFailed, Written
+from tests.contract import transfer_ends as ends
+from tests.contract.transfer_world import (
+    GUARD,
+    Check,
+    Doubt,
+    TransferWorld,
+    guard,
+    joined,
+    pattern,
+    write,
 )
-
-WAIT_S = 10.0
-GUARD = 0xEE  # what untouched memory looks like
-
-
-class TransferWorld(Protocol):
-    def engine(self, instance_id: str, epoch: int = 1) -> TransferEngine:
-        """A new engine with checksums on."""
-        ...
-
-    async def dead_peer(self) -> tuple[Address, str, int]:
-        """Address, host id and pid of a peer of this world that died without cleaning up."""
-        ...
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A write whose outcome nobody knows.
-
-    `release` lets go of what held it up: from then on its bytes would land if nothing stopped them.
-    """
-
-    outcome: WriteOutcome
-    owner: TransferEngine
-    region: Region
-    writer: tuple[Address, str, int]  # as `fence` wants it
-    release: Callable[[], None]
-    owner_as_seen: tuple[TransferEngine, tuple[Address, str, int]] | None = None  # if it can ask
-
-
-class DoubtfulWorld(TransferWorld, Protocol):
-    async def doubt(self) -> Doubt:
-        """A write that this backend honestly cannot tell the end of."""
-        ...
-
-
-Check = Callable[[Any], Awaitable[None]]
-
-
-def pattern(nbytes: int, salt: int = 0) -> bytes:
-    """Bytes in which a shift, a swap or a stale copy shows: the period is prime."""
-    period = bytes((i * 7 + salt * 13 + i // 5) % 251 for i in range(1009))
-    return (period * (nbytes // 1009 + 1))[:nbytes]
-
-
-def joined(region: Region, slots: Sequence[int], nbytes: int) -> bytes:
-    return b"".join(region.views(slots, nbytes))
-
-
-def guard(region: Region) -> None:
-    region.buffer[:] = bytes([GUARD]) * region.buffer.nbytes
-
-
-async def write(
-    engine: TransferEngine, source: Sequence[Any], region: Region, slots: Sequence[int]
-) -> WriteOutcome:
-    async with asyncio.timeout(WAIT_S):
-        return await engine.write(source, region.remote, slots)
 
 
 async def check_size(world: TransferWorld, nbytes: int) -> None:
@@ -228,110 +171,6 @@ async def by_reference_reads_the_same(world: TransferWorld) -> None:
     assert joined(region, (3, 5), 1500) == again
 
 
-async def a_revoked_region_fails(world: TransferWorld) -> None:
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    region, other = consumer.allocate("pool", 2, 64), consumer.allocate("other", 2, 64)
-    remote = region.remote
-    assert isinstance(await producer.write([bytes(64)], remote, (0,)), Written)
-    still_read = region.buffer  # as an engine that keeps its pool would
-    consumer.revoke(region)
-    consumer.revoke(region)
-    for writer in (producer, world.engine("latecomer")):
-        assert isinstance(await writer.write([bytes(64)], remote, (0,)), WriteFailed)
-    assert isinstance(await write(producer, [bytes(64)], other, (0,)), Written)
-    assert bytes(still_read) == bytes(128)
-
-
-async def a_restarted_owner_is_not_written_to(world: TransferWorld) -> None:
-    """Fault F44: the descriptor of an earlier life fails and never lands in the new one."""
-    producer, consumer = world.engine("producer"), world.engine("consumer", 1)
-    region = consumer.allocate("pool", 2, 64)
-    old = region.remote
-    assert isinstance(await producer.write([bytes(64)], old, (0,)), Written)
-    await consumer.close()
-    reborn = world.engine("consumer", 2)
-    fresh = reborn.allocate("pool", 2, 64)
-    guard(fresh)
-    for writer in (producer, world.engine("latecomer")):
-        assert isinstance(await writer.write([bytes(64)], old, (0,)), WriteFailed)
-    assert bytes(fresh.buffer) == bytes([GUARD]) * 128
-    assert isinstance(await write(producer, [bytes(64)], fresh, (0,)), Written)
-
-
-async def a_forged_descriptor_fails(world: TransferWorld) -> None:
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    region = consumer.allocate("pool", 2, 64)
-    assert isinstance(await write(producer, [bytes(64)], region, (1,)), Written)  # it is known now
-    guard(region)
-    fields = {name: getattr(region.remote, name) for name in region.remote.__struct_fields__}
-    changes: list[dict[str, Any]] = [
-        {"num_slots": 4},
-        {"slot_nbytes": 128},
-        {"slot_nbytes": 0, "num_slots": 0},
-        {"region_id": "nothing"},
-        {"instance_id": "nobody"},
-        {"epoch": 2},
-        {"locator": "../../etc/passwd"},
-        {"backend": "nonsense"},
-    ]
-    for change in changes:
-        forged = type(region.remote)(**{**fields, **change})
-        outcome = await producer.write([bytes(64)], forged, (0,))
-        assert isinstance(outcome, WriteFailed), (change, outcome)
-    assert bytes(region.buffer) == bytes([GUARD]) * 128
-
-
-async def closing_with_writes_in_flight(world: TransferWorld) -> None:
-    """Every write gets its outcome, nothing hangs, and later writes fail."""
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    nbytes = 4 << 20
-    region = consumer.allocate("pool", 8, nbytes)
-    data = pattern(nbytes)
-    remote = region.remote
-    writes = [asyncio.create_task(producer.write([data], remote, (slot,))) for slot in range(8)]
-    await asyncio.sleep(0)
-    async with asyncio.timeout(WAIT_S):
-        await producer.close()
-        outcomes = await asyncio.gather(*writes)
-    for slot, outcome in enumerate(outcomes):
-        assert isinstance(outcome, Written | WriteFailed | WriteUnknown)
-        if isinstance(outcome, Written):
-            assert joined(region, (slot,), nbytes) == data
-    await producer.close()
-    assert isinstance(await producer.write([data], remote, (0,)), WriteFailed)
-
-
-async def closing_the_owner_under_writes(world: TransferWorld) -> None:
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    nbytes = 4 << 20
-    remote = consumer.allocate("pool", 4, nbytes).remote
-    data = pattern(nbytes)
-    writes = [asyncio.create_task(producer.write([data], remote, (slot,))) for slot in range(4)]
-    await asyncio.sleep(0)
-    async with asyncio.timeout(WAIT_S):
-        await consumer.close()
-        outcomes = await asyncio.gather(*writes)
-    assert all(isinstance(o, Written | WriteFailed | WriteUnknown) for o in outcomes)
-    assert isinstance(await producer.write([data], remote, (0,)), WriteFailed)
-
-
-async def a_cancelled_write_moves_only_its_own_bytes(world: TransferWorld) -> None:
-    """A cancelled writer leaves its slots in doubt, its neighbours in peace, the engine working."""
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    nbytes = 4 << 20
-    region = consumer.allocate("pool", 3, nbytes)
-    guard(region)
-    doomed = asyncio.create_task(producer.write([pattern(nbytes)], region.remote, (1,)))
-    await asyncio.sleep(0)
-    doomed.cancel()
-    await asyncio.gather(doomed, return_exceptions=True)
-    data = pattern(nbytes, 9)
-    assert isinstance(await write(producer, [data], region, (2,)), Written)
-    await producer.close()
-    assert joined(region, (2,), nbytes) == data
-    assert set(bytes(joined(region, (0,), nbytes))) == {GUARD}
-
-
 async def a_late_grant_finds_its_rows(world: TransferWorld) -> None:
     """The descriptor may come long after rows, engines and connections: nothing is tied to time."""
     producer = world.engine("producer")
@@ -348,49 +187,6 @@ async def a_late_grant_finds_its_rows(world: TransferWorld) -> None:
     assert set(joined(late, (0,), 300_000)) == {GUARD}
 
 
-async def cancelled_at_any_moment(world: TransferWorld) -> None:
-    """Before it begins, nothing moves; during, its slot alone is in doubt; after, it is Written."""
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    nbytes = 1 << 20
-    region = consumer.allocate("pool", 8, nbytes)
-    guard(region)
-    data = pattern(nbytes, 2)
-    for slot, turns in enumerate((0, 1, 2, 3, 5, 8)):
-        task = asyncio.create_task(producer.write([data], region.remote, (slot,)))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    done = asyncio.create_task(producer.write([data], region.remote, (6,)))
-    await asyncio.wait((done,), timeout=WAIT_S)
-    assert not done.cancel()
-    assert isinstance(done.result(), Written)
-    await producer.close()  # whatever was under way has ended now
-    assert set(joined(region, (0,), nbytes)) == {GUARD}
-    assert joined(region, (6,), nbytes) == data
-    assert set(joined(region, (7,), nbytes)) == {GUARD}
-    before = bytes(region.buffer)
-    await asyncio.sleep(0.1)
-    assert bytes(region.buffer) == before
-
-
-async def revoking_under_a_write(world: TransferWorld) -> None:
-    """The write ends, with whatever outcome, and never in memory that came after."""
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    nbytes = 8 << 20
-    region = consumer.allocate("pool", 1, nbytes)
-    under_way = asyncio.create_task(producer.write([pattern(nbytes)], region.remote, (0,)))
-    await asyncio.sleep(0)
-    consumer.revoke(region)
-    successor = consumer.allocate("pool", 1, nbytes)
-    guard(successor)
-    async with asyncio.timeout(WAIT_S):
-        outcome = await under_way
-    assert isinstance(outcome, Written | WriteFailed | WriteUnknown)
-    await asyncio.sleep(0.1)
-    assert set(joined(successor, (0,), nbytes)) == {GUARD}
-
-
 async def the_loop_runs_on_during_a_big_write(world: TransferWorld) -> None:
     producer, consumer = world.engine("producer"), world.engine("consumer")
     region = consumer.allocate("pool", 1, 32 << 20)
@@ -401,68 +197,6 @@ async def the_loop_runs_on_during_a_big_write(world: TransferWorld) -> None:
         await asyncio.sleep(0)
     assert isinstance(task.result(), Written)
     assert turns > 5
-
-
-async def what_has_settled_moves_no_more_and_nobody_is_barred(world: TransferWorld) -> None:
-    """Fault F8: the source of a write that nobody waits for is free once the engine has settled."""
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    nbytes = 8 << 20
-    region, back = consumer.allocate("pool", 2, nbytes), producer.allocate("back", 1, 64)
-    assert await producer.settle(Address("consumer", 1, ""))
-    source = bytearray(pattern(nbytes))
-    doomed = asyncio.create_task(producer.write([source], region.remote, (0,)))
-    await asyncio.sleep(0)
-    doomed.cancel()
-    await asyncio.gather(doomed, return_exceptions=True)
-    async with asyncio.timeout(WAIT_S):
-        while not await producer.settle(Address("consumer", 1, "")):
-            await asyncio.sleep(0.01)
-    landed = joined(region, (0,), nbytes)
-    source[:] = bytes([GUARD]) * nbytes
-    await asyncio.sleep(0.02)
-    assert joined(region, (0,), nbytes) == landed
-    assert isinstance(await write(producer, [pattern(64)], region, (1,)), Written)
-    assert isinstance(await write(consumer, [pattern(64)], back, (0,)), Written)
-
-
-async def a_dead_peer_is_fenced(world: TransferWorld) -> None:
-    consumer = world.engine("consumer")
-    peer, host_id, pid = await world.dead_peer()
-    async with asyncio.timeout(WAIT_S):
-        while not await consumer.fence(peer, host_id, pid):
-            await asyncio.sleep(0.1)
-
-
-async def once_fenced_a_peer_writes_no_more(world: TransferWorld) -> None:
-    """Fault F7: if the answer for a living peer is True, no byte of its later writes lands."""
-    producer, consumer = world.engine("producer"), world.engine("consumer")
-    region = consumer.allocate("pool", 2, 4 << 20)
-    under_way = asyncio.create_task(producer.write([pattern(4 << 20)], region.remote, (0,)))
-    await asyncio.sleep(0)
-    fenced = await consumer.fence(Address("producer", 1, ""), "", 0)
-    if fenced:
-        guard(region)
-        assert isinstance(await write(producer, [bytes(64)], region, (1,)), WriteFailed)
-    await under_way
-    if fenced:
-        assert bytes(region.buffer) == bytes([GUARD]) * region.buffer.nbytes
-
-
-async def an_unknown_outcome_is_owned_until_it_is_fenced(world: DoubtfulWorld) -> None:
-    """Faults F6 to F8: only the fence frees, and after it nothing lands, whatever wakes up."""
-    doubt = await world.doubt()
-    assert isinstance(doubt.outcome, WriteUnknown), doubt.outcome
-    async with asyncio.timeout(WAIT_S):
-        if doubt.owner_as_seen is not None:
-            asking, owner = doubt.owner_as_seen
-            while not await asking.fence(*owner):
-                await asyncio.sleep(0.05)
-        while not await doubt.owner.fence(*doubt.writer):
-            await asyncio.sleep(0.05)
-    guard(doubt.region)
-    doubt.release()
-    await asyncio.sleep(0.3)
-    assert set(bytes(doubt.region.buffer)) == {GUARD}, "a byte landed after the fence"
 
 
 async def half_a_gibibyte(world: TransferWorld) -> None:
@@ -496,23 +230,40 @@ TRANSFER_CHECKS: list[Check] = [
     impossible_writes_fail_and_move_nothing,
     concurrent_writers,
     by_reference_reads_the_same,
-    a_revoked_region_fails,
-    a_restarted_owner_is_not_written_to,
-    a_forged_descriptor_fails,
-    closing_with_writes_in_flight,
-    closing_the_owner_under_writes,
-    a_cancelled_write_moves_only_its_own_bytes,
+    ends.a_revoked_region_fails,
+    ends.a_restarted_owner_is_not_written_to,
+    ends.a_forged_descriptor_fails,
+    ends.closing_with_writes_in_flight,
+    ends.closing_the_owner_under_writes,
+    ends.a_cancelled_write_moves_only_its_own_bytes,
     a_late_grant_finds_its_rows,
-    cancelled_at_any_moment,
-    revoking_under_a_write,
+    ends.cancelled_at_any_moment,
+    ends.revoking_under_a_write,
     the_loop_runs_on_during_a_big_write,
-    what_has_settled_moves_no_more_and_nobody_is_barred,
-    a_dead_peer_is_fenced,
-    once_fenced_a_peer_writes_no_more,
+    ends.what_has_settled_moves_no_more_and_nobody_is_barred,
+    ends.a_dead_peer_is_fenced,
+    ends.once_fenced_a_peer_writes_no_more,
 ]
 BIG_TRANSFER_CHECKS: list[Check] = [sixty_four_mib, half_a_gibibyte]
-DOUBT_CHECKS: list[Check] = [an_unknown_outcome_is_owned_until_it_is_fenced]  # not for all backends
+DOUBT_CHECKS: list[Check] = [
+    ends.an_unknown_outcome_is_owned_until_it_is_fenced
+]  # not for all backends
 
 
 def name_of(check: Check) -> str:
     return check.__name__
+
+
+__all__ = [
+    "BIG_TRANSFER_CHECKS",
+    "DOUBT_CHECKS",
+    "GUARD",
+    "TRANSFER_CHECKS",
+    "Check",
+    "Doubt",
+    "guard",
+    "half_a_gibibyte",
+    "name_of",
+    "pattern",
+    "sixty_four_mib",
+]
