@@ -102,7 +102,7 @@ def excuse(
             kinds |= {"deadline", "lost"}
         if fault.kind == "oom":
             kinds.add("engine")
-    if data.failed:
+    if data.failed or data.unknown:
         kinds.add("transfer")
     if conditions.loss:
         kinds |= {"lost", "unavailable"}
@@ -207,6 +207,7 @@ def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
         kind=random.pick(("shm", "shm", "rdma"), "hardware"),
         nbytes_per_s=random.pick((2e6, 2e5, 2e4), "bandwidth"),
         failed=random.pick((0.0, 0.0, 0.05), "failed writes"),
+        unknown=random.pick((0.0, 0.0, 0.0, 0.05), "writes in doubt"),
     )
     return conditions, data
 
