@@ -88,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_itl_impact: float = (
         0.0  # a step with prompts takes at most so many times one without; 0: any
     )
+    prefix_caching: bool = True  # KV blocks that nobody uses are found again by their content
     threads: int = 0  # 0: share the machine's cores between its instances
     checksums: str = "auto"  # of what moves, one of CHECKSUMS
 

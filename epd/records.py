@@ -99,6 +99,7 @@ class Load(Record):
     free_slots: int = 0
     queued_images: int = 0
     live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
+    totals: tuple[tuple[str, int], ...] = ()  # what they have counted since the start, by kind
     cache_sequence: int = 0  # of the last batch of cache events
     events: tuple[tuple[str, int], ...] = ()  # what was odd or deferred since the process began
     num_encoded: int = 0  # pictures, since the process began

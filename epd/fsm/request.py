@@ -217,6 +217,7 @@ class Request(Machine):
         "num_sent",
         "output",
         "outcome_reported",
+        "prefix",
         "prompt",
         "rank",
         "rope",
@@ -240,6 +241,7 @@ class Request(Machine):
         self.rows: dict[str, Any] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
         self.num_computed = 0
+        self.prefix: Any = None  # the keys of its blocks' contents
         self.rank = 0.0  # its place in every line of this instance
         self.in_flight = False  # a step or a transfer uses the blocks now
         self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs

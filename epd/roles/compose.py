@@ -121,6 +121,7 @@ class Instance:
             free_slots=embeddings.pool.num_free if embeddings is not None else 0,
             queued_images=self.encode.num_queued if self.encode is not None else 0,
             live=tuple(sorted(live.items())),
+            totals=tuple(sorted(requests.totals.items())) if requests is not None else (),
             cache_sequence=self.encode.events.sequence if self.encode is not None else 0,
             events=tuple(sorted(self.actor.counters.items())),
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,

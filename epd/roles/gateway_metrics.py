@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping
 from epd.api.port import Metric
 from epd.fsm.instance import Instance
 
+TOTALS = {
+    "preemptions": "requests that gave their KV blocks up for an older one",
+    "prefix_cache_queried_tokens": "prompt tokens that were looked for in the prefix cache",
+    "prefix_cache_hit_tokens": "of them, tokens whose KV was found",
+}
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
@@ -32,9 +37,14 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         for kind, count in instance.load.live:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_in_use", count, labels, "gauge", IN_USE)
+<<<<<<< HEAD
         for kind, count in instance.load.events:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_instance_events_total", count, labels, "counter", "oddities")
+=======
+        for kind, count in instance.load.totals:
+            yield Metric(f"epd_{kind}_total", count, up[:1], "counter", TOTALS.get(kind, kind))
+>>>>>>> a613eff (Prefix caching: KV blocks are found again by their content)
         yield from _cache_metrics(instance)
 
 

@@ -14,6 +14,7 @@ one step leave in one message per gateway.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from epd.config import EngineConfig, Timing
@@ -37,6 +38,7 @@ from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.step import sequence_of, token_event
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry
 from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
@@ -77,7 +79,8 @@ class Requests(Role[Request]):
         self._settling = False  # a step's outcomes are being turned into events
         self._work = asyncio.Event()
         self._on_reserved: dict[str, Callable[[tuple[int, ...]], None]] = {}
-        self.num_preemptions = 0
+        self._caching = config.prefix_caching
+        self.totals = Counter[str]()  # since the start, for metrics
         self.related: list[Callable[[Request], list[Machine | None]]] = []  # for the timeline
 
     def start(self) -> None:
@@ -110,6 +113,7 @@ class Requests(Role[Request]):
     def open(self, request: Request) -> None:
         self._requests[request.key] = request
         request.rank = self.actor.clock.now_s()
+        request.prefix = PrefixKeys(self.engine.kv_layout.block_size, request.message.items)
         self.actor.arm(
             f"request/{request.key}/deadline",
             self.actor.until(request.deadline_s),
@@ -159,6 +163,8 @@ class Requests(Role[Request]):
                 self._on_reserved.pop(key)(admission.blocks)
             else:
                 request = self._requests[key]
+                self.totals["prefix_cache_queried_tokens"] += request.num_tokens
+                self.totals["prefix_cache_hit_tokens"] += admission.num_cached
                 self.fire(request, fsm.Scheduled(admission.blocks, admission.num_cached))
                 admission.entry.num_ready = request.num_ready()
         self._work.set()
@@ -192,7 +198,7 @@ class Requests(Role[Request]):
     def _make_room(self) -> None:
         """Blocks for the next token of everybody who decodes, from the youngest if need be."""
         while (victim := self._scheduler.victim()) is not None:
-            self.num_preemptions += 1
+            self.totals["preemptions"] += 1
             self.fire(self._requests[victim.key], fsm.Preempted())
             if self._scheduler.get(victim.key) is victim:
                 break  # it could not
@@ -243,8 +249,20 @@ class Requests(Role[Request]):
             self.fire(request, fsm.ChunkComputed(count))
         else:
             decoding = entry.decoding
+            self._publish(request, entry.num_computed)
             self.fire(request, token_event(request, count, outcome, decoding=decoding))
             entry.num_tokens = request.num_tokens
+
+    def _publish(self, request: Request, num_computed: int) -> None:
+        """Its full blocks can be found by others from now on.
+
+        Only after a token was sampled behind them: that they are finite is known no sooner, and a
+        bad block that everybody finds would fail everybody.
+        """
+        if self._caching:
+            keys = request.prefix.extend(request.tokens, num_computed)
+            for block, key in zip(request.block_table, keys, strict=False):
+                self.pool.publish(block, key)
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
@@ -262,6 +280,7 @@ class Requests(Role[Request]):
             num_computed=request.num_computed,
             num_ready=request.num_ready(),
             recomputable=not request.message.items,
+            keys=request.prefix.extend(request.tokens, request.num_tokens) if self._caching else (),
         )
 
     def _promised_tokens(self, request: Request) -> int:
@@ -289,6 +308,7 @@ class Requests(Role[Request]):
         entry = self._scheduler.get(request.key) or self._entry(request)
         entry.num_blocks = len(request.block_table)
         entry.num_tokens = request.num_tokens
+        self._publish(request, request.num_computed)
         self._scheduler.add_decoding(entry)
         self._work.set()
 

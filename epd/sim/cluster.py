@@ -20,6 +20,8 @@ from epd.config import (
     PrefillConfig,
     Timing,
 )
+from epd.fsm.kernel import Event, Machine, State
+from epd.fsm.request import Scheduled
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
@@ -136,6 +138,7 @@ class Cluster:
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
+        world.watchers.append(self._count)
         self._stopping = False
 
     # --- processes --------------------------------------------------------------------------------
@@ -230,6 +233,13 @@ class Cluster:
         self.world.trace("expelled", node.process.name, reason)
         self.world.fired["expelled"] += 1
         self.world.loop.call_next(self.world.exit, node.process)
+
+    def _count(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        """What no transition shows."""
+        if isinstance(event, Scheduled) and event.num_cached:
+            self.world.fired["prefix_hit"] += 1
 
     # --- healing ----------------------------------------------------------------------------------
 

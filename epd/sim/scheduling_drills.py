@@ -27,6 +27,15 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         mutants=("leaving_mid_prompt_keeps_blocks",),
     ),
     Drill(
+        "same-beginnings",
+        ("F10", "F28"),
+        topology="1epd",
+        work=Workload(30, image_share=0.8, num_texts=2, num_pictures=8, spread_s=2.0),
+        settings=Settings(num_blocks=48),
+        fires=("prefix_hit",),
+        mutants=("prefix_ignores_pictures", "prefix_ignores_what_is_before"),
+    ),
+    Drill(
         "few-blocks",
         ("F24", "F43"),
         topology="1epd",

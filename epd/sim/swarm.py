@@ -148,6 +148,7 @@ def _draw_workload(random: KeyedRandom) -> Workload:
         spread_s=random.pick((0.02, 0.3, 1.5), "spread"),
         image_share=random.pick((0.3, 0.8, 1.0), "images"),
         num_pictures=1 + random.below(8, "pictures"),
+        num_texts=random.pick((0, 0, 3), "texts"),
         cancel_share=random.pick((0.0, 0.0, 0.3), "cancels"),
         broken_share=random.pick((0.0, 0.0, 0.15), "broken"),
         slow_share=random.pick((0.0, 0.1), "slow pictures"),

@@ -78,18 +78,22 @@ class Workload:
     cancel_share: float = 0.0
     broken_share: float = 0.0
     slow_share: float = 0.0
+    num_texts: int = 0  # few: texts, and the places of pictures in them, repeat; 0: all differ
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self._ask(random.stream("ask", index), index) for index in range(self.num_requests))
         return tuple(asks)
 
     def _ask(self, random: KeyedRandom, index: int) -> Ask:
-        length = 1 + random.below(self.max_text, "length")
-        text = tuple(golden.FIRST_WORD + random.below(900, "text", n) for n in range(length))
+        drawn = random
+        if self.num_texts:  # the same draws for all asks of one text
+            drawn = KeyedRandom(0, "text", random.below(self.num_texts, "which text"))
+        length = 1 + drawn.below(self.max_text, "length")
+        text = tuple(golden.FIRST_WORD + drawn.below(900, "text", n) for n in range(length))
         pictures: list[tuple[int, Picture]] = []
         if random.chance(self.image_share, "image"):
-            count = 1 + random.below(self.max_images, "count")
-            spots = sorted(random.below(length + 1, "spot", n) for n in range(count))
+            count = 1 + drawn.below(self.max_images, "count")
+            spots = sorted(drawn.below(length + 1, "spot", n) for n in range(count))
             pictures = [(spot, self._picture(random, n)) for n, spot in enumerate(spots)]
         cancels = random.chance(self.cancel_share, "cancel")
         return Ask(

@@ -69,8 +69,12 @@ async def serving(
 
 
 def num_preemptions(cluster: Cluster) -> int:
+    return total(cluster, "preemptions")
+
+
+def total(cluster: Cluster, kind: str) -> int:
     batches = [instance.requests for instance in cluster.instances.values()]
-    return sum(batch.num_preemptions for batch in batches if batch is not None)
+    return sum(batch.totals[kind] for batch in batches if batch is not None)
 
 
 async def ask_all(gateway: Gateway, asked: list[Question]) -> None:

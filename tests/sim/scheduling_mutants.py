@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -10,6 +10,7 @@ from epd.fsm import request
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.roles.step import _spans as spans
 from epd.scheduling.batching import BatchScheduler, Entry
+from epd.scheduling.prefix_keys import PrefixKeys
 from tests.sim.planting import mutant, row, several
 
 R = request.S
@@ -82,4 +83,26 @@ def leaving_mid_prompt_keeps_blocks() -> Iterator[None]:
         request.Do.SEND_ABORTED,
     )
     with row(REQUEST, R.WAITING_MID_PROMPT, request.AbortReceived, R.FINISHED, do):
+        yield
+
+
+@mutant
+def prefix_ignores_pictures() -> Iterator[None]:
+    """A block's key says nothing of pictures: two of one size are taken for one."""
+    init = PrefixKeys.__init__
+
+    with mock.patch.object(PrefixKeys, "__init__", lambda self, size, items: init(self, size, ())):
+        yield
+
+
+@mutant
+def prefix_ignores_what_is_before() -> Iterator[None]:
+    """A block's key says nothing of the blocks before it."""
+    key = PrefixKeys._key
+
+    def alone(self: PrefixKeys, start: int, token_ids: Sequence[int]) -> bytes:
+        fresh = PrefixKeys(self._block_size, self._items)
+        return key(fresh, start, token_ids)
+
+    with mock.patch.object(PrefixKeys, "_key", alone):
         yield

@@ -1,0 +1,51 @@
+"""Names for the contents of KV blocks: what a block holds, and all that stands before it.
+
+Theory of operation
+-------------------
+The KV of a token depends on every token and every embedding row before it, and on rope positions,
+which follow from both.  So the key of a block is a hash of the key of the block before it, of its
+own token ids, and of each picture that has rows in it: its `mm_hash` (content, processor, model,
+tenant) and where it begins, counted from the block's first token.  Two pictures of one size have
+the same placeholders and never the same key; nor has one picture in two places.
+
+Only full blocks have keys.  A key has 128 bits of BLAKE2b: nobody meets a collision by chance, and
+to make one on purpose is as hard as 2^64 hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+
+from epd.messages import MediaItem
+from epd.scheduling.block_pool import Key
+
+DIGEST_NBYTES = 16
+
+
+class PrefixKeys:
+    """The keys of one text's full blocks, made as it grows."""
+
+    __slots__ = ("_block_size", "_items", "keys")
+
+    def __init__(self, block_size: int, items: Sequence[MediaItem]) -> None:
+        """`items`: the text's pictures in order of their offsets."""
+        self._block_size = block_size
+        self._items = items
+        self.keys: list[Key] = []
+
+    def extend(self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int) -> list[Key]:
+        """Keys of all full blocks of `num_tokens` tokens; `tokens(start, stop)` gives their ids."""
+        size = self._block_size
+        for start in range(len(self.keys) * size, num_tokens - size + 1, size):
+            self.keys.append(self._key(start, tokens(start, start + size)))
+        return self.keys
+
+    def _key(self, start: int, token_ids: Sequence[int]) -> Key:
+        digest = hashlib.blake2b(self.keys[-1] if self.keys else b"", digest_size=DIGEST_NBYTES)
+        digest.update(array("q", token_ids).tobytes())
+        for item in self._items:
+            if item.offset < start + self._block_size and start < item.offset + item.num_rows:
+                digest.update(f"{item.mm_hash}@{item.offset - start}".encode())
+        return digest.digest()
