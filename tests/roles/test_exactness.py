@@ -14,9 +14,11 @@ from epd.config import EncodeConfig, EngineConfig, PrefillConfig
 from epd.engine.base import Patches, Rows
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
+from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
+from tests.engine.conftest import picture
 from tests.roles.cluster import Cluster
-from tests.roles.golden import Question, answer, assert_exact, question
+from tests.roles.golden import Question, answer, ask, assert_exact, question
 
 BLOCK_NBYTES = 65536
 SMALL = EngineConfig(kv_nbytes=96 * BLOCK_NBYTES, threads=1)
@@ -68,10 +70,6 @@ async def serving(
         await cluster.settle()
 
 
-def num_preemptions(cluster: Cluster) -> int:
-    return total(cluster, "preemptions")
-
-
 def total(cluster: Cluster, kind: str) -> int:
     batches = [instance.requests for instance in cluster.instances.values()]
     return sum(batch.totals[kind] for batch in batches if batch is not None)
@@ -83,31 +81,82 @@ async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
         assert_exact(tokens, one)
 
 
+@pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, 1024])
-async def test_any_chunk_size(chunk: int, shared: dict[str, Any]) -> None:
-    """Text and pictures together, prompts in chunks between decodes."""
+async def test_any_chunk_size(chunk: int, caching: bool, shared: dict[str, Any]) -> None:
+    """Text and pictures together, prompts in chunks between decodes; then all of it again."""
     asked = [await question("hello"), await question("what?", 1), await question("both", 2)]
-    async with serving(shared, max_chunk_tokens=chunk) as cluster:
-        await ask_all(cluster.gateway, asked)
-        assert num_preemptions(cluster) == 0
+    async with serving(shared, max_chunk_tokens=chunk, prefix_caching=caching) as cluster:
+        for _ in range(2):
+            await ask_all(cluster.gateway, asked)
+        assert total(cluster, "preemptions") == 0
+        assert bool(total(cluster, "prefix_cache_hit_tokens")) is caching
 
 
+@pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("chunk", [7, 1024])
 async def test_who_gives_way_says_the_same(
-    chunk: int, topology: str, shared: dict[str, Any]
+    chunk: int, topology: str, caching: bool, shared: dict[str, Any]
 ) -> None:
     """F24: blocks for one answer and a half: the younger ones are computed again and again."""
     texts = ["hello", "a longer question than that", "why?", "how?"]
     asked = [await question(text, max_tokens=60) for text in texts]
     asked.append(await question("what?", 1, max_tokens=20))
     needed = max(len(q.generation.token_ids) + len(q.token_ids) for q in asked)
-    blocks = needed * 2 // 16
+    size = needed * 2 // 16 * BLOCK_NBYTES
     async with serving(
-        shared, topology, max_chunk_tokens=chunk, kv_nbytes=blocks * BLOCK_NBYTES
+        shared, topology, max_chunk_tokens=chunk, kv_nbytes=size, prefix_caching=caching
     ) as cluster:
         await ask_all(cluster.gateway, asked)
-        assert num_preemptions(cluster) >= 2
+        assert total(cluster, "preemptions") >= 2
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_the_second_turn_computes_only_what_is_new(
+    topology: str, shared: dict[str, Any]
+) -> None:
+    """And encodes nothing; another picture of the same size in its place is another text."""
+    pictures = [picture(1, 64, 64), picture(2, 48, 80)]
+    first = await ask([(2, "what is this? " * 4)], pictures)
+    turns = [(2, "what is this? " * 4), "two pictures", "and now?"]
+    second, other = await ask(turns, pictures), await ask(turns, [pictures[0], picture(3, 48, 80)])
+    async with serving(shared, topology) as cluster:
+        await ask_all(cluster.gateway, [first])
+        encoded = num_encoded(cluster)
+        before = total(cluster, "prefix_cache_hit_tokens")
+        await ask_all(cluster.gateway, [second])
+        known = len(first.generation.token_ids) // 16 * 16
+        assert total(cluster, "prefix_cache_hit_tokens") - before >= known - 16
+        assert num_encoded(cluster) == encoded == 2
+        hits = total(cluster, "prefix_cache_hit_tokens")
+        await ask_all(cluster.gateway, [other])
+        assert total(cluster, "prefix_cache_hit_tokens") - hits <= other.generation.items[1].offset
+
+
+async def test_a_wrong_block_is_noticed(shared: dict[str, Any]) -> None:
+    """The comparison of this file can fail: a block found by its key holds something else."""
+    asked = await question("a text that fills some blocks, and is asked twice")
+    async with serving(shared) as cluster:
+        await ask_all(cluster.gateway, [asked])
+        requests = cluster.instances["epd0"].requests
+        assert requests is not None
+        keys = PrefixKeys(16, ()).extend(lambda a, b: asked.generation.token_ids[a:b], 48)
+        (block, *_) = requests.pool.find(keys)
+        requests.engine.kv_views([block])[0][:] = bytes(BLOCK_NBYTES)
+        said = await answer(cluster.gateway, asked)
+    with pytest.raises(AssertionError):
+        assert_exact(said, asked)
+
+
+def num_encoded(cluster: Cluster) -> int:
+    counts = [i.actor.journal.transitions for i in cluster.instances.values()]
+    return sum(
+        n
+        for c in counts
+        for t, n in c.items()
+        if t.machine == "ENCODING" and t.target == "ENCODING"
+    )
 
 
 async def until_parked(cluster: Cluster, times: int) -> None:

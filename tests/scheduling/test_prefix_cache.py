@@ -1,0 +1,150 @@
+"""KV blocks by content: keys tell texts and pictures apart, shared blocks are never given away."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.pool import PoolError
+from epd.scheduling.prefix_keys import PrefixKeys
+
+BLOCK = 4
+
+
+def keys_of(tokens: list[int], *pictures: tuple[str, int, int]) -> list[bytes]:
+    """Keys of a text with pictures `(mm_hash, offset, num_rows)`."""
+    items: Any = [
+        SimpleNamespace(mm_hash=name, offset=offset, num_rows=rows)
+        for name, offset, rows in pictures
+    ]
+    return PrefixKeys(BLOCK, items).extend(lambda start, stop: tokens[start:stop], len(tokens))
+
+
+def num_equal(one: list[bytes], other: list[bytes]) -> int:
+    return sum(a == b for a, b in zip(one, other, strict=False))
+
+
+def test_keys_are_of_full_blocks_and_of_all_before_them() -> None:
+    text = list(range(14))
+    assert len(keys_of(text)) == 3
+    assert num_equal(keys_of(text), keys_of([*text[:12], 99, 99, 99, 99])) == 3
+    assert num_equal(keys_of(text), keys_of([*text[:4], 99, *text[5:]])) == 1
+    assert num_equal(keys_of(text), keys_of([99, *text[1:]])) == 0  # block 2 and 3 look the same
+    assert len(set(keys_of([7] * 12))) == 3  # equal tokens in another place
+
+
+def test_two_pictures_of_one_size_never_collide() -> None:
+    text = [1, 1, 7, 7, 7, 7, 7, 7, 1, 1, 1, 1]
+    one, other = keys_of(text, ("a", 2, 6)), keys_of(text, ("b", 2, 6))
+    assert num_equal(one, other) == 0
+    assert num_equal(one, keys_of(text, ("a", 2, 6))) == 3
+    assert num_equal(one, keys_of(text)) == 0
+
+
+def test_one_picture_in_two_places_never_collides() -> None:
+    """Adjacent pictures share placeholders: only where each begins tells them apart."""
+    text = [7] * 12
+    assert num_equal(keys_of(text, ("a", 0, 6)), keys_of(text, ("a", 2, 6))) == 0
+    assert num_equal(keys_of(text, ("a", 0, 4), ("b", 4, 8)), keys_of(text, ("a", 0, 8))) == 1
+    swapped = keys_of(text, ("b", 0, 6), ("a", 6, 6))
+    assert num_equal(keys_of(text, ("a", 0, 6), ("b", 6, 6)), swapped) == 0
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(1, 9), max_size=6))
+def test_a_growing_text_has_the_keys_of_the_whole(tokens: list[int], steps: list[int]) -> None:
+    grown, length = PrefixKeys(BLOCK, ()), 0
+    for step in steps:
+        length = min(len(tokens), length + step)
+        assert grown.extend(lambda a, b: tokens[a:b], length) == keys_of(tokens[:length])
+
+
+def test_contents_are_forgotten_oldest_first_and_tails_before_beginnings() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(3)
+    assert blocks is not None
+    for block, key in zip(blocks, (b"a", b"b", b"c"), strict=True):
+        pool.publish(block, key)
+    pool.give_back(blocks)
+    assert (pool.num_free, pool.num_idle, pool.num_leased) == (4, 3, 0)
+    assert pool.take(2) is not None  # the empty one, then the tail
+    assert pool.find([b"a", b"b", b"c"]) == list(blocks[:2])
+    taken = pool.take_prefix([b"a", b"x"], 2)
+    assert taken is not None
+    shared, num_found = taken
+    assert (shared[0], num_found) == (blocks[0], 1)
+    assert pool.find([b"b"]) == []  # it had to go
+    assert pool.take(1) is None
+
+
+def test_found_blocks_that_are_idle_are_not_counted_as_room() -> None:
+    pool = BlockPool(2)
+    blocks = pool.take(2)
+    assert blocks is not None
+    pool.publish(blocks[0], b"a")
+    pool.publish(blocks[1], b"b")
+    pool.give_back(blocks)
+    assert pool.take_prefix([b"a", b"b"], 3) is None
+    assert pool.take_prefix([b"a", b"b"], 2, spare=1) is None
+    assert pool.take_prefix([b"a", b"b"], 2) == ((blocks[0], blocks[1]), 2)
+
+
+def test_what_is_not_leased_cannot_be_published_or_returned() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(PoolError):
+        pool.publish(0, b"a")
+    with pytest.raises(PoolError, match="not leased"):
+        pool.give_back((0,))
+
+
+class BlockBooks(RuleBasedStateMachine):
+    """Any order of leasing, sharing, publishing and returning, against a naive model."""
+
+    leases: Bundle = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(6)
+        self.leased: list[int] = []
+        self.content: dict[int, bytes] = {}  # what each block holds, as its owner wrote it
+
+    @rule(
+        target=leases,
+        keys=st.lists(st.sampled_from((b"a", b"b", b"c")), max_size=3, unique=True),
+        extra=st.integers(0, 3),
+    )
+    def take(self, keys: list[bytes], extra: int) -> tuple[int, ...]:
+        taken = self.pool.take_prefix(keys, len(keys) + extra)
+        if taken is None:
+            return ()
+        blocks, num_found = taken
+        for block, key in zip(blocks[:num_found], keys, strict=False):
+            assert self.content[block] == key, "another content under this key"
+        for block in blocks[num_found:]:
+            assert block not in self.leased, "a block with two owners"
+            self.content[block] = b""
+        for block, key in zip(blocks[num_found:], keys[num_found:], strict=False):
+            self.content[block] = key
+            self.pool.publish(block, key)
+        self.leased += blocks
+        return blocks
+
+    @rule(blocks=consumes(leases))
+    def give_back(self, blocks: tuple[int, ...]) -> None:
+        self.pool.give_back(blocks)
+        for block in blocks:
+            self.leased.remove(block)
+
+    @invariant()
+    def balance(self) -> None:
+        assert self.pool.num_leased == len(set(self.leased))
+        assert self.pool.num_free + self.pool.num_leased == self.pool.size
+        assert self.pool.holds(self.leased)
+
+
+TestBlockBooks = BlockBooks.TestCase
