@@ -37,14 +37,11 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         for kind, count in instance.load.live:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_in_use", count, labels, "gauge", IN_USE)
-<<<<<<< HEAD
         for kind, count in instance.load.events:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_instance_events_total", count, labels, "counter", "oddities")
-=======
         for kind, count in instance.load.totals:
             yield Metric(f"epd_{kind}_total", count, up[:1], "counter", TOTALS.get(kind, kind))
->>>>>>> a613eff (Prefix caching: KV blocks are found again by their content)
         yield from _cache_metrics(instance)
 
 
