@@ -1,0 +1,140 @@
+"""What requests with pictures cost others, and what waiting for pictures costs themselves.
+
+On virtual time with a cost model, so that ratios are exact and the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from statistics import quantiles
+
+import msgspec
+import pytest
+
+from epd.config import EncodeConfig, EngineConfig
+from epd.sim.client import Clients, Record
+from epd.sim.cluster import Settings
+from epd.sim.device import Costs
+from epd.sim.golden import FIRST_WORD, Picture
+from epd.sim.network import Conditions
+from epd.sim.run import Plan, run
+from epd.sim.swarm import Excuse
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Ask
+
+EXACT = Costs(jitter=0.0)
+ROOMY = replace(Settings(), num_blocks=4096, costs=EXACT)
+NOTHING = Excuse(frozenset(), refusals=False)
+
+
+def text(length: int, first: int) -> tuple[int, ...]:
+    return tuple(FIRST_WORD + (first * 31 + n) % 900 for n in range(length))
+
+
+def play(topology: str, asks: list[Ask], settings: Settings) -> list[Record]:
+    plan = Plan(1, topology, tuple(asks), (), Conditions(), DataConditions(), settings, NOTHING)
+    result = run(plan)
+    assert not result.violations, result.violations[:3]
+    return result.records
+
+
+def ttft_s(record: Record) -> float:
+    return record.first_s - record.asked_s
+
+
+# --- overlap --------------------------------------------------------------------------------------
+
+
+def with_pictures(num_text: int, num_pictures: int, tag: str) -> Ask:
+    """Pictures of 16 patches, evenly spread over the text."""
+    spots = [num_text * n // num_pictures for n in range(num_pictures)]
+    pictures = [(at, Picture(f"{tag}{n}", (1, 4, 4))) for n, at in enumerate(spots)]
+    return Ask(0, 1.0, text(num_text, 3), tuple(pictures), max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("encode_s", "token_s"), [(0.2, 0.0002), (0.02, 0.002)], ids=["slow encode", "slow prefill"]
+)
+def test_encoding_overlaps_the_prompt(encode_s: float, token_s: float) -> None:
+    """Four pictures, one after the other, in a prompt of 400 tokens: TTFT is the longer one."""
+    costs = replace(EXACT, encode_base_s=encode_s, encode_per_patch_s=0.0, step_per_token_s=token_s)
+    settings = replace(
+        ROOMY,
+        costs=costs,
+        encode=EncodeConfig(max_queue=64, max_batch_patches=16),
+        engine=EngineConfig(max_step_tokens=512, max_chunk_tokens=64),
+    )
+    prompt, *_ = play("1e1p1d", [with_pictures(400, 1, "only")], settings)
+    whole, *_ = play("1e1p1d", [with_pictures(400, 4, "all")], settings)
+    encode_path_s = 4 * encode_s
+    prefill_path_s = ttft_s(prompt) - encode_s
+    late = msgspec.structs.replace(settings.prefill, min_early_tokens=1 << 30)
+    waits, *_ = play("1e1p1d", [with_pictures(400, 4, "all")], replace(settings, prefill=late))
+    assert ttft_s(whole) <= 1.15 * max(encode_path_s, prefill_path_s)
+    assert ttft_s(waits) > 1.05 * ttft_s(whole)
+
+
+# --- isolation ------------------------------------------------------------------------------------
+
+
+def streams() -> list[Ask]:
+    """Sixteen text streams of 200 tokens each."""
+    return [
+        Ask(n, 1.0 + 0.01 * n, text(20, n), max_tokens=200, stops_at_eos=False) for n in range(16)
+    ]
+
+
+def bursts() -> list[Ask]:
+    """Four requests of four pictures each, five times."""
+    return [
+        Ask(
+            100 + n,
+            1.2 + 0.1 * (n // 4),
+            text(20, 50 + n),
+            tuple((5 * i, Picture(f"burst{n}.{i}", (1, 8, 8))) for i in range(4)),
+            max_tokens=4,
+        )
+        for n in range(20)
+    ]
+
+
+def itl_p99_s(topology: str, asks: list[Ask], monkeypatch: pytest.MonkeyPatch) -> float:
+    """Of the sixteen streams."""
+    times: dict[int, list[float]] = defaultdict(list)
+    take = Clients._take
+
+    def timed(self: Clients, record: Record, update: object) -> None:
+        take(self, record, update)
+        if record.ask.index < 16 and getattr(update, "token_ids", ()):
+            times[record.ask.index].append(self._loop.now_s)
+
+    monkeypatch.setattr(Clients, "_take", timed)
+    pool_nbytes = 1 << 20
+    prefill = msgspec.structs.replace(ROOMY.prefill, pool_nbytes=pool_nbytes)
+    play(topology, asks, replace(ROOMY, prefill=prefill))
+    monkeypatch.undo()
+    gaps = [b - a for seen in times.values() for a, b in pairwise(seen)]
+    return quantiles(gaps, n=100)[98]
+
+
+def test_bursts_of_pictures_do_not_slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 1e1p1d the streams hardly notice; on 1epd and 2epd they share the device, and do."""
+    ratio = {
+        topology: itl_p99_s(topology, streams() + bursts(), monkeypatch)
+        / itl_p99_s(topology, streams(), monkeypatch)
+        for topology in ("1e1p1d", "1epd", "2epd")
+    }
+    assert ratio["1e1p1d"] <= 1.15
+    assert ratio["1epd"] > 1.3
+
+
+def test_text_does_not_wait_behind_pictures() -> None:
+    """TTFT of text-only requests beside bursts of pictures, at most 1.3 times as long."""
+    short = [Ask(n, 1.2 + 0.03 * n, text(20, 70 + n), max_tokens=2) for n in range(16)]
+    prefill = msgspec.structs.replace(ROOMY.prefill, pool_nbytes=1 << 20)
+    settings = replace(ROOMY, prefill=prefill)
+    alone = [ttft_s(r) for r in play("1e1p1d", short, settings)[:16]]
+    beside = [ttft_s(r) for r in play("1e1p1d", short + bursts(), settings)[:16]]
+    assert sum(beside) <= 1.3 * sum(alone)
