@@ -79,10 +79,14 @@ class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    device: str = "cpu"
+    device: str = "cpu"  # cpu, cuda, cuda:1 and so on
     dtype: str = "float32"
+    load_format: str = "auto"  # dummy: random weights made on the device, of config.json alone
     block_size: int = 16
-    kv_nbytes: int = 128 << 20
+    kv_nbytes: int = 128 << 20  # 0: what is free on the device
+    kv_landing_nbytes: int = 1 << 30  # of a GPU: host memory for KV that arrives
+    gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
+    cuda_graphs: bool = True  # steps of decodes alone are captured and replayed
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
     max_itl_impact: float = (
@@ -122,3 +126,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str = ""
     limits: Limits = Limits()
     timing: Timing = Timing()
+
+
+# What a GPU starts from instead; whatever is set explicitly wins.
+CUDA_DEFAULTS: dict[str, object] = {
+    "engine.dtype": "bfloat16",
+    "engine.kv_nbytes": 0,
+    "engine.max_step_tokens": 8192,
+    "engine.max_chunk_tokens": 8192,
+    "encode.max_batch_patches": 32768,
+    "encode.cache_nbytes": 2 << 30,
+    "prefill.pool_nbytes": 4 << 30,
+}

@@ -58,7 +58,8 @@ class NullLanguage:
     """One token per sequence and step."""
 
     kv_layout = LAYOUT
-    num_blocks = NUM_BLOCKS
+    num_blocks = num_landing_blocks = NUM_BLOCKS
+    kv_in_place = True
     row_contract: RowContract | None = CONTRACT
     max_context = 1 << 20
 

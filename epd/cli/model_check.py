@@ -23,8 +23,12 @@ def bundled_model() -> Path:
     return CHECKPOINT
 
 
-def check_model(model_dir: str, roles: Collection[str], with_gateway: bool) -> Path:
+def check_model(
+    model_dir: str, roles: Collection[str], with_gateway: bool, *, weights: bool = True
+) -> Path:
     """The absolute directory of a model that these roles can serve; "" is the bundled one.
+
+    `weights`: they must be there too.
 
     Raises ModelError: one sentence with the file and the remedy.
     """
@@ -46,7 +50,7 @@ def check_model(model_dir: str, roles: Collection[str], with_gateway: bool) -> P
             f"{directory} has no preprocessor_config.json, and pictures cannot be prepared without "
             "it: copy it from the published checkpoint"
         )
-    if roles:
+    if roles and weights:
         weight_files(directory)
     if with_gateway and not (directory / "tokenizer.json").is_file():
         raise ModelError(

@@ -32,17 +32,29 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="checkpoint directory (safetensors, tokenizer.json); default: the bundled tiny model",
     )  # fmt: skip
     group.add_argument("--model-name", metavar="NAME", help="its name in the API")
-    group.add_argument("--device", dest="engine.device", metavar="DEVICE", help="cpu")
     group.add_argument(
-        "--dtype", dest="engine.dtype", metavar="DTYPE", help="float32, bfloat16 or float16"
+        "--device", dest="engine.device", metavar="DEVICE", help="cpu, cuda, or cuda:1 and so on"
     )
+    group.add_argument(
+        "--dtype", dest="engine.dtype", metavar="DTYPE",
+        help="float32, bfloat16 or float16 (fp32, bf16, fp16); a GPU's default is bfloat16",
+    )  # fmt: skip
+    group.add_argument(
+        "--load-format", dest="engine.load_format", metavar="FORMAT",
+        help="auto, or dummy: random weights, of a directory without any",
+    )  # fmt: skip
     group.add_argument(
         "--threads", dest="engine.threads", type=int, metavar="N",
         help="CPU threads per process; default: a share of the cores",
     )  # fmt: skip
     group.add_argument(
         "--kv-nbytes", dest="engine.kv_nbytes", type=size, metavar="SIZE",
-        help="KV pool of each prefill and decode instance, such as 256MiB",
+        help="KV pool of each prefill and decode instance, such as 256MiB; a GPU's default is all "
+        "that is free",
+    )  # fmt: skip
+    group.add_argument(
+        "--gpu-memory-utilization", dest="engine.gpu_memory_utilization", type=float,
+        metavar="SHARE", help="of a GPU's memory, when its KV pool takes what is free",
     )  # fmt: skip
 
 

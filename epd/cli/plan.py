@@ -90,7 +90,14 @@ def _plan(
     all_roles = {role for _, roles in named for role in roles}
     settings = msgspec.structs.replace(
         settings,
-        model_dir=str(check_model(settings.model_dir, all_roles, with_gateway)),
+        model_dir=str(
+            check_model(
+                settings.model_dir,
+                all_roles,
+                with_gateway,
+                weights=settings.engine.load_format != "dummy",
+            )
+        ),
         model_name=settings.model_name or ("" if settings.model_dir else BUNDLED_NAME),
     )
     base = Path(placing.run_dir).absolute() if placing.run_dir else None

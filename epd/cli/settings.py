@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import msgspec
 from epd.cli.parser import parse_nbytes, suggestion
 from epd.config import (
     CHECKSUMS,
+    CUDA_DEFAULTS,
     TRANSPORTS,
     ConfigError,
     DecodeConfig,
@@ -41,6 +43,7 @@ MAY_BE_ZERO = frozenset(
         "port",
         "prefill.slot_nbytes",
         "engine.threads",
+        "engine.kv_nbytes",
         "engine.max_itl_impact",
         "limits.max_redirects",
         "encode.cache_host_nbytes",
@@ -48,6 +51,8 @@ MAY_BE_ZERO = frozenset(
         "encode.send_slot_nbytes",
     }
 )
+LOAD_FORMATS = ("auto", "dummy")
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -115,6 +120,10 @@ def build_settings(
     for key, value in (flags or {}).items():
         if value is not None:
             values[key] = checked(key, value, "flags")
+    if str(values.get("engine.device", "cpu")).startswith("cuda"):
+        values = {**CUDA_DEFAULTS, **values}
+    if values.get("engine.kv_nbytes") == 0 and "engine.device" not in values:
+        raise ConfigError("engine.kv_nbytes 0 means what is free on a GPU; on a CPU give a size")
     settings = msgspec.convert(_nested(values), Settings)
     _check_together(settings)
     return settings
@@ -141,6 +150,8 @@ def checked(key: str, value: Any, origin: str) -> Any:
     if kind is None:
         hint = suggestion(key, leaves()) or _tail_hint(key)
         raise ConfigError(f"{origin}: {key} is not a setting{hint}")
+    if key == "engine.dtype":
+        value = SHORT_DTYPES.get(value, value)
     try:
         if key.endswith("_nbytes") and isinstance(value, str):
             value = parse_nbytes(value)
@@ -171,7 +182,7 @@ def _problem(key: str, value: Any) -> str:
             return "it must be a finite number"
     if key == "port" and value > 65535:
         return "a port is at most 65535"
-    if key.endswith("share_per_peer") and value > 1:
+    if (key.endswith("share_per_peer") or key == "engine.gpu_memory_utilization") and value > 1:
         return "a share is at most 1"
     if key == "engine.max_itl_impact" and 0 < value <= 1:
         return "it must be above 1 (how many times as long a step may take), or 0 for no bound"
@@ -181,8 +192,10 @@ def _problem(key: str, value: Any) -> str:
         return f"it must be one of {', '.join(CHECKSUMS)}{suggestion(value, CHECKSUMS)}"
     if key == "transport" and value not in TRANSPORTS:
         return f"it must be one of {', '.join(TRANSPORTS)}{suggestion(value, TRANSPORTS)}"
-    if key == "engine.device" and value != "cpu":
-        return "it must be cpu: this version serves on the CPU only"
+    if key == "engine.device" and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        return "it must be cpu, cuda, or cuda: and a number"
+    if key == "engine.load_format" and value not in LOAD_FORMATS:
+        return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
     return ""
 
 

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from epd.messages import KvLayout, RowContract, SamplingParams, TokenLogprobs
 
+PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
+
 
 class MediaError(Exception):
     """A picture cannot be used (truncated, not an image, too big); the text is for the client."""
@@ -116,7 +118,7 @@ class StepSequence:
     """One request's part of a step: a chunk of its tokens, prompt or generated."""
 
     request_id: str
-    token_ids: Sequence[int]  # the chunk
+    token_ids: Sequence[int]  # the chunk; (PENDING,) where its one token is still being sampled
     start: int  # index of its first token in the whole sequence
     block_table: Sequence[int]  # covers start + len(token_ids) tokens
     positions: Any  # None: index + rope_delta in all axes; else [3][len] ints of this chunk
@@ -167,13 +169,16 @@ class LanguageEngine(Protocol):
     num_blocks: int
     row_contract: RowContract | None  # None: a text-only model
     max_context: int
+    kv_in_place: bool  # host memory: KV from elsewhere lands in the pool's own blocks
+    num_landing_blocks: int  # registered memory, in blocks, that KV from elsewhere lands in
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""
         ...
 
     def attach_kv(self, buffer: memoryview) -> None:
-        """Place the KV pool, `num_blocks * block_nbytes` bytes, into registered memory. Once."""
+        """The registered memory, `num_landing_blocks` blocks: the KV pool itself where it is in
+        place, else what `land_kv` reads.  Once."""
         ...
 
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:

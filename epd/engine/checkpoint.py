@@ -151,12 +151,17 @@ def weight_files(directory: Path | str) -> list[Path]:
     return files
 
 
-def read_checkpoint(directory: Path | str) -> Checkpoint:
-    """Everything but the weights.  Raises ModelError."""
+def has_weights(directory: Path | str) -> bool:
+    """False for a directory that only describes a model (see `--load-format dummy`)."""
+    return any((Path(directory) / name).is_file() for name in (_INDEX, _SINGLE))
+
+
+def read_checkpoint(directory: Path | str, *, weights: bool = True) -> Checkpoint:
+    """Everything but the weights; without their headers too on request.  Raises ModelError."""
     directory = Path(directory)
     config = read_config(directory)
     tensors: dict[str, TensorEntry] = {}
-    for file in weight_files(directory):
+    for file in weight_files(directory) if weights else ():
         for name, entry in read_header(file).items():
             tensors[name] = TensorEntry(file, entry["dtype"], tuple(entry["shape"]))
     return Checkpoint(directory, config, read_preprocessor(directory), tensors)

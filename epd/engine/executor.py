@@ -8,7 +8,8 @@ decoding to a pool.  Both give an asyncio future, resolved through `call_soon_th
 
 When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
 its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
-callback and goes on to the next call.
+callback and goes on to the next call.  A call whose result lies in memory that the device still
+fills returns a `Deferred`; its `finish` runs behind the completion and gives the result.
 
 Cancelling the future does not cancel the work: it goes on and its result is dropped.  The queue
 entry, and through it every tensor of the call, lives until the completion has fired, so nothing is
@@ -26,7 +27,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from epd.engine.base import EngineError
 
@@ -34,12 +36,23 @@ T = TypeVar("T")
 Deliver = Callable[[BaseException | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Deferred(Generic[T]):
+    """A launched call's word that its result is ready once the device has passed it.
+
+    `lane`: the stream whose end counts, where that is not the one of the kernels.
+    """
+
+    finish: Callable[[], T]  # on the thread that waits for the device; does not block
+    lane: str = ""
+
+
 class Completion(Protocol):
     """Says when the work that the calling thread has launched is done."""
 
-    def watch(self, deliver: Deliver) -> None:
+    def watch(self, deliver: Deliver, lane: str = "") -> None:
         """Call `deliver(error or None)` once, from any thread, when all work launched so far by the
-        calling thread is done.  Does not block."""
+        calling thread (into the stream of that lane) is done.  Does not block."""
         ...
 
     def close(self, timeout_s: float) -> None:
@@ -50,7 +63,7 @@ class Completion(Protocol):
 class ReturnCompletion:
     """A device that is done when the call has returned: the CPU."""
 
-    def watch(self, deliver: Deliver) -> None:
+    def watch(self, deliver: Deliver, lane: str = "") -> None:
         deliver(None)
 
     def close(self, timeout_s: float) -> None:
@@ -73,6 +86,15 @@ class _Job:
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
 
+    def complete(self, result: Any, error: BaseException | None) -> None:
+        """From any thread: what the call returned, now that the device has passed it."""
+        if error is None and isinstance(result, Deferred):
+            try:
+                result = result.finish()
+            except BaseException as raised:
+                error = raised
+        self.resolve(result, error)
+
     def resolve(self, result: Any, error: BaseException | None) -> None:
         """From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -92,7 +114,15 @@ class _Job:
 class _Threads:
     """Threads that serve one bounded queue in order."""
 
-    def __init__(self, name: str, num_threads: int, max_queue: int, completion: Completion) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        max_queue: int,
+        completion: Completion,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_start = on_start
         self._name = name
         self._max_queue = max_queue
         self._completion = completion
@@ -105,7 +135,9 @@ class _Threads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> asyncio.Future[T]:
+    def submit(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> asyncio.Future[Any]:
         if self._closed:
             raise EngineError(f"{self._name} is closed; no new work is accepted")
         if self._jobs.qsize() >= self._max_queue:
@@ -127,6 +159,7 @@ class _Threads:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
+        self._on_start()
         while (job := self._jobs.get()) is not None:
             self._run(job)
             del job  # its tensors must not outlive it until the next call arrives
@@ -137,8 +170,9 @@ class _Threads:
         except BaseException as error:
             job.resolve(None, error)
             return
+        lane = result.lane if isinstance(result, Deferred) else ""
         try:
-            self._completion.watch(lambda error: job.resolve(result, error))
+            self._completion.watch(lambda error: job.complete(result, error), lane)
         except BaseException as error:
             job.resolve(None, error)
 
@@ -153,12 +187,19 @@ class DeviceExecutor:
         num_pool_threads: int = 2,
         max_queue: int = 1024,
         completion: Completion | None = None,
+        on_start: Callable[[], None] = lambda: None,
+        streams: Any = None,
     ) -> None:
+        """`streams`: of a CUDA device (`DeviceStreams`), for the engines on it.  `on_start` runs
+        first on the launch thread: which device is current is thread-local."""
+        self.streams = streams
         self._completion: Completion = completion or ReturnCompletion()
-        self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion)
+        self._launch = _Threads(f"{name}-launch", 1, max_queue, self._completion, on_start)
         self._pool = _Threads(f"{name}-pool", num_pool_threads, max_queue, ReturnCompletion())
 
-    def launch(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    def launch(
+        self, function: Callable[..., T | Deferred[T]], *arguments: Any
+    ) -> asyncio.Future[T]:
         """Run on the launch thread, after everything launched before.  Raises EngineError."""
         return self._launch.submit(function, arguments)
 

@@ -1,26 +1,39 @@
 """Engines from a model directory and a configuration.
 
-Everything slow or fallible happens here, before the instance joins: imports, loading, first touch.
-What a caller gets answers its first request as fast as its hundredth.
+Everything slow or fallible happens here, before the instance joins: imports, loading, first touch,
+captured graphs.  What a caller gets answers its first request as fast as its hundredth.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine import attention
+from epd.engine.base import StepSequence
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
+from epd.engine.decoder import FusedDecoder
 from epd.engine.executor import DeviceExecutor
 from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
+from epd.engine.forward import Forward, FusedForward, SeamForward
+from epd.engine.graphs import DecodeGraphs
+from epd.engine.kernels import kernels_for
+from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.loading import dtype_of, load_stage
+from epd.engine.memory_plan import kv_blocks, log_table
+from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
+from epd.engine.pinned import PinnedArena
 from epd.engine.preprocess import MAX_PIXELS
+from epd.engine.row_splice import RowSplicer
+from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.engine.vision import TorchVisionEngine
 
 __all__ = [
@@ -30,6 +43,7 @@ __all__ = [
     "model_fingerprint",
     "processor_fingerprint",
 ]
+SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
 
 def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
@@ -44,12 +58,24 @@ def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
         raise ConfigError(
             f"engine.device {device!r} is not supported; use cpu, or cuda:0 and so on"
         )
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"engine.device is {device} but torch finds no CUDA device; use cpu")
     threads = engine_config.threads or max(1, (os.cpu_count() or 1) // 2)
     torch.set_num_threads(threads)
-    completion = CudaEventBridge() if kind == "cuda" else None
-    return DeviceExecutor(device, num_pool_threads=threads, completion=completion)
+    if kind == "cpu":
+        return DeviceExecutor(device, num_pool_threads=threads)
+    if not torch.cuda.is_available():
+        raise ConfigError(f"engine.device is {device} but torch finds no CUDA device; use cpu")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    index = torch.device(device).index or 0
+    torch.cuda.set_device(index)
+    streams = DeviceStreams(torch.device("cuda", index))
+    bridge = CudaEventBridge(lanes={DOWNLOAD: streams.download_stream})
+    return DeviceExecutor(
+        device,
+        num_pool_threads=threads,
+        completion=bridge,
+        on_start=lambda: torch.cuda.set_device(index),
+        streams=streams,
+    )
 
 
 def build_vision(
@@ -57,20 +83,26 @@ def build_vision(
     engine_config: EngineConfig,
     executor: DeviceExecutor | None = None,
     max_pixels: int = MAX_PIXELS,
+    max_batch_patches: int = 0,
+    cache_nbytes: int = 0,
 ) -> TorchVisionEngine:
     """The vision stage, loaded and warm; blocks for seconds.
 
-    `max_pixels`: larger pictures are refused before they are decoded.  Raises ModelError and
-    ConfigError.
+    `max_pixels`: larger pictures are refused before they are decoded.  `max_batch_patches`: memory
+    for so many is touched.  `cache_nbytes`: of rows that are kept; a GPU's lie in pinned memory
+    that is reserved here.  Raises ModelError and ConfigError.
     """
     dtype = dtype_of(engine_config.dtype)
     executor = executor or build_executor(engine_config)
-    adapter = adapter_for(read_checkpoint(model_dir))
+    adapter = adapter_for(_checkpoint(model_dir, engine_config))
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
-    model = load_stage(adapter, "vision", dtype, engine_config.device)
-    engine = TorchVisionEngine(adapter, model, executor, dtype, max_pixels)
-    engine.warm_up()
+    model = load_stage(adapter, "vision", dtype, engine_config.device, engine_config.load_format)
+    adapter.adopt_vision(model)
+    engine = TorchVisionEngine(adapter, model, executor, dtype, max_pixels, executor.streams)
+    if executor.streams is not None:
+        executor.streams.arena = PinnedArena(cache_nbytes + cache_nbytes // 4)
+    engine.warm_up(max_batch_patches if executor.streams is not None else 0)
     return engine
 
 
@@ -78,31 +110,80 @@ def build_language(
     model_dir: Path | str,
     engine_config: EngineConfig,
     executor: DeviceExecutor | None = None,
+    max_running: int = 256,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
-    Raises ModelError and ConfigError, also when `kv_nbytes` is less than one block.
+    `max_running`: sequences of a step, at most.  Raises ModelError and ConfigError, also when
+    `kv_nbytes` is less than one block.
     """
     dtype = dtype_of(engine_config.dtype)
     executor = executor or build_executor(engine_config)
-    adapter = adapter_for(read_checkpoint(model_dir), attention.NAME)
+    adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
     layout = adapter.kv_layout(dtype, engine_config.block_size)
-    num_blocks = engine_config.kv_nbytes // layout.block_nbytes
-    if num_blocks < 1:
-        raise ConfigError(
-            f"engine.kv_nbytes is {engine_config.kv_nbytes}, less than one KV block of "
-            f"{layout.block_nbytes} bytes; raise it"
-        )
+    device = engine_config.device
     attention.register()
-    model = load_stage(adapter, "language", dtype, engine_config.device)
+    if engine_config.kv_nbytes:
+        kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
+    model = load_stage(adapter, "language", dtype, device, engine_config.load_format)
+    small = KvPool(layout, 1, dtype, device)
+    forward = _forward(adapter, model, small, dtype)
+    on_gpu = executor.streams is not None
+    if on_gpu:
+        _touch_largest_step(forward, engine_config, adapter.max_context)
+    num_blocks = kv_blocks(engine_config, layout.block_nbytes)
+    forward.pool = KvPool(layout, num_blocks, dtype, device)
     engine = TorchLanguageEngine(
-        adapter,
-        model,
-        executor,
-        num_blocks=num_blocks,
-        block_size=engine_config.block_size,
-        dtype=dtype,
-        device=engine_config.device,
+        adapter, model, forward, executor, dtype, engine_config.kv_landing_nbytes
     )
     engine.warm_up()
+    if on_gpu:
+        if engine_config.cuda_graphs and isinstance(forward, FusedForward) and forward.capturable:
+            forward.graphs = _capture(forward, max_running)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        log_table(device, weights, forward.pool.nbytes, num_blocks * layout.block_size)
     return engine
+
+
+def _checkpoint(model_dir: Path | str, config: EngineConfig) -> Any:
+    return read_checkpoint(model_dir, weights=config.load_format != "dummy")
+
+
+def _forward(adapter: ModelAdapter, model: Any, pool: KvPool, dtype: torch.dtype) -> Forward:
+    """The fast path where the device has kernels for it and the stack has their shape."""
+    stack: Any = adapter.language_model(model)
+    device = stack.embed_tokens.weight.device
+    splicer = None
+    if adapter.has_vision:
+        splicer = RowSplicer(adapter.row_contract(dtype), dtype, device)
+    multi_axis = adapter.rope_positions(1, ()).positions is not None
+    if device.type == "cuda" and FusedDecoder.fits(stack):
+        decoder = FusedDecoder(stack, kernels_for("cuda"))
+        return FusedForward(model, stack, decoder, pool, splicer, multi_axis=multi_axis)
+    return SeamForward(model, stack, pool, splicer, multi_axis=multi_axis)
+
+
+def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int) -> None:
+    """Let torch's allocator hold what the largest step needs besides the KV pool."""
+    size = forward.pool.layout.block_size
+    count = min(config.max_step_tokens, config.max_chunk_tokens, max_context)
+    pool = forward.pool
+    forward.pool = pool.like(-(-count // size))
+    table = list(range(forward.pool.num_blocks))
+    with torch.inference_mode():
+        part = StepSequence("largest", [0] * count, 0, table, None)
+        parts = [part] * (config.max_step_tokens // count)
+        forward(parts, [-1] * len(parts))
+        torch.cuda.synchronize()
+    forward.pool = pool
+
+
+def _capture(forward: FusedForward, max_running: int) -> DecodeGraphs:
+    with torch.inference_mode():
+        return DecodeGraphs(
+            lambda flat: forward.head(forward.hidden(flat)),
+            forward.device,
+            forward.pool.layout.block_size,
+            max_running,
+            max(4 * forward.pool.num_blocks, 1 << 16),
+        )

@@ -12,7 +12,13 @@ import hashlib
 import json
 from pathlib import Path
 
-from epd.engine.checkpoint import read_config, read_header, read_preprocessor, weight_files
+from epd.engine.checkpoint import (
+    has_weights,
+    read_config,
+    read_header,
+    read_preprocessor,
+    weight_files,
+)
 
 _SAMPLES = 16
 _SAMPLE_NBYTES = 4096
@@ -32,11 +38,14 @@ def _update_sample(digest: hashlib._Hash, path: Path) -> None:
 
 
 def model_fingerprint(model_dir: Path | str) -> str:
-    """32 hex digits that are equal for copies of one checkpoint.  Raises ModelError."""
+    """32 hex digits that are equal for copies of one checkpoint.  Raises ModelError.
+
+    A directory without weights counts as what it says: all make the same dummy weights of it.
+    """
     digest = hashlib.sha256()
     _update_json(digest, read_config(model_dir))
     _update_json(digest, read_preprocessor(model_dir))
-    for file in weight_files(model_dir):
+    for file in weight_files(model_dir) if has_weights(model_dir) else ():
         _update_json(digest, read_header(file))
         _update_sample(digest, file)
     return digest.hexdigest()[:32]

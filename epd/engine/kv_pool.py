@@ -39,6 +39,10 @@ class KvPool:
                 self._tensor = self._shaped(memory.view(self._dtype))
         return self._tensor
 
+    def like(self, num_blocks: int) -> KvPool:
+        """Another pool of the same shape, with memory of its own."""
+        return KvPool(self.layout, num_blocks, self._dtype, self._device)
+
     def attach(self, buffer: memoryview) -> None:
         """Use this memory, cleared.  Raises ValueError when it does not fit or comes too late."""
         if self._tensor is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,10 +67,17 @@ def parameters_on_meta() -> Iterator[None]:
             nn.Module.register_parameter = _register  # type: ignore[method-assign]
 
 
-def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: str) -> nn.Module:
+def load_stage(
+    adapter: ModelAdapter,
+    stage: str,
+    dtype: torch.dtype,
+    device: str,
+    load_format: str = "auto",
+) -> nn.Module:
     """The model with the weights of one stage ("vision" or "language"), in eval mode.
 
-    What belongs to the other stage is None.  Raises ModelError, naming what is wrong.
+    What belongs to the other stage is None.  `load_format` "dummy" makes weights on the device
+    instead of reading them.  Raises ModelError, naming what is wrong.
     """
     _check_stored(adapter.checkpoint)
     try:
@@ -85,8 +93,11 @@ def load_stage(adapter: ModelAdapter, stage: str, dtype: torch.dtype, device: st
         setattr(model.get_submodule(parent), name, None)
     tied = _tied_names(adapter, model)
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    sources = _match(adapter, wanted)
-    state = _read(adapter.checkpoint, sources, wanted, dtype, device)
+    if load_format == "dummy":
+        state = {name: _dummy(name, tensor, dtype, device) for name, tensor in wanted.items()}
+    else:
+        sources = _match(adapter, wanted)
+        state = _read(adapter.checkpoint, sources, wanted, dtype, device)
     for name, source in tied.items():
         if source in state:
             state[name] = state[source]
@@ -195,6 +206,17 @@ def _convert(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Ten
     """On the device, in `dtype`; always own memory, so that the mapped file can be let go."""
     target = dtype if tensor.is_floating_point() else tensor.dtype
     return tensor.to(device=device, dtype=target, copy=True)
+
+
+def _dummy(name: str, like: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Random weights, the same in every process: norms of one, no biases, the rest N(0, 0.02)."""
+    if not like.is_floating_point() or like.ndim < 2:
+        fill = 1.0 if name.endswith("weight") else 0.0
+        kind = dtype if like.is_floating_point() else like.dtype
+        return torch.full(like.shape, fill, dtype=kind, device=device)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    tensor = torch.empty(like.shape, dtype=dtype, device=device)
+    return tensor.normal_(0.0, 0.02, generator=generator)
 
 
 def _some(names: list[str]) -> str:

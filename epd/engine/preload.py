@@ -16,7 +16,7 @@ __all__ = ["factory", "preload"]
 
 def preload(model_dir: str) -> None:
     """Import the modelling file and the image processor of this model.  Raises ModelError."""
-    adapter = adapter_for(read_checkpoint(model_dir), attention.NAME)
+    adapter = adapter_for(read_checkpoint(model_dir, weights=False), attention.NAME)
     attention.register()
     with parameters_on_meta():
         adapter.build()

@@ -5,6 +5,8 @@ unknown format is refused before a pixel is decoded (fault F46).  Then EXIF rota
 Hugging Face processor of the family does the rest (transparency to RGB, resize, normalise,
 patchify), so patches are equal to transformers' by construction.  The grid must be the one that the
 gateway computed from the header, since the prompt already has that many placeholders.
+
+Where the device prepares pictures itself (`image_ops`), this ends with decoded pixels.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import torch
+
 from epd.engine.base import MediaError, Patches
 from epd.engine.geometry import image_geometry
+from epd.engine.image_ops import rgb_bytes
 from epd.engine.models.base import ModelAdapter
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -58,10 +63,14 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
 class Preprocessor:
     """Pictures to patches for one model; calls may run in several threads at once."""
 
-    def __init__(self, adapter: ModelAdapter, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self, adapter: ModelAdapter, max_pixels: int = MAX_PIXELS, *, on_device: bool = False
+    ) -> None:
         self._adapter = adapter
         self._max_pixels = max_pixels
         self._processor = adapter.image_processor()
+        self._pinned = on_device
+        self.image_ops = adapter.image_ops(self._processor) if on_device else None
 
     def __call__(self, data: Any, grid_thw: tuple[int, int, int]) -> Patches:
         """Patches of compressed bytes.  Raises MediaError, also when `grid_thw` is another one."""
@@ -78,7 +87,11 @@ class Preprocessor:
                 "says; save it again"
             )
         try:
-            pixels, found = self._adapter.to_patches(self._processor, image)
+            if self.image_ops is not None:
+                pixels, found = _pinned(rgb_bytes(image)), geometry.grid_thw
+            else:
+                pixels, found = self._adapter.to_patches(self._processor, image)
+                pixels = _pinned(pixels) if self._pinned else pixels
         except Exception as error:  # an exotic pixel format, for one
             raise MediaError(f"the image cannot be processed ({error}); send RGB") from error
         if found != geometry.grid_thw:
@@ -87,3 +100,11 @@ class Preprocessor:
                 "report this size"
             )
         return Patches(pixels, found, geometry.num_patches, geometry.num_rows)
+
+
+def _pinned(data: Any) -> torch.Tensor:
+    """A copy of a numpy array or a tensor that the device reads by itself."""
+    shape, dtype = tuple(data.shape), torch.uint8 if data.dtype == "uint8" else torch.float32
+    host = torch.empty(shape, dtype=dtype, pin_memory=torch.cuda.is_available())
+    host.numpy()[...] = data
+    return host

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from epd.engine.base import StepFailure
+from epd.engine.copies import to_device, to_host
 from epd.messages import SamplingParams, TokenLogprobs
 
 GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
@@ -51,6 +52,53 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
+class Draft:
+    """Tokens on their way: chosen on the device where that can be, the rest by `finish`.
+
+    `tokens` is int64 `[n]` on the device of the logits, for the next step to read; a row that
+    `host_rows` names has no token there yet.
+    """
+
+    def __init__(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
+        self._requests = requests
+        self.host_rows = [row for row, r in enumerate(requests) if not is_sampled_on_device(r)]
+        drawn = [
+            row
+            for row, r in enumerate(requests)
+            if r.params.temperature >= GREEDY_BELOW and is_sampled_on_device(r)
+        ]
+        self.tokens = logits.argmax(dim=-1)
+        if drawn:
+            whole = len(drawn) == len(requests)
+            index = slice(None) if whole else to_device(drawn, torch.int64, logits.device)
+            self.tokens[index] = _draw_rows(logits[index], [requests[row] for row in drawn])
+        # The sum of a row is finite exactly when all of it is: logits are far from overflow.
+        finite = torch.isfinite(logits.sum(dim=-1))
+        self._chosen = to_host(torch.where(finite, self.tokens, -1))
+        self._logits = (
+            to_host(logits[to_device(self.host_rows, torch.int64, logits.device)])
+            if self.host_rows
+            else None
+        )
+
+    def finish(self) -> list[TokenLogprobs | StepFailure]:
+        """One outcome per row, once the device has passed the end of this draft."""
+        host = dict(zip(self.host_rows, range(len(self.host_rows)), strict=True))
+        outcomes: list[TokenLogprobs | StepFailure] = []
+        for row, token in enumerate(self._chosen.tolist()):
+            if token < 0:
+                outcomes.append(StepFailure("the model gave logits that are not finite"))
+            elif row in host:
+                assert self._logits is not None
+                try:
+                    outcomes.append(_sample_row(self._logits[host[row]], self._requests[row]))
+                except ValueError as error:
+                    outcomes.append(StepFailure(str(error)))
+            else:
+                outcomes.append(TokenLogprobs(token, 0.0))
+        return outcomes
+
+
 def sample(
     logits: torch.Tensor, requests: Sequence[SampleRequest]
 ) -> list[TokenLogprobs | StepFailure]:
@@ -58,27 +106,15 @@ def sample(
 
     `logprob` of an outcome is 0.0 when none was asked for (`num_logprobs` below 0).
     """
-    finite = torch.isfinite(logits).all(dim=-1).tolist()
-    best = logits.argmax(dim=-1).tolist()
-    outcomes: list[TokenLogprobs | StepFailure] = []
-    for row, request in enumerate(requests):
-        if not finite[row]:
-            outcomes.append(StepFailure("the model gave logits that are not finite"))
-        elif _is_plain_greedy(request):
-            outcomes.append(TokenLogprobs(best[row], 0.0))
-        else:
-            try:
-                outcomes.append(_sample_row(logits[row].cpu(), request))
-            except ValueError as error:
-                outcomes.append(StepFailure(str(error)))
-    return outcomes
+    return Draft(logits, requests).finish()
 
 
-def _is_plain_greedy(request: SampleRequest) -> bool:
+def is_sampled_on_device(request: SampleRequest) -> bool:
+    """Nothing but temperature and filters: no log-probabilities, bias or penalties, which read
+    lists of tokens that only the host has."""
     params = request.params
     return (
-        params.temperature < GREEDY_BELOW
-        and params.num_logprobs < 0
+        params.num_logprobs < 0
         and not params.logit_bias
         and request.allowed is None
         and params.min_tokens <= request.output_index
@@ -86,6 +122,13 @@ def _is_plain_greedy(request: SampleRequest) -> bool:
         and params.frequency_penalty == 0.0
         and params.presence_penalty == 0.0
     )
+
+
+def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
+    """int64 `[n]`: one token per row, filtered and drawn where the logits are."""
+    numbers = [uniform(r.params.seed, r.output_index) for r in requests]
+    probabilities = _probabilities(logits, [r.params for r in requests])
+    return draw(probabilities, to_device(numbers, torch.float64, logits.device))
 
 
 def _sample_row(raw: torch.Tensor, request: SampleRequest) -> TokenLogprobs:
@@ -98,8 +141,7 @@ def _sample_row(raw: torch.Tensor, request: SampleRequest) -> TokenLogprobs:
     if params.temperature < GREEDY_BELOW:
         token = int(logits.argmax())
     else:
-        probabilities = _probabilities(logits / params.temperature, params)
-        token = draw(probabilities, uniform(params.seed, request.output_index))
+        token = int(_draw_rows(logits[None], [request]))
     return _with_logprobs(raw, token, params.num_logprobs)
 
 
@@ -130,35 +172,45 @@ def _apply_penalties(logits: torch.Tensor, request: SampleRequest) -> None:
         logits[tokens] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """float64 `[vocabulary]`, zero where filtered out; not normalised after the filters."""
-    probabilities = logits.double().softmax(dim=-1)
-    if params.min_p > 0.0:
-        limit = probabilities.max() * params.min_p
+def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """float64 `[n, vocabulary]`, zero where filtered out; not normalised after the filters."""
+    device, size = logits.device, logits.shape[-1]
+
+    def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return to_device(values, dtype, device)[:, None]
+
+    probabilities = (logits.double() / column([p.temperature for p in params])).softmax(dim=-1)
+    if any(p.min_p > 0.0 for p in params):
+        limit = probabilities.amax(dim=-1, keepdim=True) * column([p.min_p for p in params])
         probabilities = probabilities.where(probabilities >= limit, 0.0)
-    if 0 < params.top_k < len(probabilities):
-        limit = probabilities.topk(params.top_k).values[-1]
+    kept = [p.top_k if 0 < p.top_k < size else 0 for p in params]
+    if any(kept):
+        ranked = probabilities.topk(max(kept), dim=-1).values
+        limit = ranked.gather(-1, column([max(k - 1, 0) for k in kept], torch.int64))
+        limit = limit.where(column(kept, torch.int64) > 0, 0.0)
         probabilities = probabilities.where(probabilities >= limit, 0.0)
-    if params.top_p < 1.0:
-        ordered, order = probabilities.sort(descending=True, stable=True)
-        before = ordered.cumsum(dim=0) - ordered  # mass of the likelier ones
-        dropped = before >= params.top_p * ordered.sum()
-        dropped[0] = False  # top_p = 0 is greedy
-        probabilities[order[dropped]] = 0.0
+    if any(p.top_p < 1.0 for p in params):
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered  # mass of the likelier ones
+        top_p = column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
+        dropped = before >= top_p * ordered.sum(dim=-1, keepdim=True)
+        dropped[:, 0] = False  # top_p = 0 is greedy
+        probabilities = probabilities.scatter(-1, order, ordered.masked_fill(dropped, 0.0))
     return probabilities
 
 
-def draw(weights: torch.Tensor, number: float) -> int:
-    """The index at which the cumulative weight passes `number` (in [0, 1)) of the total.
+def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """int64 `[n]`: where the cumulative weight of each row passes its number (in [0, 1)) of the
+    total; never an index of weight zero.
 
-    Never an index of weight zero.
+    weights float64 `[n, vocabulary]`, numbers float64 `[n]`.
     """
-    cumulative = weights.cumsum(dim=0)
-    target = cumulative[-1] * number
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    if index >= len(weights) or weights[index] == 0:  # the target was rounded up to the total
-        index = int(weights.nonzero()[-1])
-    return index
+    cumulative = weights.cumsum(dim=-1)
+    target = cumulative[:, -1:] * numbers[:, None]
+    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    size = weights.shape[-1]
+    last = size - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(dim=-1)
+    return torch.minimum(index, last)  # where the target was rounded up to the total
 
 
 def _with_logprobs(raw: torch.Tensor, token: int, num_logprobs: int) -> TokenLogprobs:

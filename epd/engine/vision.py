@@ -4,22 +4,30 @@ The caller decides what goes into a batch.  When a batch raises, its items are r
 so that one bad picture fails alone (fault F13); rows that are not finite fail their picture too,
 since they would poison the answer of whoever reads them.  Rows of an item are own memory: a cache
 that evicts one picture gets its bytes back.
+
+On a CPU, patches are made on the pool and rows lie where the tower left them.  On a GPU the pool
+only decodes; pixels go up as bytes, become patches there (`image_ops`), and rows come down into
+pinned memory on a stream of their own, while the next step computes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from epd.engine.base import EncodeFailure, EngineStats, Patches, Rows
-from epd.engine.executor import DeviceExecutor
+from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.models.base import ModelAdapter
 from epd.engine.preprocess import MAX_PIXELS, Preprocessor
-from epd.engine.row_memory import copied_out, on_device, on_host
+from epd.engine.row_memory import copied_out
+from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import RowContract
+
+_Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
 
 class TorchVisionEngine:
@@ -34,6 +42,7 @@ class TorchVisionEngine:
         executor: DeviceExecutor,
         dtype: torch.dtype = torch.float32,
         max_pixels: int = MAX_PIXELS,
+        streams: DeviceStreams | None = None,
     ) -> None:
         self.model = model
         self.contract = adapter.row_contract(dtype)
@@ -41,8 +50,8 @@ class TorchVisionEngine:
         self._adapter = adapter
         self._dtype = dtype
         self._executor = executor
-        self._device = next(model.parameters()).device
-        self._preprocess = Preprocessor(adapter, max_pixels)
+        self._streams = streams
+        self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
 
     async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""
@@ -53,53 +62,55 @@ class TorchVisionEngine:
         return await self._executor.launch(self._encode, list(batch))
 
     async def to_host(self, rows: Rows) -> Rows:
-        """See `VisionEngine.to_host`; behind the work that the device has queued."""
-        return rows if rows.on_host else await self._executor.launch(on_host, rows)
+        """See `VisionEngine.to_host`: rows come down when they are made."""
+        return rows
 
     async def to_device(self, rows: Rows) -> Rows:
-        """See `VisionEngine.to_device`."""
-        if rows.on_host and self._device.type == "cpu":
-            return rows
-        width = self.contract.row_width
-        return await self._executor.launch(on_device, rows, self._device, self._dtype, width)
+        """See `VisionEngine.to_device`: host memory is where `encode` puts them."""
+        return rows
 
     async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
         """See `VisionEngine.copy_out`."""
-        run = self._executor.compute if rows.on_host else self._executor.launch
-        await run(copied_out, rows, views)
+        await self._executor.compute(copied_out, rows, views)
 
-    def warm_up(self) -> None:
-        """One small picture through both halves: first touch of weights and code."""
+    def warm_up(self, num_patches: int = 0) -> None:
+        """Both halves, once with a small picture, then with as many patches as a batch may have:
+        first touch of weights and code, and of the memory that the largest batch needs."""
         from PIL import Image
 
         patches = self._preprocess.patches(Image.new("RGB", self._adapter.smallest_image()))
-        self._run([patches])
+        for count in (1, num_patches // patches.num_patches):
+            if count:
+                self._run([patches] * count)
 
-    def _encode(self, batch: list[Patches]) -> list[Rows | EncodeFailure]:
-        if not batch:
-            return []
+    def _encode(self, batch: list[Patches]) -> Deferred[list[Rows | EncodeFailure]]:
         started = time.perf_counter()
+        launched: list[_Launched | EncodeFailure] = []
         try:
-            results: list[Rows | EncodeFailure] = self._run(batch)
+            launched += self._run(batch) if batch else []
         except Exception as error:  # any item may be to blame
-            if len(batch) == 1:
-                results = [_failure(error)]
-            else:
-                results = [self._encode_alone(patches) for patches in batch]
-        self.stats.images += len(batch)
-        self.stats.steps += 1
-        self.stats.busy_s += time.perf_counter() - started
-        return results
+            alone = len(batch) == 1
+            launched = [_failure(error)] if alone else [self._encode_alone(p) for p in batch]
 
-    def _encode_alone(self, patches: Patches) -> Rows | EncodeFailure:
+        def finish() -> list[Rows | EncodeFailure]:
+            self.stats.images += len(batch)
+            self.stats.steps += 1
+            self.stats.busy_s += time.perf_counter() - started
+            return [item if isinstance(item, EncodeFailure) else _rows(*item) for item in launched]
+
+        return Deferred(finish, DOWNLOAD if self._streams is not None else "")
+
+    def _encode_alone(self, patches: Patches) -> _Launched | EncodeFailure:
         try:
             return self._run([patches])[0]
         except Exception as error:  # this item is to blame
             return _failure(error)
 
-    def _run(self, batch: list[Patches]) -> list[Rows | EncodeFailure]:
+    def _run(self, batch: list[Patches]) -> list[_Launched]:
         with torch.inference_mode():
-            rows = self._adapter.encode(self.model, batch, self._dtype)
+            rows = self._adapter.encode(
+                self.model, [self._on_device(patches) for patches in batch], self._dtype
+            )
             expected = sum(patches.num_rows for patches in batch)
             if rows.shape != (expected, self.contract.row_width):
                 raise ValueError(
@@ -108,11 +119,27 @@ class TorchVisionEngine:
                 )
             return [self._own(part) for part in rows.split([patches.num_rows for patches in batch])]
 
-    def _own(self, part: torch.Tensor) -> Rows | EncodeFailure:
-        if not bool(torch.isfinite(part).all()):
-            return EncodeFailure("the vision tower gave values that are not finite")
-        own = part.contiguous().to(dtype=self._dtype, copy=True)
-        return Rows(own, own.shape[0], own.numel() * own.element_size())
+    def _on_device(self, patches: Patches) -> Patches:
+        if self._streams is None:
+            return patches
+        pixels = self._streams.upload(patches.pixels)
+        if pixels.dtype == torch.uint8:
+            ops: Any = self._preprocess.image_ops
+            pixels = ops.patches(pixels, patches.grid_thw, self._dtype)
+        return replace(patches, pixels=pixels)
+
+    def _own(self, part: torch.Tensor) -> _Launched:
+        finite = torch.isfinite(part.sum(dim=-1, dtype=torch.float32)).all()
+        part = part.to(self._dtype)
+        if self._streams is None:
+            return part.contiguous().clone(), finite
+        return self._streams.download(part), self._streams.download(finite)
+
+
+def _rows(rows: torch.Tensor, finite: torch.Tensor) -> Rows | EncodeFailure:
+    if not bool(finite):
+        return EncodeFailure("the vision tower gave values that are not finite")
+    return Rows(rows, rows.shape[0], rows.numel() * rows.element_size())
 
 
 def _failure(error: Exception) -> EncodeFailure:

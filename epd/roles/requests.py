@@ -62,7 +62,7 @@ class Requests(Role[Request]):
         self.engine = engine
         self.pool = BlockPool(engine.num_blocks)
         self.region = actor.ports.transfers.allocate(
-            "kv", engine.num_blocks, engine.kv_layout.block_nbytes
+            "kv", engine.num_landing_blocks, engine.kv_layout.block_nbytes
         )
         engine.attach_kv(self.region.buffer)
         self._timing = timing

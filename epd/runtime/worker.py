@@ -49,9 +49,17 @@ def load_engines(config: InstanceConfig) -> Engines:
     executor = build_executor(config.engine)
     engines = Engines(close=executor.close)
     if "encode" in config.roles:
-        engines.vision = build_vision(config.model_dir, config.engine, executor)
+        engines.vision = build_vision(
+            config.model_dir,
+            config.engine,
+            executor,
+            max_batch_patches=config.encode.max_batch_patches,
+            cache_nbytes=config.encode.cache_nbytes,
+        )
     if "prefill" in config.roles or "decode" in config.roles:
-        engines.language = build_language(config.model_dir, config.engine, executor)
+        engines.language = build_language(
+            config.model_dir, config.engine, executor, config.decode.max_running
+        )
     return engines
 
 

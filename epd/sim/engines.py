@@ -104,10 +104,11 @@ class SimLanguageEngine:
     kv_layout = golden.KV_LAYOUT
     row_contract: RowContract | None = golden.ROW_CONTRACT
     max_context = 4096
+    kv_in_place = True
 
     def __init__(self, device: SimDevice, costs: Costs, num_blocks: int) -> None:
         self.device = device
-        self.num_blocks = num_blocks
+        self.num_blocks = self.num_landing_blocks = num_blocks
         self.violations: list[str] = []  # what a step found wrong in its own memory
         self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
         self._costs = costs

@@ -250,7 +250,7 @@ async def test_a_device_fault_fails_its_own_call() -> None:
 
 async def test_an_event_that_cannot_be_recorded_fails_its_own_call() -> None:
     class Broken:
-        def watch(self, deliver: Deliver) -> None:
+        def watch(self, deliver: Deliver, lane: str = "") -> None:
             raise RuntimeError("no device")
 
         def close(self, timeout_s: float) -> None:

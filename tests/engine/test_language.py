@@ -99,7 +99,7 @@ async def test_a_failing_forward_is_an_engine_error(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(language, "_stack", fail)
+    monkeypatch.setattr(language, "forward", fail)
     with pytest.raises(EngineError, match="out of memory"):
         await language.step([sequence("a", [1, 2])])
 

@@ -185,7 +185,7 @@ def test_the_batch_does_not_matter() -> None:
 @settings(max_examples=300)
 def test_draw_never_picks_weight_zero(weights: list[float], number: float) -> None:
     tensor = torch.tensor(weights, dtype=torch.float64)
-    index = draw(tensor, number)
+    index = int(draw(tensor[None], torch.tensor([number], dtype=torch.float64)))
     assert tensor[index] > 0
     before, upto = tensor[:index].sum(), tensor[: index + 1].sum()
     target = number * tensor.sum()

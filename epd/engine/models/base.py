@@ -127,6 +127,13 @@ class ModelAdapter:
         """Hugging Face's processor (PIL variant: no torchvision) with the directory's settings."""
         raise ModelError(f"{self.model_type} takes no images; give it no encode role")
 
+    def image_ops(self, processor: Any) -> Any:
+        """What prepares decoded pixels on the device (`QwenImageOps`); None: `to_patches` must."""
+        return None
+
+    def adopt_vision(self, model: Any) -> None:
+        """Exchange modules of a loaded vision part for faster ones."""
+
     def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Pixels fp32 and grid_thw of a PIL image; runs on a pool thread."""
         raise NotImplementedError

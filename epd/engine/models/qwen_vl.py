@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
+from epd.engine.image_ops import QwenImageOps
 from epd.engine.models.base import ModelAdapter
 from epd.engine.rope import mrope_positions
+from epd.engine.tower import adopt, tower_inputs
 
 
 class Qwen2VL(ModelAdapter):
@@ -32,6 +34,12 @@ class Qwen2VL(ModelAdapter):
 
         return Qwen2VLImageProcessorPil(**self.checkpoint.preprocessor)
 
+    def image_ops(self, processor: Any) -> Any:
+        return QwenImageOps(processor) if QwenImageOps.fits(processor) else None
+
+    def adopt_vision(self, model: Any) -> None:
+        adopt(model.model.visual)
+
     def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
         features = processor(images=[image], return_tensors="pt")
         frames, rows, columns = features["image_grid_thw"][0].tolist()
@@ -41,8 +49,9 @@ class Qwen2VL(ModelAdapter):
         visual = model.model.visual
         device = next(visual.parameters()).device
         pixels = torch.cat([patches.pixels for patches in batch]).to(device=device, dtype=dtype)
-        grid = torch.tensor([patches.grid_thw for patches in batch], device=device)
-        output = visual(pixels, grid_thw=grid, return_dict=True)
+        grids = [patches.grid_thw for patches in batch]
+        inputs = tower_inputs(visual, grids, device)
+        output = visual(pixels, grid_thw=torch.tensor(grids), return_dict=True, **inputs)
         levels = list(getattr(output, "deepstack_features", None) or ())
         return torch.cat([output.pooler_output, *levels], dim=-1)
 

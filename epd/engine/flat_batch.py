@@ -1,0 +1,175 @@
+"""What a step is, as one piece of integers: packed on the host, sent in one copy, cut there.
+
+Theory of operation
+-------------------
+All sequences of a step lie in one row of T tokens, those with one query first (the caller sorts
+them so).  Everything kernels must know of a step is int32: token ids, positions, slots, where each
+sequence's queries begin, how long it is, its blocks.  One buffer, one transfer; the fields are
+views of it in a fixed order, so a captured graph can read the same addresses in every replay, with
+rows of padding that have length 0 and no slot: nothing is written for them and nothing of them is
+read (fault F25).
+
+A token may not be known on the host yet: the step that samples it is still running.  Then `sources`
+names its row among the tokens that the previous step has sampled, which never leave the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+Shape = tuple[int, int, int, int]  # num_tokens, num_sequences, num_decodes, num_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSequence:
+    """One sequence's part: tokens `[start, start + len(ids))` in the blocks of `table`."""
+
+    ids: Sequence[int]
+    start: int
+    table: Ints
+    positions: Any  # int `[3, len(ids)]`, or the first position of a line
+    source: int = -1  # row of the previous step that samples the only token; -1: `ids` has it
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """The step on the device; all tensors int32."""
+
+    num_decodes: int  # sequences with one query: the first ones
+    num_tiles: int
+    tile_size: int
+    ids: torch.Tensor  # [T]
+    sources: torch.Tensor  # [T]
+    positions: torch.Tensor  # [3, T]
+    slots: torch.Tensor  # [T]
+    last: torch.Tensor  # [S]: index of each sequence's last token
+    seq_lens: torch.Tensor  # [S]
+    cu_q: torch.Tensor  # [S + 1]
+    indptr: torch.Tensor  # [S + 1]
+    tiles: torch.Tensor  # [num_tiles, 2]: sequence, first query
+    indices: torch.Tensor  # [sum of blocks]
+
+
+ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled for each offset
+
+
+def header_size(num_tokens: int, num_sequences: int, num_tiles: int) -> int:
+    """Integers before the blocks."""
+    sizes = _sizes(num_tokens, num_sequences, num_tiles)
+    return sum(-(-size // ALIGNED) * ALIGNED for size in sizes)
+
+
+def _sizes(num_tokens: int, num_sequences: int, num_tiles: int) -> list[int]:
+    """Integers of each field before the blocks, in order."""
+    sizes = [num_tokens, num_tokens, 3 * num_tokens, num_tokens, num_sequences, num_sequences]
+    return [*sizes, num_sequences + 1, num_sequences + 1, 2 * num_tiles]
+
+
+def pack(
+    sequences: Sequence[FlatSequence],
+    block_size: int,
+    tile_size: int,
+    padded: int = 0,
+) -> tuple[Ints, Shape]:
+    """The integers and their shape.
+
+    `padded`: as many rows at least, for a captured batch of decodes.
+    """
+    counts = np.fromiter((len(s.ids) for s in sequences), np.int32, len(sequences))
+    starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
+    num_decodes = int((counts == 1).sum())
+    assert (counts[:num_decodes] == 1).all(), "sequences with one query come first"
+    lengths = starts + counts
+    blocks = -(-lengths // block_size)
+    tiles = _tiles(counts, lengths, tile_size)
+    extra = max(0, padded - len(sequences))
+    num_tokens, num_sequences = int(counts.sum()) + extra, len(sequences) + extra
+    header = header_size(num_tokens, num_sequences, len(tiles))
+    data = np.zeros(header + int(blocks.sum()), np.int32)
+    shape = (num_tokens, num_sequences, num_decodes + extra, len(tiles))
+    f = _cut(data, shape)
+    f.sources[:] = -1
+    f.slots[:] = -1
+    at = place = 0
+    for i, sequence in enumerate(sequences):
+        count, start = int(counts[i]), sequence.start
+        table = sequence.table
+        if count == 1:
+            f.ids[at] = sequence.ids[0] if sequence.source < 0 else 0
+            f.sources[at] = sequence.source
+            f.slots[at] = table[start // block_size] * block_size + start % block_size
+        else:
+            index = np.arange(start, start + count, dtype=np.int32)
+            f.ids[at : at + count] = sequence.ids
+            f.slots[at : at + count] = table[index // block_size] * block_size + index % block_size
+        if isinstance(sequence.positions, int):
+            first = sequence.positions
+            f.positions[:, at : at + count] = np.arange(first, first + count, dtype=np.int32)
+        else:
+            f.positions[:, at : at + count] = sequence.positions
+        f.indices[place : place + blocks[i]] = table[: blocks[i]]
+        at += count
+        place += int(blocks[i])
+    known = len(sequences)
+    f.seq_lens[:known] = lengths
+    f.cu_q[1 : known + 1] = np.cumsum(counts)
+    f.cu_q[known + 1 :] = np.arange(at + 1, at + extra + 1)
+    f.last[:] = f.cu_q[1:] - 1
+    f.indptr[1 : known + 1] = np.cumsum(blocks)
+    f.indptr[known + 1 :] = place
+    f.tiles[:] = tiles
+    return data, shape
+
+
+def view(data: torch.Tensor, shape: Shape, tile_size: int) -> FlatBatch:
+    """The packed integers on the device, cut."""
+    f = _cut(data, shape)
+    return FlatBatch(
+        shape[2], shape[3], tile_size, f.ids, f.sources, f.positions, f.slots, f.last, f.seq_lens,
+        f.cu_q, f.indptr, f.tiles, f.indices,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    ids: Any
+    sources: Any
+    positions: Any
+    slots: Any
+    last: Any
+    seq_lens: Any
+    cu_q: Any
+    indptr: Any
+    tiles: Any
+    indices: Any
+
+
+def _cut(data: Any, shape: Shape) -> _Fields:
+    num_tokens, num_sequences, _, num_tiles = shape
+    parts: list[Any] = []
+    at = 0
+    for size in _sizes(num_tokens, num_sequences, num_tiles):
+        parts.append(data[at : at + size])
+        at += -(-size // ALIGNED) * ALIGNED
+    parts[2] = parts[2].reshape(3, num_tokens)
+    parts[8] = parts[8].reshape(num_tiles, 2)
+    parts.append(data[at:])
+    return _Fields(*parts)
+
+
+def _tiles(counts: Ints, lengths: Ints, tile_size: int) -> Ints:
+    """Tiles of the sequences with several queries, those with most keys first: the long ones must
+    not start last."""
+    tiles = [
+        (int(lengths[i] - counts[i]) + first, i, first)
+        for i in np.flatnonzero(counts > 1)
+        for first in range(0, int(counts[i]), tile_size)
+    ]
+    tiles.sort(reverse=True)
+    return np.array([(i, first) for _, i, first in tiles], np.int32).reshape(len(tiles), 2)

@@ -1,0 +1,191 @@
+"""From a batch of sequences to logits: through transformers' own code, or as few kernels.
+
+`SeamForward` runs any supported stack on any device: transformers' layers, with paged attention
+behind its seam.  `FusedForward` runs stacks of the common shape (`FusedDecoder`) and, on CUDA,
+replays captured graphs for steps of decodes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from epd.engine import attention
+from epd.engine.attention import Extent
+from epd.engine.base import StepSequence
+from epd.engine.copies import to_device, upload
+from epd.engine.decoder import AddedRows, FusedDecoder
+from epd.engine.flat_batch import FlatBatch, FlatSequence, Ints, pack, view
+from epd.engine.kv_pool import KvPool
+from epd.engine.row_splice import RowSplicer
+
+MAX_SAMPLED = 4096  # rows of a step whose tokens stay on the device for the next
+
+
+class Forward(Protocol):
+    """One forward; `pool` may be exchanged between steps."""
+
+    pool: KvPool
+
+    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
+        """Logits float32 `[n, vocabulary]` of the n sequences that sample, in order.
+
+        `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
+        """
+        ...
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        """The tokens that this step samples, for the next one to read."""
+        ...
+
+
+class SeamForward:
+    """transformers' decoder stack over the paged attention seam."""
+
+    def __init__(
+        self, model: Any, stack: Any, pool: KvPool, splicer: RowSplicer | None, *, multi_axis: bool
+    ) -> None:
+        self.pool = pool
+        self._model = model
+        self._stack = stack
+        self._splicer = splicer
+        self._multi_axis = multi_axis
+        self._device = stack.embed_tokens.weight.device
+        self._sampled: list[int] = []
+        attention.register()
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        self._sampled = tokens.tolist()
+
+    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
+        extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
+        self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
+        known = [
+            s.token_ids if row < 0 else [self._sampled[row]]
+            for s, row in zip(batch, sources, strict=True)
+        ]
+        ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in known])
+        embeds = self._stack.embed_tokens(torch.from_numpy(ids).to(self._device))
+        added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
+        output = self._stack(
+            inputs_embeds=embeds[None],
+            position_ids=self._positions(batch),
+            past_key_values=None,
+            use_cache=False,
+            paged=attention.plan(extents, self.pool),
+            **_deepstack(added, embeds),
+        )
+        ends = np.cumsum([extent.count for extent in extents]) - 1
+        wanted = ends[[i for i, sequence in enumerate(batch) if sequence.sample is not None]]
+        hidden = output.last_hidden_state[0, torch.from_numpy(wanted).to(self._device)]
+        return self._model.lm_head(hidden).float()
+
+    def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
+        """int64 `[3, 1, T]`, or `[1, T]` for linear positions."""
+        axes: list[np.ndarray[Any, Any]] = []
+        for sequence in batch:
+            if sequence.positions is None:
+                first = sequence.start + sequence.rope_delta
+                line = np.arange(first, first + len(sequence.token_ids))
+                axes.append(np.broadcast_to(line, (3, len(line))))
+            else:
+                axes.append(np.asarray(sequence.positions, dtype=np.int64))
+        positions = torch.from_numpy(np.concatenate(axes, axis=1)).to(self._device)
+        return positions[:, None] if self._multi_axis else positions[:1]
+
+
+def _deepstack(added: list[AddedRows], embeds: torch.Tensor) -> dict[str, Any]:
+    """The arguments under which transformers takes deepstack rows, if there are any."""
+    if not added:
+        return {}
+    visual = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
+    added = sorted(added, key=lambda addition: addition.at)
+    for addition in added:
+        visual[0, addition.at : addition.at + addition.rows.shape[1]] = True
+    levels = torch.cat([addition.rows for addition in added], dim=1)
+    return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(levels)}
+
+
+class FusedForward:
+    """A `FusedDecoder` over flat batches; decodes come first, whatever the order of the batch."""
+
+    def __init__(
+        self,
+        model: Any,
+        stack: Any,
+        decoder: FusedDecoder,
+        pool: KvPool,
+        splicer: RowSplicer | None,
+        *,
+        multi_axis: bool,
+    ) -> None:
+        self.pool = pool
+        self.graphs: Any = None  # DecodeGraphs, once captured
+        self._model = model
+        self._embedding = stack.embed_tokens
+        self._decoder = decoder
+        self._splicer = splicer
+        self._multi_axis = multi_axis
+        self.device = self._device = stack.embed_tokens.weight.device
+        self._tile_size = 64 if stack.embed_tokens.weight.dtype == torch.float32 else 128
+        self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
+        self._tables: dict[int, tuple[Any, Ints]] = {}
+
+    @property
+    def capturable(self) -> bool:
+        return self._decoder.is_dense
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        self._sampled[: len(tokens)].copy_(tokens)
+
+    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
+        size = self.pool.layout.block_size
+        order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > 1)
+        parts = [self._flat(batch[i], sources[i]) for i in order]
+        ordered = [batch[i] for i in order]
+        if self.graphs is not None and all(
+            len(s.token_ids) == 1 and s.sample is not None and not s.spans for s in ordered
+        ):
+            logits = self.graphs.replay(parts)
+            if logits is not None:
+                return logits
+        data, shape = pack(parts, size, self._tile_size)
+        flat = view(upload(data, self._device), shape, self._tile_size)
+        hidden = self.hidden(flat, ordered)
+        place = {i: at for at, i in enumerate(order)}
+        ends = np.cumsum([len(s.token_ids) for s in ordered]) - 1
+        wanted = [ends[place[i]] for i, s in enumerate(batch) if s.sample is not None]
+        return self.head(hidden[to_device(wanted, torch.int64, self._device)])
+
+    def hidden(self, flat: FlatBatch, batch: Sequence[StepSequence] = ()) -> torch.Tensor:
+        """Hidden states of a batch on the device; `batch`, in its order, has the rows to splice."""
+        known = self._sampled[flat.sources.clamp(min=0)]
+        embeds = self._embedding(torch.where(flat.sources >= 0, known, flat.ids))
+        added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
+        positions = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
+        return self._decoder.forward(embeds, positions, flat, self.pool, added)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.lm_head(hidden).float()
+
+    def _flat(self, sequence: StepSequence, source: int) -> FlatSequence:
+        positions = sequence.positions
+        if positions is None:
+            positions = sequence.start + sequence.rope_delta
+        return FlatSequence(
+            sequence.token_ids, sequence.start, self._table(sequence.block_table), positions, source
+        )
+
+    def _table(self, table: Any) -> Ints:
+        """A block table as integers; one that is the same object as before is not read again."""
+        found = self._tables.get(id(table))
+        if found is not None and found[0] is table and isinstance(table, tuple):
+            return found[1]
+        if len(self._tables) > MAX_SAMPLED:
+            self._tables.clear()
+        ints = np.asarray(table, dtype=np.int32)
+        self._tables[id(table)] = (table, ints)
+        return ints

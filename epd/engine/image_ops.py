@@ -1,0 +1,83 @@
+"""Resize, normalise and patchify on the device: the Hugging Face processor's arithmetic on tensors.
+
+Theory of operation
+-------------------
+Of preparing a picture only the decoder (JPEG, PNG) needs a CPU.  The rest is memory-bound
+arithmetic that a GPU does in a tenth of a millisecond, and the picture's bytes are a sixteenth of
+its patches in fp32, so decoded pixels are uploaded as they are, one byte per channel.
+
+The processor of the Qwen families resizes with Pillow (bicubic, antialiased, rounded to bytes),
+then scales, normalises and cuts patches in the order of merge blocks.  `interpolate` with
+`antialias=True` has the same filter.  Pillow works along one axis first and clips to bytes before
+it works along the other, so this does too; its weights are fixed point, so a byte may still differ
+by one step.  Which axis comes first depends on Pillow's version and the sizes (here: rows), and is
+seen only where the filter overshoots 0 or 255 twice: in noise of full contrast, not in pictures.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+
+def rgb_bytes(image: Any) -> np.ndarray[Any, Any]:
+    """uint8 `[height, width, 3]` of a PIL image, transparency handled as transformers does."""
+    from transformers.image_transforms import convert_to_rgb
+
+    if image.mode == "RGB":
+        return np.asarray(image)
+    if "return_numpy" in inspect.signature(convert_to_rgb).parameters:
+        return np.asarray(convert_to_rgb(image, return_numpy=True))
+    return np.asarray(convert_to_rgb(image))
+
+
+class QwenImageOps:
+    """What the image processor of the Qwen families does behind decoding."""
+
+    def __init__(self, processor: Any) -> None:
+        self._patch = int(processor.patch_size)
+        self._frames = int(processor.temporal_patch_size)
+        self._merge = int(processor.merge_size)
+        factor = processor.rescale_factor if processor.do_rescale else 1.0
+        mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
+        if not processor.do_normalize:
+            mean, std = torch.zeros(3), torch.ones(3)
+        self._gain = (factor / std).view(3, 1, 1)
+        self._offset = (-mean / std).view(3, 1, 1)
+        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @staticmethod
+    def fits(processor: Any) -> bool:
+        """Whether the processor resizes as this module does: bicubic."""
+        return bool(processor.do_resize) and int(processor.resample) == 3
+
+    def patches(
+        self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """uint8 `[height, width, 3]` to patches `[num_patches, patch_dim]`, on its device."""
+        _, rows, columns = grid_thw
+        image = self.resized(pixels, rows * self._patch, columns * self._patch)
+        gain, offset = self._constants(pixels.device)
+        image = torch.addcmul(offset, image, gain).to(dtype)
+        m, p = self._merge, self._patch
+        blocks = image.view(3, rows // m, m, p, columns // m, m, p).permute(1, 4, 2, 5, 0, 3, 6)
+        frames = blocks.unsqueeze(5).expand(-1, -1, -1, -1, -1, self._frames, -1, -1)
+        return frames.reshape(rows * columns, 3 * self._frames * p * p)
+
+    def resized(self, pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """fp32 `[3, height, width]`, whole numbers from 0 to 255."""
+        image = pixels.permute(2, 0, 1)[None].float()
+        for size in ((image.shape[2], width), (height, width)):
+            if image.shape[2:] != size:
+                image = interpolate(image, size, mode="bicubic", antialias=True)
+                image = image.round_().clamp_(0, 255)
+        return image[0]
+
+    def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        if device not in self._on:
+            self._on[device] = (self._gain.to(device), self._offset.to(device))
+        return self._on[device]

@@ -1,0 +1,114 @@
+"""The decoder's kernels in plain torch: what `triton_ops` must compute, on any device.
+
+Shapes: T tokens, H hidden, D head dimension.  Rounding is that of transformers' modules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from epd.engine.flat_batch import FlatBatch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`[..., H]`: x over its root mean square (in fp32), times the weight."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """`residual += x` in place; the norm of the sum."""
+    residual += x
+    return rms_norm(residual, weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`[T, 2 I]`, gate and up side by side, to `silu(gate) * up`, `[T, I]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def rope_and_store(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """Norm of queries and keys, rope, and the write of keys and values into the pool.
+
+    qkv `[T, (num_heads + 2 num_kv_heads) D]`, contiguous; `norms`: weights `[D]` of query and key
+    norm; cos and sin `[T, D]`; slots `[T]`, below 0: written nowhere; keys and values: views of one
+    layer of the pool, `[num_blocks, block_size, num_kv_heads, D]`.  Gives the queries,
+    `[T, num_heads, D]`.
+    """
+    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    query, key, value = heads.split(
+        [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1
+    )
+    if norms is not None:
+        query, key = rms_norm(query, norms[0], eps), rms_norm(key, norms[1], eps)
+    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+    at = slots.long()
+    written = at >= 0
+    place = (at[written] // block_size, at[written] % block_size)
+    keys.index_put_(place, key[written])
+    values.index_put_(place, value[written])
+    return query
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+
+
+def rotate_pair(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rope of a vision tower, in fp32, over queries and keys of `[T, 3, num_heads, D]`, in place.
+
+    cos and sin `[T, D]`.
+    """
+    pair = qkv[:, :2].float()
+    low, high = pair.chunk(2, dim=-1)
+    turned = torch.cat([-high, low], dim=-1)
+    qkv[:, :2] = (pair * cos[:, None, None] + turned * sin[:, None, None]).to(qkv.dtype)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: FlatBatch,
+    scaling: float,
+) -> torch.Tensor:
+    """Causal attention of each sequence's queries over its keys in the pool; `[T, num_heads, D]`.
+
+    A sequence of length 0 gives zeros.
+    """
+    out = torch.zeros_like(query)
+    cu_q, indptr = batch.cu_q.tolist(), batch.indptr.tolist()
+    for i, length in enumerate(batch.seq_lens.tolist()):
+        if not length:
+            continue
+        blocks = batch.indices[indptr[i] : indptr[i + 1]].long()
+        queries = query[cu_q[i] : cu_q[i + 1]].transpose(0, 1)
+        key = keys[blocks].flatten(0, 1)[:length].transpose(0, 1)
+        value = values[blocks].flatten(0, 1)[:length].transpose(0, 1)
+        count = queries.shape[1]
+        last = torch.arange(length - count, length, device=query.device)
+        mask = torch.arange(length, device=query.device)[None] <= last[:, None]
+        attended = functional.scaled_dot_product_attention(
+            queries[None], key[None], value[None], attn_mask=mask, scale=scaling, enable_gqa=True
+        )
+        out[cu_q[i] : cu_q[i + 1]] = attended[0].transpose(0, 1)
+    return out

@@ -1,0 +1,263 @@
+"""Paged attention in Triton: split-KV for one query per sequence, tiles of queries for prompts.
+
+Theory of operation
+-------------------
+Keys and values are read where they lie: a token's row is found through the sequence's block table,
+one entry per `block_size` tokens.  New keys and values are in the pool already.
+
+*Decode* has one query per sequence and all time goes into reading KV, so the queries that share a
+KV head are one tile (its rows padded to what a matrix unit takes), and a sequence's keys are cut
+into `num_splits` parts, so that few long sequences fill the device too.  Each part leaves an
+unnormalised sum with its maximum and weight; `_combine` joins them (FlashDecoding).
+
+*Prefill* works on tiles of queries of one head (FlashAttention 2).  The host lists the tiles of all
+chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
+may see are summed without a mask; only the diagonal needs one.
+
+A row of length 0 (padding of a captured batch) gives zeros and reads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from epd.engine.flat_batch import FlatBatch
+
+LOG2E = 1.4426950408889634
+NUM_SMS = 132
+MAX_SPLITS = 64
+
+
+@triton.jit
+def _rows(indices, first, position, block_stride, row_stride, ok, BLOCK_SIZE: tl.constexpr):
+    """Offsets of tokens in the pool."""
+    block = tl.load(indices + first + position // BLOCK_SIZE, mask=ok, other=0).to(tl.int64)
+    return block * block_stride + (position % BLOCK_SIZE) * row_stride
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _decode(
+    query, keys, values, indptr, indices, seq_lens, out, parts, stats, scale, block_stride,
+    num_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    length = tl.load(seq_lens + sequence)
+    first = tl.load(indptr + sequence)
+    part = tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N) * BLOCK_N
+    begin = split * part
+    end = tl.minimum(begin + part, length)
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + g
+    q_mask = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    q_at = (sequence.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(query + q_at, mask=q_mask, other=0.0)
+    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_G], tl.float32)
+    total = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        position = start + tl.arange(0, BLOCK_N)
+        ok = position < end
+        row = _rows(indices, first, position, block_stride, NUM_KV_HEADS * HEAD_DIM, ok, BLOCK_SIZE)
+        row += kv_head * HEAD_DIM
+        mask = ok[:, None] & (d < HEAD_DIM)[None, :]
+        k = tl.load(keys + row[:, None] + d[None, :], mask=mask, other=0.0)
+        v = tl.load(values + row[:, None] + d[None, :], mask=mask, other=0.0)
+        if EXACT:
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        else:
+            score = tl.dot(q, tl.trans(k)) * scale
+        score = tl.where(ok[None, :], score, float("-inf"))
+        above = tl.maximum(top, tl.max(score, axis=1))
+        p = tl.exp2(score - above[:, None])
+        shrink = tl.exp2(top - above)
+        weight = weight * shrink + tl.sum(p, axis=1)
+        if EXACT:
+            total = total * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
+        else:
+            total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        top = above
+    if SPLIT:
+        at = (sequence * NUM_HEADS + head).to(tl.int64) * num_splits + split
+        tl.store(parts + at[:, None] * BLOCK_D + d[None, :], total, mask=(g < GROUP)[:, None])
+        tl.store(stats + at * 2, top, mask=g < GROUP)
+        tl.store(stats + at * 2 + 1, weight, mask=g < GROUP)
+    else:
+        weight = tl.where(weight > 0, weight, 1.0)
+        tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=q_mask)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _combine(
+    parts, stats, out, num_splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64)  # sequence and head
+    s = tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    ok = s < num_splits
+    top = tl.load(stats + (at * num_splits + s) * 2, mask=ok, other=float("-inf"))
+    weight = tl.load(stats + (at * num_splits + s) * 2 + 1, mask=ok, other=0.0)
+    highest = tl.max(top, axis=0)
+    share = tl.where(top == float("-inf"), 0.0, tl.exp2(top - highest))
+    part = tl.load(
+        parts + (at * num_splits + s)[:, None] * BLOCK_D + d[None, :], mask=ok[:, None], other=0.0
+    )
+    total = tl.sum(part * share[:, None], axis=0)
+    norm = tl.sum(weight * share, axis=0)
+    norm = tl.where(norm > 0, norm, 1.0)
+    tl.store(out + at * HEAD_DIM + d, (total / norm).to(out.dtype.element_ty), mask=d < HEAD_DIM)
+
+
+@triton.jit
+def _tile(
+    total, weight, top, q, keys, values, indices, first, start, end, limit, kv_head, scale,
+    block_stride, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees."""
+    d = tl.arange(0, BLOCK_D)
+    for n in range(start, end, BLOCK_N):
+        position = n + tl.arange(0, BLOCK_N)
+        ok = position < end
+        row = _rows(indices, first, position, block_stride, NUM_KV_HEADS * HEAD_DIM, ok, BLOCK_SIZE)
+        row += kv_head * HEAD_DIM
+        mask = ok[:, None] & (d < HEAD_DIM)[None, :]
+        k = tl.load(keys + row[:, None] + d[None, :], mask=mask, other=0.0)
+        if EXACT:
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        else:
+            score = tl.dot(q, tl.trans(k)) * scale
+        if MASKED:
+            seen = ok[None, :] & (position[None, :] <= limit[:, None])
+            score = tl.where(seen, score, float("-inf"))
+        above = tl.maximum(top, tl.max(score, axis=1))
+        p = tl.exp2(score - above[:, None])
+        shrink = tl.exp2(top - above)
+        weight = weight * shrink + tl.sum(p, axis=1)
+        v = tl.load(values + row[:, None] + d[None, :], mask=mask, other=0.0)
+        if EXACT:
+            total = total * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
+        else:
+            total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        top = above
+    return total, weight, top
+
+
+@triton.jit
+def _prefill(
+    query, keys, values, tiles, cu_q, indptr, indices, seq_lens, out, scale, block_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.load(tiles + tl.program_id(1) * 2)
+    m = tl.load(tiles + tl.program_id(1) * 2 + 1) + tl.arange(0, BLOCK_M)
+    m0 = tl.load(tiles + tl.program_id(1) * 2 + 1)
+    head = tl.program_id(0)
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    at = tl.load(cu_q + sequence)
+    count = tl.load(cu_q + sequence + 1) - at
+    length = tl.load(seq_lens + sequence)
+    first = tl.load(indptr + sequence)
+    history = length - count
+    d = tl.arange(0, BLOCK_D)
+    q_mask = (m < count)[:, None] & (d < HEAD_DIM)[None, :]
+    q_at = ((at + m).to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(query + q_at, mask=q_mask, other=0.0)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    whole = (history + m0 + 1) // BLOCK_N * BLOCK_N  # keys that every query of the tile sees
+    end = tl.minimum(length, history + m0 + BLOCK_M)
+    limit = history + m
+    total, weight, top = _tile(
+        total, weight, top, q, keys, values, indices, first, 0, whole, limit, kv_head, scale,
+        block_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, False, EXACT,
+    )  # fmt: skip
+    total, weight, top = _tile(
+        total, weight, top, q, keys, values, indices, first, whole, end, limit, kv_head, scale,
+        block_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, True, EXACT,
+    )  # fmt: skip
+    tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=q_mask)
+
+
+def num_splits_for(num_sequences: int, num_kv_heads: int) -> int:
+    """Parts of each sequence's keys, so that about four programs wait for each multiprocessor."""
+    return max(1, min(MAX_SPLITS, 4 * NUM_SMS // max(1, num_sequences * num_kv_heads)))
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: FlatBatch,
+    scaling: float,
+) -> torch.Tensor:
+    out = torch.empty_like(query)
+    if batch.num_decodes:
+        _launch_decode(query, keys, values, batch, scaling, out)
+    if batch.num_tiles:
+        _launch_prefill(query, keys, values, batch, scaling, out)
+    return out
+
+
+def _launch_decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: FlatBatch,
+    scaling: float,
+    out: torch.Tensor,
+) -> None:
+    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    num_heads, count = query.shape[1], batch.num_decodes
+    splits = num_splits_for(count, num_kv_heads)
+    block_d = triton.next_power_of_2(head_dim)
+    exact = query.dtype == torch.float32
+    parts = stats = out
+    if splits > 1:
+        parts = query.new_empty(count * num_heads * splits * block_d, dtype=torch.float32)
+        stats = query.new_empty(count * num_heads * splits * 2, dtype=torch.float32)
+    _decode[(count, num_kv_heads, splits)](
+        query, keys, values, batch.indptr, batch.indices, batch.seq_lens, out, parts, stats,
+        scaling * LOG2E, keys.stride(0), splits, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)), HEAD_DIM=head_dim,
+        BLOCK_D=block_d, BLOCK_SIZE=block_size, BLOCK_N=32 if exact else 64, SPLIT=splits > 1,
+        EXACT=exact, num_warps=4, num_stages=2 if exact else 3,
+    )  # fmt: skip
+    if splits > 1:
+        _combine[(count * num_heads,)](
+            parts, stats, out, splits, HEAD_DIM=head_dim, BLOCK_D=block_d,
+            BLOCK_S=MAX_SPLITS, num_warps=4,
+        )  # fmt: skip
+
+
+def _launch_prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    batch: FlatBatch,
+    scaling: float,
+    out: torch.Tensor,
+) -> None:
+    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    exact = query.dtype == torch.float32
+    # Heads vary fastest: those that share keys run side by side and find them in the cache.
+    _prefill[(query.shape[1], batch.num_tiles)](
+        query, keys, values, batch.tiles, batch.cu_q, batch.indptr, batch.indices, batch.seq_lens,
+        out, scaling * LOG2E, keys.stride(0), NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
+        BLOCK_M=batch.tile_size, BLOCK_N=32 if exact else 64, EXACT=exact,
+        num_warps=4 if exact else 8, num_stages=2 if exact else 3,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""Triton kernels around the matrix products of a decoder layer.
+
+What they fuse is what is memory-bound: the residual sum with the norm behind it; the norm of
+queries and keys with rope and the write into the KV pool; the gate with its product.  Arithmetic is
+fp32 inside and rounds where transformers' modules round, so bf16 results differ by single steps.
+Functions and arguments are those of `torch_ops`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from epd.engine.kernels.triton_attention import attend
+
+__all__ = ["add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "silu_mul"]
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * size
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    value = tl.load(x + row + at, mask=inside, other=0.0)
+    if ADD:
+        before = tl.load(residual + row + at, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + before.to(tl.float32)).to(value.dtype)
+        tl.store(residual + row + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    normed = (wide * scale).to(value.dtype).to(tl.float32)
+    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + at, (normed * gain).to(value.dtype), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    out = torch.empty_like(x)
+    _launch_norm(x, x, weight, out, eps, add=False)
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    out = torch.empty_like(x)
+    _launch_norm(x, residual, weight, out, eps, add=True)
+    return out
+
+
+def _launch_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    add: bool,
+) -> None:
+    size = x.shape[-1]
+    block = triton.next_power_of_2(size)
+    warps = min(16, max(1, block // 512))
+    _rms_norm[(x.numel() // size,)](
+        x, residual, weight, out, size, eps, ADD=add, BLOCK=block, num_warps=warps
+    )
+
+
+@triton.jit
+def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    active = (wide * tl.sigmoid(wide)).to(gate.dtype)
+    product = active.to(tl.float32) * up.to(tl.float32)
+    tl.store(out + row * size + at, product.to(gate.dtype), mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_tokens, size)
+    block = min(2048, triton.next_power_of_2(size))
+    _silu_mul[(num_tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _rope_and_store(
+    qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, eps, block_stride,
+    NORM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * GROUP  # of the heads of q, k and v side by side
+    head = first + tl.arange(0, GROUP)[:, None]
+    at = tl.arange(0, BLOCK_HALF)[None, :]
+    inside = (at < HALF) & (head >= 0)
+    source = qkv + token * (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM + head * HEAD_DIM + at
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + HALF, mask=inside, other=0.0)
+    kind = low.dtype
+    slot = tl.load(slots + token).to(tl.int64)
+    stored = inside & (slot >= 0)  # a padded row has no slot
+    row = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * NUM_KV_HEADS * HEAD_DIM
+    if first >= NUM_HEADS + NUM_KV_HEADS:
+        place = values + row + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM + at
+        tl.store(place, low, mask=stored)
+        tl.store(place + HALF, high, mask=stored)
+    else:
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)
+            weight = q_weight
+            if first >= NUM_HEADS:
+                weight = k_weight
+            a = (a * scale[:, None]).to(kind).to(tl.float32)
+            b = (b * scale[:, None]).to(kind).to(tl.float32)
+            gain = tl.load(weight + at, mask=at < HALF, other=0.0).to(tl.float32)
+            a = (a * gain).to(kind).to(tl.float32)
+            gain = tl.load(weight + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+            b = (b * gain).to(kind).to(tl.float32)
+        angle = token * HEAD_DIM + at
+        c = tl.load(cos + angle, mask=at < HALF, other=0.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=at < HALF, other=0.0).to(tl.float32)
+        low = (a * c - b * s).to(kind)
+        c = tl.load(cos + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
+        s = tl.load(sin + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
+        high = (b * c + a * s).to(kind)
+        if first >= NUM_HEADS:
+            place = keys + row + (head - NUM_HEADS) * HEAD_DIM + at
+            tl.store(place, low, mask=stored)
+            tl.store(place + HALF, high, mask=stored)
+        else:
+            place = query + (token * NUM_HEADS + head) * HEAD_DIM + at
+            tl.store(place, low, mask=inside)
+            tl.store(place + HALF, high, mask=inside)
+
+
+def rope_and_store(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    group = math.gcd(num_heads, num_kv_heads)
+    group = min(16, group & -group)  # a power of two that divides both
+    query = qkv.new_empty(qkv.shape[0], num_heads, head_dim)
+    q_weight, k_weight = norms or (qkv, qkv)
+    _rope_and_store[(qkv.shape[0], (num_heads + 2 * num_kv_heads) // group)](
+        qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, eps, keys.stride(0),
+        NORM=norms is not None, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, GROUP=group,
+        HEAD_DIM=head_dim, HALF=head_dim // 2, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_SIZE=block_size, num_warps=2,
+    )  # fmt: skip
+    return query
+
+
+@triton.jit
+def _rotate_pair(
+    qkv, cos, sin, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    at = tl.arange(0, BLOCK_HALF)[None, :]
+    inside = (at < HALF) & (head < 2 * NUM_HEADS)  # of queries and keys side by side
+    place = qkv + token * 3 * NUM_HEADS * HEAD_DIM + head * HEAD_DIM + at
+    low = tl.load(place, mask=inside, other=0.0)
+    high = tl.load(place + HALF, mask=inside, other=0.0)
+    angle = token * HEAD_DIM + at
+    c = tl.load(cos + angle, mask=at < HALF, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=at < HALF, other=0.0).to(tl.float32)
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    tl.store(place, (a * c - b * s).to(low.dtype), mask=inside)
+    c = tl.load(cos + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
+    tl.store(place + HALF, (b * c + a * s).to(low.dtype), mask=inside)
+
+
+def rotate_pair(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    num_tokens, _, num_heads, head_dim = qkv.shape
+    heads = min(16, triton.next_power_of_2(2 * num_heads))
+    _rotate_pair[(num_tokens, triton.cdiv(2 * num_heads, heads))](
+        qkv, cos, sin, NUM_HEADS=num_heads, HEAD_DIM=head_dim, HALF=head_dim // 2,
+        BLOCK_HEADS=heads, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""KV between a GPU and the host memory that the transfer engine can reach.
+
+Blocks to be sent are gathered on the device and come down in one piece; the blocks themselves may
+be given to others as soon as the call is launched, since everything that touches the pool is
+ordered on the compute stream.  Blocks that arrived lie in registered memory (pinned, so that the
+device reads it itself) and go up into one piece, which is then scattered into the pool; the
+landing memory may be written again when the call's future has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from epd.engine.copies import to_device
+from epd.engine.executor import Deferred
+from epd.engine.kv_pool import KvPool
+from epd.engine.streams import DOWNLOAD, DeviceStreams
+
+
+def pin(buffer: memoryview) -> torch.Tensor:
+    """uint8 tensor over memory of another owner, registered with the device for as long as it
+    lives.  Not pinned (and merely slower) where the driver refuses."""
+    tensor = torch.frombuffer(buffer.cast("B"), dtype=torch.uint8)
+    torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
+    return tensor
+
+
+class KvHop:
+    """Both directions of one device's pool; the methods run on the launch thread."""
+
+    def __init__(self, pool: KvPool, streams: DeviceStreams) -> None:
+        self._pool = pool
+        self._streams = streams
+        self._landing = torch.empty(0, 1, dtype=torch.uint8)
+
+    def attach(self, buffer: memoryview) -> None:
+        nbytes = self._pool.layout.block_nbytes
+        usable = buffer.cast("B")[: buffer.nbytes // nbytes * nbytes]
+        self._landing = pin(usable).view(-1, nbytes)
+
+    def fetch(self, blocks: Sequence[int]) -> Deferred[list[memoryview]]:
+        """The bytes of blocks in pinned memory of their own."""
+        with torch.inference_mode():
+            gathered = self._bytes.index_select(0, self._index(blocks))
+            host = self._streams.download(gathered)
+        return Deferred(lambda: [memoryview(host[i].numpy()) for i in range(len(blocks))], DOWNLOAD)
+
+    def land(self, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
+        """Copy what lies in `slots` of the landing memory into `blocks` of the pool."""
+        with torch.inference_mode():
+            arrived = self._streams.upload_rows(self._landing, slots)
+            self._bytes.index_copy_(0, self._index(blocks), arrived)
+        return Deferred(lambda: None)
+
+    @property
+    def _bytes(self) -> torch.Tensor:
+        return self._pool.tensor.view(torch.uint8).view(self._pool.num_blocks, -1)
+
+    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
+        return to_device(list(blocks), torch.int64, self._streams.device)

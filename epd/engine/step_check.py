@@ -1,0 +1,63 @@
+"""What makes one sequence unfit to run, said before the step: it fails alone (fault F13)."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from epd.engine.base import PENDING, Rows, RowSpan, StepSequence
+from epd.messages import RowContract
+
+
+@dataclass(frozen=True, slots=True)
+class StepCheck:
+    """The bounds of one engine."""
+
+    max_context: int
+    block_size: int
+    num_blocks: int
+    vocabulary: int
+    row_contract: RowContract | None
+
+    def fault(self, sequence: StepSequence, sampled: Container[str]) -> str:
+        """What is wrong, or nothing; `sampled`: whose next token the previous step has."""
+        count = len(sequence.token_ids)
+        total = sequence.start + count
+        blocks = -(-total // self.block_size)
+        table = sequence.block_table
+        if count == 0:
+            return "the chunk has no tokens"
+        if total > self.max_context:
+            return f"{total} tokens where the model takes {self.max_context}"
+        if len(table) < blocks:
+            return f"{len(table)} KV blocks where {total} tokens need {blocks}"
+        if min(table) < 0 or max(table) >= self.num_blocks:
+            return f"a KV block outside the pool of {self.num_blocks}"
+        if count == 1 and sequence.token_ids[0] == PENDING:
+            if sequence.request_id not in sampled:
+                return "it waits for a token that the previous step did not sample"
+        elif min(sequence.token_ids) < 0 or max(sequence.token_ids) >= self.vocabulary:
+            return f"a token outside the vocabulary of {self.vocabulary}"
+        if sequence.positions is not None and (
+            len(sequence.positions) != 3 or any(len(axis) != count for axis in sequence.positions)
+        ):
+            return f"positions must be 3 x {count}"
+        return next(filter(None, (self._span_fault(span, count) for span in sequence.spans)), "")
+
+    def _span_fault(self, span: RowSpan, count: int) -> str:
+        if self.row_contract is None:
+            return "this model takes no images"
+        if span.at < 0 or span.count < 1 or span.at + span.count > count:
+            return f"rows [{span.at}, {span.at + span.count}) outside the chunk of {count} tokens"
+        if isinstance(span.rows, Rows):
+            held, rest = span.rows.num_rows, 0
+        else:
+            nbytes = [memoryview(view).nbytes for view in span.rows]
+            held = sum(nbytes) // self.row_contract.row_nbytes
+            rest = sum(n % self.row_contract.row_nbytes for n in nbytes)
+        if rest or span.row_start < 0 or span.row_start + span.count > held:
+            return (
+                f"rows [{span.row_start}, {span.row_start + span.count}) of an item that holds "
+                f"{held} whole rows"
+            )
+        return ""

@@ -1,0 +1,74 @@
+"""The streams of one CUDA device and the one rule that orders them.
+
+Theory of operation
+-------------------
+Kernels run on the *compute* stream in the order in which the launch thread queued them.  What is
+large moves beside them: host to device on *upload*, device to host on *download*.  The rule:
+
+    A copy waits for what was launched before it; what is launched after it and touches its target
+    waits for the copy.
+
+So a download waits for the kernels that fill its source (fault F2), and the source is not given out
+again before the copy has passed; an upload's target is fresh memory, and compute waits for the
+upload before the first kernel that reads it (faults F23, F28).  A download is over, for the host,
+when an event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
+`DOWNLOAD`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from epd.engine.pinned import PinnedArena
+
+DOWNLOAD = "download"
+
+
+class DeviceStreams:
+    """Compute is the stream that is current where this is made and on the launch thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.upload_stream = torch.cuda.Stream(device)
+        self.download_stream = torch.cuda.Stream(device)
+        self.arena = PinnedArena(0)  # of what comes down; torch's own allocator where it is full
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        """Pinned host memory to fresh device memory; kernels launched from now on may read it.
+
+        `host` must not change before they have run.
+        """
+        compute = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.upload_stream):
+            tensor = host.to(self.device, non_blocking=True)
+        compute.wait_stream(self.upload_stream)
+        tensor.record_stream(compute)
+        return tensor
+
+    def upload_rows(self, host: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """`upload` of some rows of pinned memory, in order, as one tensor."""
+        compute = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.upload_stream):
+            tensor = torch.empty(len(rows), *host.shape[1:], dtype=host.dtype, device=self.device)
+            for target, row in zip(tensor, rows, strict=True):
+                target.copy_(host[row], non_blocking=True)
+        compute.wait_stream(self.upload_stream)
+        tensor.record_stream(compute)
+        return tensor
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in pinned memory of what the kernels launched so far leave in `tensor`.
+
+        It may be read behind the lane DOWNLOAD; `tensor` may be forgotten or overwritten by kernels
+        that wait for that lane.
+        """
+        host = self.arena.take(tensor.shape, tensor.dtype)
+        if host is None:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self.download_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.download_stream):
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self.download_stream)
+        return host

@@ -1,0 +1,136 @@
+"""The vision towers of the Qwen families over packed pictures, without waiting for the device.
+
+Theory of operation
+-------------------
+transformers derives positions, interpolation weights and segment bounds from the grids inside the
+forward, and reads the bounds back from the device in every layer.  Here they are computed on the
+host, where the grids are known, and handed in; attention knows its segments as numbers.  Segments
+of one length (pictures of one size, windows) are one batched call; others run one by one.
+
+The patch embedding is a convolution whose kernel covers a patch exactly: a matrix product.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from epd.engine.copies import upload
+from epd.engine.kernels import kernels_for
+
+Grid = tuple[int, int, int]
+
+
+class PackedAttention(nn.Module):
+    """A tower's attention module with its weights; `cu_seqlens` must be on the CPU."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.qkv = attention.qkv
+        self.proj = attention.proj
+        self.num_heads = attention.num_heads
+        self.scaling = attention.scaling
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_: Any,
+    ) -> torch.Tensor:
+        num_tokens = hidden_states.shape[0]
+        qkv = self.qkv(hidden_states).view(num_tokens, 3, self.num_heads, -1)
+        kernels_for(qkv.device.type).rotate_pair(qkv, *position_embeddings)
+        query, key, value = qkv.unbind(1)
+        parts = []
+        at = 0
+        for length, group in itertools.groupby(cu_seqlens.diff().tolist()):
+            count = len(list(group))
+            end = at + length * count
+            shape = (count, length, self.num_heads, -1)
+            parts.append(
+                scaled_dot_product_attention(
+                    *(part[at:end].view(shape).transpose(1, 2) for part in (query, key, value)),
+                    scale=self.scaling,
+                )
+                .transpose(1, 2)
+                .reshape(end - at, -1)
+            )
+            at = end
+        return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+
+class LinearPatchEmbed(nn.Module):
+    """The patch embedding as one product."""
+
+    def __init__(self, embed: Any) -> None:
+        super().__init__()
+        self.proj = embed.proj
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        weight = self.proj.weight
+        return linear(patches.to(weight.dtype), weight.flatten(1), self.proj.bias)
+
+
+def adopt(visual: Any) -> None:
+    """Give a loaded tower these modules instead of its own."""
+    visual.patch_embed = LinearPatchEmbed(visual.patch_embed)
+    for block in visual.blocks:
+        block.attn = PackedAttention(block.attn)
+
+
+def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
+    """What the forward would derive from the grids; segment bounds stay on the host."""
+    windows = (
+        (int(visual.window_size), int(visual.patch_size)) if hasattr(visual, "window_size") else ()
+    )
+    side = int(getattr(visual, "num_grid_per_side", 0))
+    merge = int(visual.spatial_merge_size)
+    each = [_of_grid(grid, merge, side, windows) for grid in grids]
+    inputs: dict[str, Any] = {"cu_seqlens": _joined([parts["cu_seqlens"] for parts in each])}
+    for name in ("position_ids", "interp_indices", "interp_weights"):
+        if name in each[0]:
+            inputs[name] = upload(torch.cat([parts[name] for parts in each]), device)
+    if windows:
+        inputs["cu_window_seqlens"] = _joined([parts["cu_window_seqlens"] for parts in each])
+        index, rows = [], 0
+        for parts in each:
+            index.append(parts["window_index"] + rows)
+            rows += len(parts["window_index"])
+        inputs["window_index"] = upload(torch.cat(index), device)
+    return inputs
+
+
+def _joined(bounds: list[torch.Tensor]) -> torch.Tensor:
+    """Cumulative lengths of all pictures from those of each."""
+    lengths = torch.cat([bound.diff() for bound in bounds])
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_grid(
+    grid: Grid, merge: int, side: int, windows: tuple[int, ...]
+) -> dict[str, torch.Tensor]:
+    """Of one picture, on the host."""
+    from transformers import vision_utils
+
+    thw = torch.tensor([grid])
+    parts = {
+        "cu_seqlens": vision_utils.get_vision_cu_seqlens(thw),
+        "position_ids": vision_utils.get_vision_position_ids(thw, merge),
+    }
+    if side:
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            thw, num_grid_per_side=side, align_corners=True, spatial_merge_size=merge
+        )
+        parts |= {"interp_indices": indices, "interp_weights": weights}
+    if windows:
+        index, bounds = vision_utils.get_vision_window_index(thw, merge, *windows)
+        parts |= {"window_index": index, "cu_window_seqlens": bounds}
+    return parts

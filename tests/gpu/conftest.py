@@ -1,0 +1,32 @@
+"""The device of these tests.
+
+Without CUDA they are skipped, but for the kernels themselves: where Triton is installed,
+`TRITON_INTERPRET=1` runs them on the CPU, in minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
+
+
+@pytest.fixture(scope="session")
+def cuda() -> str:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return "cuda"
+
+
+@pytest.fixture(scope="session")
+def kernel_device() -> str:
+    """Where kernels run: a GPU, or the interpreter."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if not INTERPRETED:
+        pytest.skip("no CUDA device, and Triton is not interpreted (TRITON_INTERPRET=1)")
+    return "cpu"

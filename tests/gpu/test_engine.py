@@ -1,0 +1,139 @@
+"""The engines on a GPU answer as transformers does: exactly in fp32, closely in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from epd.config import EngineConfig
+from epd.engine.base import PENDING, StepSequence
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.forward import FusedForward
+from epd.messages import SamplingParams, TokenLogprobs
+from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
+from tests.engine.driver import Driver
+from tests.engine.reference import reference_generate, reference_logits
+from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.test_image_ops import NUM_PICTURES, check_pictures
+from tests.engine.tiny_models import VISION_FAMILIES
+
+FUSED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen3", "llama", "embedded")
+
+
+@pytest.fixture(scope="module")
+def gpu_driver(
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> Callable[..., Driver]:
+    @cache
+    def make(family: str, dtype: str = "float32", graphs: bool = True) -> Driver:
+        config = EngineConfig(
+            device=cuda, dtype=dtype, kv_nbytes=32 << 20, threads=2, cuda_graphs=graphs
+        )
+        executor = build_executor(config)
+        directory = model_dir(family)
+        sees = family in VISION_FAMILIES or family == "embedded"
+        vision = build_vision(directory, config, executor) if sees else None
+        return Driver(directory, vision, build_language(directory, config, executor, 16))
+
+    return make
+
+
+@pytest.mark.parametrize("family", [*FUSED, "qwen3_vl_moe"])
+async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., Driver]) -> None:
+    """Greedy tokens of mixed batches in several chunk sizes, graphs included, and logits."""
+    serving = gpu_driver(family)
+    forward = serving.language.forward
+    assert isinstance(forward, FusedForward)
+    assert (forward.graphs is not None) == (family != "qwen3_vl_moe")
+    golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in cases(family)]
+    for chunk in (4096, 16):
+        requests = [
+            await serving.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
+            for i, (prompt, images) in enumerate(cases(family))
+        ]
+        answers = await serving.run(requests, chunk)
+        serving.release(requests)
+        assert answers == golden, f"chunks of {chunk}"
+    for prompt, images in cases(family):
+        request = await serving.request("r", prompt, images)
+        logits = serving.language.logits([request.next_step(4096)])[0].cpu()
+        serving.release([request])
+        expected = reference_logits(serving.model_dir, prompt, images)
+        # a picture's bytes may differ by a step, which tiny random towers amplify
+        limit = 5e-2 if images else 1e-3
+        torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
+
+
+async def test_graphs_change_nothing(gpu_driver: Callable[..., Driver]) -> None:
+    """Padded batches (F25): tokens as without graphs, and no block of a neighbour moves."""
+    texts = {}
+    for graphs in (True, False):
+        serving = gpu_driver("qwen3", "bfloat16", graphs)
+        untouched = [
+            block for block in range(serving.language.num_blocks) if block not in serving.free[-40:]
+        ]
+        before = serving.language.pool.tensor[untouched].clone()
+        knobs: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "max_tokens": 9}
+        requests = [
+            await serving.request(
+                str(i), [{"role": "user", "content": "tell " + "me " * i}], seed=i, **knobs
+            )
+            for i in range(5)
+        ]
+        texts[graphs] = await serving.run(requests, 16)
+        assert torch.equal(serving.language.pool.tensor[untouched], before)
+        serving.release(requests)
+    assert texts[True] == texts[False]
+
+
+async def test_pending_tokens(gpu_driver: Callable[..., Driver]) -> None:
+    """Three steps launched at once, each with the tokens of the one before, in graphs."""
+    serving = gpu_driver("qwen3")
+    language = serving.language
+    greedy = SamplingParams(max_tokens=9)
+    prompt = list(b"the quick brown")
+
+    def step(ids: list[int], start: int) -> list[StepSequence]:
+        return [StepSequence("a", ids, start, (1, 2), None, sample=greedy)]
+
+    futures = [language._executor.launch(language._launch, step(prompt, 0))]
+    futures += [
+        language._executor.launch(language._launch, step([PENDING], 15 + i)) for i in range(3)
+    ]
+    found = [(await future).outcomes[0].token_id for future in futures]
+    tokens: list[int] = []
+    for i in range(4):
+        ids = prompt if not i else [tokens[-1]]
+        (outcome,) = (await language.step(step(ids, 0 if not i else 14 + i))).outcomes
+        assert isinstance(outcome, TokenLogprobs)
+        tokens.append(outcome.token_id)
+    assert found == tokens
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "embedded"])
+async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> None:
+    serving = gpu_driver(family, "bfloat16")
+    for prompt, images in cases(family):
+        request = await serving.request("r", prompt, images)
+        logits = serving.language.logits([request.next_step(4096)])[0].cpu()
+        serving.release([request])
+        expected = reference_logits(serving.model_dir, prompt, images)
+        error = float((logits - expected).norm() / expected.norm())
+        assert error < 0.08, (family, len(images), error)
+
+
+def test_pictures_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> None:  # noqa: F811
+    from epd.engine.checkpoint import read_checkpoint
+    from epd.engine.image_ops import QwenImageOps
+    from epd.engine.models.registry import adapter_for
+
+    adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))
+    processor = adapter.image_processor()
+    worst, share = check_pictures((adapter, processor, QwenImageOps(processor)), NUM_PICTURES, cuda)
+    assert worst <= 2 and share < 1e-4

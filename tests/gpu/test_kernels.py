@@ -1,0 +1,180 @@
+"""The Triton kernels against their specification in torch, in fp64 where that is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from epd.engine.flat_batch import FlatBatch, FlatSequence, pack, view
+from epd.engine.kernels import kernels_for, torch_ops
+from epd.engine.kv_pool import KvPool
+from epd.messages import KvLayout
+
+DTYPES = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # to relative error of the result
+BLOCK = 16
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    found, expected = found.double().cpu(), expected.double().cpu()
+    assert found.isfinite().all()
+    return float((found - expected).norm() / expected.norm())
+
+
+def dtypes(device: str) -> list[tuple[torch.dtype, float]]:
+    # the interpreter has no bfloat16 arithmetic
+    names = ("float32", "float16") if device == "cpu" else tuple(DTYPES)
+    return [(getattr(torch, name), DTYPES[name]) for name in names]
+
+
+def test_norm_and_gate(kernel_device: str) -> None:
+    ops = kernels_for("cuda")
+    for dtype, limit in dtypes(kernel_device):
+        x, residual = torch.randn(2, 5, 200, dtype=dtype, device=kernel_device)
+        weight = torch.randn(200, dtype=dtype, device=kernel_device)
+        expected = torch_ops.rms_norm(x.double(), weight.double(), 1e-6)
+        assert relative(ops.rms_norm(x, weight, 1e-6), expected) < limit
+        total = (x.float() + residual.float()).to(dtype)
+        expected = torch_ops.rms_norm(total.double(), weight.double(), 1e-6)
+        assert relative(ops.add_rms_norm(x, residual, weight, 1e-6), expected) < limit
+        assert torch.equal(residual, total)
+        expected = torch_ops.silu_mul(x.double())
+        assert relative(ops.silu_mul(x), expected) < limit
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 2, 80), (8, 8, 96)])
+def test_rope_and_store(
+    heads: int, kv_heads: int, dim: int, normed: bool, kernel_device: str
+) -> None:
+    ops = kernels_for("cuda")
+    for dtype, limit in dtypes(kernel_device):
+        tokens = 7
+        slots = torch.tensor([35, 2, 3, -1, 90, 17, 18], dtype=torch.int32, device=kernel_device)
+        make = lambda *shape, d=dtype: torch.randn(*shape, dtype=d, device=kernel_device)  # noqa: E731
+        qkv = make(tokens, (heads + 2 * kv_heads) * dim)
+        norms = (make(dim), make(dim)) if normed else None
+        cos, sin = make(tokens, dim), make(tokens, dim)
+        pool = make_pool(dtype, kv_heads, dim, kernel_device)
+        wide = make_pool(torch.float64, kv_heads, dim, kernel_device)
+        found = ops.rope_and_store(qkv, norms, 1e-6, cos, sin, slots, *pool.layer(1))
+        expected = torch_ops.rope_and_store(
+            qkv.double(),
+            (norms[0].double(), norms[1].double()) if norms else None,
+            1e-6,
+            cos.double(),
+            sin.double(),
+            slots,
+            *wide.layer(1),
+        )
+        assert relative(found, expected) < 2 * limit
+        assert relative(pool.tensor, wide.tensor) < 2 * limit
+        assert not pool.tensor[:, 0].any(), "the other layer is untouched"
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(16, 64), (3, 80)])
+def test_rope_of_a_tower(heads: int, dim: int, kernel_device: str) -> None:
+    for dtype, limit in dtypes(kernel_device):
+        qkv = torch.randn(9, 3, heads, dim, dtype=dtype, device=kernel_device)
+        cos, sin = torch.randn(2, 9, dim, device=kernel_device)
+        expected = qkv.double()
+        torch_ops.rotate_pair(expected, cos.double(), sin.double())
+        kernels_for("cuda").rotate_pair(qkv, cos, sin)
+        assert relative(qkv, expected) < limit
+
+
+def make_pool(dtype: torch.dtype, kv_heads: int, dim: int, device: str, blocks: int = 8) -> KvPool:
+    nbytes = 2 * 2 * BLOCK * kv_heads * dim * dtype.itemsize
+    layout = KvLayout(2, BLOCK, kv_heads, dim, str(dtype).removeprefix("torch."), nbytes)
+    return KvPool(layout, blocks, dtype, device)
+
+
+def make_batch(
+    extents: list[tuple[int, int]], device: str, tile: int, padded: int = 0
+) -> tuple[FlatBatch, int]:
+    """Sequences of (start, count) over scattered blocks, and how many blocks there are."""
+    rng = random.Random(str(extents))
+    needed = [-(-(start + count) // BLOCK) for start, count in extents]
+    free = rng.sample(range(sum(needed) + 3), sum(needed))
+    sequences = []
+    for (start, count), blocks in zip(extents, needed, strict=True):
+        table = np.array([free.pop() for _ in range(blocks)], np.int32)
+        sequences.append(FlatSequence([0] * count, start, table, start))
+    data, shape = pack(sequences, BLOCK, tile, padded)
+    return view(torch.from_numpy(data).to(device), shape, tile), sum(needed) + 3
+
+
+SMALL = [(0, 1), (40, 1), (130, 1), (0, 3), (33, 20), (0, 70), (100, 65)]
+LARGE = [(1300 + 7 * i, 1) for i in range(24)] + [(0, 1024), (512, 777), (3000, 130), (15, 2)]
+
+
+@pytest.mark.parametrize("padded", [0, 10])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 2, 80), (8, 8, 96), (32, 8, 128)]
+)
+def test_attention(heads: int, kv_heads: int, dim: int, padded: int, kernel_device: str) -> None:
+    """Mixed chunk lengths with history, decodes, grouped heads, rows of padding, NaN elsewhere."""
+    ops = kernels_for("cuda")
+    small = kernel_device == "cpu"
+    extents = SMALL if small else LARGE
+    if padded:  # a captured batch: decodes alone
+        extents, padded = [e for e in extents if e[1] == 1], 32
+    for dtype, limit in dtypes(kernel_device):
+        tile = 32 if small else 64 if dtype == torch.float32 else 128
+        batch, num_blocks = make_batch(extents, kernel_device, tile, padded)
+        pool = make_pool(dtype, kv_heads, dim, kernel_device, num_blocks)
+        pool.tensor.fill_(torch.nan)
+        wide = make_pool(torch.float64, kv_heads, dim, kernel_device, num_blocks)
+        fill(pool, wide, batch)
+        query = torch.randn(len(batch.ids), heads, dim, dtype=dtype, device=kernel_device)
+        found = ops.attend(query, *pool.layer(1), batch, dim**-0.5)
+        expected = torch_ops.attend(query.double(), *wide.layer(1), batch, dim**-0.5)
+        assert relative(found, expected) < limit, (dtype, extents)
+        known = len(extents)
+        assert not found[known:].any() or not padded
+
+
+def fill(pool: KvPool, wide: KvPool, batch: FlatBatch) -> None:
+    """Keys and values of every token that a sequence has; what lies behind stays as it was."""
+    indptr = batch.indptr.tolist()
+    for i, length in enumerate(batch.seq_lens.tolist()):
+        for j, block in enumerate(batch.indices[indptr[i] : indptr[i + 1]].tolist()):
+            count = min(BLOCK, length - j * BLOCK)
+            place = pool.tensor[block, 1, :, :count]
+            place.copy_(torch.randn(place.shape, device=place.device))
+            wide.tensor[block, 1, :, :count] = place.double()
+
+
+def test_one_tile_of_every_length(kernel_device: str) -> None:
+    """Lengths around the edges of tiles and blocks."""
+    ops = kernels_for("cuda")
+    tile = 32 if kernel_device == "cpu" else 64
+    for history in (0, 1, 15, 16, 31, 32, 33, 64):
+        extents = [(history, count) for count in (2, 16, 17, 31, 32, 33)]
+        batch, num_blocks = make_batch(extents, kernel_device, tile)
+        pool = make_pool(torch.float32, 2, 64, kernel_device, num_blocks)
+        pool.tensor.fill_(torch.nan)
+        wide = make_pool(torch.float64, 2, 64, kernel_device, num_blocks)
+        fill(pool, wide, batch)
+        query = torch.randn(len(batch.ids), 4, 64, device=kernel_device)
+        found = ops.attend(query, *pool.layer(1), batch, 0.125)
+        expected = torch_ops.attend(query.double(), *wide.layer(1), batch, 0.125)
+        assert relative(found, expected) < 2e-6, extents
+
+
+def test_the_specification_knows_a_wrong_block(kernel_device: str) -> None:
+    """A table that names another sequence's block must change the result."""
+    batch, num_blocks = make_batch([(40, 1), (33, 20)], kernel_device, 32)
+    pool = make_pool(torch.float32, 2, 64, kernel_device, num_blocks)
+    pool.tensor.copy_(torch.randn(pool.tensor.shape))
+    query = torch.randn(len(batch.ids), 4, 64, device=kernel_device)
+    ops = kernels_for("cuda")
+    right = ops.attend(query, *pool.layer(1), batch, 0.125)
+    indices = batch.indices.clone()
+    indices[0] = indices[-1]
+    wrong = ops.attend(query, *pool.layer(1), dataclasses.replace(batch, indices=indices), 0.125)
+    assert relative(wrong[0], right[0]) > 0.01
+    assert torch.equal(wrong[1:], right[1:])

@@ -1,0 +1,156 @@
+"""Ordering edges between streams, each shown by a delay kernel and missed when it is taken out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from epd.engine.cuda_events import CudaEventBridge
+from epd.engine.executor import Deferred, DeviceExecutor
+from epd.engine.kv_hop import KvHop
+from epd.engine.kv_pool import KvPool
+from epd.engine.streams import DOWNLOAD, DeviceStreams
+from epd.messages import KvLayout
+
+DELAY_CYCLES = 200_000_000  # about a tenth of a second
+LAYOUT = KvLayout(2, 16, 2, 64, "float32", 2 * 2 * 16 * 2 * 64 * 4)
+
+
+class Device:
+    def __init__(self) -> None:
+        device = torch.device("cuda")
+        self.streams = DeviceStreams(device)
+        bridge = CudaEventBridge(lanes={DOWNLOAD: self.streams.download_stream})
+        self.executor = DeviceExecutor(completion=bridge, streams=self.streams)
+        self.pool = KvPool(LAYOUT, 8, torch.float32, "cuda")
+        self.hop = KvHop(self.pool, self.streams)
+
+
+@pytest.fixture
+def device(cuda: str) -> Iterator[Device]:
+    made = Device()
+    assert made.pool.tensor.is_cuda
+    torch.cuda.synchronize()
+    yield made
+    torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def without(method: str) -> Iterator[None]:
+    """An ordering edge taken out."""
+    original = getattr(torch.cuda.Stream, method)
+    setattr(torch.cuda.Stream, method, lambda self, other: None)
+    try:
+        yield
+    finally:
+        setattr(torch.cuda.Stream, method, original)
+
+
+class NoCompletion(CudaEventBridge):
+    """A bridge that does not wait."""
+
+    def watch(self, deliver: Any, lane: str = "") -> None:
+        deliver(None)
+
+
+def slow_rows(device: Device) -> Deferred[torch.Tensor]:
+    rows = torch.zeros(1 << 20, device="cuda")
+    torch.cuda._sleep(DELAY_CYCLES)
+    rows.fill_(7.0)
+    host = device.streams.download(rows)
+    return Deferred(lambda: host, DOWNLOAD)
+
+
+async def test_rows_are_read_behind_their_kernels(device: Device) -> None:
+    """F2: the future of an encode gives rows that the kernels have filled."""
+    rows = await device.executor.launch(slow_rows, device)
+    assert bool((rows == 7.0).all())
+    with without("wait_stream"):
+        rows = await device.executor.launch(slow_rows, device)
+        assert not bool((rows == 7.0).all()), "without the edge the copy runs ahead"
+    await device.executor.close()
+
+
+async def test_a_future_waits_for_its_lane(device: Device) -> None:
+    """F2: without the event of the stream the bytes are read too early."""
+    hasty = DeviceExecutor(completion=NoCompletion(), streams=device.streams)
+    rows = await hasty.launch(slow_rows, device)
+    assert not bool((rows == 7.0).all())
+    torch.cuda.synchronize()
+    await hasty.close()
+    await device.executor.close()
+
+
+async def test_the_launch_thread_and_the_loop_do_not_wait(device: Device) -> None:
+    """Ten slow calls are queued at once, and the loop turns meanwhile."""
+    futures = [device.executor.launch(slow_rows, device) for _ in range(3)]
+    turns = 0
+    while not futures[-1].done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 50
+    await asyncio.gather(*futures)
+    await device.executor.close()
+
+
+def land_slowly(device: Device, host: torch.Tensor) -> Deferred[torch.Tensor]:
+    """An upload that is held up, then a step that reads what it brings."""
+    with torch.cuda.stream(device.streams.upload_stream):
+        torch.cuda._sleep(DELAY_CYCLES)
+    tensor = device.streams.upload(host)
+    total = tensor.sum()
+    answer = device.streams.download(total)
+    return Deferred(lambda: answer, DOWNLOAD)
+
+
+async def test_a_step_waits_for_its_upload(device: Device) -> None:
+    """F23, F28: a forward reads KV or rows that another stream brings only when they are there."""
+    host = torch.full((1 << 20,), 3.0).pin_memory()
+    expected = 3.0 * (1 << 20)
+    for _ in range(3):
+        assert float(await device.executor.launch(land_slowly, device, host)) == expected
+    host = torch.full((1 << 20,), 5.0).pin_memory()  # what lay there before is not this
+    expected = 5.0 * (1 << 20)
+    with without("wait_stream"):
+        wrong = float(await device.executor.launch(land_slowly, device, host))
+    assert wrong != expected, "without the edge the sum is of what lay there before"
+    await device.executor.close()
+
+
+async def test_kv_lands_and_leaves_as_it_was(device: Device) -> None:
+    """Blocks fetched, sent and landed elsewhere are the same bytes; neighbours are untouched."""
+    landing = memoryview(bytearray(4 * LAYOUT.block_nbytes))
+    device.hop.attach(landing)
+    device.pool.tensor.copy_(torch.randn(device.pool.tensor.shape, device="cuda"))
+    before = device.pool.tensor.clone()
+    views = await device.executor.launch(device.hop.fetch, (5, 2))
+    for slot, view in zip((3, 0), views, strict=True):
+        at = slot * LAYOUT.block_nbytes
+        landing[at : at + LAYOUT.block_nbytes] = view.cast("B")
+    await device.executor.launch(device.hop.land, (3, 0), (1, 7))
+    after = device.pool.tensor
+    assert torch.equal(after[1], before[5]) and torch.equal(after[7], before[2])
+    kept = [0, 2, 3, 4, 5, 6]
+    assert torch.equal(after[kept], before[kept])
+    await device.executor.close()
+    del landing
+
+
+async def test_blocks_may_be_reused_once_their_fetch_is_launched(device: Device) -> None:
+    """The next tenant's step is launched behind the gather and cannot change what is sent."""
+    device.pool.tensor.fill_(1.0)
+
+    def fetch_late() -> Any:
+        torch.cuda._sleep(DELAY_CYCLES)
+        return device.hop.fetch((2,))
+
+    fetched = device.executor.launch(fetch_late)
+    device.executor.launch(lambda: device.pool.tensor.fill_(9.0))
+    (view,) = await fetched
+    assert bool((torch.frombuffer(view, dtype=torch.float32) == 1.0).all())
+    await device.executor.close()
