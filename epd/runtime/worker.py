@@ -54,7 +54,7 @@ def load_engines(config: InstanceConfig) -> Engines:
             config.engine,
             executor,
             max_batch_patches=config.encode.max_batch_patches,
-            cache_nbytes=config.encode.cache_nbytes,
+            cache_nbytes=config.encode.cache_device_nbytes,
         )
     if "prefill" in config.roles or "decode" in config.roles:
         engines.language = build_language(
