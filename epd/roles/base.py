@@ -105,7 +105,7 @@ class Actor:
         self.roles: list[Role[Any]] = []
         self.counters: Counter[str] = Counter()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
-        self.listed: set[tuple[str, int]] = set()  # by the registry that we have joined, ever
+        self.listed: set[tuple[str, int]] = set()  # by a registry, and missed by none since
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False

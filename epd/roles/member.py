@@ -54,7 +54,8 @@ class Member(Role[Never]):
         self._load = load
         self._version = 0
         self._gateway_epoch = 0
-        self._registry_epoch = 0  # whose registry `actor.listed` is of
+        self._registry_epoch = 0  # whose registry `_listed` is of
+        self._listed: set[tuple[str, int]] = set()
         self._beat_s = timing.heartbeat_interval_s
         self.welcomed = False
         self.draining = False
@@ -130,8 +131,8 @@ class Member(Role[Never]):
         if received.epoch == self._gateway_epoch and message.version <= self._version:
             return
         if received.epoch != self._registry_epoch:
-            self._registry_epoch = received.epoch
-            self.actor.listed.clear()
+            self._registry_epoch, self._listed = received.epoch, set()
+            self.actor.arm("member/absent", self._timing.lost_after_s, self._forget_absent)
         self._gateway_epoch, self._version = received.epoch, message.version
         own = self._info.address.instance_id
         for info in message.instances:
@@ -147,7 +148,12 @@ class Member(Role[Never]):
             self._note_lost(address)
         present = {(i.address.instance_id, i.address.epoch) for i in message.instances}
         self._forget_old(present)
+        self._listed |= present
         self.actor.listed |= present
+
+    def _forget_absent(self) -> None:
+        """A registry that starts anew has had time to hear from all who live."""
+        self.actor.listed = set(self._listed)
 
     def _log_transport(self, info: InstanceInfo) -> None:
         is_self = self.actor.is_self(info.address)
@@ -178,7 +184,7 @@ class Member(Role[Never]):
         Only what this very registry has listed can have left it: a gateway that starts anew learns
         of its instances one by one, and those that have not joined it yet are alive.
         """
-        for key in sorted(self.actor.listed):
+        for key in sorted(self._listed):
             if key not in present and key not in self.actor.lost:
                 self._note_lost(self.actor.peers[key].address)
 

@@ -12,6 +12,8 @@ from epd.sim.workload import Workload
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
 
+IN_DOUBT = "TRANSFER:WRITING>QUARANTINED"
+
 RECOVERY_DRILLS: tuple[Drill, ...] = (
     Drill(
         "deaf-prefill",
@@ -66,7 +68,17 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         data=DataConditions(kind="rdma", unknown=0.2, linger_s=1.0, nbytes_per_s=2e5),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a write whose outcome is unknown",
-        fires=("TRANSFER:WRITING>QUARANTINED",),
+        fires=(IN_DOUBT,),
         mutants=("doubt_frees_the_source", "doubt_frees_the_slots", "doubt_waits_for_a_death"),
+    ),
+    Drill(
+        "restart-gateway-in-doubt",
+        ("F7", "F8", "F35"),
+        work=PICTURES,
+        data=DataConditions(kind="rdma", unknown=0.6, linger_s=6.0),
+        faults=(Fault("kill", "gateway", point=IN_DOUBT, nth=2, duration_s=0.2),),
+        may_fail=Excuse(frozenset({"gateway", "transfer", "unavailable"}), refusals=True),
+        why="clients of a dead gateway see their connection break; writes in doubt use up attempts",
+        mutants=("a_new_registry_is_whole_at_once",),
     ),
 )

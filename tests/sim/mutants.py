@@ -254,7 +254,7 @@ def new_registry_loses_the_absent() -> Iterator[None]:
     forget = Member._forget_old
 
     def forget_all(self: Member, present: set[tuple[str, int]]) -> None:
-        self.actor.listed |= set(self.actor.peers)
+        self._listed |= set(self.actor.peers)
         forget(self, present)
 
     with mock.patch.object(Member, "_forget_old", forget_all):

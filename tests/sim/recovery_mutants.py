@@ -8,11 +8,14 @@ from unittest import mock
 
 from epd.fsm import generation, transfer
 from epd.fsm.kernel import Event
+from epd.messages import Membership
 from epd.roles.base import Actor
 from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
+from epd.roles.member import Member
 from epd.sim.transfer import SimTransferEngine
+from epd.transport.base import Received
 from tests.sim.planting import mutant, row
 
 T = transfer.S
@@ -66,6 +69,23 @@ def no_pause_between_attempts() -> Iterator[None]:
 def the_living_are_fenced() -> Iterator[None]:
     """F7: who was slow once, but never lost, is barred for good."""
     with mock.patch.object(Actor, "is_listed", lambda self, address: False):
+        yield
+
+
+@mutant
+def a_new_registry_is_whole_at_once() -> Iterator[None]:
+    """F35: whom a restarted gateway has not heard yet is fenced, and so barred for good."""
+    hear = Member.on_membership
+
+    def forget_first(self: Member, received: Received) -> None:
+        hear(self, received)
+        self._forget_absent()
+
+    handlers = {**Member.handlers, Membership: "on_membership"}
+    with (
+        mock.patch.object(Member, "on_membership", forget_first),
+        mock.patch.object(Member, "handlers", handlers),
+    ):
         yield
 
 
