@@ -127,6 +127,7 @@ class SamplingParams(Record):
     num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
     min_tokens: int = 0
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
+    priority: int = 0  # lower goes first: each step is worth so many seconds of waiting
 
     @property
     def reads_output(self) -> bool:

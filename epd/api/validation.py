@@ -82,6 +82,7 @@ class Asked:
     max_tokens: int | None = None  # None: the model's default, or what the context allows
     default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
     min_tokens: int = 0
+    priority: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
@@ -122,6 +123,7 @@ class Asked:
             num_logprobs=self.num_logprobs,
             min_tokens=self.min_tokens,
             grammar=grammar,
+            priority=self.priority,
         )
 
     def all_stop_token_ids(self, model: ModelFacts) -> tuple[int, ...]:
@@ -185,6 +187,7 @@ SIMPLE: dict[str, Reader] = {
     "min_p": _number(0, 1),
     "min_tokens": _int(0, 2**31 - 1),
     "presence_penalty": _number(-2, 2),
+    "priority": _int(-100, 100),
     "repetition_penalty": _number(0, 10, low_excluded=True),
     "seed": _int(-(2**63), 2**63 - 1),
     "skip_special_tokens": fields.boolean,

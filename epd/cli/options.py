@@ -56,6 +56,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization", dest="engine.gpu_memory_utilization", type=float,
         metavar="SHARE", help="of a GPU's memory, when its KV pool takes what is free",
     )  # fmt: skip
+    group.add_argument(
+        "--max-itl-impact", dest="engine.max_itl_impact", type=float, metavar="FACTOR",
+        help="prompts may make a step so many times as long; default 0: no bound",
+    )  # fmt: skip
 
 
 def add_encoder_flags(parser: argparse.ArgumentParser) -> None:

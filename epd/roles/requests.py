@@ -44,6 +44,7 @@ from epd.transport.base import Received
 
 assert Request.table is TABLE  # importing the table binds it to the machine
 MAX_TOMBSTONES = 4096
+PRIORITY_S = 10.0  # that a step of priority is worth
 RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
 
 
@@ -112,7 +113,7 @@ class Requests(Role[Request]):
 
     def open(self, request: Request) -> None:
         self._requests[request.key] = request
-        request.rank = self.actor.clock.now_s()
+        request.rank = self.actor.clock.now_s() + PRIORITY_S * request.sampling.priority
         request.prefix = PrefixKeys(self.engine.kv_layout.block_size, request.message.items)
         self.actor.arm(
             f"request/{request.key}/deadline",

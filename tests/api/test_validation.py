@@ -63,13 +63,14 @@ def test_null_is_absence():
 
 def test_every_parameter_reaches_the_sampler():
     asked = chat(
-        max_tokens=5, min_tokens=2, temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=9,
+        max_tokens=5, min_tokens=2, priority=-3,
+        temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=9,
         frequency_penalty=1, presence_penalty=-1, repetition_penalty=1.5, logit_bias={"7": -100},
         logprobs=True, top_logprobs=2, ignore_eos=True,
     )  # fmt: skip
     sampling = asked.sampling(1, asked.seed, 5, MODEL, "g")
     assert msgspec.structs.astuple(sampling) == (
-        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2, "g",
+        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2, "g", -3,
     )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ OUT_OF_RANGE = [
     ("temperature", -0.1), ("temperature", 2.1), ("top_p", 0), ("top_p", 1.1), ("top_k", -2),
     ("min_p", -1), ("min_p", 1.5), ("frequency_penalty", 2.5), ("presence_penalty", -2.5),
     ("repetition_penalty", 0), ("n", 0), ("n", 5), ("seed", 2**63), ("min_tokens", -1),
+    ("priority", 101), ("priority", 0.5),
     ("logit_bias", {"0": 101}), ("logit_bias", {"x": 1}), ("logit_bias", {"-1": 1}),
     ("logit_bias", {str(0x110000): 1}), ("stop", ["a"] * 17), ("stop", ""), ("stop", "a" * 1025),
     ("temperature", 10**400), ("seed", 10**400),

@@ -222,3 +222,21 @@ async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> 
         said = await answer(cluster.gateway, asked)
     with pytest.raises(AssertionError):
         assert_exact(said, asked)
+
+
+async def test_a_lower_priority_goes_first(shared: dict[str, Any]) -> None:
+    """With blocks for one, what came earlier and can wait is answered after what is urgent."""
+    texts = {"first": 0, "late": 5, "urgent": -5}
+    asked = [await question(text, max_tokens=12) for text in texts]
+    for one, priority in zip(asked, texts.values(), strict=True):
+        sampling = msgspec.structs.replace(one.generation.sampling, priority=priority)
+        object.__setattr__(one.generation, "sampling", sampling)
+    ended: list[int] = []
+    async with serving(shared, kv_nbytes=4 * BLOCK_NBYTES) as cluster:
+
+        async def ask_one(index: int) -> None:
+            assert_exact(await answer(cluster.gateway, asked[index]), asked[index])
+            ended.append(index)
+
+        await asyncio.gather(*map(ask_one, range(3)))
+    assert ended[-1] == 1
