@@ -9,7 +9,15 @@ from __future__ import annotations
 import msgspec
 
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
+CACHE_SCOPES = ("tenant", "global")  # who shares rows: epd/api/identity.py
 CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
+
+
+def is_transport(text: str) -> bool:
+    """`auto`, or names of transports with commas between them, none twice."""
+    names = text.split(",")
+    known = TRANSPORTS[1:] if len(names) > 1 else TRANSPORTS
+    return len(set(names)) == len(names) and all(name in known for name in names)
 
 
 class ConfigError(Exception):
@@ -106,7 +114,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway_endpoint: str = ""
     endpoint: str = ""
     cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
-    transport: str = "auto"  # of rows and KV, one of TRANSPORTS
+    transport: str = "auto"  # of rows and KV: auto, or some of TRANSPORTS with commas
     transport_directory: str = ""  # for the file transport: shared by instances
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
@@ -124,6 +132,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""
     cluster_key: str = ""
     tenant: str = ""
+    cache_scope: str = "tenant"  # one of CACHE_SCOPES
     limits: Limits = Limits()
     timing: Timing = Timing()
 

@@ -19,9 +19,10 @@ from epd.api.choice import Choice, Delta
 from epd.api.detokenize import Detokenizer
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
+from epd.api.identity import tenant_of
 from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate, Refused
 from epd.api.prepare import Prompt
-from epd.api.responses import Answer, ChatAnswer, CompletionAnswer
+from epd.api.responses import Answer, ChatAnswer, CompletionAnswer, Extras
 from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class Prepares(ModelFacts, Protocol):
     """What is needed of `epd.api.prepare.Preparer`."""
 
-    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt: ...
+    async def chat(self, messages: Sequence[dict[str, Any]], tenant: str = "") -> Prompt: ...
 
     async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
 
@@ -138,7 +139,7 @@ class Completions:
             if asked.messages is None:
                 prompt = await self._preparer.completion(asked.prompt)
             else:
-                prompt = await self._preparer.chat(asked.messages)
+                prompt = await self._preparer.chat(asked.messages, tenant_of(exchange.headers))
             max_tokens = asked.max_new_tokens(len(prompt.token_ids), self._preparer)
             grammar = ""
             if asked.constraint is not None:
@@ -170,7 +171,7 @@ class Completions:
     ) -> None:
         deltas = await self._each(choices, lambda choice: self._collect(exchange, choice))
         pairs = list(zip(choices, deltas, strict=True))
-        body = answer.whole(pairs, timeline=_wants_timeline(exchange))
+        body = answer.whole(pairs, _extras(exchange))
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
@@ -193,10 +194,10 @@ class Completions:
     async def _stream(self, exchange: Exchange, answer: Answer, choice: Choice) -> None:
         """One write per wake-up, however many tokens have come."""
         head = answer.first_chunk(choice.index)
-        timeline = _wants_timeline(exchange)
+        extras = _extras(exchange)
         while not choice.finish_reason:
             delta = choice.take(await self._updates(exchange, choice))
-            events = head + answer.chunk(choice, delta, timeline=timeline)
+            events = head + answer.chunk(choice, delta, extras)
             head = b""
             if events:
                 await send_events(exchange, events)
@@ -264,5 +265,10 @@ def _cancel(streams: Sequence[Any], reason: str) -> None:
         stream.cancel(reason)
 
 
-def _wants_timeline(exchange: Exchange) -> bool:
-    return exchange.headers.get(b"x-epd-timeline") == b"1"
+def _extras(exchange: Exchange) -> Extras:
+    """What the client asked for besides the answer, by headers."""
+    headers = exchange.headers
+    return Extras(
+        timeline=headers.get(b"x-epd-timeline") == b"1",
+        transfer_params=headers.get(b"x-epd-transfer-params") == b"1",
+    )

@@ -3,25 +3,50 @@
 A client's name for a picture proves nothing, so the key is made of content: tenant scope, the
 bytes, everything that turns them into patches, and the model's revision.  Each part goes in with
 its length, so that no two different lists of parts read alike.
+
+Under `cache_scope` "tenant" the scope is who asks: a digest of the request's API key and of the
+header `X-EPD-Tenant`, both, so that naming another tenant without its key finds nothing of it.  Two
+tenants never share rows, and neither can learn from the time that an answer takes whether the other
+has shown this picture before.  Requests without either header are one tenant.  Under "global" all
+that a cluster serves is one scope.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+TENANT_HEADERS = (b"authorization", b"x-epd-tenant")
 
 
-def mm_hash(tenant: str, content: bytes, processor_fingerprint: str, model_fingerprint: str) -> str:
+def tenant_of(headers: Mapping[bytes, bytes]) -> str:
+    """Who asks, as 64 hex digits that do not tell the key; empty for nobody in particular."""
+    named = [headers.get(name, b"") for name in TENANT_HEADERS]
+    if not any(named):
+        return ""
+    digest = hashlib.sha256()
+    for value in named:
+        digest.update(len(value).to_bytes(8, "little"))
+        digest.update(value)
+    return digest.hexdigest()
+
+
+def scope_of(cache_scope: str, configured: str, tenant: str) -> str:
+    """What goes into `mm_hash`; `configured`: the setting `tenant` of the cluster."""
+    return f"{configured}/{tenant}" if cache_scope == "tenant" and tenant else configured
+
+
+def mm_hash(scope: str, content: bytes, processor_fingerprint: str, model_fingerprint: str) -> str:
     """64 hex digits; `content` is the compressed picture as received."""
     digest = hashlib.sha256()
-    for part in _parts(tenant, content, processor_fingerprint, model_fingerprint):
+    for part in _parts(scope, content, processor_fingerprint, model_fingerprint):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
 
 
-def _parts(tenant: str, content: bytes, *fingerprints: str) -> Iterable[bytes]:
-    yield tenant.encode()
+def _parts(scope: str, content: bytes, *fingerprints: str) -> Iterable[bytes]:
+    yield scope.encode()
     yield hashlib.sha256(content).digest()
     for fingerprint in fingerprints:
         yield fingerprint.encode()

@@ -6,7 +6,7 @@ media, render, tokenize), then starts the generation.  Leaf: values and protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,10 +65,19 @@ class GenerationUpdate:
     timeline: list[tuple[str, str, float]] = field(default_factory=list)  # machine, state, t_ms
 
 
+@dataclass(frozen=True, slots=True)
+class TransferParams:
+    """How rows and KV of the present attempt move, in the ecosystem's words (JSON values)."""
+
+    ec: dict[str, dict[str, Any]] = field(default_factory=dict)  # by mm_hash
+    kv: dict[str, Any] = field(default_factory=dict)
+
+
 class GenerationStream(Protocol):
     """Updates in order; iteration ends after the last update or after `cancel`."""
 
     request_id: str
+    transfer_params: Callable[[], TransferParams]
 
     def __aiter__(self) -> AsyncIterator[GenerationUpdate]: ...
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from epd.api.chat import ChatRenderer
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
-from epd.api.identity import mm_hash
+from epd.api.identity import mm_hash, scope_of
 from epd.api.media import MediaFetcher, is_data_url, read_data_url
 from epd.api.picture import load_pillow, read_size
 from epd.api.port import PreparedItem
@@ -80,8 +80,8 @@ class Preparer:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt:
-        """The prompt of a conversation.  Raises ApiError."""
+    async def chat(self, messages: Sequence[dict[str, Any]], tenant: str = "") -> Prompt:
+        """The prompt of a conversation; `tenant`: see `identity.tenant_of`.  Raises ApiError."""
         urls = _image_urls(messages)
         limit = self._config.limits.max_images
         if urls and not self.takes_images:
@@ -90,7 +90,8 @@ class Preparer:
             raise bad_request(
                 f"the request has {len(urls)} pictures; at most {limit} are taken", urls[limit][1]
             )
-        pictures = await asyncio.gather(*(self._picture(url, param) for url, param in urls))
+        scope = scope_of(self._config.cache_scope, self._config.tenant, tenant)
+        pictures = await asyncio.gather(*(self._picture(url, param, scope) for url, param in urls))
         text = self._renderer.render(messages)
         ids = await self._encode(text, "messages", add_special_tokens=False)
         counts = [picture.geometry.num_rows for picture in pictures]
@@ -143,15 +144,15 @@ class Preparer:
     def _longest_token_chars(self) -> int:
         return max(map(len, self._renderer.tokenizer.get_vocab()), default=1)
 
-    async def _picture(self, url: str, param: str) -> _Picture:
+    async def _picture(self, url: str, param: str, scope: str) -> _Picture:
         """Decode base64, read the header, hash: at once if it is short, on a thread if not."""
         source = url if is_data_url(url) else await self._fetcher.fetch(url, param)
         if len(source) <= INLINE_NBYTES:
-            return self._measure(source, param)
+            return self._measure(source, param, scope)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._measure, source, param)
+        return await loop.run_in_executor(self._threads, self._measure, source, param, scope)
 
-    def _measure(self, source: str | bytes, param: str) -> _Picture:
+    def _measure(self, source: str | bytes, param: str, scope: str) -> _Picture:
         """Of a data: URL or of the bytes."""
         limits = self._config.limits
         data = read_data_url(source, limits, param) if isinstance(source, str) else source
@@ -160,7 +161,7 @@ class Preparer:
             geometry = image_geometry(self._renderer.config, self._preprocessor, width, height)
         except MediaError as error:
             raise bad_request(f"{param}: {error}", param) from None
-        key = mm_hash(self._config.tenant, data, self._processor, self._fingerprint)
+        key = mm_hash(scope, data, self._processor, self._fingerprint)
         return _Picture(data, key, geometry)
 
     async def grammar(self, constraint: Constraint) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,6 +22,29 @@ TokenText = Callable[[int], tuple[str, bytes]]
 
 _json = msgspec.json.Encoder().encode
 _FINISH = {"": b"null", "stop": b'"stop"', "length": b'"length"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an answer tells besides, because a header asked for it."""
+
+    timeline: bool = False
+    transfer_params: bool = False
+
+    def of(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Fields to add to an object that holds these choices."""
+        added: dict[str, Any] = {}
+        if self.timeline:
+            added["epd"] = {"timeline": _timeline(choices)}
+        if self.transfer_params:
+            params = [choice.stream.transfer_params() for choice in choices]
+            single = len(params) == 1  # with several, one entry for each choice
+            added["ec_transfer_params"] = params[0].ec if single else [p.ec for p in params]
+            added["kv_transfer_params"] = params[0].kv if single else [p.kv for p in params]
+        return added
+
+
+NO_EXTRAS = Extras()
 
 
 class Answer(ABC):
@@ -63,7 +87,7 @@ class Answer(ABC):
 
     # --- whole ------------------------------------------------------------------------------------
 
-    def whole(self, choices: Sequence[tuple[Choice, Delta]], *, timeline: bool) -> bytes:
+    def whole(self, choices: Sequence[tuple[Choice, Delta]], extras: Extras = NO_EXTRAS) -> bytes:
         """The response of a request that does not stream."""
         num_tokens = sum(choice.num_tokens for choice, _ in choices)
         value = {
@@ -79,8 +103,7 @@ class Answer(ABC):
             ],
             "usage": usage(self._num_prompt_tokens, num_tokens),
         }
-        if timeline:
-            value["epd"] = {"timeline": _timeline([choice for choice, _ in choices])}
+        value |= extras.of([choice for choice, _ in choices])
         return _json(value)
 
     # --- chunks -----------------------------------------------------------------------------------
@@ -89,7 +112,7 @@ class Answer(ABC):
         """What goes ahead of a choice's text; may be empty."""
         return b""
 
-    def chunk(self, choice: Choice, delta: Delta, *, timeline: bool) -> bytes:
+    def chunk(self, choice: Choice, delta: Delta, extras: Extras = NO_EXTRAS) -> bytes:
         """An event with what is new of one choice; empty if nothing is.
 
         Tokens whose text is held back, or that have none, are news too: clients time them.
@@ -103,8 +126,8 @@ class Answer(ABC):
         if self._continuous_usage:
             so_far = usage(self._num_prompt_tokens, choice.num_tokens)
             tail = b',"usage":' + _json(so_far) + b"}\n\n"
-        if timeline and delta.finish_reason:
-            tail = b',"epd":' + _json({"timeline": _timeline([choice])}) + tail
+        if delta.finish_reason and (added := extras.of([choice])):
+            tail = b"," + _json(added)[1:-1] + tail
         return b"".join(
             (
                 self._head,

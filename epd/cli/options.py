@@ -132,8 +132,12 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
         help="HTTP port, default 8000; it also names the cluster among those of this host",
     )  # fmt: skip
     group.add_argument(
-        "--transport", metavar="NAME",
-        help="how rows and KV move: auto (by pair of instances), shm, tcp, mooncake, file",
+        "--transport", metavar="NAMES",
+        help="how rows and KV move: auto (by pair of instances), or shm, tcp, mooncake, file",
+    )  # fmt: skip
+    group.add_argument(
+        "--cache-scope", metavar="SCOPE",
+        help="who shares encoded pictures: tenant (API key and X-EPD-Tenant; the default), global",
     )  # fmt: skip
     group.add_argument(
         "--transport-dir", dest="transport_directory", metavar="DIR",

@@ -24,6 +24,7 @@ import msgspec
 
 from epd.cli.parser import parse_nbytes, suggestion
 from epd.config import (
+    CACHE_SCOPES,
     CHECKSUMS,
     CUDA_DEFAULTS,
     TRANSPORTS,
@@ -36,6 +37,7 @@ from epd.config import (
     Limits,
     PrefillConfig,
     Timing,
+    is_transport,
 )
 
 MAY_BE_ZERO = frozenset(
@@ -64,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 8000
     tenant: str = ""
+    cache_scope: str = "tenant"  # who shares rows: requests of one tenant, or all (global)
     cluster_key: str = ""  # a key file: required between hosts
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
     transport_directory: str = ""  # of the file transport: shared by all instances
@@ -190,8 +193,14 @@ def _problem(key: str, value: Any) -> str:
         return f"it must be one of {', '.join(DTYPES)}{suggestion(value, DTYPES)}"
     if key == "engine.checksums" and value not in CHECKSUMS:
         return f"it must be one of {', '.join(CHECKSUMS)}{suggestion(value, CHECKSUMS)}"
-    if key == "transport" and value not in TRANSPORTS:
-        return f"it must be one of {', '.join(TRANSPORTS)}{suggestion(value, TRANSPORTS)}"
+    if key == "cache_scope" and value not in CACHE_SCOPES:
+        return f"it must be one of {', '.join(CACHE_SCOPES)}{suggestion(value, CACHE_SCOPES)}"
+    if key == "transport" and not is_transport(value):
+        last = value.split(",")[-1]
+        return (
+            f"it must be auto, or some of {', '.join(TRANSPORTS[1:])} with commas between them"
+            f"{suggestion(last, TRANSPORTS)}"
+        )
     if key == "engine.device" and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         return "it must be cpu, cuda, or cuda: and a number"
     if key == "engine.load_format" and value not in LOAD_FORMATS:
@@ -236,6 +245,7 @@ def gateway_config(settings: Settings, instance_id: str, endpoint: str) -> Gatew
         port=settings.port,
         endpoint=endpoint,
         tenant=settings.tenant,
+        cache_scope=settings.cache_scope,
         cluster_key=settings.cluster_key,
         limits=settings.limits,
         timing=settings.timing,

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from epd.api.port import Generation as Prepared
+from epd.api.port import TransferParams
 from epd.config import Timing
 from epd.fsm.generation import Generation
 from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, PrefillRequest
@@ -160,6 +161,31 @@ class Dispatcher:
     def wants(self, machine: Generation, room: str) -> bool:
         """Whether the present attempt may still need this room's rows."""
         return room in self._rooms.get(machine.key, {}) and not machine.token_ids_of_attempt
+
+    def transfer_params(self, machine: Generation) -> TransferParams:
+        """How rows and KV of the latest attempt move."""
+        placement: Placement | None = machine.placement
+        if placement is None:
+            return TransferParams()
+        prefill, decode = placement.prefill, placement.decode
+        over = self._registry.transport_between
+        ec = {
+            item.mm_hash: {
+                "remote_engine_id": encoder.instance_id,
+                "transport": over(encoder, prefill),
+                "num_rows": item.num_rows,
+            }
+            for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
+        }
+        kv = {
+            "do_remote_prefill": prefill.instance_id != decode.instance_id,
+            "remote_engine_id": prefill.instance_id,
+            "remote_request_id": machine.key,
+            "decode_engine_id": decode.instance_id,
+            "transport": over(prefill, decode),
+            "num_prompt_tokens": len(machine.prompt.token_ids),
+        }
+        return TransferParams(ec, kv)
 
     # --- the end of an attempt --------------------------------------------------------------------
 

@@ -98,7 +98,11 @@ class GatewayRole(Role[Generation]):
             self.fire(machine, fsm.Refused(reason))
             self.outcomes["rejected"] += 1
             raise Refused(status, self._limits.retry_after_s, reason)
-        stream = Stream(request_id, lambda why: self._cancel(machine, why))
+        stream = Stream(
+            request_id,
+            lambda why: self._cancel(machine, why),
+            lambda: self._dispatcher.transfer_params(machine),
+        )
         machine.stream = stream
         self._open[request_id] = machine
         self.actor.arm(

@@ -56,6 +56,15 @@ class Registry(Role[Instance]):
         """By name; of each the latest epoch, lost ones too until they return."""
         return [self._instances[name] for name in sorted(self._instances)]
 
+    def transport_between(self, one: Address, other: Address) -> str:
+        """`local` within an instance; empty if one of them is not known any more."""
+        if one.instance_id == other.instance_id:
+            return "local"
+        pair = [self._instances.get(address.instance_id) for address in (one, other)]
+        if pair[0] is None or pair[1] is None:
+            return ""
+        return pairing.choose(pair[0].info, pair[1].info)
+
     def transports_of(self, instance: Instance) -> dict[str, str]:
         """Which transport it uses with each member that it exchanges rows or KV with."""
         return {

@@ -10,14 +10,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from epd.api.port import GenerationUpdate
+from epd.api.port import GenerationUpdate, TransferParams
 
 
 class Stream:
     """An async iterator of `GenerationUpdate`; ends after the last update or after `cancel`."""
 
-    def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        cancel: Callable[[str], None],
+        transfer_params: Callable[[], TransferParams],
+    ) -> None:
         self.request_id = request_id
+        self.transfer_params = transfer_params
         self._on_cancel = cancel
         self._updates: deque[GenerationUpdate] = deque()
         self._news = asyncio.Event()

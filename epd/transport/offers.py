@@ -11,7 +11,7 @@ import importlib.util
 import os
 import secrets
 
-from epd.config import TRANSPORTS
+from epd.config import TRANSPORTS, is_transport
 from epd.messages import TransportOffer
 from epd.transport.base import TransportError
 from epd.transport.endpoint import is_loopback, is_tcp
@@ -29,11 +29,11 @@ def offered(transport: str, endpoint: str, directory: str) -> tuple[str, ...]:
     directory is configured.  Raises TransportError for a name that is none.
     """
     if transport != "auto":
-        if transport not in TRANSPORTS:
+        if not is_transport(transport):
             raise TransportError(
                 f"there is no transport {transport!r}: choose one of {', '.join(TRANSPORTS)}"
             )
-        return (transport,)
+        return tuple(transport.split(","))
     names = ["shm"]
     if is_tcp(endpoint):
         if not is_loopback(endpoint) and is_mooncake_usable():

@@ -20,6 +20,7 @@ from epd.api.port import (
     PreparedItem,
     Readiness,
     Refused,
+    TransferParams,
 )
 from epd.api.prepare import Prompt
 from epd.api.server import ApiServer
@@ -50,6 +51,7 @@ class FakeStream:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.transfer_params = lambda: TransferParams({"h": {"transport": "shm"}}, {"a": 1})
         self.cancelled = asyncio.Event()
         self.reasons: list[str] = []
         self.updates: asyncio.Queue[GenerationUpdate | None] = asyncio.Queue()
@@ -153,7 +155,7 @@ class FakePreparer:
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
 
-    async def chat(self, messages: Sequence[dict[str, Any]]) -> Prompt:
+    async def chat(self, messages: Sequence[dict[str, Any]], tenant: str = "") -> Prompt:
         self.messages = list(messages)
         self.entered.set()
         if self.gate is not None:

@@ -330,3 +330,18 @@ async def test_request_id_and_timeline():
     assert [e["t_ms"] for e in entries] == [0.0, 12.346]
     assert chunks[-1].epd["timeline"] == entries
     assert [e["choice"] for e in both.epd["timeline"]] == [0] * len(TIMELINE) + [1] * len(TIMELINE)
+
+
+async def test_transfer_params_are_shown_when_asked_for():
+    wanted = {"x-epd-transfer-params": "1"}
+    async with client_of() as (client, _, _):
+        plain = await ask(client)
+        answer = await ask(client, extra_headers=wanted)
+        chunks = await chunks_of(client, extra_headers=wanted)
+        both = await ask(client, extra_headers=wanted, n=2)
+    assert not {"ec_transfer_params", "kv_transfer_params"} & set(plain.model_dump())
+    for last in (answer, chunks[-1]):
+        assert last.ec_transfer_params == {"h": {"transport": "shm"}}
+        assert last.kv_transfer_params == {"a": 1}
+    assert both.kv_transfer_params == [{"a": 1}] * 2
+    assert not any("kv_transfer_params" in chunk.model_dump() for chunk in chunks[:-1])

@@ -38,6 +38,13 @@ EXAMPLES = (
         "epd run --role encode --join tcp://10.0.0.1:7000 --listen tcp://10.0.0.2:7001",
         "an encoder on another host (and the same --cluster-key)",
     ),
+    (
+        (
+            "epd run --role encode --ec-transfer-config "
+            """'{"ec_connector": "auto", "ec_role": "ec_both"}'"""
+        ),
+        "connectors as vLLM spells them",
+    ),
     ("epd run --role all --set timing.request_timeout_s=30", "everything in one process"),
     ("epd run --topology 1epd --show-config", "all settings as they would be used, and no start"),
 )
@@ -61,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster-key", metavar="FILE", help="key file; who has it is a member (made by --new-key)"
     )
     net.add_argument("--new-key", metavar="FILE", help="write a new key file and exit")
+    group = parser.add_argument_group("connectors, as vLLM spells them")
+    for hop, text in (("ec", "rows, from encode to prefill"), ("kv", "KV, from prefill to decode")):
+        group.add_argument(
+            f"--{hop}-transfer-config", metavar="JSON",
+            help=f'{text}: {{"{hop}_connector": ..., "{hop}_role": ...}}',
+        )  # fmt: skip
     options.add_model_flags(parser)
     options.add_encoder_flags(parser)
     options.add_limit_flags(parser)
@@ -91,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """What to start; everything that can be refused without starting is refused here."""
+    from epd.cli.connectors import apply, read_transfer_configs
     from epd.cli.parser import UsageError
     from epd.cli.plan import plan_role, plan_topology
     from epd.cli.ports import check_free
@@ -98,11 +112,15 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
     if bool(args.role) == bool(args.topology):
         raise UsageError("say what to start: either --role or --topology (epd run --help)")
+    applied = read_transfer_configs(
+        args.ec_transfer_config, args.kv_transfer_config, _roles_of(args)
+    )
+    args.instance_id = args.instance_id or applied.instance_id
+    args.listen = args.listen or applied.listen
     if args.topology and args.instance_id:
         raise UsageError("--id names one process: it goes with --role, not with --topology")
-    settings, placing, log = (
-        options.settings_of(args), options.placing_of(args), options.log_of(args)
-    )  # fmt: skip
+    settings = apply(options.settings_of(args), applied)
+    placing, log = options.placing_of(args), options.log_of(args)
     if settings.cluster_key:
         ClusterKey.load(settings.cluster_key)
     if (args.topology and not args.join) or args.role in {"gateway", "all"}:
@@ -110,6 +128,18 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.topology:
         return plan_topology(args.topology, settings, placing, log)
     return plan_role(args.role, args.instance_id, settings, placing, log)
+
+
+def _roles_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """All roles that the command starts, for what is said of them together."""
+    from epd.topology import ROLES, parse_roles, parse_topology
+
+    if args.topology:
+        played = {role for roles in parse_topology(args.topology) for role in roles}
+        return tuple(role for role in ROLES if role in played)
+    if args.role in {"all", "gateway"}:
+        return ROLES if args.role == "all" else ()
+    return parse_roles(args.role)
 
 
 def _new_key(path: str) -> int:

@@ -1,0 +1,315 @@
+"""`--ec-transfer-config` and `--kv-transfer-config`: JSON as vLLM spells it, in our words.
+
+One table per hop says what each key becomes.  Nothing is ignored: a key that means something here
+becomes a setting, one whose only value here is known is accepted at that value, and everything else
+is refused by name with what is known.  A role that the instance does not play is refused as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from epd.cli.parser import suggestion
+from epd.cli.settings import Settings, checked
+from epd.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """What a connector of theirs is here; `extra`: keys of its own configuration to settings."""
+
+    transport: str
+    extra: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One of the two hops: the prefix of its keys, who sends and who takes, what is known."""
+
+    prefix: str
+    flag: str
+    sends: str
+    takes: str
+    connectors: Mapping[str, Connector]
+    buffers: Mapping[str, str]  # which setting a buffer size is, by claim
+
+
+_FILE = Connector(
+    "file", {"shared_storage_path": "transport_directory"}, needs=("shared_storage_path",)
+)
+_MOONCAKE = Connector("mooncake", {"mooncake_protocol": "", "protocol": ""})
+_AUTO = Connector("auto")
+
+EC = Hop(
+    "ec",
+    "--ec-transfer-config",
+    "encode",
+    "prefill",
+    {
+        "ECExampleConnector": _FILE,
+        "ECSharedStorageConnector": _FILE,
+        "ECMooncakeConnector": _MOONCAKE,
+        "SHMConnector": Connector("shm"),
+        "auto": _AUTO,
+    },
+    {"producer": "encode.send_buffer_nbytes", "consumer": "prefill.pool_nbytes"},
+)
+KV = Hop(
+    "kv",
+    "--kv-transfer-config",
+    "prefill",
+    "decode",
+    {
+        "ExampleConnector": _FILE,
+        "SharedStorageConnector": _FILE,
+        "MooncakeConnector": _MOONCAKE,
+        "SHMConnector": Connector("shm"),
+        "auto": _AUTO,
+    },
+    {"producer": "engine.kv_nbytes", "consumer": "engine.kv_nbytes"},
+)
+
+
+@dataclass(slots=True)
+class Applied:
+    """What the two configurations come to."""
+
+    values: dict[str, Any] = field(default_factory=dict)  # settings by dotted key
+    transports: list[str] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)  # by setting: the flag
+    instance_id: str = ""
+    host: str = ""
+    port: str = ""
+
+    @property
+    def listen(self) -> str:
+        """Own endpoint, where one was asked for."""
+        return f"tcp://{self.host or '127.0.0.1'}:{self.port or '*'}" if self.host else ""
+
+    def put(self, hop: Hop, key: str, value: Any) -> None:
+        """Raises ConfigError if the other hop wants something else."""
+        value = checked(key, value, hop.flag)
+        if self.values.get(key, value) != value:
+            raise ConfigError(
+                f"{self.origins[key]} wants {key} {self.values[key]!r} and {hop.flag} {value!r}: "
+                "an instance has one"
+            )
+        self.values[key], self.origins[key] = value, hop.flag
+
+
+def read_transfer_configs(ec: str | None, kv: str | None, roles: tuple[str, ...]) -> Applied:
+    """Both flags' JSON, for an instance (or a topology) of these roles.  Raises ConfigError."""
+    applied = Applied()
+    for hop, text in ((EC, ec), (KV, kv)):
+        if text is not None:
+            _read(hop, text, roles, applied)
+    if applied.transports:
+        names = [name for name in dict.fromkeys(applied.transports) if name != "auto"]
+        applied.values["transport"] = "auto" if "auto" in applied.transports else ",".join(names)
+    return applied
+
+
+def apply(settings: Settings, applied: Applied) -> Settings:
+    """The settings with what the connectors say.  Raises ConfigError if a flag says otherwise."""
+    default = Settings()
+    changed: Any = settings
+    for key, value in applied.values.items():
+        *tables, name = key.split(".")
+        own = _get(settings, key)
+        if own not in (_get(default, key), value):
+            flag = applied.origins.get(key, "the connector")
+            raise ConfigError(
+                f"{key} is {own!r} by a setting or flag and {value!r} by {flag}: drop one of them"
+            )
+        if tables:
+            inner = msgspec.structs.replace(getattr(changed, tables[0]), **{name: value})
+            changed = msgspec.structs.replace(changed, **{tables[0]: inner})
+        else:
+            changed = msgspec.structs.replace(changed, **{name: value})
+    result: Settings = changed
+    return result
+
+
+def _get(settings: Any, key: str) -> Any:
+    for name in key.split("."):
+        settings = getattr(settings, name)
+    return settings
+
+
+def _read(hop: Hop, text: str, roles: tuple[str, ...], applied: Applied) -> None:
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{hop.flag} is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f'{hop.flag} holds no object: write {{"{hop.prefix}_connector": ...}}')
+    readers = _readers(hop)
+    for key in given:
+        if key not in readers:
+            raise ConfigError(
+                f"{hop.flag}: {key} is unknown{suggestion(key, readers)}; known are "
+                f"{', '.join(readers)}"
+            )
+    for name in (f"{hop.prefix}_connector", f"{hop.prefix}_role"):
+        if given.get(name) is None:
+            raise ConfigError(f"{hop.flag} has no {name}: give one")
+    claims = _claims(hop, str(given[f"{hop.prefix}_role"]), roles)
+    connector = _connector(hop, given[f"{hop.prefix}_connector"])
+    extra_key = f"{hop.prefix}_connector_extra_config"
+    extra = given.get(extra_key)
+    for name in connector.needs:
+        if not isinstance(extra, dict) or not extra.get(name):
+            raise ConfigError(f"{hop.flag}: {extra_key} lacks {name}")
+    applied.transports.append(connector.transport)
+    for key, value in given.items():
+        if value is not None:
+            readers[key](_Read(hop, connector, claims, applied), key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a reader of one key may need."""
+
+    hop: Hop
+    connector: Connector
+    claims: tuple[str, ...]
+    applied: Applied
+
+
+Reader = Callable[[_Read, str, Any], None]
+
+
+def _readers(hop: Hop) -> dict[str, Reader]:
+    prefix = hop.prefix
+    return {
+        f"{prefix}_connector": _done,
+        f"{prefix}_role": _done,
+        f"{prefix}_connector_extra_config": _extra,
+        f"{prefix}_buffer_size": _buffer_size,
+        f"{prefix}_buffer_device": _buffer_device,
+        f"{prefix}_ip": _ip,
+        f"{prefix}_port": _port,
+        f"{prefix}_rank": _counted,
+        f"{prefix}_parallel_size": _counted,
+        f"{prefix}_connector_module_path": _module_path,
+        "engine_id": _engine_id,
+    }
+
+
+def _claims(hop: Hop, role: str, roles: tuple[str, ...]) -> tuple[str, ...]:
+    """`producer`, `consumer` or both.  Raises ConfigError if the instance does not play it."""
+    known: dict[str, tuple[str, ...]] = {
+        f"{hop.prefix}_producer": ("producer",),
+        f"{hop.prefix}_consumer": ("consumer",),
+        f"{hop.prefix}_both": ("producer", "consumer"),
+    }
+    claims = known.get(role)
+    if claims is None:
+        raise ConfigError(
+            f"{hop.flag}: {hop.prefix}_role {role!r} is unknown; choose {', '.join(known)}"
+        )
+    plays = tuple(
+        claim
+        for claim, stage in (("producer", hop.sends), ("consumer", hop.takes))
+        if stage in roles
+    )
+    if not plays:
+        raise ConfigError(
+            f"{hop.flag}: an instance of {'+'.join(roles) or 'no role'} has no part in this hop, "
+            f"from {hop.sends} to {hop.takes}: drop it"
+        )
+    if plays != claims and len(claims) < 2:
+        fits = next(name for name, claim in known.items() if claim == plays)
+        raise ConfigError(
+            f"{hop.flag}: {hop.prefix}_role {role} contradicts an instance of {'+'.join(roles)}, "
+            f"which is {fits}"
+        )
+    return plays
+
+
+def _connector(hop: Hop, name: Any) -> Connector:
+    connector = hop.connectors.get(str(name))
+    if connector is None:
+        known = (f"{theirs} ({c.transport})" for theirs, c in hop.connectors.items())
+        raise ConfigError(
+            f"{hop.flag}: connector {name!r} is not known{suggestion(str(name), hop.connectors)}; "
+            f"there are {', '.join(known)}"
+        )
+    return connector
+
+
+def _done(its: _Read, key: str, value: Any) -> None:
+    """Read before the others."""
+
+
+def _extra(its: _Read, key: str, value: Any) -> None:
+    hop, connector = its.hop, its.connector
+    if not isinstance(value, dict):
+        raise ConfigError(f"{hop.flag}: {key} must be an object")
+    for name, content in value.items():
+        if name not in connector.extra:
+            known = ", ".join(connector.extra) or "none"
+            raise ConfigError(
+                f"{hop.flag}: {key}.{name} is unknown{suggestion(name, connector.extra)}; this "
+                f"connector has {known}"
+            )
+        setting = connector.extra[name]
+        if setting:
+            its.applied.put(hop, setting, content)
+        elif content != "tcp":
+            raise ConfigError(f"{hop.flag}: {key}.{name} {content!r} is not supported: tcp is")
+
+
+def _buffer_size(its: _Read, key: str, value: Any) -> None:
+    if not isinstance(value, int | float) or value <= 0 or value != int(value):
+        raise ConfigError(f"{its.hop.flag}: {key} must be a number of bytes, not {value!r}")
+    for claim in its.claims:
+        its.applied.put(its.hop, its.hop.buffers[claim], int(value))
+
+
+def _buffer_device(its: _Read, key: str, value: Any) -> None:
+    its.applied.put(its.hop, "engine.device", value)
+
+
+def _ip(its: _Read, key: str, value: Any) -> None:
+    if its.applied.host not in ("", value):
+        raise ConfigError(
+            f"{its.hop.flag}: {key} is {value} and the other hop's {its.applied.host}: an instance "
+            "listens at one address"
+        )
+    its.applied.host = str(value)
+
+
+def _port(its: _Read, key: str, value: Any) -> None:
+    if not isinstance(value, int) or not 0 < value < 65536:
+        raise ConfigError(f"{its.hop.flag}: {key} must be a port, not {value!r}")
+    if its.applied.port not in ("", str(value)):
+        raise ConfigError(
+            f"{its.hop.flag}: {key} is {value} and the other hop's {its.applied.port}: both hops "
+            "share the instance's endpoint"
+        )
+    its.applied.port = str(value)
+
+
+def _counted(its: _Read, key: str, value: Any) -> None:
+    if value != (1 if key.endswith("size") else 0):
+        raise ConfigError(
+            f"{its.hop.flag}: {key} {value!r} is not supported: instances are counted by joining "
+            "the gateway; drop it"
+        )
+
+
+def _module_path(its: _Read, key: str, value: Any) -> None:
+    raise ConfigError(f"{its.hop.flag}: {key} is not supported: no code is loaded by configuration")
+
+
+def _engine_id(its: _Read, key: str, value: Any) -> None:
+    if its.applied.instance_id not in ("", value):
+        raise ConfigError(f"{its.hop.flag}: {key} {value!r} differs from the other hop's")
+    its.applied.instance_id = str(value)

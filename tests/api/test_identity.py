@@ -1,0 +1,57 @@
+"""Who is the same picture, for whom (fault F38)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epd.api.identity import mm_hash, scope_of, tenant_of
+from epd.api.prepare import Preparer
+from epd.config import GatewayConfig
+from epd.tiny import CHECKPOINT
+from tests.api.test_prepare import part, png, user
+
+ALICE = {b"authorization": b"Bearer alice"}
+BOB = {b"authorization": b"Bearer bob"}
+
+
+def test_content_and_all_that_shapes_its_rows_is_the_identity() -> None:
+    parts = ("scope", b"picture", "processor", "model")
+    others = [
+        ("scop", b"epicture", "processor", "model"),
+        ("scope", b"picture", "processorm", "odel"),
+        ("scope", b"picture2", "processor", "model"),
+        ("other", b"picture", "processor", "model"),
+    ]
+    assert len({mm_hash(*given) for given in [parts, *others]}) == 5
+    assert mm_hash(*parts) == mm_hash(*parts)
+
+
+def test_a_tenant_is_its_key_and_its_name_together() -> None:
+    named = {b"x-epd-tenant": b"alice"}
+    tenants = [tenant_of(h) for h in ({}, ALICE, BOB, named, ALICE | named, BOB | named)]
+    assert len(set(tenants)) == 6 and tenants[0] == ""
+    assert all("alice" not in tenant for tenant in tenants)
+    swapped = {b"authorization": b"", b"x-epd-tenant": b"Bearer alice"}
+    assert tenant_of(swapped) != tenant_of(ALICE)
+
+
+def test_the_scope_follows_the_setting() -> None:
+    assert scope_of("tenant", "cluster", "") == scope_of("global", "cluster", "x") == "cluster"
+    assert scope_of("tenant", "cluster", "x") not in {"cluster", scope_of("tenant", "other", "x")}
+
+
+@pytest.mark.parametrize(("cache_scope", "shared"), [("tenant", False), ("global", True)])
+async def test_tenants_share_pictures_only_in_a_global_scope(
+    cache_scope: str, shared: bool
+) -> None:
+    preparer = Preparer(GatewayConfig(model_dir=str(Path(CHECKPOINT)), cache_scope=cache_scope))
+    message = user(part(png(64, 64)), "?")
+    hashes = [
+        (await preparer.chat(message, tenant_of(headers))).items[0].mm_hash
+        for headers in (ALICE, ALICE, BOB, {})
+    ]
+    await preparer.close()
+    assert hashes[0] == hashes[1]
+    assert (len(set(hashes)) == 1) == shared

@@ -1,0 +1,119 @@
+"""Connector configurations of the ecosystem: mapped, or refused by name with what is known."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+
+from epd.cli.connectors import apply, read_transfer_configs
+from epd.cli.plan import Plan
+from epd.cli.settings import Settings, build_settings
+from epd.cli.verbs import run
+from epd.config import ConfigError
+
+
+def ec(role: str = "ec_producer", connector: str = "SHMConnector", **more: Any) -> str:
+    return json.dumps({"ec_connector": connector, "ec_role": role, **more})
+
+
+def kv(role: str = "kv_both", connector: str = "SHMConnector", **more: Any) -> str:
+    return json.dumps({"kv_connector": connector, "kv_role": role, **more})
+
+
+def settings(roles: str, ec_text: str | None = None, kv_text: str | None = None) -> Settings:
+    names = {"e": "encode", "p": "prefill", "d": "decode"}
+    applied = read_transfer_configs(ec_text, kv_text, tuple(names[r] for r in roles))
+    return apply(Settings(), applied)
+
+
+PATH = {"shared_storage_path": "/mnt/rows"}
+
+
+def test_each_key_becomes_its_setting() -> None:
+    made = settings(
+        "e", ec(connector="ECExampleConnector", ec_connector_extra_config=PATH, ec_buffer_size=3e6)
+    )
+    assert (made.transport, made.transport_directory) == ("file", "/mnt/rows")
+    assert made.encode.send_buffer_nbytes == 3_000_000
+    assert settings("p", ec("ec_consumer", ec_buffer_size=1e9)).prefill.pool_nbytes == 10**9
+    assert settings("d", None, kv("kv_consumer", kv_buffer_size=5e8)).engine.kv_nbytes == 5 * 10**8
+    assert settings("p", None, kv("kv_producer", "MooncakeConnector")).transport == "mooncake"
+
+
+def test_hops_of_one_instance_may_differ() -> None:
+    made = settings("p", ec("ec_consumer", "ECMooncakeConnector"), kv("kv_producer"))
+    assert made.transport == "mooncake,shm"
+    assert settings("p", ec("ec_consumer", "auto"), kv("kv_producer", "auto")).transport == "auto"
+
+
+def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> None:
+    text = ec(
+        ec_rank=0, ec_parallel_size=1, ec_buffer_device="cpu", engine_id="enc-7", ec_ip="10.0.0.2",
+        ec_port=14579, ec_connector_module_path=None,
+    )  # fmt: skip
+    applied = read_transfer_configs(text, None, ("encode",))
+    assert applied.instance_id == "enc-7"
+    assert applied.listen == "tcp://10.0.0.2:14579"
+
+
+@pytest.mark.parametrize(
+    ("roles", "ec_text", "kv_text", "words"),
+    [
+        ("e", ec(ec_conector_extra_config={}), None, "ec_conector_extra_config is unknown; did"),
+        ("e", ec(kv_port=1), None, "kv_port is unknown.*known are ec_connector, ec_role"),
+        ("e", ec("ec_consumer"), None, "ec_role ec_consumer contradicts an instance of encode"),
+        ("ep", ec("ec_producer"), None, "which is ec_both"),
+        ("e", ec("producer"), None, "choose ec_producer, ec_consumer, ec_both"),
+        ("d", ec("ec_both"), None, "has no part in this hop, from encode to prefill"),
+        ("e", None, kv(), "has no part in this hop, from prefill to decode"),
+        ("", ec("ec_both"), None, "no role has no part"),
+        ("e", ec(connector="NixlConnector"), None, "there are ECExampleConnector .file., "),
+        ("e", ec(connector="SHMConector"), None, "did you mean SHMConnector"),
+        ("e", ec(ec_connector_extra_config=PATH), None, "shared_storage_path is unknown; this"),
+        ("e", ec(connector="ECExampleConnector"), None, "extra_config lacks shared_storage_path"),
+        (
+            "e",
+            ec(connector="ECMooncakeConnector", ec_connector_extra_config={"protocol": "rdma"}),
+            None,
+            "'rdma' is not supported: tcp is",
+        ),
+        ("e", ec(ec_parallel_size=2), None, "ec_parallel_size 2 is not supported"),
+        ("e", ec(ec_connector_module_path="evil.module"), None, "no code is loaded"),
+        ("e", ec(ec_buffer_size=-1), None, "must be a number of bytes"),
+        ("e", ec(ec_buffer_device="cuda"), None, "engine.device is 'cuda'; it must be"),
+        ("p", ec("ec_consumer", ec_port=1), kv("kv_producer", kv_port=2), "share the instance's"),
+        ("e", "{", None, "is not JSON"),
+        ("e", "[]", None, "holds no object"),
+        ("e", '{"ec_role": "ec_producer"}', None, "has no ec_connector"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(roles: str, ec_text: str | None, kv_text: str | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings(roles, ec_text, kv_text)
+
+
+def test_a_flag_that_says_otherwise_is_not_overruled() -> None:
+    own = build_settings(assignments=["transport=tcp"])
+    applied = read_transfer_configs(ec(), None, ("encode",))
+    with pytest.raises(ConfigError, match="transport is 'tcp' by a setting or flag and 'shm'"):
+        apply(own, applied)
+
+
+def plan(*arguments: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    return run.make_plan(parser.parse_args(arguments))
+
+
+def test_the_command_line_takes_them(tmp_path: Any) -> None:
+    place = ("--run-dir", str(tmp_path), "--port", "18999")
+    made = plan("--role", "encode", "--ec-transfer-config", ec(engine_id="enc-7"), *place)
+    assert made.instances[0].instance_id == "enc-7"
+    assert made.instances[0].transport == "shm"
+    both = plan("--topology", "1e1pd", "--ec-transfer-config", ec("ec_both"), *place)
+    assert {instance.transport for instance in both.instances} == {"shm"}
+    with pytest.raises(ConfigError, match="contradicts an instance of encode"):
+        plan("--topology", "1e1pd", "--ec-transfer-config", ec("ec_producer"), *place)
