@@ -38,7 +38,7 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.dispatch import Dispatcher
-from epd.roles.gateway_metrics import instance_metrics, own_metrics
+from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.scheduling.placement import Placement, Unplaceable, place
@@ -145,16 +145,12 @@ class GatewayRole(Role[Generation]):
         chosen = place(self._dispatcher.candidates(), ["any"] if needs_encoder else [])
         reason = chosen.reason if isinstance(chosen, Unplaceable) else ""
         instances = [
-            {
-                "instance": i.info.address.instance_id,
-                "epoch": i.info.address.epoch,
-                "pid": i.info.pid,
-                "roles": list(i.info.roles),
-                "state": i.state.name,
-                "assigned": self._dispatcher.assigned_to(i.info.address.instance_id),
-                "transports": self._registry.transports_of(i),
-                "cached_pictures": len(self._index.held(i.info.address.instance_id)),
-            }
+            instance_facts(
+                i,
+                self._dispatcher.assigned_to(i.info.address.instance_id),
+                self._registry.transports_of(i),
+                len(self._index.held(i.info.address.instance_id)),
+            )
             for i in self._registry.instances
         ]
         return Readiness(not reason, reason, instances)

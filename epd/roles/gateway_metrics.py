@@ -1,8 +1,9 @@
-"""What a gateway tells of itself for /metrics, and by their heartbeats of every instance."""
+"""What a gateway tells for /metrics and /ready: of itself, and by heartbeats of every instance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from epd.api.port import Metric
 from epd.fsm.instance import Instance
@@ -63,3 +64,19 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
         yield Metric(f"{name}_evictions_total", tier.evictions, labels, "counter", evictions)
         failures = "rows that could not be read or written"
         yield Metric(f"{name}_failures_total", tier.failures, labels, "counter", failures)
+
+
+def instance_facts(
+    instance: Instance, assigned: int, transports: Mapping[str, str], cached_pictures: int
+) -> dict[str, Any]:
+    """What /ready shows of one instance."""
+    return {
+        "instance": instance.info.address.instance_id,
+        "epoch": instance.info.address.epoch,
+        "pid": instance.info.pid,
+        "roles": list(instance.info.roles),
+        "state": instance.state.name,
+        "assigned": assigned,
+        "transports": transports,
+        "cached_pictures": cached_pictures,
+    }
