@@ -83,7 +83,7 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
         ("e", ec(ec_parallel_size=2), None, "ec_parallel_size 2 is not supported"),
         ("e", ec(ec_connector_module_path="evil.module"), None, "no code is loaded"),
         ("e", ec(ec_buffer_size=-1), None, "must be a number of bytes"),
-        ("e", ec(ec_buffer_device="cuda"), None, "engine.device is 'cuda'; it must be"),
+        ("e", ec(ec_buffer_device="tpu"), None, "engine.device is 'tpu'; it must be"),
         ("p", ec("ec_consumer", ec_port=1), kv("kv_producer", kv_port=2), "share the instance's"),
         ("e", "{", None, "is not JSON"),
         ("e", "[]", None, "holds no object"),
