@@ -63,7 +63,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512  # images waiting or being encoded
     max_batch_patches: int = 8192  # of one vision batch
-    cache_device_nbytes: int = 64 << 20  # rows in the device's memory
+    cache_device_nbytes: int = 0  # rows in the device's memory; 0: 16,384 rows
     cache_host_nbytes: int = 0  # rows that left it; 0: none, as a CPU's device memory is the host's
     cache_dir: str = ""  # rows in files, shared by encoders, kept over restarts; empty: none
     cache_disk_nbytes: int = 8 << 30  # of that directory
@@ -75,7 +75,7 @@ class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512
-    pool_nbytes: int = 32 << 20  # receive pool, split into slots
+    pool_nbytes: int = 0  # receive pool, split into slots; 0: 8,192 rows
     slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
     max_slots_share_per_peer: float = 0.75  # in flight (fault F41)
     min_early_tokens: int = 64  # a prompt begins before its pictures if so much can be computed

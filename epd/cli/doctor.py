@@ -24,7 +24,8 @@ from epd.cli import leftovers
 from epd.cli.model_check import bundled_model, check_model
 from epd.cli.ports import any_free, is_free
 from epd.cli.rundir import base_dir, cluster_dir
-from epd.config import TRANSPORTS, ConfigError, EngineConfig, PrefillConfig
+from epd.config import TRANSPORTS, ConfigError, EngineConfig
+from epd.scheduling.slots import POOL_ROWS
 from epd.topology import ROLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,7 @@ PACKAGES = (
 INSTALL = "make env, or: pip install -c constraints.txt -e ."
 MIN_FREE_MEMORY_NBYTES = 2 << 30  # three processes with torch, and the tiny model
 MIN_OPEN_FILES = 1024
+BUNDLED_ROW_NBYTES = 3072
 SHM = Path("/dev/shm")
 READY_TIMEOUT_S = 5.0
 
@@ -180,7 +182,7 @@ def check_shared_memory() -> Check:
         )  # fmt: skip
     info = os.statvfs(SHM)
     free_nbytes = info.f_bavail * info.f_frsize
-    needed_nbytes = PrefillConfig().pool_nbytes + EngineConfig().kv_nbytes
+    needed_nbytes = POOL_ROWS * BUNDLED_ROW_NBYTES + EngineConfig().kv_nbytes
     detail = f"{SHM} has {free_nbytes / 2**20:.0f} MiB free; 1e1p1d takes {needed_nbytes >> 20} MiB"
     if free_nbytes < needed_nbytes:
         remedy = (

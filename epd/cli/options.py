@@ -66,7 +66,7 @@ def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("encoders: cache of rows, send buffer")
     group.add_argument(
         "--encoder-cache-device-nbytes", dest="encode.cache_device_nbytes", type=size,
-        metavar="SIZE", help="rows kept in the device's memory, default 64MiB",
+        metavar="SIZE", help="rows kept in the device's memory; default: 16,384 rows of the model",
     )  # fmt: skip
     group.add_argument(
         "--encoder-cache-host-nbytes", dest="encode.cache_host_nbytes", type=size, metavar="SIZE",

@@ -43,11 +43,13 @@ from epd.config import (
 MAY_BE_ZERO = frozenset(
     {
         "port",
+        "prefill.pool_nbytes",
         "prefill.slot_nbytes",
         "engine.threads",
         "engine.kv_nbytes",
         "engine.max_itl_impact",
         "limits.max_redirects",
+        "encode.cache_device_nbytes",
         "encode.cache_host_nbytes",
         "encode.send_buffer_nbytes",
         "encode.send_slot_nbytes",

@@ -24,7 +24,7 @@ from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Role, performs
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
-from epd.scheduling.slots import rows_per_slot
+from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Embeddings(Role[Embedding]):
         self._contract = contract
         self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
         slot_nbytes = self._rows_per_slot * contract.row_nbytes
-        num_slots = max(1, config.pool_nbytes // slot_nbytes)
+        pool_nbytes = sized(config.pool_nbytes, POOL_ROWS, contract.row_nbytes)
+        num_slots = max(1, pool_nbytes // slot_nbytes)
         self.region = actor.ports.transfers.allocate(
             "rows", num_slots, slot_nbytes, by_reference=True
         )

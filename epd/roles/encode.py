@@ -64,7 +64,8 @@ class EncodeRole(Role[Encoding]):
         self._prepared: dict[str, Encoding] = {}
         self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
-        self._ahead = RunAhead(config.cache_device_nbytes, self._is_granted, actor.counters)
+        device_nbytes = self.tiers.books.device.order.capacity
+        self._ahead = RunAhead(device_nbytes, self._is_granted, actor.counters)
         self._ring = SendRing(actor, engine, config) if config.send_buffer_nbytes else None
         self.num_encoded = 0
         self._askers: dict[str, _Asker] = {}

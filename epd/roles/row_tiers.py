@@ -19,6 +19,7 @@ from epd.fsm.kernel import Event
 from epd.messages import CacheTier
 from epd.roles.base import Actor, Role, performs
 from epd.roles.cache_events import CachePublisher
+from epd.scheduling.slots import CACHE_ROWS, sized
 from epd.scheduling.tiers import Tier, TierBooks, TierCounts
 
 
@@ -46,7 +47,9 @@ class RowTiers(Role[Encoding]):
         owner: Owner,
     ) -> None:
         super().__init__(actor)
-        self.books = TierBooks(config.cache_device_nbytes, config.cache_host_nbytes)
+        row_nbytes = engine.contract.row_nbytes
+        device_nbytes = sized(config.cache_device_nbytes, CACHE_ROWS, row_nbytes)
+        self.books = TierBooks(device_nbytes, config.cache_host_nbytes)
         self._disk = TierCounts()
         self._events = events
         self._engine = engine

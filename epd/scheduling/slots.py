@@ -3,13 +3,23 @@
 A slot holds whole rows, so that a picture's rows may lie in any slots in any order; by default as
 many as `DEFAULT_ROWS`: few enough that a small picture wastes little, many enough that a large one
 needs few copies.
+
+Sizes that are not configured follow from the model, since rows differ in width by a factor of
+twenty: a pool that is right for one model holds no picture of another.
 """
 
 from __future__ import annotations
 
 DEFAULT_ROWS = 64
+POOL_ROWS = 8192  # of a receive pool: four pictures of 1920x1080
+CACHE_ROWS = 16384  # of an encoder's device tier
 
 
 def rows_per_slot(slot_nbytes: int, row_nbytes: int) -> int:
     """`slot_nbytes` 0: the default for the model's row width."""
     return max(1, slot_nbytes // row_nbytes) if slot_nbytes else DEFAULT_ROWS
+
+
+def sized(nbytes: int, num_rows: int, row_nbytes: int) -> int:
+    """`nbytes`, or what `num_rows` rows take where that is 0."""
+    return nbytes or num_rows * row_nbytes
