@@ -75,12 +75,14 @@ class JoinRefused(Message):
 
 class Heartbeat(Message):
     load: Load
+    version: int = 0  # of the registry that the instance has seen
 
 
 class HeartbeatAck(Message):
     """Tells the instance that the gateway still knows it; its absence makes the instance rejoin.
 
-    `version`: of the registry, so that an instance notices a `Membership` that it has missed.
+    Not for each heartbeat: a few times per `lost_after_s`, and at once when the instance is not
+    known or has missed a `Membership`, which it learns from `version`.
     """
 
     known: bool

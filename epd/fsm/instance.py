@@ -80,13 +80,14 @@ class EpochReplaced(Event):
 class Instance(Machine):
     """One epoch of an instance: `key` is `id:epoch`."""
 
-    __slots__ = ("info", "load", "reason", "seen_s")
+    __slots__ = ("acked_s", "info", "load", "reason", "seen_s")
 
     def __init__(self, info: Any, load: Any, now_s: float, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(f"{info.address.instance_id}:{info.address.epoch}", journal)
         self.info = info
         self.load = load
         self.seen_s = now_s
+        self.acked_s = now_s  # when it was last told that it is known
         self.reason = ""
 
     @property

@@ -362,23 +362,18 @@ class Machine:
                 continue
             if action is not None:
                 action(self, event)
-            reached = source if target is None else target
-            self._state = reached
-            journal = self._journal
-            self._remember(source, event, reached)
-            journal.observe(self, event, source, reached)
+            if target is None:
+                target = source
+            self._state = target
+            story = self._story
+            # what repeats (tokens, retries) must not push out what happened
+            if target is source and story and story[-1][1:4] == [source, type(event), source]:
+                story[-1][4] += 1
+            else:
+                story.append([self._journal.now_s(), source, type(event), target, 1])
+            self._journal.observe(self, event, source, target)
             return effects
         return ()
-
-    def _remember(self, source: State, event: Event, target: State) -> None:
-        """Add to the story; what repeats (tokens, retries) must not push out what happened."""
-        story, kind = self._story, type(event)
-        if source is target and story:
-            last = story[-1]
-            if last[2] is kind and last[1] is source and last[3] is source:
-                last[4] += 1
-                return
-        story.append([self._journal.now_s(), source, kind, target, 1])
 
     @property
     def story(self) -> tuple[StoryEntry, ...]:

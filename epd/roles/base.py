@@ -109,7 +109,7 @@ class Actor:
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
-        self._handlers: dict[type[Message], tuple[Role[Any], Any]] = {}
+        self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self._timers: dict[str, _Timer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
@@ -119,7 +119,7 @@ class Actor:
         for message, name in role.handlers.items():
             if message in self._handlers:
                 raise ValueError(f"two roles of one actor receive {message.__name__}")
-            self._handlers[message] = (role, getattr(role, name))
+            self._handlers[message] = getattr(role, name)
 
     def start(self) -> None:
         self.bus.start(self.deliver)
@@ -136,9 +136,10 @@ class Actor:
         if found is None:
             self.counters["message_without_role"] += 1
             return
-        role, handler = found
-        with role.guarded(type(received.message).__name__):
-            handler(received)
+        try:
+            found(received)
+        except Exception as error:
+            self.fault(type(received.message).__name__, error)
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer; from now on, words for its earlier lives are dropped."""
@@ -151,13 +152,13 @@ class Actor:
         An `Address` means one life of the peer: its successor must not get what it was not told.  A
         grant that reached the successor would let it write into slots leased to the dead (F44).
         """
-        instance_id = to if isinstance(to, str) else to.instance_id
-        if not isinstance(to, str) and self._connected.get(instance_id, to.epoch) not in (
-            0,
-            to.epoch,
-        ):
-            self.counters["message_to_other_epoch"] += 1
-            return False
+        if isinstance(to, str):
+            instance_id = to
+        else:
+            instance_id = to.instance_id
+            if self._connected.get(instance_id, 0) not in (0, to.epoch):
+                self.counters["message_to_other_epoch"] += 1
+                return False
         if instance_id == self.address.instance_id:
             own = Received(instance_id, self.address.epoch, message, tuple(payloads))
             asyncio.get_running_loop().call_soon(self.deliver, own)

@@ -60,17 +60,24 @@ class Embeddings(Role[Embedding]):
         self._budget = Budget(num_slots)
         self._cache = LruCache(num_slots)
         self._embeddings: dict[str, Embedding] = {}
+        self._busy: dict[str, Embedding] = {}  # those that load, or are referenced
         self._granted: dict[str, Callable[[], None]] = {}  # request waiting for its promise
 
     def live(self) -> dict[str, int]:
-        resident = sum(len(e.slots) for e in self._embeddings.values() if e.at_rest)
         return {
-            "embeddings_loading": sum(not e.at_rest for e in self._embeddings.values()),
-            "embedding_references": sum(len(e.waiters) for e in self._embeddings.values()),
-            "slots": self.pool.num_leased - resident,
+            "embeddings_loading": sum(not e.at_rest for e in self._busy.values()),
+            "embedding_references": sum(len(e.waiters) for e in self._busy.values()),
+            "slots": self.pool.num_leased - self._cache.used,
             "slot_promises": len(self._budget),
             "lease_line": len(self._leases),
         }
+
+    def fire(self, machine: Embedding, event: Event) -> None:
+        super().fire(machine, event)
+        if not (machine.terminal or (machine.at_rest and not machine.waiters)):
+            self._busy[machine.key] = machine
+        elif self._busy.get(machine.key) is machine:
+            del self._busy[machine.key]
 
     # --- for requests -----------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ class EncodeRole(Role[Encoding]):
         self._config = config
         self._timing = timing
         self.encodings: dict[str, Encoding] = {}
+        self._busy: dict[str, Encoding] = {}  # those that are at work, or have rooms
         self._prepared: dict[str, Encoding] = {}
         self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
@@ -74,13 +75,20 @@ class EncodeRole(Role[Encoding]):
 
     def live(self) -> dict[str, int]:
         return {
-            "encodings": sum(not e.at_rest for e in self.encodings.values()),
-            "encoding_rooms": sum(len(e.rooms) for e in self.encodings.values()),
+            "encodings": sum(not e.at_rest for e in self._busy.values()),
+            "encoding_rooms": sum(len(e.rooms) for e in self._busy.values()),
             "encode_askers": len(self._askers),
             "prepared": len(self._prepared),
             "encodes_deferred": len(self._ahead),
             **(self._ring.live() if self._ring is not None else {}),
         }
+
+    def fire(self, machine: Encoding, event: Event) -> None:
+        super().fire(machine, event)
+        if not (machine.terminal or (machine.at_rest and not machine.rooms)):
+            self._busy[machine.key] = machine
+        elif self._busy.get(machine.key) is machine:
+            del self._busy[machine.key]
 
     @property
     def num_queued(self) -> int:

@@ -102,7 +102,7 @@ class Member(Role[Never]):
     # --- heartbeats -------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        self.actor.send(self._gateway, Heartbeat(self._load()))
+        self.actor.send(self._gateway, Heartbeat(self._load(), self._version))
         self.actor.arm("member/beat", self._beat_s, self._beat)
 
     @receives(HeartbeatAck)

@@ -35,6 +35,7 @@ from epd.scheduling import pairing
 from epd.transport.base import Received
 
 MAX_LOST = 256
+ACKS_BEFORE_LOST = 4  # as many may be lost before an instance takes the gateway for gone
 
 
 class Registry(Role[Instance]):
@@ -129,12 +130,17 @@ class Registry(Role[Instance]):
     @receives(Heartbeat)
     def on_heartbeat(self, received: Received) -> None:
         instance = self._of(received)
-        known = instance is not None and instance.present
-        if instance is not None and known:
-            self.fire(instance, fsm.HeartbeatReceived(received.message.load))
-            self._watch(instance)
-            self.on_heartbeat_of(instance)
-        self.actor.send(received.source, HeartbeatAck(known, self._version))
+        if instance is None or not instance.present:
+            self.actor.send(received.source, HeartbeatAck(known=False, version=self._version))
+            return
+        message: Heartbeat = received.message
+        self.fire(instance, fsm.HeartbeatReceived(message.load))
+        self._watch(instance)
+        self.on_heartbeat_of(instance)
+        is_due = instance.seen_s >= instance.acked_s + self._timing.lost_after_s / ACKS_BEFORE_LOST
+        if is_due or message.version != self._version:
+            instance.acked_s = instance.seen_s
+            self.actor.send(received.source, HeartbeatAck(known=True, version=self._version))
 
     @receives(DrainAnnounced)
     def on_drain(self, received: Received) -> None:
@@ -160,24 +166,20 @@ class Registry(Role[Instance]):
     # --- time -------------------------------------------------------------------------------------
 
     def _watch(self, instance: Instance) -> None:
-        """Restart the two clocks of silence."""
+        """Restart the clock of silence."""
         instance.seen_s = self.clock.now_s()
+        suspect_s = self._timing.suspect_after_s
+        self.actor.arm(f"instance/{instance.key}", suspect_s, lambda: self._missed(instance))
+
+    def _missed(self, instance: Instance) -> None:
+        """One clock with two marks."""
+        self.fire(instance, fsm.HeartbeatMissed())
+        left_s = instance.seen_s + self._timing.lost_after_s - self.clock.now_s()
         name = f"instance/{instance.key}"
-        timing = self._timing
-        self.actor.arm(
-            f"{name}/missed",
-            timing.suspect_after_s,
-            lambda: self.fire(instance, fsm.HeartbeatMissed()),
-        )
-        self.actor.arm(
-            f"{name}/ended",
-            timing.lost_after_s,
-            lambda: self.fire(instance, fsm.HeartbeatsEnded()),
-        )
+        self.actor.arm(name, left_s, lambda: self.fire(instance, fsm.HeartbeatsEnded()))
 
     def ended(self, machine: Instance) -> None:
-        self.actor.disarm(f"instance/{machine.key}/missed")
-        self.actor.disarm(f"instance/{machine.key}/ended")
+        self.actor.disarm(f"instance/{machine.key}")
 
     # --- effects ----------------------------------------------------------------------------------
 

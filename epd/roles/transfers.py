@@ -95,14 +95,14 @@ class Transfers(Role[Transfer]):
         self._rooms: dict[tuple[str, Side], Transfer] = {}
         self._producers: dict[str, Producer] = {}
         self._consumers: dict[str, Consumer] = {}
-        self._num_open = 0
         self.extend(Doubts(self, timing))
+        self._ended: dict[tuple[str, Side], float] = {}  # tombstones: until when, oldest first
 
     def find(self, room: str, side: Side) -> Transfer | None:
         return self._rooms.get((room, side))
 
     def live(self) -> dict[str, int]:
-        return {"transfers": sum(not t.terminal for t in self._rooms.values())}
+        return {"transfers": len(self._rooms) - len(self._ended)}
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -157,13 +157,22 @@ class Transfers(Role[Transfer]):
             self.actor.disarm(self._timer(machine, what))
         machine.source = None
 
-        def forget() -> None:
-            self._rooms.pop((machine.key, machine.side), None)
-            self._owners(machine.side).pop(machine.key, None)
+        room = machine.key, machine.side
+        if room not in self._ended and self._rooms.get(room) is machine:
+            self._ended[room] = self.clock.now_s() + self._timing.tombstone_s
+            if not self.actor.armed("transfer/tombstones"):
+                self.actor.arm("transfer/tombstones", self._timing.tombstone_s, self._forget)
 
-        name = self._timer(machine, "tombstone")
-        if not self.actor.armed(name):
-            self.actor.arm(name, self._timing.tombstone_s, forget)
+    def _forget(self) -> None:
+        """Drop tombstones that are old enough; looks a few times per `tombstone_s`, not for each."""
+        now_s = self.clock.now_s()
+        for room, until_s in list(self._ended.items()):
+            if until_s > now_s:
+                delay_s = max(until_s - now_s, self._timing.tombstone_s / 8)
+                self.actor.arm("transfer/tombstones", delay_s, self._forget)
+                return
+            del self._ended[room], self._rooms[room]
+            self._owners(room[1]).pop(room[0], None)
 
     # --- messages ---------------------------------------------------------------------------------
 
