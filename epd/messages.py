@@ -135,6 +135,7 @@ class EncodeRequest(Message):
     grid_thw: tuple[int, int, int]
     consumer: Address
     deadline_s: float
+    reports: bool = False  # the client wants a timeline
 
 
 class EncodeAccepted(Message):
@@ -177,6 +178,7 @@ class PrefillRequest(Message):
     decode: Address
     gateway: Address
     deadline_s: float
+    reports: bool = False  # the client wants a timeline
 
 
 class RequestAccepted(Message):
@@ -220,7 +222,7 @@ class Tokens(Message):
 
 
 class StageReport(Message):
-    """Spans of a finished stage; lossy by design (only the timeline reads it)."""
+    """Spans of a finished stage, where the request asks for `reports`; lossy by design."""
 
     request_id: str
     attempt: int
@@ -244,6 +246,7 @@ class KvOffer(Message):
     gateway: Address
     deadline_s: float
     items: tuple[MediaItem, ...] = ()  # where pictures stand: part of what a block's content is
+    reports: bool = False  # the client wants a timeline
 
 
 class Grant(Message):

@@ -153,7 +153,13 @@ class Completions:
         try:
             for i, stream in enumerate(streams):
                 sampling = asked.sampling(i, seed, max_tokens, self._preparer, grammar)
-                generation = Generation(prompt.token_ids, prompt.items, sampling, asked.user)
+                generation = Generation(
+                    prompt.token_ids,
+                    prompt.items,
+                    sampling,
+                    asked.user,
+                    _wants_timeline(exchange),
+                )
                 self._frontend.start_generation(stream, generation)
         except BaseException:
             _cancel(streams, "the request failed")

@@ -42,6 +42,7 @@ class Generation:
     items: tuple[PreparedItem, ...]
     sampling: SamplingParams
     user: str = ""
+    wants_timeline: bool = False  # stages then report when they were in which state
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class Dispatcher:
             placement.decode,
             self._actor.address,
             deadline_s,
+            prompt.wants_timeline,
         )
         return self._actor.send(placement.prefill, message)
 
@@ -131,6 +132,7 @@ class Dispatcher:
                 item.grid_thw,
                 placement.prefill,
                 deadline_s,
+                machine.prompt.wants_timeline,
             )
             unaccepted[room] = (encoder, request, item.image)
             rooms[room] = encoder

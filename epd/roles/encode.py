@@ -40,6 +40,7 @@ class _Asker:
     request_id: str
     attempt: int
     gateway: str
+    reports: bool
 
 
 class EncodeRole(Role[Encoding]):
@@ -120,7 +121,9 @@ class EncodeRole(Role[Encoding]):
         )
         if transfer.terminal:
             return  # its cancel came first (F42)
-        self._askers[message.room] = _Asker(message.request_id, message.attempt, received.source)
+        self._askers[message.room] = _Asker(
+            message.request_id, message.attempt, received.source, message.reports
+        )
         if not self.actor.armed("encode/open"):
             self._arm_open()
         encoding = self.encodings.get(message.mm_hash)
@@ -320,7 +323,7 @@ class EncodeRole(Role[Encoding]):
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
         asker = self._askers.pop(room, None)
-        if asker is not None and encoding is not None:
+        if asker is not None and asker.reports and encoding is not None:
             transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
             spans = self.actor.spans(encoding, transfer)
             self.actor.send(asker.gateway, StageReport(asker.request_id, asker.attempt, spans))

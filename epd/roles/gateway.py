@@ -388,6 +388,8 @@ class GatewayRole(Role[Generation]):
 
     def timeline(self, machine: Generation) -> list[tuple[str, str, float]]:
         """All stages of the request so far, `(machine, state, milliseconds since admission)`."""
+        if not machine.prompt or not machine.prompt.wants_timeline:
+            return []
         own = [(self.actor.address.instance_id, span) for span in self.actor.spans(machine)]
         spans = sorted([*own, *self._reports.get(machine.key, ())], key=lambda pair: pair[1].at_s)
         start_s = own[0][1].at_s

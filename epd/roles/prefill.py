@@ -185,6 +185,7 @@ class PrefillRole(Role[Request]):
             message.gateway,
             message.deadline_s,
             message.items,
+            message.reports,
         )
         self._transfers.open_producer(
             request.kv_room,

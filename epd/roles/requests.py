@@ -360,6 +360,8 @@ class Requests(Role[Request]):
 
     @performs(Do.REPORT_SPANS)
     def report_spans(self, request: Request, event: Event) -> None:
+        if not request.message.reports:
+            return
         machines = [machine for related in self.related for machine in related(request)]
         spans = self.actor.spans(request, *machines)
         report = StageReport(request.request_id, request.attempt, spans)

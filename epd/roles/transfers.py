@@ -95,8 +95,8 @@ class Transfers(Role[Transfer]):
         self._rooms: dict[tuple[str, Side], Transfer] = {}
         self._producers: dict[str, Producer] = {}
         self._consumers: dict[str, Consumer] = {}
-        self.extend(Doubts(self, timing))
         self._ended: dict[tuple[str, Side], float] = {}  # tombstones: until when, oldest first
+        self.extend(Doubts(self, timing))
 
     def find(self, room: str, side: Side) -> Transfer | None:
         return self._rooms.get((room, side))
@@ -164,7 +164,7 @@ class Transfers(Role[Transfer]):
                 self.actor.arm("transfer/tombstones", self._timing.tombstone_s, self._forget)
 
     def _forget(self) -> None:
-        """Drop tombstones that are old enough; looks a few times per `tombstone_s`, not for each."""
+        """Drop tombstones that are old enough; looks a few times per `tombstone_s`."""
         now_s = self.clock.now_s()
         for room, until_s in list(self._ended.items()):
             if until_s > now_s:

@@ -66,11 +66,21 @@ class Parcel:
 class Link:
     """One direction from one life of an instance to an instance id."""
 
-    __slots__ = ("generation", "held", "last_arrival_s", "name", "num_in_flight", "peer", "source")
+    __slots__ = (
+        "chances",
+        "generation",
+        "held",
+        "last_arrival_s",
+        "name",
+        "num_in_flight",
+        "peer",
+        "source",
+    )
 
-    def __init__(self, source: SimProcess, peer: Address) -> None:
+    def __init__(self, source: SimProcess, peer: Address, chances: Chances) -> None:
         self.source = source
         self.peer = peer
+        self.chances = chances
         self.name = (source.instance_id, peer.instance_id)
         self.generation = 0  # raised by a reset: what is in flight then never arrives
         self.num_in_flight = 0
@@ -162,7 +172,7 @@ class Network:
         if link is not None and link.peer.epoch == 0:
             link.peer = peer  # learnt who it is: the same connection
         if link is None or link.peer.epoch != peer.epoch:
-            link = self.links[key] = Link(source, peer)
+            link = self.links[key] = Link(source, peer, self.chances(*key))
         return link
 
     def _links(self, source: str, target: str) -> list[Link]:
@@ -182,7 +192,9 @@ class Network:
 
     def submit(self, link: Link, message: Message, parcel: Parcel) -> bool:
         """Take a parcel onto its way; False when the link's queue is full."""
-        conditions = self.per_link.get(link.name, self.conditions)
+        conditions = self.conditions
+        if self.per_link:
+            conditions = self.per_link.get(link.name, conditions)
         if link.num_in_flight + len(link.held) >= conditions.max_queue:
             return False
         if self.on_message is not None:
@@ -209,11 +221,11 @@ class Network:
         if link.held or (self.blocked and link.name in self.blocked):
             link.held.append(parcel)
             return
-        source, target = link.source.name, link.peer.instance_id
-        delays = self.chances(source, target).delays
+        delays = link.chances.delays
         if copy:
+            source, target = link.source.name, link.peer.instance_id
             delays = self.random.stream("delay", copy, source, target)
-        drawn = delays.integer(parcel.text, parcel.occurrence)  # two draws in one
+        drawn = delays.hashed(f"{parcel.text}\x1f{parcel.occurrence}")  # two draws in one
         delay_s = conditions.delay_s + conditions.jitter_s * ((drawn & 0xFFFFFF) / 0x1000000)
         if (drawn >> 24 & 0xFFFFFF) / 0x1000000 < conditions.slow_share:
             delay_s += conditions.slow_s
@@ -236,7 +248,7 @@ class Network:
         if generation != link.generation:
             return
         bus = self.buses.get(link.peer.instance_id)
-        if bus is None or not bus.listening or self._is_blocked(link):
+        if bus is None or not bus.listening or (self.blocked and link.name in self.blocked):
             link.num_in_flight -= 1
             if link.source.alive or link.source.exited:
                 link.held.append(parcel)
@@ -244,14 +256,15 @@ class Network:
         process = bus.process
         self.trace("arrive", link.source.name, process.name, parcel.text)
         if process.runs:
-            process.context.run(self._hand_over, link, bus, parcel, generation)
+            link.num_in_flight -= 1
+            process.context.run(bus.receive, parcel)
         else:  # a stalled one counts against the sender's queue
             self.loop.call_soon(
                 self._hand_over, link, bus, parcel, generation, context=process.context
             )
 
     def _hand_over(self, link: Link, bus: SimBus, parcel: Parcel, generation: int) -> None:
-        """In the receiver's process."""
+        """In the receiver's process, when that goes on."""
         if generation == link.generation:
             link.num_in_flight -= 1
         bus.receive(parcel)
@@ -279,13 +292,10 @@ class SimBus:
         self._network = network
         self._peers: dict[str, Address] = {}
         self._deliver: Callable[[Received], None] | None = None
+        self.listening = False
         self._limits = FrameLimits()
         self._closed = False
         network.buses[process.instance_id] = self
-
-    @property
-    def listening(self) -> bool:
-        return self._deliver is not None
 
     def connect(self, peer: Address) -> None:
         known = self._peers.get(peer.instance_id)
@@ -317,18 +327,18 @@ class SimBus:
             return False
         network, process = self._network, self.process
         text = describe(message)
-        occurrence = network.chances(process.name, instance_id).occurrence(text)
-        parcel = Parcel(self._routing_id, header, views, text, occurrence)
-        return network.submit(network.link(process, peer), message, parcel)
+        link = network.link(process, peer)
+        parcel = Parcel(self._routing_id, header, views, text, link.chances.occurrence(text))
+        return network.submit(link, message, parcel)
 
     def start(self, deliver: Callable[[Received], None]) -> None:
-        self._deliver = deliver
+        self._deliver, self.listening = deliver, True
         self._network.flush(self.process.instance_id)
 
     async def close(self) -> None:
         """What was sent before is on its way; nobody listens here any more."""
         self._closed = True
-        self._deliver = None
+        self._deliver, self.listening = None, False
         if self._network.buses.get(self.process.instance_id) is self:
             del self._network.buses[self.process.instance_id]
 

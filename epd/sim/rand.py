@@ -45,6 +45,12 @@ class KeyedRandom:
         hashed.update("\x1f".join(map(str, key)).encode())
         return int.from_bytes(hashed.digest(), "little") >> 1
 
+    def hashed(self, text: str) -> int:
+        """`integer` of one key that is text already."""
+        hashed = self._hashed.copy()
+        hashed.update(text.encode())
+        return int.from_bytes(hashed.digest(), "little") >> 1
+
     def between(self, low: float, high: float, *key: object) -> float:
         """Uniform in [low, high)."""
         return low + (high - low) * self.uniform(*key)

@@ -26,6 +26,7 @@ class Ask:
     seed: int = 0
     stops_at_eos: bool = True
     cancel_after_s: float = 0.0  # the client hangs up this long after asking; 0: never
+    wants_timeline: bool = False
 
     def placed(self) -> tuple[tuple[int, ...], tuple[tuple[int, Picture], ...]]:
         """Token ids with expanded placeholders, and pictures with their offsets there."""
@@ -50,7 +51,7 @@ class Ask:
         items = tuple(
             PreparedItem(mm_hash_of(p), at, p.num_rows, p.grid_thw, p.image()) for at, p in placed
         )
-        return Generation(token_ids, items, self.sampling())
+        return Generation(token_ids, items, self.sampling(), wants_timeline=self.wants_timeline)
 
     def answer(self) -> tuple[int, ...]:
         token_ids, placed = self.placed()
@@ -79,6 +80,7 @@ class Workload:
     broken_share: float = 0.0
     slow_share: float = 0.0
     num_texts: int = 0  # few: texts, and the places of pictures in them, repeat; 0: all differ
+    timeline_share: float = 0.25
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self._ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -105,6 +107,7 @@ class Workload:
             seed=random.below(1 << 31, "seed"),
             stops_at_eos=random.chance(0.8, "eos"),
             cancel_after_s=0.001 + 0.3 * random.uniform("hang up") if cancels else 0.0,
+            wants_timeline=random.chance(self.timeline_share, "timeline"),
         )
 
     def _picture(self, random: KeyedRandom, n: int) -> Picture:

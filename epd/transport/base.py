@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from epd.messages import Address, Message, RemoteRegion, TransportOffer
 
@@ -56,8 +56,7 @@ class Random(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """One message as the bus hands it to the role: decoded, with its sender's life and payloads."""
 
     source: str

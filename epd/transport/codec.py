@@ -66,6 +66,8 @@ def weigh(header: bytes, payloads: Sequence[Buffer], limits: FrameLimits) -> int
     """Bytes of all payloads.  Raises FrameRejected when the receiver would refuse the message."""
     if len(header) > limits.max_header_nbytes:
         raise FrameRejected("oversized_header", f"{len(header)} bytes")
+    if not payloads:
+        return 0
     if len(payloads) > limits.max_payloads:
         raise FrameRejected("too_many_frames", f"{len(payloads)} payloads")
     nbytes = sum(memoryview(payload).nbytes for payload in payloads)
