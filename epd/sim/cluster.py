@@ -36,6 +36,8 @@ from epd.sim.world import World
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
+MEMBERSHIP = ("member/", "instance/")  # timers that are armed for life
+HOUSEKEEPING = (*MEMBERSHIP, "transfer/tombstones")
 ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
 
 
@@ -113,6 +115,14 @@ class Node:
         owner = self.gateway or self.instance
         return {k: n for k, n in owner.live().items() if n} if owner is not None else {}
 
+    def tasks(self) -> list[str]:
+        """Names of its open tasks, but for the step loop, which never ends."""
+        return [name for name in self.actor._tasks if not name.startswith("step loop")]
+
+    def timers(self, but: tuple[str, ...]) -> list[str]:
+        """Names of its armed timers, but for those that begin so."""
+        return [name for name in self.actor._timers if not name.startswith(but)]
+
 
 def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:
     """`2e1pd` to `[("e0", ("encode",)), ("e1", ...), ("pd0", ("prefill", "decode"))]`."""
@@ -140,6 +150,7 @@ class Cluster:
         world.on_death.append(self._supervise)
         world.watchers.append(self._count)
         self._stopping = False
+        self.waited_out = True  # every tombstone must be gone at the end
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -174,6 +185,18 @@ class Cluster:
     def living(self) -> list[Node]:
         found = (self.node(name) for name in (GATEWAY, *self.instances))
         return [node for node in found if node is not None]
+
+    @property
+    def idle(self) -> bool:
+        """Everyone is there, and nothing is left that could cause anything: no message or write
+        under way, nothing owned, no task, and only the timers of membership and of tombstones."""
+        nodes = self.living()
+        links = self.world.network.links.values()
+        if len(nodes) <= len(self.instances) or self.world.fabric.writes:
+            return False
+        if any(link.num_in_flight or link.held for link in links):
+            return False
+        return not any(node.live() or node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
 
     # --- composition ------------------------------------------------------------------------------
 

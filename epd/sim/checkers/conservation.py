@@ -6,7 +6,7 @@ books do not balance."""
 from __future__ import annotations
 
 from epd.sim.checkers.base import Checker
-from epd.sim.cluster import Node
+from epd.sim.cluster import HOUSEKEEPING, MEMBERSHIP, Node
 
 
 class Conservation(Checker):
@@ -22,11 +22,10 @@ class Conservation(Checker):
             live = node.live()
             if live:
                 self.violate(f"{node.process.name} still owns {live}")
-            tasks = [t for t in node.actor._tasks if not t.startswith("step loop")]
-            if tasks:
+            if tasks := node.tasks():
                 self.violate(f"{node.process.name} still runs {sorted(tasks)[:5]}")
-            timers = [t for t in node.actor._timers if not _is_membership(t)]
-            if timers:
+            kept = MEMBERSHIP if self.context.cluster.waited_out else HOUSEKEEPING
+            if timers := node.timers(kept):
                 self.violate(f"{node.process.name} still has timers {sorted(timers)[:5]}")
             self._pools(node)
 
@@ -35,7 +34,3 @@ class Conservation(Checker):
         if requests is not None and requests.pool.num_leased:
             pool = requests.pool
             self.violate(f"{node.process.name}: {pool.num_leased} of {pool.size} blocks leaked")
-
-
-def _is_membership(timer: str) -> bool:
-    return timer.startswith(("member/", "instance/"))
