@@ -168,8 +168,7 @@ class Transfers(Role[Transfer]):
         now_s = self.clock.now_s()
         for room, until_s in list(self._ended.items()):
             if until_s > now_s:
-                delay_s = max(until_s - now_s, self._timing.tombstone_s / 8)
-                self.actor.arm("transfer/tombstones", delay_s, self._forget)
+                self.actor.arm("transfer/tombstones", self._timing.tombstone_s / 8, self._forget)
                 return
             del self._ended[room], self._rooms[room]
             self._owners(room[1]).pop(room[0], None)
