@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from epd.api.port import GenerationError, Refused
@@ -50,15 +51,21 @@ class Clients:
     def __init__(self, cluster: Cluster, asks: tuple[Ask, ...]) -> None:
         self._cluster = cluster
         self._loop = cluster.world.loop
-        self.records = [Record(ask) for ask in asks]
-        self._streams: dict[int, Record] = {}
-        for record in self.records:
-            self._loop.call_at(record.ask.at_s, self._ask, record)
+        self.records: list[Record] = []
+        self.ask_all(asks)
         cluster.world.on_death.append(lambda process: self._died(process.instance_id))
 
     @property
     def all_ended(self) -> bool:
-        return all(record.ended for record in self.records)
+        records = self.records  # the last one first: it is the likeliest to be open
+        return not records or (records[-1].ended and all(record.ended for record in records))
+
+    def ask_all(self, asks: Iterable[Ask]) -> None:
+        """Each at its time."""
+        for ask in asks:
+            record = Record(ask)
+            self.records.append(record)
+            self._loop.call_at(ask.at_s, self._ask, record)
 
     def add(self, ask: Ask) -> Record:
         record = Record(ask)

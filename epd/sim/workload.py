@@ -83,10 +83,11 @@ class Workload:
     timeline_share: float = 0.25
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
-        asks = (self._ask(random.stream("ask", index), index) for index in range(self.num_requests))
+        asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
         return tuple(asks)
 
-    def _ask(self, random: KeyedRandom, index: int) -> Ask:
+    def ask(self, random: KeyedRandom, index: int) -> Ask:
+        """One request; `random` is its own."""
         drawn = random
         if self.num_texts:  # the same draws for all asks of one text
             drawn = KeyedRandom(0, "text", random.below(self.num_texts, "which text"))

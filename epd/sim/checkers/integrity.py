@@ -8,14 +8,14 @@ very life of the peer that it was granted to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from epd.fsm import embedding, transfer
 from epd.fsm.kernel import Event, Machine, State
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.process import SimProcess
 from epd.sim.transfer import Write
-from epd.sim.workload import mm_hash_of
+from epd.sim.workload import Ask, mm_hash_of
 
 _MAY_BE_WRITTEN = frozenset(
     {
@@ -34,11 +34,15 @@ class Integrity(Checker):
         super().__init__(context)
         self._leases: dict[tuple[str, str, int], transfer.Transfer] = {}
         self._rows: dict[str, bytes] = {}
-        for record in context.clients.records:
-            for _, picture in record.ask.pictures:
-                self._rows[mm_hash_of(picture)] = picture.rows()
+        self.expect(record.ask for record in context.clients.records)
         context.world.watch(self._watch, transfer.SlotsLeased, embedding.Loaded)
         context.world.fabric.on_land = self._landed
+
+    def expect(self, asks: Iterable[Ask]) -> None:
+        """The pictures of these requests will come."""
+        for ask in asks:
+            for _, picture in ask.pictures:
+                self._rows[mm_hash_of(picture)] = picture.rows()
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
