@@ -158,7 +158,7 @@ class Completions:
                     prompt.items,
                     sampling,
                     asked.user,
-                    _wants_timeline(exchange),
+                    exchange.headers.get(b"x-epd-timeline") == b"1",
                 )
                 self._frontend.start_generation(stream, generation)
         except BaseException:

@@ -7,9 +7,11 @@ of its own they are wall-clock seconds, and on a shared one they do not depend o
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 
+from epd.sim.day import DEFAULTS, HOUR_S, MIX, Day, live_through
 from epd.sim.drill import Drill
 from epd.sim.run import run
 from epd.sim.workload import Workload
@@ -34,11 +36,38 @@ def measure(num_runs: int = 20) -> Speed:
     return Speed(round(steps / took_s, 1), round(num_runs / took_s, 2))
 
 
-def run_bench(repeats: int, *, as_json: bool) -> int:
-    """The best of `repeats` measurements: what others do on the machine only makes it slower."""
+def run_bench(repeats: int, hours: int, *, as_json: bool) -> int:
+    """The best of `repeats` measurements: what others do on the machine only makes it slower.
+    Then one day (or `hours` of it).  1 when the day broke an invariant."""
     best = max((measure() for _ in range(repeats)), key=lambda speed: speed.runs_per_s)
+    day = live_through(hours)
     if as_json:
-        print(json.dumps({"steps_per_s": best.steps_per_s, "runs_per_s": best.runs_per_s}))
+        print(
+            json.dumps({"steps_per_s": best.steps_per_s, "runs_per_s": best.runs_per_s} | told(day))
+        )
     else:
         print(f"{best.steps_per_s:,.0f} steps/s, {best.runs_per_s:.1f} runs of 24 requests/s")
-    return 0
+        print(
+            f"{hours} hours at 1 request/s: {day.cpu_s:.1f} CPU s, {day.wall_s:.1f} s; "
+            f"{day.num_tokens:,} tokens, {day.steps:,} steps"
+        )
+    for text in day.violations:
+        print(text, file=sys.stderr)
+    return 1 if day.violations else 0
+
+
+def told(day: Day) -> dict[str, object]:
+    """A day as programs read it; what is not the default configuration is said."""
+    return {
+        "day": {
+            "hours": day.num_requests // HOUR_S,
+            "requests": day.num_requests,
+            "tokens": day.num_tokens,
+            "steps": day.steps,
+            "cpu_s": round(day.cpu_s, 2),
+            "wall_s": round(day.wall_s, 2),
+            "violations": len(day.violations),
+            "topology": "1e1p1d",
+            "not_default": {"kv_blocks": DEFAULTS.num_blocks, "max_tokens": MIX.max_tokens},
+        }
+    }

@@ -19,7 +19,7 @@ EXAMPLES = (
     ("epd bench gateway --json --repeats 5", "for programs"),
     ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
     ("epd bench soak shm", "a minute; other transports take up to five"),
-    ("epd bench sim", "some seconds"),
+    ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
 )
 
@@ -32,7 +32,8 @@ usable at the receiver, throughput, CPU seconds per GB"""
 SOAK = """thousands of items through one transport between two processes, either of which is killed
 or frozen at random: no wrong byte, no byte in a free slot, every item delivered, nothing left;
 with --kills 0, whether memory grows"""
-SIM = "the simulator on one core: steps of its loop, and whole runs of 24 requests, per second"
+SIM = """the simulator on one core: steps of its loop and whole runs of 24 requests per second, and
+how long a day of virtual time takes at one request per second"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     soak.add_argument("--json", action="store_true", help="print one JSON object")
     sim = kinds.add_parser("sim", help="the simulator", description=SIM)
     _add_repeats(sim)
+    sim.add_argument("--hours", type=int, default=24, metavar="N", help="of the day; default 24")
     bench_serve.add_to(kinds)
 
 
@@ -77,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "sim":
         from epd.sim.bench import run_bench
 
-        return run_bench(args.repeats, as_json=args.json)
+        if not 1 <= args.hours <= 24:
+            raise UsageError(f"--hours {args.hours}: a day has 1 to 24")
+        return run_bench(args.repeats, args.hours, as_json=args.json)
     if args.what == "soak":
         from epd.bench import soak
 

@@ -1,0 +1,32 @@
+"""Hours in the default configuration: checked as drills are, and what is kept does not grow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from epd.sim import bench, day
+from epd.sim.rand import KeyedRandom
+from epd.sim.workload import Workload
+
+
+def test_an_hour_is_served_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(day, "HOUR_S", 60)
+    lived = day.live_through(2, quiet=True)
+    asks = [day._ask(KeyedRandom(0, "day"), second) for second in range(120)]
+    assert lived.violations == ()
+    assert lived.num_requests == 120
+    assert lived.num_tokens == sum(len(ask.answer()) for ask in asks)
+    assert any(ask.pictures for ask in asks) and not all(ask.pictures for ask in asks)
+
+
+def test_a_day_that_breaks_an_invariant_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(day, "HOUR_S", 20)
+    monkeypatch.setattr(day, "MIX", Workload(broken_share=1.0))  # nothing may fail in a day
+    monkeypatch.setattr(bench, "measure", lambda: bench.Speed(1.0, 1.0))
+    assert bench.run_bench(1, 1, as_json=True) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["day"]["violations"] > 0 and told["runs_per_s"] == 1.0
