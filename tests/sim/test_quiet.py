@@ -1,0 +1,119 @@
+"""What goes on when nothing goes on: heartbeats, tombstones, reports, and when silence is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from epd.fsm import instance
+from epd.sim.client import Clients
+from epd.sim.cluster import GATEWAY, Cluster, Settings
+from epd.sim.drills import by_name
+from epd.sim.golden import Picture
+from epd.sim.run import run
+from epd.sim.workload import Ask
+from epd.sim.world import World
+
+HOUSEKEEPING = ("Heartbeat", "HeartbeatAck")
+
+
+class Watched:
+    """A cluster of three instances, and the messages that it sends."""
+
+    def __init__(self) -> None:
+        self.world = World(3)
+        self.cluster = Cluster(self.world, "1e1p1d", Settings())
+        self.clients = Clients(self.cluster, ())
+        self.sent: Counter[str] = Counter()
+        self.world.network.on_message = lambda source, target, message: self.sent.update(
+            [type(message).__name__]
+        )
+        self.cluster.start()
+        self.world.loop.run_until(1.0)
+
+    def run_for(self, seconds: float) -> None:
+        self.world.loop.run_until(self.world.loop.now_s + seconds)
+
+    def ask(self, *, wants_timeline: bool = False) -> None:
+        pictures = ((1, Picture("one")),)
+        at_s = self.world.loop.now_s
+        record = self.clients.add(
+            Ask(0, at_s, (11, 12), pictures, 3, 1, wants_timeline=wants_timeline)
+        )
+        self.run_for(1.0)
+        assert record.finish_reason
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    yield watched
+    watched.world.close()
+
+
+def test_heartbeats_are_acknowledged_a_few_times_per_loss_and_nobody_joins_again(
+    watched: Watched,
+) -> None:
+    watched.sent.clear()
+    watched.run_for(40.0)
+    assert watched.sent["Heartbeat"] == 3 * 40.0 / 0.4
+    assert watched.sent["HeartbeatAck"] == watched.sent["Heartbeat"] / 2  # every 0.8 s of 2.0
+    assert set(watched.sent) == set(HOUSEKEEPING)
+
+
+def test_a_missed_membership_is_noticed_by_the_next_heartbeat(watched: Watched) -> None:
+    node = watched.cluster.node("p0")
+    assert node is not None and node.instance is not None
+    node.instance.member._version -= 1
+    watched.sent.clear()
+    watched.run_for(0.5)
+    assert watched.sent["Join"] == 1 and watched.sent["Membership"] == 1
+
+
+def test_one_clock_of_silence_has_two_marks(watched: Watched) -> None:
+    gateway = watched.cluster.node(GATEWAY)
+    assert gateway is not None and gateway.gateway is not None
+    registry = gateway.gateway.registry
+    encoder = next(i for i in registry.instances if i.key == "e0:1")
+    watched.world.stall("e0")
+    watched.run_for(0.95 - 0.4)
+    assert encoder.state is instance.S.HEALTHY
+    watched.run_for(0.5)
+    assert encoder.state is instance.S.SUSPECT
+    watched.run_for(1.0)
+    assert encoder.state is instance.S.LOST
+
+
+def test_tombstones_are_not_live_and_go(watched: Watched) -> None:
+    watched.ask()
+    transfers = [node.instance.transfers for node in watched.cluster.living() if node.instance]
+    assert [t.live()["transfers"] for t in transfers] == [0, 0, 0]
+    assert all(t._rooms for t in transfers)
+    watched.run_for(Settings().timing.tombstone_s * 9 / 8)
+    assert not any(t._rooms or t._ended for t in transfers)
+
+
+def test_stages_report_only_for_a_timeline(watched: Watched) -> None:
+    watched.ask()
+    assert watched.sent["StageReport"] == 0
+    watched.ask(wants_timeline=True)
+    assert watched.sent["StageReport"] == 3  # encode (from its cache or not), prefill, decode
+
+
+@pytest.mark.parametrize("name", ["kill-encode", "lossy-bus", "restart-gateway", "small-pool"])
+def test_after_silence_is_over_nothing_happens(name: str) -> None:
+    """Ended early, a run misses nothing: all that would follow are heartbeats."""
+    result = run(by_name(name).plan(9), keep=True)
+    world, cluster = result.world, result.cluster
+    assert world is not None and cluster is not None
+    assert not cluster.waited_out and cluster.idle
+    before = len(world.events)
+    world.loop.run_until(world.loop.now_s + 60.0)
+    later = list(world.events)[before:]
+    assert later
+    beats = {("INSTANCE", "HEALTHY"), *(("arrive", kind) for kind in HOUSEKEEPING)}
+    assert {(kind, what[-1]) for _, kind, what in later} == beats
+    assert not any(node.timers(("member/", "instance/")) for node in cluster.living())
+    world.close()
