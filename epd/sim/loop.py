@@ -105,7 +105,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks: dict[int, SimTask] = {}
         self._prune_at = 1024
         self._frozen = False
-        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(self._note_escaped)
 
     # --- time and order ---------------------------------------------------------------------------
@@ -242,13 +241,18 @@ class SimLoop(asyncio.BaseEventLoop):
         future.number = self._serial()
         return future
 
-    def _make_task(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    def create_task(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
     ) -> asyncio.Task[Any]:
-        task = SimTask(coroutine, loop=self, **options)
-        task.number = self._serial()
-        if options.get("name") is None:
-            task.set_name(f"task-{task.number}")  # not asyncio's counter, which outlives the loop
+        number = self._serial()
+        if name is None:
+            name = f"task-{number}"  # not asyncio's counter, which outlives the loop
+        task = SimTask(coroutine, loop=self, name=name, context=context)
+        task.number = number
         self._tasks[task.number] = task
         if len(self._tasks) >= self._prune_at:
             self._tasks = {n: t for n, t in self._tasks.items() if not t.done()}
