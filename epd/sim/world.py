@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -39,15 +40,11 @@ class WorldJournal:
     """The `Journal` of one process: times are its own monotonic clock's."""
 
     def __init__(self, world: World, process: SimProcess, clock: SimClock) -> None:
-        self._world = world
-        self._process = process
         self.now_s = clock.now_s
+        self.observe = partial(world.observe, process)
 
     def opened(self, machine: Machine) -> None:
         """A machine exists; its first transition is what counts here."""
-
-    def observe(self, machine: Machine, event: Event, source: State, target: State) -> None:
-        self._world.observe(self._process, machine, event, source, target)
 
 
 class World:
