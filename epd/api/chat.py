@@ -34,7 +34,9 @@ class ChatRenderer:
             ChatTemplate(source, special_tokens(directory, settings)) if source else None
         )
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """The prompt's text, with one placeholder per picture.  Raises ApiError 400."""
         if self._template is None:
             raise bad_request(
@@ -42,7 +44,7 @@ class ChatRenderer:
                 "to its directory",
                 "messages",
             )
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids; text that spells a special token becomes it, as in transformers."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from epd.api.errors import bad_request
+from epd.api.tools import CLOSE, OPEN
 from epd.engine.checkpoint import ModelError, read_json
 
 _PROBE = "epd probes this template"
@@ -26,26 +27,34 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._template = _compile(source)
         self._special_tokens = dict(special_tokens)
+        self._tool_fault = _tool_fault(source)
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._takes_strings = not self._takes_parts or self._shows(_PROBE)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """The prompt's text, one image placeholder for each picture.  Raises ApiError 400.
 
-        `messages`: `{"role", "content"}` with OpenAI's content, validated.
+        `messages`: `{"role", "content"}` with OpenAI's content, validated; answers with
+        `tool_calls`, whose arguments are objects here, and messages of role `tool`.
         """
+        if tools and self._tool_fault:
+            raise bad_request(f"this model takes no tools: {self._tool_fault}", "tools")
         adapted = [self._adapt(message, i) for i, message in enumerate(messages)]
         try:
-            return self._render(adapted)
+            return self._render(adapted, tools)
         except Exception as error:  # its own refusals, and types that it did not expect
             raise bad_request(
                 f"the model's chat template does not take these messages: {error}", "messages"
             ) from None
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         rendered: str = self._template.render(
             messages=messages,
-            tools=None,
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=True,
             **self._special_tokens,
@@ -75,6 +84,15 @@ class ChatTemplate:
                 "the model's chat template takes text only", f"messages[{index}].content"
             )
         return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _tool_fault(source: str) -> str:
+    """Why calls cannot be made through this template; empty if they can."""
+    if "tools" not in source:
+        return "its chat template does not show them to it"
+    if OPEN not in source:
+        return f"its chat template does not write calls between {OPEN} and {CLOSE}"
+    return ""
 
 
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:

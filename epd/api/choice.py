@@ -14,6 +14,7 @@ from typing import Any
 from epd.api.detokenize import Detokenizer
 from epd.api.port import GenerationUpdate
 from epd.api.stop import StopMatcher
+from epd.api.tools import CallParser, CallPiece, ToolUse
 from epd.messages import TokenLogprobs
 
 
@@ -25,6 +26,7 @@ class Delta:
     logprobs: list[TokenLogprobs]
     finish_reason: str
     num_tokens: int  # that it took; their text may be held back, or none
+    calls: list[CallPiece] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -41,9 +43,14 @@ class Choice:
     finish_reason: str = ""
     failed: bool = False  # its stream ended without an answer
     timeline: list[tuple[str, str, float]] = field(default_factory=list)
+    tool_use: ToolUse | None = None
     _matcher: StopMatcher | None = None
+    _parser: CallParser | None = None
 
     def __post_init__(self) -> None:
+        if self.tool_use is not None:
+            names = frozenset(tool["function"]["name"] for tool in self.tool_use.tools)
+            self._parser = CallParser(names, 0 if self.tool_use.parallel else 1)
         if self.stop:
             self._matcher = StopMatcher(self.stop)
 
@@ -57,7 +64,24 @@ class Choice:
             logprobs.extend(update.logprobs[:count])
             if self.finish_reason:
                 break
-        return Delta("".join(texts), logprobs, self.finish_reason, self.num_tokens - num_before)
+        text, calls = "".join(texts), list[CallPiece]()
+        if self._parser is not None:
+            text, calls = self._find_calls(self._parser, text)
+        num_tokens = self.num_tokens - num_before
+        return Delta(text, logprobs, self.finish_reason, num_tokens, calls)
+
+    def _find_calls(self, parser: CallParser, text: str) -> tuple[str, list[CallPiece]]:
+        """What of the new text is text, and what is calls; an answer of calls ends as one."""
+        assert self.tool_use is not None
+        text, calls = parser.push(text)
+        if parser.done and not self.finish_reason:
+            self.finish_reason = "stop"
+            self.stream.cancel("one tool call was asked for")
+        if self.finish_reason:
+            text += parser.finish()
+        if self.finish_reason == "stop" and parser.num_calls and not self.tool_use.is_named:
+            self.finish_reason = "tool_calls"
+        return text, calls
 
     def _take(self, update: GenerationUpdate, texts: list[str]) -> int:
         """Number of tokens used, all of them unless a stop string ends the answer."""

@@ -26,8 +26,10 @@ from epd.api.responses import Answer, ChatAnswer, CompletionAnswer, Extras
 from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
+from epd.api.tools import CallPiece, ToolUse
 from epd.api.validation import Asked, ModelFacts, read_chat, read_completion
 from epd.config import Limits
+from epd.messages import TokenLogprobs
 
 T = TypeVar("T")
 
@@ -35,11 +37,16 @@ T = TypeVar("T")
 class Prepares(ModelFacts, Protocol):
     """What is needed of `epd.api.prepare.Preparer`."""
 
-    async def chat(self, messages: Sequence[dict[str, Any]], tenant: str = "") -> Prompt: ...
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        tenant: str = "",
+    ) -> Prompt: ...
 
     async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
 
-    async def grammar(self, constraint: Constraint) -> str: ...
+    async def grammar(self, constraint: Constraint | ToolUse) -> str: ...
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
 
@@ -101,10 +108,11 @@ class Completions:
             Choice(
                 i,
                 stream,
-                self._preparer.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+                self._preparer.detokenizer(skip_special_tokens=asked.skips_special_tokens),
                 asked.stop,
                 asked.all_stop_token_ids(self._preparer),
                 asked.min_tokens,
+                tool_use=asked.tool_use,
             )
             for i, stream in enumerate(streams)
         ]
@@ -139,11 +147,13 @@ class Completions:
             if asked.messages is None:
                 prompt = await self._preparer.completion(asked.prompt)
             else:
-                prompt = await self._preparer.chat(asked.messages, tenant_of(exchange.headers))
+                prompt = await self._preparer.chat(
+                    asked.messages, asked.tools, tenant_of(exchange.headers)
+                )
             max_tokens = asked.max_new_tokens(len(prompt.token_ids), self._preparer)
             grammar = ""
-            if asked.constraint is not None:
-                grammar = await self._preparer.grammar(asked.constraint)
+            if (constraint := asked.grammar_source) is not None:
+                grammar = await self._preparer.grammar(constraint)
             if exchange.disconnected:
                 raise ClientGone
         except BaseException:
@@ -181,12 +191,15 @@ class Completions:
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
-        texts, logprobs = [], []
+        texts: list[str] = []
+        logprobs: list[TokenLogprobs] = []
+        calls: list[CallPiece] = []
         while not choice.finish_reason:
             delta = choice.take(await self._updates(exchange, choice))
             texts.append(delta.text)
             logprobs.extend(delta.logprobs)
-        return Delta("".join(texts), logprobs, choice.finish_reason, choice.num_tokens)
+            calls.extend(delta.calls)
+        return Delta("".join(texts), logprobs, choice.finish_reason, choice.num_tokens, calls)
 
     async def _write_stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from epd.api import fields
 from epd.api.errors import bad_request
 
 # Templates know `system`; `developer` is OpenAI's newer word for it.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 DETAILS = ("auto", "high")
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Plain dicts of `role` and `content`, a string or a list of text and image_url parts."""
+    """Plain dicts of `role` and `content`, a string or a list of text and image_url parts.
+
+    An answer may carry `tool_calls`, whose arguments become objects, as templates want them; a
+    message of role `tool` names the call that it answers.
+    """
     return [_message(m, f"messages[{i}]") for i, m in enumerate(fields.array(value, "messages"))]
 
 
@@ -25,18 +36,44 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         path = f"{name}.role"
         raise bad_request(f"{path} must be one of {allowed}, not '{role[:40]}'", path)
     # An answer of ours, sent back as it came, carries these empty.
-    present = {k: v for k, v in message.items() if v != []}
-    fields.only(present, name, ("role", "content"))
-    content = message.get("content")
-    path = f"{name}.content"
+    present = {k: v for k, v in message.items() if v is not None and v != []}
+    more = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}.get(role, ())
+    fields.only(present, name, ("role", "content", *more))
+    read: dict[str, Any] = {"role": ROLES[role]}
+    if "tool_calls" in present:
+        path = f"{name}.tool_calls"
+        calls = fields.array(present["tool_calls"], path)
+        read["tool_calls"] = [_call(call, f"{path}[{i}]") for i, call in enumerate(calls)]
+    for key in ("tool_call_id", "name"):
+        if key in present:
+            read[key] = fields.string(present[key], f"{name}.{key}")
+    is_call = "tool_calls" in read and message.get("content") is None
+    read["content"] = "" if is_call else _content(message.get("content"), f"{name}.content", role)
+    return read
+
+
+def _content(content: Any, path: str, role: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
-        return {"role": ROLES[role], "content": content}
+        return content
     if not isinstance(content, list):
         raise fields.expected(path, "a string or an array of parts", content)
-    parts = [
-        _part(part, f"{path}[{i}]", role) for i, part in enumerate(fields.array(content, path))
-    ]
-    return {"role": ROLES[role], "content": parts}
+    return [_part(part, f"{path}[{i}]", role) for i, part in enumerate(fields.array(content, path))]
+
+
+def _call(value: Any, name: str) -> dict[str, Any]:
+    call = fields.mapping(value, name)
+    fields.only(call, name, ("id", "type", "function", "index"))
+    path = f"{name}.function"
+    function = fields.mapping(call.get("function"), path)
+    fields.only(function, path, ("name", "arguments"))
+    text = fields.string(function.get("arguments"), f"{path}.arguments")
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError as error:
+        message = f"{path}.arguments is not JSON: {error}"
+        raise bad_request(message, f"{path}.arguments") from None
+    read = {"name": fields.string(function.get("name"), f"{path}.name"), "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": read}
 
 
 def _part(value: Any, name: str, role: str) -> dict[str, Any]:

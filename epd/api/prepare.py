@@ -17,7 +17,8 @@ from epd.api.identity import mm_hash, scope_of
 from epd.api.media import MediaFetcher, is_data_url, read_data_url
 from epd.api.picture import load_pillow, read_size
 from epd.api.port import PreparedItem
-from epd.api.structured import Constraint, checked_grammar
+from epd.api.structured import Constraint
+from epd.api.tools import ToolUse
 from epd.config import GatewayConfig
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_eos_token_ids, read_json, read_preprocessor
@@ -80,8 +81,16 @@ class Preparer:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    async def chat(self, messages: Sequence[dict[str, Any]], tenant: str = "") -> Prompt:
-        """The prompt of a conversation; `tenant`: see `identity.tenant_of`.  Raises ApiError."""
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        tenant: str = "",
+    ) -> Prompt:
+        """The prompt of a conversation.  Raises ApiError.
+
+        `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.
+        """
         urls = _image_urls(messages)
         limit = self._config.limits.max_images
         if urls and not self.takes_images:
@@ -92,7 +101,7 @@ class Preparer:
             )
         scope = scope_of(self._config.cache_scope, self._config.tenant, tenant)
         pictures = await asyncio.gather(*(self._picture(url, param, scope) for url, param in urls))
-        text = self._renderer.render(messages)
+        text = self._renderer.render(messages, tools)
         ids = await self._encode(text, "messages", add_special_tokens=False)
         counts = [picture.geometry.num_rows for picture in pictures]
         expanded, offsets = self._renderer.expand(ids, counts)
@@ -164,7 +173,7 @@ class Preparer:
         key = mm_hash(scope, data, self._processor, self._fingerprint)
         return _Picture(data, key, geometry)
 
-    async def grammar(self, constraint: Constraint) -> str:
+    async def grammar(self, constraint: Constraint | ToolUse) -> str:
         """The text that constrains the answer.  Raises ApiError 400."""
         if self._grammars is None:  # seldom asked for, and a large vocabulary takes its time
             from epd.engine.grammar import Grammars
@@ -172,7 +181,7 @@ class Preparer:
             self._grammars = Grammars(self._config.model_dir, self.vocab_size)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._threads, checked_grammar, constraint, self._grammars.fault
+            self._threads, constraint.checked_grammar, self._grammars.fault
         )
 
     # --- text -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 
 from epd import __version__
 from epd.api.choice import Choice, Delta
+from epd.api.tools import whole_calls
 from epd.messages import TokenLogprobs
 
 FINGERPRINT = f"epd-{__version__}"
@@ -95,7 +96,7 @@ class Answer(ABC):
             "choices": [
                 {
                     "index": choice.index,
-                    **self._said(delta.text),
+                    **self._said(delta),
                     "logprobs": self._logprobs(choice.index, delta.logprobs),
                     "finish_reason": choice.finish_reason,
                 }
@@ -117,8 +118,11 @@ class Answer(ABC):
 
         Tokens whose text is held back, or that have none, are news too: clients time them.
         """
-        if not delta.num_tokens and not delta.text and not delta.finish_reason:
+        if not delta.num_tokens and not delta.text and not delta.finish_reason and not delta.calls:
             return b""
+        said = _json(delta.text)
+        if delta.calls:
+            said += b',"tool_calls":' + _json([piece.delta() for piece in delta.calls])
         logprobs = b"null"
         if self._num_logprobs >= 0:
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
@@ -133,7 +137,7 @@ class Answer(ABC):
                 self._head,
                 b"%d" % choice.index,
                 self._open,
-                _json(delta.text),
+                said,
                 self._close,
                 logprobs,
                 b',"finish_reason":',
@@ -150,7 +154,7 @@ class Answer(ABC):
     # --- what differs -----------------------------------------------------------------------------
 
     @abstractmethod
-    def _said(self, text: str) -> dict[str, Any]:
+    def _said(self, delta: Delta) -> dict[str, Any]:
         """The part of a whole choice that holds the text."""
 
     @abstractmethod
@@ -168,8 +172,12 @@ class ChatAnswer(Answer):
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return b"".join((self._head, b"%d" % index, role, self._tail))
 
-    def _said(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _said(self, delta: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+        if delta.calls:
+            message["content"] = delta.text or None
+            message["tool_calls"] = whole_calls(delta.calls)
+        return {"message": message}
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self._num_logprobs < 0:
@@ -195,8 +203,8 @@ class CompletionAnswer(Answer):
     _open = b',"text":'
     _close = b',"logprobs":'
 
-    def _said(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _said(self, delta: Delta) -> dict[str, Any]:
+        return {"text": delta.text}
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self._num_logprobs < 0:

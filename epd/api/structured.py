@@ -41,6 +41,10 @@ class Constraint:
     value: Any
     param: str  # where it stood, for complaints
 
+    def checked_grammar(self, fault: Callable[[str], str]) -> str:
+        """llguidance's text.  Slow for large schemas.  Raises ApiError 400."""
+        return checked_grammar(self, fault)
+
 
 def read_constraint(present: Mapping[str, Any]) -> Constraint | None:
     """The one constraint of a request, if any.  Raises ApiError 400."""

@@ -16,6 +16,7 @@ from epd.api import fields
 from epd.api.errors import ApiError, bad_request
 from epd.api.messages_field import read_messages
 from epd.api.structured import GUIDED, Constraint, read_constraint
+from epd.api.tools import ToolUse, read_tools
 from epd.config import Limits
 from epd.messages import SamplingParams
 
@@ -34,8 +35,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "use_beam_search": (False,),
 }
 # Known elsewhere, and why not here.
@@ -48,15 +47,12 @@ REFUSED = {
     "include_stop_str_in_output": "add the stop string yourself",
     "length_penalty": "there is no beam search",
     "modalities": "this server makes text only",
-    "parallel_tool_calls": "this server calls no tools",
     "prediction": "predicted output is not used",
     "reasoning_effort": "the model has no such setting",
     "service_tier": "there is one tier",
     "spaces_between_special_tokens": "tokens are joined as the tokenizer joins them",
     "store": "nothing is stored",
     "suffix": "there is no insertion mode",
-    "tool_choice": "this server calls no tools",
-    "tools": "this server calls no tools",
     "use_beam_search": "there is no beam search",
     "verbosity": "the model has no such setting",
     "web_search_options": "this server does not search",
@@ -103,6 +99,7 @@ class Asked:
     continuous_usage: bool = False
     user: str = ""
     constraint: Constraint | None = None
+    tool_use: ToolUse | None = None  # chat
 
     def sampling(
         self, index: int, seed: int, max_tokens: int, model: ModelFacts, grammar: str = ""
@@ -125,6 +122,22 @@ class Asked:
             grammar=grammar,
             priority=self.priority,
         )
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return self.tool_use.tools if self.tool_use is not None else ()
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        """The marks around calls are special tokens in some vocabularies."""
+        return self.skip_special_tokens and self.tool_use is None
+
+    @property
+    def grammar_source(self) -> Constraint | ToolUse | None:
+        """What the answer is held to; calls that are free are not."""
+        if self.tool_use is not None and self.tool_use.forced:
+            return self.tool_use
+        return self.constraint
 
     def all_stop_token_ids(self, model: ModelFacts) -> tuple[int, ...]:
         """The client's and, unless it ignores them, the model's."""
@@ -153,6 +166,10 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     asked = _read(body, CHAT, model, limits)
     asked.messages = read_messages(body.get("messages"))
     asked.num_logprobs = _chat_logprobs(body)
+    asked.tool_use = read_tools({k: v for k, v in body.items() if v is not None})
+    if asked.tool_use is not None and asked.constraint is not None:
+        message = f"tools and {asked.constraint.param} both shape the answer; send one of them"
+        raise bad_request(message, "tools")
     return asked
 
 
@@ -202,6 +219,7 @@ SHARED = {*SIMPLE, "logit_bias", "logprobs", "metadata", "model", "n", "stop_tok
 SHARED |= {"stream_options"}
 SHARED |= {"structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
+CHAT |= {"parallel_tool_calls", "tool_choice", "tools"}
 COMPLETION = SHARED | {"prompt"}
 
 

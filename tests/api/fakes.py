@@ -155,8 +155,14 @@ class FakePreparer:
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
 
-    async def chat(self, messages: Sequence[dict[str, Any]], tenant: str = "") -> Prompt:
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        tenant: str = "",
+    ) -> Prompt:
         self.messages = list(messages)
+        self.tools = list(tools)
         self.entered.set()
         if self.gate is not None:
             await self.gate.wait()

@@ -87,7 +87,7 @@ PARAMETERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"logprobs": True, "top_logprobs": 99}, ("top_logprobs",)),
     ({"top_logprobs": 2}, ("top_logprobs", "logprobs")),
     ({"stream_options": {"include_usage": True}}, ("stream_options", "stream")),
-    ({"tools": [{"type": "function"}]}, ("tools",)),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, ("tools", "template")),
     ({"response_format": {"type": "xml"}}, ("response_format",)),
     ({"guided_json": {"properties": {"a": {"type": "strin"}}}}, ("guided_json.properties.a",)),
     ({"no_such_parameter": 1}, ("no_such_parameter",)),

@@ -5,20 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from epd.cli.model_check import BUNDLED_NAME
+from epd.tiny import CHECKPOINT
 from tests.e2e.server import Server, serving
 
+TOOLS_SHOWN = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool.function.name }} {% endfor %}<tool_call></tool_call><|im_end|>
+{% endif -%}
+"""
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("1e1p1d") as server:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, with a template that shows tools as Hermes' and Qwen's do."""
+    directory = tmp_path_factory.mktemp("models") / BUNDLED_NAME
+    shutil.copytree(CHECKPOINT, directory)
+    template = (directory / "chat_template.jinja").read_text()
+    (directory / "chat_template.jinja").write_text(TOOLS_SHOWN + template)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path) -> Iterator[Server]:
+    with serving("1e1p1d", model=model_dir) as server:
         yield server
 
 
@@ -57,7 +76,7 @@ async def test_200_answers_follow_their_schema(server: Server) -> None:
 
     async def ask(client: AsyncOpenAI, seed: int) -> str:
         answer = await client.chat.completions.create(
-            model=BUNDLED_NAME,
+            model="tiny",
             messages=[{"role": "user", "content": "Describe the receipt."}],
             response_format=wanted,
             temperature=1.3,
@@ -80,7 +99,7 @@ def test_choice_and_regex_stream(server: Server) -> None:
         ({"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}}, "[0-9]{3}-[a-f]{2}"),
     ):
         stream = client.chat.completions.create(
-            model=BUNDLED_NAME,
+            model="tiny",
             messages=[{"role": "user", "content": "Where?"}],
             extra_body=extra,
             stream=True,
@@ -89,3 +108,32 @@ def test_choice_and_regex_stream(server: Server) -> None:
         assert re.fullmatch(pattern, "".join(choice.delta.content or "" for choice in chunks))
         assert chunks[-1].finish_reason == "stop"
     client.close()
+
+
+def test_a_required_tool_is_called(server: Server) -> None:
+    """By a model that never learned to: the grammar makes the call, its arguments are valid."""
+    function = {"name": "book", "parameters": RECEIPT}
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Book it."}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 400,
+    }
+    with OpenAI(**settings(server)) as client:
+        whole = client.chat.completions.create(**fields).choices[0]
+        assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+        (call,) = whole.message.tool_calls
+        assert call.function.name == "book"
+        assert is_receipt(call.function.arguments)
+        chunks = [
+            chunk.choices[0] for chunk in client.chat.completions.create(**fields, stream=True)
+        ]
+        pieces = [piece for chunk in chunks for piece in chunk.delta.tool_calls or []]
+        assert "".join(p.function.arguments for p in pieces) == call.function.arguments
+        assert chunks[-1].finish_reason == "tool_calls"
+        answer = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+        fields["messages"] += [whole.message.model_dump(exclude_none=True), answer]
+        again = client.chat.completions.create(**fields | {"tool_choice": "none", "max_tokens": 8})
+        assert again.choices[0].message.tool_calls is None

@@ -1,0 +1,270 @@
+"""Tool calls: what a client offers, what a model must or may call, and calls found in its text.
+
+The model's own chat template shows the tools to the model, and decides what a call looks like.  One
+form is known, that of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`.  A
+template that shows no tools, or writes calls in another form, refuses them, rather than to let a
+call pass as text.
+
+A call that is asked for (`required`, or one function by name) is enforced by a grammar: it is valid
+against the function's parameters, whatever the model is.  A call that is free (`auto`) is parsed; a
+text that looks like a call and is none stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from epd.api import fields
+from epd.api.errors import bad_request
+from epd.api.stop import overlap
+from epd.api.structured import MAX_CHARS, SPACING, Constraint, checked_grammar
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MAX_TOOLS = 128
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request; with `forced` names the answer is calls of these and nothing else."""
+
+    tools: tuple[dict[str, Any], ...]  # as OpenAI writes them, validated
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+    is_named: bool = False  # one function by name: OpenAI ends such an answer with "stop"
+
+    def checked_grammar(self, fault: Callable[[str], str]) -> str:
+        """Of a forced answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
+        bodies = []
+        for index, tool in enumerate(self.tools):
+            function = tool["function"]
+            if function["name"] in self.forced:
+                parameters = function.get("parameters") or NO_PARAMETERS
+                param = f"tools[{index}].function.parameters"
+                checked_grammar(Constraint("json", parameters, param), fault)
+                bodies.append(_call_schema(function["name"], parameters))
+        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        text = json.dumps({**schema, "x-guidance": SPACING})
+        more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
+        rules = f"start: call{more}\nbody: %json {text}\n"
+        # As one token where the vocabulary has it, else spelled out.
+        special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
+        spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
+        return checked_grammar(
+            Constraint("grammar", spelled if fault(special) else special, "tools"), fault
+        )
+
+
+def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+        **shared,  # where the references of the parameters look for them
+    }
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+def read_tools(present: Mapping[str, Any]) -> ToolUse | None:
+    """`tools`, `tool_choice` and `parallel_tool_calls`.  Raises ApiError 400."""
+    offered = present.get("tools") or []
+    if not isinstance(offered, list):
+        raise fields.expected("tools", "an array", offered)
+    if len(offered) > MAX_TOOLS:
+        message = f"tools holds {len(offered)} tools; at most {MAX_TOOLS} are taken"
+        raise bad_request(message, "tools")
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered))
+    names = [tool["function"]["name"] for tool in tools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            path = f"tools[{i}].function.name"
+            raise bad_request(f"{path} '{name}' is there twice", path)
+    parallel = fields.boolean(present.get("parallel_tool_calls", True), "parallel_tool_calls")
+    choice = present.get("tool_choice", "auto" if tools else "none")
+    if choice == "none":
+        return None
+    if not tools:
+        raise bad_request("tool_choice needs tools; send them or leave it out", "tool_choice")
+    if choice == "auto":
+        return ToolUse(tools, parallel=parallel)
+    if choice == "required":
+        return ToolUse(tools, tuple(names), parallel)
+    return ToolUse(tools, (_named(choice, names),), parallel, is_named=True)
+
+
+def _named(choice: Any, names: Sequence[str]) -> str:
+    if isinstance(choice, str):
+        message = f"tool_choice '{choice[:40]}' is unknown; use none, auto, required or a function"
+        raise bad_request(message, "tool_choice")
+    path = "tool_choice.function.name"
+    fields.only(fields.mapping(choice, "tool_choice"), "tool_choice", ("type", "function"))
+    function = fields.mapping(choice.get("function"), "tool_choice.function")
+    name = fields.string(function.get("name"), path)
+    if name not in names:
+        raise bad_request(f"{path} '{name[:64]}' is not among the tools", path)
+    return name
+
+
+def _tool(value: Any, name: str) -> dict[str, Any]:
+    tool = fields.mapping(value, name)
+    fields.only(tool, name, ("type", "function"))
+    kind = fields.string(tool.get("type"), f"{name}.type")
+    if kind != "function":
+        path = f"{name}.type"
+        raise bad_request(f"{path} '{kind[:40]}' is not supported: tools are functions", path)
+    path = f"{name}.function"
+    function = fields.mapping(tool.get("function"), path)
+    fields.only(function, path, ("name", "description", "parameters", "strict"))
+    called = fields.string(function.get("name"), f"{path}.name")
+    if not _NAME.fullmatch(called):
+        message = f"{path}.name must have 1 to 64 letters, digits, '_', '-' or '.'"
+        raise bad_request(message, f"{path}.name")
+    if function.get("parameters") is not None:
+        fields.mapping(function["parameters"], f"{path}.parameters")
+    if len(json.dumps(function)) > MAX_CHARS:
+        raise bad_request(f"{path} has more than {MAX_CHARS} characters; shorten it", path)
+    return {"type": "function", "function": function}
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """A piece of one call: its first has id and name, each has a part of the arguments' JSON."""
+
+    index: int
+    arguments: str
+    call_id: str = ""
+    name: str = ""
+
+    def delta(self) -> dict[str, Any]:
+        """As OpenAI streams it."""
+        function = {"arguments": self.arguments}
+        if not self.name:
+            return {"index": self.index, "function": function}
+        function = {"name": self.name, **function}
+        return {"index": self.index, "id": self.call_id, "type": "function", "function": function}
+
+
+def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """As OpenAI puts them into a message."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.name:
+            calls.append(piece.delta())
+            del calls[-1]["index"]
+        else:
+            calls[-1]["function"]["arguments"] += piece.arguments
+    return calls
+
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+@dataclass(slots=True)
+class CallParser:
+    """Splits a stream of text into text and calls; calls come out as they grow."""
+
+    names: frozenset[str]
+    limit: int = 0  # of calls; 0: none
+    num_calls: int = 0
+    done: bool = False  # the limit is reached: what follows is nothing
+    _held: str = ""
+    _inside: bool = False
+    _streaming: bool = False  # the head of the present call is out
+    _after_call: bool = False  # and nothing has been said since
+    _pieces: list[CallPiece] = field(default_factory=list)
+
+    def push(self, text: str) -> tuple[str, list[CallPiece]]:
+        """Text and pieces that cannot change any more."""
+        self._held += text
+        shown: list[str] = []
+        while self._step(shown):
+            pass
+        pieces, self._pieces = self._pieces, []
+        return "".join(shown), pieces
+
+    def finish(self) -> str:
+        """No more text: a call that was not closed is text, unless its pieces are out."""
+        held, self._held = self._held, ""
+        if self._inside:
+            return "" if self._streaming else OPEN + held
+        return self._between(held)
+
+    def _between(self, text: str) -> str:
+        """Text outside of calls; after a call without the line breaks around it."""
+        if self._after_call:
+            text = text.lstrip("\n")
+            self._after_call = not text
+        return text.rstrip("\n") if self.num_calls else text
+
+    def _step(self, shown: list[str]) -> bool:
+        """Take one mark off what is held; False when more is needed."""
+        if self.done:
+            self._held = ""
+            return False
+        if not self._inside:
+            before, found, rest = self._held.partition(OPEN)
+            if not found:
+                sure = self._held[: len(self._held) - overlap(self._held, OPEN)]
+                if self.num_calls:
+                    sure = sure.rstrip("\n")  # they may stand before a call
+                shown.append(self._between(sure))
+                self._held = self._held[len(sure) :]
+                return False
+            shown.append(self._between(before))
+            self._held, self._inside, self._streaming = rest, True, False
+            return True
+        body, closed, rest = self._held.partition(CLOSE)
+        if not self._streaming and (head := _HEAD.match(body)) and head[1] in self.names:
+            self._begin(head[1], "")
+            self._held = self._held[head.end() :]
+            return True
+        if not closed:
+            if self._streaming:
+                self._grow()
+            return False
+        self._end(body, shown)
+        self._held, self._inside, self._after_call = rest, False, True
+        self.done = 0 < self.limit <= self.num_calls
+        return True
+
+    def _begin(self, name: str, arguments: str) -> None:
+        call_id = f"call_{uuid.uuid4().hex[:24]}"
+        self._pieces.append(CallPiece(self.num_calls, arguments, call_id, name))
+        self.num_calls += 1
+        self._streaming = True
+
+    def _grow(self) -> None:
+        """Pass on the arguments but for what may be the end of the object around them."""
+        sure = self._held[: len(self._held) - overlap(self._held, CLOSE)].rstrip("} \n\t")
+        if sure:
+            self._pieces.append(CallPiece(self.num_calls - 1, sure))
+            self._held = self._held[len(sure) :]
+
+    def _end(self, body: str, shown: list[str]) -> None:
+        if self._streaming:
+            rest = body.rstrip().removesuffix("}").rstrip()
+            if rest:
+                self._pieces.append(CallPiece(self.num_calls - 1, rest))
+            return
+        try:
+            call = json.loads(body)
+            name, arguments = call["name"], call.get("arguments", {})
+        except (ValueError, LookupError, TypeError, AttributeError):
+            name, arguments = "", {}
+        if name in self.names and isinstance(arguments, dict):
+            self._begin(name, json.dumps(arguments, ensure_ascii=False))
+        else:
+            shown.append(f"{OPEN}{body}{CLOSE}")
