@@ -49,7 +49,7 @@ async def test_tenants_share_pictures_only_in_a_global_scope(
     preparer = Preparer(GatewayConfig(model_dir=str(Path(CHECKPOINT)), cache_scope=cache_scope))
     message = user(part(png(64, 64)), "?")
     hashes = [
-        (await preparer.chat(message, tenant_of(headers))).items[0].mm_hash
+        (await preparer.chat(message, tenant=tenant_of(headers))).items[0].mm_hash
         for headers in (ALICE, ALICE, BOB, {})
     ]
     await preparer.close()
