@@ -6,7 +6,7 @@ have happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -45,7 +45,6 @@ class Drill:
     engine_faults: bool = False
     from_s: float = 1.0
     to_s: float = 2.0
-    tags: tuple[str, ...] = field(default=())
 
     def plan(self, seed: int) -> Plan:
         random = KeyedRandom(seed, "drill", self.name)

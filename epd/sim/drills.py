@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from epd.config import EncodeConfig, Limits
 from epd.sim.cache_drills import CACHE_DRILLS
 from epd.sim.cluster import Settings
@@ -15,7 +17,7 @@ from epd.sim.tier_drills import TIER_DRILLS
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
-__all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "REFUSED", "Drill", "by_name"]
+__all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "REFUSED", "Drill", "by_name", "naming"]
 
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.1)
@@ -290,3 +292,8 @@ def by_name(name: str) -> Drill:
     if found is None:
         raise KeyError(f"no drill {name!r}; there are: {', '.join(d.name for d in DRILLS)}")
     return found
+
+
+def naming(mutant: str) -> Iterator[Drill]:
+    """The drills that must notice a mutant."""
+    return (drill for drill in DRILLS if mutant in drill.mutants)

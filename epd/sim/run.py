@@ -61,6 +61,17 @@ class Plan:
         return not (self.faults or stressed or leaves or flawed)
 
 
+def describe(plan: Plan) -> str:
+    """What a plan holds, in a line: said before it is run."""
+    asks = plan.asks
+    work = (
+        f"{len(asks)} requests ({sum(bool(ask.pictures) for ask in asks)} with pictures, "
+        f"{sum(ask.cancel_after_s > 0 for ask in asks)} hang up)"
+    )
+    faults = "; ".join(map(str, plan.faults)) or "no fault"
+    return f"{plan.topology}, {work}, {faults}, {plan.network}, {plan.data}"
+
+
 @dataclass(slots=True)
 class Result:
     """What a run showed."""

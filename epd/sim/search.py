@@ -3,8 +3,8 @@ restart) of one process after one more step of the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 from epd.sim.cluster import GATEWAY, parse_topology
 from epd.sim.faults import Fault
@@ -15,7 +15,7 @@ from epd.sim.swarm import excuse
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
-FIRST_ASK_S = 1.0
+DOWN_S = 0.3
 
 
 def base_plan(topology: str, seed: int = 1, num_requests: int = 4) -> Plan:
@@ -24,9 +24,10 @@ def base_plan(topology: str, seed: int = 1, num_requests: int = 4) -> Plan:
     return Plan(seed, topology, workload.draw(KeyedRandom(seed, "search")))
 
 
-def steps_of_interest(plan: Plan) -> tuple[int, int]:
+@cache
+def steps_of_interest(topology: str, seed: int = 1) -> tuple[int, int]:
     """The first step at which requests are asked, and the one when all are answered."""
-    result = run(plan, keep=True)
+    result = run(base_plan(topology, seed), keep=True)
     assert result.world is not None
     assert result.passed, result.violations
     bounds = result.world.loop.marks
@@ -34,31 +35,23 @@ def steps_of_interest(plan: Plan) -> tuple[int, int]:
     return bounds["first ask"], bounds["all answered"]
 
 
-def kills(
-    topology: str, seed: int = 1, stride: int = 1, duration_s: float = 0.3, kind: str = "kill"
-) -> Iterator[Plan]:
-    """One plan per process and step."""
-    plan = base_plan(topology, seed)
-    first, last = steps_of_interest(plan)
-    names = [name for name, _ in parse_topology(topology)]
-    for name in (*names, GATEWAY):
-        for step in range(first, last, stride):
-            faults = (Fault(kind, name, at_step=step, duration_s=duration_s),)
-            may_fail = excuse(topology, faults, Conditions(), DataConditions())
-            yield replace(plan, faults=faults, may_fail=may_fail)
+def victims(topology: str) -> list[str]:
+    return [*(name for name, _ in parse_topology(topology)), GATEWAY]
+
+
+def num_kills(topology: str) -> int:
+    """How many plans there are: one per process and step."""
+    first, last = steps_of_interest(topology)
+    return len(victims(topology)) * (last - first)
 
 
 def nth_kill(topology: str, number: int) -> Plan:
     """The plan that kills the process, at the step, that `number` stands for."""
-    plan = base_plan(topology)
-    first, last = steps_of_interest(plan)
-    names = [*(name for name, _ in parse_topology(topology)), GATEWAY]
-    name = names[number // (last - first) % len(names)]
-    faults = (Fault("kill", name, at_step=first + number % (last - first), duration_s=0.3),)
+    if not 0 <= number < num_kills(topology):
+        raise KeyError(f"no kill {number} of {topology}: there are {num_kills(topology)}")
+    first, last = steps_of_interest(topology)
+    which, step = divmod(number, last - first)
+    name = victims(topology)[which]
+    faults = (Fault("kill", name, at_step=first + step, duration_s=DOWN_S),)
     may_fail = excuse(topology, faults, Conditions(), DataConditions())
-    return replace(plan, faults=faults, may_fail=may_fail)
-
-
-def num_kills(topology: str) -> int:
-    first, last = steps_of_interest(base_plan(topology))
-    return (len(parse_topology(topology)) + 1) * (last - first)
+    return replace(base_plan(topology), faults=faults, may_fail=may_fail)

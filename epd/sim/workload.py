@@ -28,6 +28,14 @@ class Ask:
     cancel_after_s: float = 0.0  # the client hangs up this long after asking; 0: never
     wants_timeline: bool = False
 
+    def __str__(self) -> str:
+        pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
+        hangs_up = f", hangs up after {self.cancel_after_s:.3f} s" if self.cancel_after_s else ""
+        return (
+            f"request {self.index} at {self.at_s:.4f} s: {len(self.text)} words, pictures: "
+            f"{pictures}, up to {self.max_tokens} tokens{hangs_up}"
+        )
+
     def placed(self) -> tuple[tuple[int, ...], tuple[tuple[int, Picture], ...]]:
         """Token ids with expanded placeholders, and pictures with their offsets there."""
         token_ids: list[int] = []

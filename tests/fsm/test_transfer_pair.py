@@ -16,26 +16,27 @@ from epd.fsm.kernel import Row, Table, TableError, unless
 from epd.fsm.transfer import Do, S, is_consumer
 from epd.fsm.transfer_table import TABLE
 from epd.sim.model.explore import Mode, Space, explore
-from epd.sim.model.pair import PairModel, Scenario, Violation
-from epd.sim.model.scenarios import EVERYTHING, SEARCHES, Search
+from epd.sim.model.laws import Violation
+from epd.sim.model.pair import Pair, PairModel, Scenario
+from epd.sim.model.scenarios import EVERYTHING, TRANSFER, Search
 from tests.fsm.mutants import patched
 
 CALM = {"may_die": False, "may_be_declared_lost": False}
 
 
 @cache
-def searched(search: Search) -> Space:
+def searched(search: Search) -> Space[Pair]:
     return search.run()
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: search.name)
+@pytest.mark.parametrize("search", TRANSFER, ids=lambda search: search.name)
 def test_every_interleaving_keeps_the_laws_and_can_end(search: Search) -> None:
     assert searched(search).num_edges > len(searched(search).parents)
 
 
 def test_delivery_and_every_kind_of_end_are_reached() -> None:
     """The model is not vacuous: both ends reach every state that the table has for them."""
-    space = searched(SEARCHES[0])
+    space = searched(TRANSFER[0])
     assert {pair.producer.state for pair in space.parents} == set(TABLE.states)
     assert {pair.consumer.state for pair in space.parents} == set(TABLE.states) - {
         S.PARKED,
@@ -179,7 +180,7 @@ def test_timers_last_finds_a_hang_that_only_a_deadline_ends(side: str) -> None:
     rows = [Row(state, event, None) for _, event in cells]
     scenario = Scenario(forgetful=True, max_lost=4, **CALM)
     space = explore(PairModel(scenario, patched(TABLE, cells, rows)), Mode.TIMERS_LAST)
-    with pytest.raises(Violation, match="no way to delivery"):
+    with pytest.raises(Violation, match="no way to success"):
         space.require_good_ends()
 
 

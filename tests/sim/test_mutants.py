@@ -6,7 +6,6 @@ import pytest
 
 from epd.sim import drills
 from epd.sim.run import run
-from epd.sim.shrink import Shrinker
 from epd.sim.swarm import draw_plan
 from tests.sim.mutants import MUTANTS
 
@@ -36,18 +35,3 @@ def test_a_mutant_leaves_no_trace() -> None:
         with manager():
             pass
     assert run(plan).digest == before
-
-
-def test_shrinking_keeps_the_failure_and_little_else() -> None:
-    drill = drills.by_name("slow-bytes")
-    with MUTANTS["publish_before_commit"]():
-
-        def fails(plan: object) -> bool:
-            return any("[integrity]" in line for line in run(plan).violations)  # type: ignore[arg-type]
-
-        plan = next(p for p in map(drill.plan, range(20)) if fails(p))
-        shrinker = Shrinker(fails)
-        shortest = shrinker.shrink(plan)
-        assert fails(shortest)
-    assert len(shortest.asks) <= 3 and len(shortest.faults) <= 1
-    assert shrinker.runs_left >= 0

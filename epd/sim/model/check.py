@@ -1,4 +1,4 @@
-"""`epd sim check`: all searches, with progress, and what they found."""
+"""`epd sim model`: the exhaustive searches, with progress, and what they found."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import sys
 import time
 from typing import Any
 
-from epd.sim.model.pair import Violation
+from epd.sim.model.laws import Violation
 from epd.sim.model.scenarios import SEARCHES, Search
-from epd.sim.runner import interrupts
-
-PROGRESS_EVERY_S = 2.0
+from epd.sim.parallel import PROGRESS_EVERY_S, interrupts
 
 
 class _Progress:
@@ -26,23 +24,36 @@ class _Progress:
     def took_s(self) -> float:
         return time.perf_counter() - self._started_s
 
-    def __call__(self, num_pairs: int, num_open: int) -> None:
+    def __call__(self, num_nodes: int, num_open: int) -> None:
         now_s = time.perf_counter()
         if self._quiet or now_s - self._shown_s < PROGRESS_EVERY_S:
             return
         self._shown_s = now_s
-        rate = num_pairs / max(self.took_s, 1e-9)
-        told = f"{self._name}: {num_pairs} pairs, {num_open} to look at, {rate:.0f} pairs/s"
+        rate = num_nodes / max(self.took_s, 1e-9)
+        told = f"{self._name}: {num_nodes} nodes, {num_open} to look at, {rate:.0f} nodes/s"
         print(told, file=sys.stderr, flush=True)
 
 
-def check_model(*, as_json: bool = False, searches: tuple[Search, ...] = SEARCHES) -> int:
-    """Run the searches; returns the exit status."""
+def model_names() -> tuple[str, ...]:
+    """What can be searched."""
+    return tuple(dict.fromkeys(search.machine for search in SEARCHES))
+
+
+def check_models(
+    name: str = "all", *, as_json: bool = False, searches: tuple[Search, ...] = SEARCHES
+) -> int:
+    """Run the searches of a machine, or all; returns the exit status.
+
+    Raises KeyError with the known names.
+    """
+    chosen = [search for search in searches if name in ("all", search.machine)]
+    if not chosen:
+        raise KeyError(f"no model {name!r}; there are: {', '.join(model_names())}, all")
     runs: list[dict[str, Any]] = []
     interrupted = False
     try:
         with interrupts():
-            for search in searches:
+            for search in chosen:
                 runs.append(_run(search, quiet=as_json))
                 if not as_json:
                     _show(runs[-1])
@@ -62,23 +73,30 @@ def check_model(*, as_json: bool = False, searches: tuple[Search, ...] = SEARCHE
     else:
         ended = "stopped: " if interrupted else ""
         print(f"{ended}{len(runs) - failed} searches passed, {failed} failed")
-    return 1 if failed or interrupted else 0
+    if interrupted:
+        return 130
+    return 1 if failed else 0
 
 
 def _run(search: Search, *, quiet: bool) -> dict[str, Any]:
-    progress = _Progress(search.name, quiet=quiet)
-    found: dict[str, Any] = {"name": search.name, "mode": search.mode.value, "violations": []}
+    progress = _Progress(f"{search.machine} {search.name}", quiet=quiet)
+    found: dict[str, Any] = {
+        "machine": search.machine,
+        "name": search.name,
+        "mode": search.mode.value,
+        "violations": [],
+    }
     try:
         space = search.run(progress)
     except Violation as violation:
         found["violations"].append(str(violation))
     else:
-        found |= {"pairs": len(space.parents), "steps": space.num_edges}
+        found |= {"nodes": len(space.parents), "steps": space.num_edges}
     return found | {"wall_s": round(progress.took_s, 2)}
 
 
 def _show(run: dict[str, Any]) -> None:
-    size = f"{run['pairs']:>7} pairs {run['steps']:>8} steps" if "pairs" in run else "FAILED"
-    print(f"{run['name']:32} {size} {run['wall_s']:6.1f} s")
+    size = f"{run['nodes']:>7} nodes {run['steps']:>8} steps" if "nodes" in run else "FAILED"
+    print(f"{run['machine']:10} {run['name']:32} {size} {run['wall_s']:6.1f} s")
     for violation in run["violations"]:
         print(violation)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
 
 from epd.fsm import transfer as t
 from epd.fsm.kernel import Effect, Event, Table
 from epd.fsm.transfer import Do, Manifest, S, Side, Transfer
 from epd.fsm.transfer_table import TABLE
+from epd.sim.model.laws import Step, require
 
 TERMINAL = TABLE.terminal
 MAY_WRITE = frozenset({S.WRITING, S.CANCEL_PENDING, S.EXPIRE_PENDING, S.QUARANTINED})
@@ -101,18 +101,6 @@ class Pair:
     num_lost: int = 0  # words; counted only where their number is bounded
 
 
-class Violation(AssertionError):
-    """A law is broken; told with the shortest way there."""
-
-
-class Step(NamedTuple):
-    """Something that may happen next; kinds: word, work, retry, time, loss, fault."""
-
-    name: str
-    kind: str
-    run: Callable[[], Pair]
-
-
 class PairModel:
     """The transition relation over `Pair`; a step that breaks a law raises `Violation`."""
 
@@ -128,6 +116,15 @@ class PairModel:
 
     def initial(self) -> Pair:
         return Pair(End(retry=self.scenario.offers), End())
+
+    def quiescent(self, pair: Pair) -> bool:
+        """Nothing is left to do at whoever is alive."""
+        return all(not end.alive or end.state in TERMINAL for end in (pair.producer, pair.consumer))
+
+    def succeeded(self, pair: Pair) -> bool:
+        """The bytes are published, the source is free, and nobody has anything left to do."""
+        memories = (pair.producer.memory, pair.consumer.memory)
+        return self.quiescent(pair) and memories == ("released", "published")
 
     # --- one machine, one event -------------------------------------------------------------------
 
@@ -191,7 +188,7 @@ class PairModel:
 
     # --- everything that may happen next ----------------------------------------------------------
 
-    def steps(self, pair: Pair) -> Iterator[Step]:
+    def steps(self, pair: Pair) -> Iterator[Step[Pair]]:
         yield from self._network(pair)
         yield from self._writer(pair)
         for side in Side:
@@ -204,7 +201,7 @@ class PairModel:
         if pair.consumer.alive:
             yield from self._consumer(pair)
 
-    def _network(self, pair: Pair) -> Iterator[Step]:
+    def _network(self, pair: Pair) -> Iterator[Step[Pair]]:
         for word in sorted(pair.network):
             limit = self.scenario.max_lost
             if self.scenario.forgetful and (not limit or pair.num_lost < limit):
@@ -226,7 +223,7 @@ class PairModel:
                 partial(self.fire, pair, side, event, **reads),
             )
 
-    def _writer(self, pair: Pair) -> Iterator[Step]:
+    def _writer(self, pair: Pair) -> Iterator[Step[Pair]]:
         if pair.write != "running":
             return
         alive = pair.producer.alive
@@ -242,7 +239,7 @@ class PairModel:
             unknown = t.WriteOutcomeUnknown("?")
             yield Step("the write's outcome is unknown", "fault", lambda: end(unknown, zombie))
 
-    def _settling(self, pair: Pair) -> Iterator[Step]:
+    def _settling(self, pair: Pair) -> Iterator[Step[Pair]]:
         """The producer's engine is asked about its zombie, or a lost consumer is fenced."""
         end = pair.producer
         if not end.settling:
@@ -260,7 +257,7 @@ class PairModel:
             fencing = _with(pair, Side.PRODUCER, replace(end, settling=False, fencing=True))
             yield Step("the producer knows that its peer is lost", "fault", lambda: fencing)
 
-    def _time(self, pair: Pair, side: Side) -> Iterator[Step]:
+    def _time(self, pair: Pair, side: Side) -> Iterator[Step[Pair]]:
         end: End = getattr(pair, side.value)
         timers = (
             ("retry", t.RetryDue),
@@ -275,7 +272,7 @@ class PairModel:
                     partial(self.fire, pair, side, event(), **{name: False}),
                 )
 
-    def _faults(self, pair: Pair, side: Side) -> Iterator[Step]:
+    def _faults(self, pair: Pair, side: Side) -> Iterator[Step[Pair]]:
         end: End = getattr(pair, side.value)
         other: End = pair.consumer if side is Side.PRODUCER else pair.producer
         if end.fencing and other.alive:
@@ -304,7 +301,7 @@ class PairModel:
             killed = _with(pair, side, dead)
             yield Step(f"kill -9 of the {side.value}", "fault", lambda: killed)
 
-    def _producer(self, pair: Pair) -> Iterator[Step]:
+    def _producer(self, pair: Pair) -> Iterator[Step[Pair]]:
         end = pair.producer
         if not end.started and not end.cancelled:
             ready = t.BytesReady("source", NBYTES)
@@ -321,7 +318,7 @@ class PairModel:
                 lambda: self.fire(pair, Side.PRODUCER, gone, cancelled=True),
             )
 
-    def _consumer(self, pair: Pair) -> Iterator[Step]:
+    def _consumer(self, pair: Pair) -> Iterator[Step[Pair]]:
         end = pair.consumer
         if not end.started:
             leased = t.SlotsLeased((0,))
@@ -356,11 +353,6 @@ def _with(pair: Pair, side: Side, end: End) -> Pair:
     return replace(pair, consumer=end)
 
 
-def require(holds: bool, law: str) -> None:
-    if not holds:
-        raise Violation(law)
-
-
 def check(pair: Pair) -> None:
     """The laws of every reachable pair (invariants 3 and 4; faults F6 to F8)."""
     producer, consumer = pair.producer, pair.consumer
@@ -380,14 +372,3 @@ def check(pair: Pair) -> None:
             require(end.memory != "owned", f"the {name} ends as {end.state.name} owning memory")
             withdrew = name == "producer" and end.cancelled  # its owner ended it and needs no word
             require(withdrew or end.concluded == 1, f"the {name} ends and its owner is not told")
-
-
-def quiescent(pair: Pair) -> bool:
-    """Nothing is left to do at whoever is alive."""
-    return all(not end.alive or end.state in TERMINAL for end in (pair.producer, pair.consumer))
-
-
-def delivered(pair: Pair) -> bool:
-    """The bytes are published, the source is free, and nobody has anything left to do."""
-    memories = (pair.producer.memory, pair.consumer.memory)
-    return quiescent(pair) and memories == ("released", "published")

@@ -1,0 +1,57 @@
+"""A failure in a run of 24 requests comes down to what it needs: the shrinker, on real bugs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from epd.sim import drills
+from epd.sim.mutants import planted
+from epd.sim.run import Plan, run
+from epd.sim.shrink import MAX_RUNS, Shrinker, checker_of
+
+NUM_REQUESTS = 24
+PLANTED = [  # (drill, mutant): bugs that need no fault, and bugs that need one
+    ("slow-bytes", "publish_before_commit"),
+    ("hang-up-storm", "abort_frees_blocks"),
+    ("same-picture", "deepstack_is_dropped"),
+    ("kill-encode", "grants_reach_the_successor"),
+    ("kill-decode", "migration_restarts_numbering"),
+    ("stall-encode", "lost_peer_frees_slots"),
+]
+
+
+def first_failing(name: str) -> tuple[Plan, Shrinker]:
+    drill = drills.by_name(name)
+    drill = replace(drill, work=replace(drill.work, num_requests=NUM_REQUESTS))
+    for plan in map(drill.plan, range(40)):
+        shrinker = Shrinker.of(plan)
+        if shrinker is not None:
+            return plan, shrinker
+    raise AssertionError("no seed notices the bug")
+
+
+@pytest.mark.parametrize(("drill", "mutant"), PLANTED)
+def test_a_planted_bug_comes_down_to_three_requests_and_one_fault(drill: str, mutant: str) -> None:
+    with planted(mutant):
+        plan, shrinker = first_failing(drill)
+        assert len(plan.asks) == NUM_REQUESTS
+        checker = checker_of(run(plan).violations[0])
+        shortest = shrinker.shrink(plan)
+        assert checker in map(checker_of, run(shortest).violations)
+    assert len(shortest.asks) <= 3 and len(shortest.faults) <= 1
+    assert shrinker.runs <= MAX_RUNS == 100
+    assert run(shortest).violations == [], "the shortest plan blames the bug and nothing else"
+
+
+def test_a_budget_that_ends_early_still_fails() -> None:
+    with planted("publish_before_commit"):
+        plan, _ = first_failing("slow-bytes")
+        shrinker = Shrinker(lambda p: bool(run(p).violations), max_runs=3)
+        shortest = shrinker.shrink(plan)
+        assert shrinker.runs == 3 and run(shortest).violations
+
+
+def test_what_passes_is_not_shrunk() -> None:
+    assert Shrinker.of(drills.by_name("quiet").plan(0)) is None
