@@ -37,6 +37,7 @@ class EmbeddingWorld(World):
         self.transfers: dict[str, Transfer] = {}
         self.slots = dict.fromkeys(rooms, "none")  # none, owned, published, free
         self.encoders = dict.fromkeys(rooms, "idle")  # idle, granted, writing, over, never
+        self.concluded: set[str] = set()  # rooms whose load is over, whatever they still own
         self.cancelled: set[str] = set()  # rooms whose encoder was asked to stop
         self.dead: set[str] = set()
         self.mortal = mortal  # rooms whose encoder may die
@@ -53,7 +54,7 @@ class EmbeddingWorld(World):
 
     def open_transfer(self, embedding: m.Embedding, event: Event) -> None:
         room = embedding.room
-        others = [r for r, tr in self.transfers.items() if not tr.terminal and self._current(r)]
+        others = self.transfers.keys() - self.concluded
         require(room not in self.transfers and not others, "one load at a time (F37)")
         require(room in embedding.waiters, "loads for somebody who left")
         transfer = Transfer(room, Side.CONSUMER, 1, ENCODER, "hash")
@@ -123,6 +124,7 @@ class EmbeddingWorld(World):
         """Its outcome is a step of its own."""
 
     def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
+        self.concluded.add(transfer.key)
         self.slots[transfer.key] = "published"
         if self._current(transfer.key):
             self.fire(m.Loaded("rows", (0,)))
@@ -130,13 +132,16 @@ class EmbeddingWorld(World):
             self.slots[transfer.key] = "free"
 
     def conclude_failed(self, transfer: Transfer, event: Event) -> None:
+        self.concluded.add(transfer.key)
         if not self._current(transfer.key):
             return
         kind, reason, retryable = transfer.failure
-        outcome = m.LoadLost if transfer.held else m.LoadFailed
-        if kind == "deadline":
-            outcome = m.LoadTimedOut
-        self.fire(outcome(kind or "cancelled", reason, retryable))
+        if transfer.held:
+            self.fire(m.LoadLost(kind, reason, retryable))
+        elif kind == "deadline":
+            self.fire(m.LoadTimedOut(kind, reason, retryable))
+        else:
+            self.fire(m.LoadFailed(kind or "cancelled", reason, retryable))
 
     # --- everything that may happen next ----------------------------------------------------------
 
@@ -200,6 +205,8 @@ class EmbeddingWorld(World):
         for room, transfer in self.transfers.items():
             if transfer.terminal:
                 require(self.slots[room] != "owned", f"room {room} ends owning its slots")
+            kept = self.slots[room] != "published" or self.kept == room
+            require(kept, f"the slots of room {room} are nobody's (F21)")
         for room, state in self.requests.items():
             known = state != WAITS or room in self.embedding.waiters
             require(known, f"{room} waits, and nobody knows of it")

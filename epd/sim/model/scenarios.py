@@ -9,9 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from epd.sim.model.embedding import EmbeddingWorld
+from epd.sim.model.encoding import EncodingWorld
 from epd.sim.model.explore import Mode, Progress, Space, explore
+from epd.sim.model.generation import GenerationWorld
+from epd.sim.model.instance import InstanceWorld
 from epd.sim.model.laws import Model, Violation
 from epd.sim.model.pair import PairModel, Scenario
+from epd.sim.model.request import RequestWorld
+from epd.sim.model.world import World, WorldModel
 
 ALIVE = {"may_die": False, "may_be_declared_lost": False}
 EVERYTHING = Scenario(engine_is_certain=False)
@@ -65,4 +71,52 @@ TRANSFER = (
     ),
 )
 
-SEARCHES = TRANSFER
+AB = ("a", "b")
+
+
+def _world(
+    machine: str,
+    name: str,
+    begin: Callable[[], World],
+    at_least: int,
+    last_at_least: int = 0,
+) -> tuple[Search, ...]:
+    """A configuration in both modes; in the second one too if it can succeed at all."""
+
+    def make() -> Model[Any]:
+        return WorldModel(begin)
+
+    safety = Search(machine, name, make, at_least)
+    if not last_at_least:
+        return (safety,)
+    return safety, Search(machine, f"timers last, {name}", make, last_at_least, LAST)
+
+
+EMBEDDING = (
+    *_world("embedding", "one room, mortal", lambda: EmbeddingWorld(("a",), ("a",)), 100, 5),
+    *_world("embedding", "two requests of one hash", lambda: EmbeddingWorld(AB), 8_000, 20),
+)
+ENCODING = (
+    *_world("encoding", "one room, mortal", lambda: EncodingWorld(("a",), ("a",)), 100, 5),
+    *_world("encoding", "two rooms of one hash", lambda: EncodingWorld(AB), 4_000, 50),
+)
+REQUEST = (
+    *_world("request", "text, decodes here", RequestWorld, 30, 8),
+    *_world("request", "text, KV leaves", lambda: RequestWorld(decode_here=False), 30, 6),
+    *_world("request", "two items, decodes here", lambda: RequestWorld(2), 50, 10),
+    *_world(
+        "request", "two items, KV goes away", lambda: RequestWorld(2, decode_here=False), 50, 10
+    ),
+    *_world("request", "KV comes", lambda: RequestWorld(remote_kv=True), 20, 5),
+)
+GENERATION = (
+    *_world("generation", "an attempt with an item", lambda: GenerationWorld(1, 1), 100, 10),
+    *_world("generation", "an attempt with two items", lambda: GenerationWorld(2, 1), 200, 15),
+    *_world("generation", "two attempts", lambda: GenerationWorld(0, 2), 5_000, 10),
+)
+INSTANCE = (
+    *_world("instance", "two lives", InstanceWorld, 2_000),
+    *_world("instance", "a restart", lambda: InstanceWorld(replaced=True), 50, 5),
+)
+
+SEARCHES = (*TRANSFER, *EMBEDDING, *ENCODING, *REQUEST, *GENERATION, *INSTANCE)

@@ -1,7 +1,7 @@
 """Models written the way roles are: real machines, and an object that performs their effects.
 
-A `World` is mutable while a step runs and a value afterwards: a step forks it, acts on the fork, and
-the search compares worlds by what they hold (`key`).  What counts as a machine's content is its
+A `World` is mutable while a step runs and a value afterwards: a step forks it, acts on the fork,
+and the search compares worlds by what they hold (`key`).  What counts as a machine's content is its
 state and all its slots; its story is not part of it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar
 
@@ -25,19 +25,19 @@ VALUES = frozenset({str, int, bool, tuple, frozenset, type(None)})
 
 
 @cache
-def _slots(kind: type[Machine]) -> tuple[str, ...]:
+def _slots(kind: Any) -> tuple[str, ...]:
     names = (name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
     return tuple(sorted(set(names) - OUTSIDE))
 
 
 @cache
-def _content(kind: type[Machine]) -> Callable[[Any], tuple[Any, ...]]:
+def _content(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*_slots(kind))
 
 
 def _copied(value: Any) -> Any:
     """A copy as deep as what worlds hold: machines, and containers of values."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in VALUES:
         return value
     if kind is dict:
@@ -50,11 +50,11 @@ def _copied(value: Any) -> Any:
         for name, part in zip(_slots(kind), _content(kind)(value), strict=True):
             setattr(machine, name, _copied(part))
         return machine
-    return value
+    return value  # a world inside another is replaced by a fork of it, never changed
 
 
 def _frozen(value: Any) -> Hashable:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in VALUES:
         return value  # type: ignore[no-any-return]
     if kind is dict:
@@ -65,6 +65,8 @@ def _frozen(value: Any) -> Hashable:
         return tuple(value)
     if isinstance(value, Machine):
         return (value.key, *map(_frozen, _content(kind)(value)))
+    if isinstance(value, World):
+        return value.key
     return value  # type: ignore[no-any-return]
 
 
@@ -98,14 +100,7 @@ class World:
 
     def act(self, name: str, kind: str, do: Callable[[Self], None]) -> Step[Self]:
         """A step: `do` on a fork of this world, whose laws must hold afterwards."""
-
-        def run() -> Self:
-            after = self.fork()
-            do(after)
-            after.check()
-            return after
-
-        return Step(name, kind, run)
+        return Step(name, kind, partial(_after, self, do))
 
     def changes(self, machine: Machine, event: Event) -> bool:
         """Whether the event is a row of the table, or not known to it, rather than ignored."""
@@ -132,9 +127,18 @@ class World:
         raise NotImplementedError
 
 
+def _after(world: W, do: Callable[[W], None]) -> W:
+    after = world.fork()
+    do(after)
+    after.check()
+    return after
+
+
 def _told(value: Any) -> str:
+    if isinstance(value, World):
+        return "(" + str(value).replace("\n", "; ") + ")"
     if isinstance(value, Machine):
-        return value.state.name
+        return str(value.state.name)
     if isinstance(value, dict):
         return ", ".join(f"{key} {_told(item)}" for key, item in value.items()) or "-"
     return value.name if isinstance(value, Enum) else str(value)

@@ -1,0 +1,248 @@
+"""One attempt at an instance that runs the language model: REQUEST, its memory and its steps.
+
+Played: the rows that it waits for, the step loop, the transfer of its KV, the abort and the
+deadline.  Prompt and answer are two chunks and two tokens long, which is enough to be in the middle
+of each.
+
+Laws: blocks are freed once, and not under a step (F6, F43); rows are given back, and not under a
+step; an offer of KV does not outlive its request; the gateway is told one end, and nothing after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from epd.fsm import request as r
+from epd.fsm.kernel import Event
+from epd.messages import KvState, SamplingParams, TokenLogprobs
+from epd.sim.model.laws import Step, require
+from epd.sim.model.world import World
+
+NUM_CHUNKS = 2
+MAX_TOKENS = 2
+BLOCKS = (3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What a request is made of."""
+
+    num_emitted: int = 0
+    sampling: SamplingParams = SamplingParams(max_tokens=MAX_TOKENS, seed=0)
+    gateway: str = "gateway"
+    deadline_s: float = 0.0
+    request_id: str = "id"
+    attempt: int = 1
+
+
+def token(index: int) -> TokenLogprobs:
+    """The token with this output index; its id is the index."""
+    return TokenLogprobs(index, 0.0, ())
+
+
+class RequestWorld(World):
+    """An attempt whose KV comes from another instance (`remote_kv`), stays here, or goes away."""
+
+    def __init__(
+        self,
+        num_items: int = 0,
+        *,
+        remote_kv: bool = False,
+        decode_here: bool = True,
+        num_emitted: int = 0,
+        brief: bool = False,
+    ) -> None:
+        self.request = r.Request("id/1", _Message(num_emitted), (1, 2))
+        self.request.decode_here = decode_here or remote_kv
+        self.num_items, self.remote_kv = num_items, remote_kv
+        self.brief = brief  # one chunk, and nobody takes its blocks away: a part of a larger model
+        self.loading: set[str] = set()  # rooms of items whose rows are not here yet
+        self.queued = False
+        self.blocks = "none"  # none, owned, transfer
+        self.rows = False
+        self.transfer = "none"  # none, open, over
+        self.words: dict[str, None] = {}  # said to the gateway, in order
+        self.begun = False
+
+    def fire(self, event: Event) -> None:
+        request = self.request
+        self.perform(request, request.fire(event), event)
+        if request.terminal:
+            self._at_end()
+
+    def _at_end(self) -> None:
+        require(self.blocks != "owned", "blocks are left over")
+        require(not self.rows, "references to rows are left over")
+        require(not self.queued, "a place in the batch is left over")
+        require(not self.request.in_flight, "a step still runs")
+        handed = self.blocks == "transfer" or self.remote_kv
+        require(self.transfer != "open" or handed, "an offer is left standing")
+        self.request.output, self.request.block_table = [], ()  # nobody reads them any more
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def acquire_embeddings(self, request: r.Request, event: Event) -> None:
+        self.rows = True
+        self.loading = {f"item {index}" for index in range(self.num_items)}
+        request.missing = set(self.loading)
+
+    def release_embeddings(self, request: r.Request, event: Event) -> None:
+        require(not request.in_flight, "rows are given back under a step")
+        request.rows.clear()
+        self.rows = False
+        self.loading.clear()
+
+    def enqueue(self, request: r.Request, event: Event) -> None:
+        self.queued = True
+
+    def start_decoding(self, request: r.Request, event: Event) -> None:
+        self.queued = True
+
+    def dequeue(self, request: r.Request, event: Event) -> None:
+        self.queued = False
+
+    def release_blocks(self, request: r.Request, event: Event) -> None:
+        require(not request.in_flight, "blocks are freed under a step (F6)")
+        require(self.blocks == "owned", f"blocks are freed that are {self.blocks}")
+        self.blocks = "none"
+
+    def offer_kv(self, request: r.Request, event: Event) -> None:
+        self._open()
+
+    def reserve_blocks(self, request: r.Request, event: Event) -> None:
+        self._open()
+
+    def _open(self) -> None:
+        require(self.transfer == "none", "one transfer of KV per attempt")
+        self.transfer = "open"
+
+    def withdraw_offer(self, request: r.Request, event: Event) -> None:
+        if self.transfer == "open":
+            self.transfer = "over"
+
+    def hand_over_kv(self, request: r.Request, event: Event) -> None:
+        require(self.blocks == "owned" and self.transfer == "open", "nothing to hand over")
+        self.blocks = "transfer"
+
+    def emit_tokens(self, request: r.Request, event: Event) -> None:
+        ended = "aborted" in self.words or "failed" in self.words
+        require(not ended, "tokens after the end")
+        start = request.num_emitted + request.num_sent
+        count = len(request.output) - request.num_sent
+        request.num_sent = len(request.output)
+        final = " final" if request.finish_reason else ""
+        self.words[f"tokens {start} {count}{final}"] = None
+
+    def send_failure(self, request: r.Request, event: Event) -> None:
+        ended = "failed" in self.words or any("final" in word for word in self.words)
+        require(not ended, "a failure after the end")
+        self.words["failed"] = None
+
+    def send_aborted(self, request: r.Request, event: Event) -> None:
+        self.words["aborted"] = None
+
+    # --- everything that may happen next ----------------------------------------------------------
+
+    def steps(self) -> Iterator[Step[RequestWorld]]:
+        request = self.request
+        if not self.begun:
+            yield self.act("it arrives", "work", _begin)
+            return
+        if not request.terminal:
+            yield from self._outside()
+        for room in sorted(self.loading):
+            yield self.act(f"{room} is ready", "work", partial(_load, room=room))
+            yield self._event(r.EmbeddingFailed("media", "bad picture", False), "fault")
+        if self.queued and request.state in (r.S.WAITING, r.S.PREEMPTED):
+            yield self.act("it is scheduled", "work", _schedule)
+        if request.state is r.S.RUNNING and not self.brief and self.changes(request, r.Preempted()):
+            yield self._event(r.Preempted(), "fault")
+        if self.transfer == "open":
+            yield from self._transfer()
+        if request.in_flight:
+            yield from self._returns()
+        elif request.state in (r.S.RUNNING, r.S.DECODING):
+            yield self.act("a step begins", "work", _begin_step)
+
+    def _outside(self) -> Iterator[Step[RequestWorld]]:
+        for event, kind in ((r.AbortReceived(), "fault"), (r.DeadlinePassed(), "time")):
+            if self.changes(self.request, event):
+                yield self._event(event, kind)
+
+    def _transfer(self) -> Iterator[Step[RequestWorld]]:
+        yield self._over(r.KvFailed("lost", "instance lost", True), "fault")
+        if self.remote_kv:
+            kv = KvState(2, token(0), 0, 1, 2)
+            yield self._over(r.RemoteKvArrived(BLOCKS, kv), "work", "owned")
+            yield self._over(r.KvWithdrawn(), "fault")
+        elif self.blocks == "transfer":
+            yield self._over(r.KvDelivered(), "work", "none")
+
+    def _over(self, event: Event, kind: str, blocks: str = "") -> Step[RequestWorld]:
+        def do(world: RequestWorld) -> None:
+            world.transfer = "over"
+            world.blocks = blocks or world.blocks
+            world.fire(event)
+
+        return self.act(type(event).__name__, kind, do)
+
+    def _returns(self) -> Iterator[Step[RequestWorld]]:
+        """A step is over: what it says of this sequence."""
+        request = self.request
+        if request.ended_for_client:
+            yield self._returned(r.StepReturned(), "work")
+            return
+        yield self._returned(r.StepFailed("engine", "because", True), "fault")
+        index = request.num_emitted + len(request.output)
+        first = request.state is r.S.RUNNING
+        if first and not self.brief and request.num_computed < NUM_CHUNKS - 1:
+            yield self._returned(r.ChunkComputed(1), "work")
+        elif index + 1 >= MAX_TOKENS:
+            yield self._returned(r.LastTokenSampled(token(index), "length"), "work")
+        elif first:
+            yield self._returned(r.FirstTokenSampled(1, token(index)), "work")
+        else:
+            yield self._returned(r.TokenSampled(token(index)), "work")
+
+    def _returned(self, event: Event, kind: str) -> Step[RequestWorld]:
+        def do(world: RequestWorld) -> None:
+            world.request.in_flight = False
+            world.fire(event)
+
+        return self.act(type(event).__name__, kind, do)
+
+    def _event(self, event: Event, kind: str) -> Step[RequestWorld]:
+        return self.act(type(event).__name__, kind, lambda w: w.fire(event))
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def quiescent(self) -> bool:
+        return self.request.terminal
+
+    def succeeded(self) -> bool:
+        last = any("final" in word for word in self.words)
+        return self.request.state is r.S.FINISHED and (last or self.blocks != "owned")
+
+
+def _begin(world: RequestWorld) -> None:
+    world.begun = True
+    if world.remote_kv:
+        world.fire(r.KvOffered())
+    else:
+        world.fire(r.EmbeddingsRequired() if world.num_items else r.TextOnly())
+
+
+def _load(world: RequestWorld, room: str) -> None:
+    world.loading.discard(room)
+    world.fire(r.EmbeddingReady(room, "rows"))
+
+
+def _schedule(world: RequestWorld) -> None:
+    world.blocks = "owned"
+    world.fire(r.Scheduled(BLOCKS))
+
+
+def _begin_step(world: RequestWorld) -> None:
+    world.request.in_flight = True
