@@ -53,11 +53,21 @@ def test_every_machine_is_searched() -> None:
 
 
 REACHED: list[tuple[tuple[Search, ...], Table, Callable[[Any], list[Machine]], set[State]]] = [
-    (EMBEDDING, m.TABLE, lambda w: [w.embedding], {m.S.FAILED, m.S.EVICTED}),  # replaced at once
-    (ENCODING, e.TABLE, lambda w: [w.encoding], {e.S.DEMOTED, e.S.FAILED, e.S.EVICTED}),
-    (REQUEST, r.TABLE, lambda w: [w.request], set()),
-    (GENERATION, g.TABLE, lambda w: [w.generation], set()),
-    (INSTANCE, i.TABLE, lambda w: list(w.machines.values()), {i.S.JOINING}),  # within a step
+    (
+        EMBEDDING,
+        m.Embedding.table,
+        lambda w: [w.embedding],
+        {m.S.FAILED, m.S.EVICTED},
+    ),  # replaced at once
+    (ENCODING, e.Encoding.table, lambda w: [w.encoding], {e.S.FAILED, e.S.EVICTED}),
+    (REQUEST, r.Request.table, lambda w: [w.request], set()),
+    (GENERATION, g.Generation.table, lambda w: [w.generation], set()),
+    (
+        INSTANCE,
+        i.Instance.table,
+        lambda w: list(w.machines.values()),
+        {i.S.JOINING},
+    ),  # within a step
 ]
 
 

@@ -4,7 +4,8 @@ Every room is a real TRANSFER machine (producer); its consumer is played: it may
 request comes or never, cancel, acknowledge, be declared lost, or die.  Threads and device are
 played too: they may end well or badly, late, or not before their time is up.
 
-Laws: single flight (F37); rows are dropped only when no transfer can still read them (F6, F8, F31);
+Laws: single flight, of encoding and of reading storage (F37); rows are dropped or moved to another
+tier only when no transfer can still read them (F6, F8, F31);
 rooms are filled from rows that are in the books; a picture that fails takes its rooms with it and
 nothing else (F13).
 """
@@ -44,10 +45,15 @@ class _Grant:
 class EncodingWorld(World):
     """One hash; for each room its transfer, who holds its source, and what its consumer said."""
 
-    def __init__(self, rooms: tuple[str, ...], mortal: tuple[str, ...] = ()) -> None:
-        self.encoding = e.Encoding("hash", "image", (1, 2, 2))
+    def __init__(
+        self, rooms: tuple[str, ...], mortal: tuple[str, ...] = (), *, tiers: bool = False
+    ) -> None:
+        self.tiers = tiers  # a storage below, and host memory beside the device's
+        self.encoding = self._absent()
         self.work = "none"  # none, pool, prepared, batch
-        self.kept = False
+        self.reading = False  # from storage
+        self.copying = ""  # between tiers: down, up
+        self.kept = ""  # the tier that counts the rows: device, host
         self.transfers = {r: Transfer(r, Side.PRODUCER, 1, CONSUMER, "") for r in rooms}
         self.asked: set[str] = set()
         self.sources = dict.fromkeys(rooms, "none")  # none, owned, released
@@ -57,6 +63,9 @@ class EncodingWorld(World):
         self.mortal = mortal  # rooms whose consumer may die
         self.dead: set[str] = set()
 
+    def _absent(self) -> e.Encoding:
+        return e.Encoding("hash", "image", (1, 2, 2), num_rows=4, stored=self.tiers)
+
     # --- ENCODING, as its role performs it --------------------------------------------------------
 
     def fire(self, event: Event) -> None:
@@ -65,8 +74,8 @@ class EncodingWorld(World):
         if encoding.terminal and self.encoding is encoding:
             require(not self.kept, "it ends and its rows are still in the books")
             require(self.work != "prepared", "it ends and its patches wait for a batch")
-            self.encoding = e.Encoding("hash", "image", (1, 2, 2))
-            self.work = "none"  # a late outcome finds a machine that has ended
+            self.encoding = self._absent()
+            self.work, self.reading, self.copying = "none", False, ""  # late outcomes find nobody
 
     def start_preprocess(self, encoding: e.Encoding, event: Event) -> None:
         require(self.work == "none", "single flight (F37)")
@@ -79,14 +88,37 @@ class EncodingWorld(World):
         require(self.work == "prepared", "takes back what a batch owns")
         self.work = "none"
 
+    def start_load(self, encoding: e.Encoding, event: Event) -> None:
+        require(not self.reading, "storage is asked once (F37)")
+        self.reading = True
+
     def keep_rows(self, encoding: e.Encoding, event: Event) -> None:
-        require(not self.kept, "kept twice")
-        self.kept = True
+        require(encoding.rows is not None, "keeps no rows")
+        self.kept = "device"
+
+    def keep_host_rows(self, encoding: e.Encoding, event: Event) -> None:
+        require(encoding.rows is not None, "keeps no rows")
+        self.kept = "host"
+
+    def start_demotion(self, encoding: e.Encoding, event: Event) -> None:
+        self._move("device", "host", "down")
+
+    def start_promotion(self, encoding: e.Encoding, event: Event) -> None:
+        self._move("host", "device", "up")
+
+    def _move(self, source: str, target: str, way: str) -> None:
+        require(self.kept == source, "moves what is elsewhere")
+        self._require_unread("moved")
+        self.kept, self.copying = target, way
 
     def release_rows(self, encoding: e.Encoding, event: Event) -> None:
+        require(bool(self.kept), "drops what it does not keep")
+        self._require_unread("dropped")
+        self.kept = ""
+
+    def _require_unread(self, done: str) -> None:
         reading = [room for room, source in self.sources.items() if source == "owned"]
-        require(self.kept and not reading, f"rows are dropped that {reading} still read (F31)")
-        self.kept = False
+        require(not reading, f"rows are {done} that {reading} still read (F31)")
 
     def fill_rooms(self, encoding: e.Encoding, event: Event) -> None:
         for room in list(encoding.rooms):
@@ -96,7 +128,7 @@ class EncodingWorld(World):
         self._fill(event.room)
 
     def _fill(self, room: str) -> None:
-        require(self.kept, "a room is filled from rows that are not in the books")
+        require(bool(self.kept), "a room is filled from rows that are not in the books")
         self.sources[room] = "owned"
         self.fire_room(room, t.BytesReady("rows", NBYTES))
 
@@ -147,10 +179,10 @@ class EncodingWorld(World):
                 yield from self._room(room)
         yield from self._workers()
         if self.encoding.state is not e.S.ABSENT:
-            for event in (e.EncodeTimedOut(), e.EvictionRequested()):
-                if self.changes(self.encoding, event):
-                    kind = "time" if event.by_time else "fault"
-                    yield self._encoding_step(event, kind)
+            yield self._encoding_step(e.EncodeTimedOut(), "time")
+            yield self._encoding_step(e.EvictionRequested(), "fault")
+        if self.tiers:
+            yield from self._tiers()
 
     def _workers(self) -> Iterator[Step[EncodingWorld]]:
         if self.work == "pool":
@@ -165,6 +197,33 @@ class EncodingWorld(World):
     def _worked(self, event: Event, kind: str, work: str = "none") -> Step[EncodingWorld]:
         def do(world: EncodingWorld) -> None:
             world.work = work
+            world.fire(event)
+
+        return self.act(type(event).__name__, kind, do)
+
+    def _tiers(self) -> Iterator[Step[EncodingWorld]]:
+        if self.kept == "device" and not self.copying:
+            yield self._encoding_step(e.DemotionRequested(), "fault")
+        if self.reading:
+            yield self._read(e.LoadSucceeded("rows"), "work", over=True)
+            yield self._read(e.LoadMissed(), "fault", over=True)
+            yield self._read(e.LoadTimedOut(), "time", over=False)
+        if self.copying:
+            done = e.DemotionSucceeded if self.copying == "down" else e.PromotionSucceeded
+            yield self._copied(done("copy"), "work", over=True)
+            yield self._copied(e.CopyFailed(), "fault", over=True)
+            yield self._copied(e.CopyTimedOut(), "time", over=False)
+
+    def _read(self, event: Event, kind: str, *, over: bool) -> Step[EncodingWorld]:
+        def do(world: EncodingWorld) -> None:
+            world.reading = not over
+            world.fire(event)
+
+        return self.act(type(event).__name__, kind, do)
+
+    def _copied(self, event: Event, kind: str, *, over: bool) -> Step[EncodingWorld]:
+        def do(world: EncodingWorld) -> None:
+            world.copying = "" if over else world.copying
             world.fire(event)
 
         return self.act(type(event).__name__, kind, do)
@@ -208,8 +267,7 @@ class EncodingWorld(World):
 
     def check(self) -> None:
         encoding = self.encoding
-        cached = encoding.state in (e.S.RESIDENT, e.S.DEMOTED)
-        require(self.kept == cached, "rows are in the books exactly while resident")
+        require(bool(self.kept) == (encoding.rows is not None), "books and rows differ")
         for room, transfer in self.transfers.items():
             if transfer.terminal:
                 require(self.sources[room] != "owned", f"room {room} ends holding its source")
@@ -220,7 +278,7 @@ class EncodingWorld(World):
                 require(known or withdrawn, f"room {room} waits, and nobody knows of it")
 
     def quiescent(self) -> bool:
-        rests = self.encoding.state in (e.S.ABSENT, e.S.RESIDENT)
+        rests = self.encoding.state is e.S.ABSENT or self.encoding.at_rest
         over = all(tr.terminal or self._undecided(room) for room, tr in self.transfers.items())
         return rests and over
 
@@ -230,7 +288,7 @@ class EncodingWorld(World):
 
     def succeeded(self) -> bool:
         delivered = all(tr.state is t.S.RELEASED for tr in self.transfers.values())
-        return delivered and self.encoding.state is e.S.RESIDENT
+        return delivered and self.encoding.at_rest
 
 
 def _ask(world: EncodingWorld, room: str) -> None:

@@ -1,8 +1,8 @@
 """One attempt at an instance that runs the language model: REQUEST, its memory and its steps.
 
-Played: the rows that it waits for, the step loop, the transfer of its KV, the abort and the
-deadline.  Prompt and answer are two chunks and two tokens long, which is enough to be in the middle
-of each.
+Played: the rows that it waits for, the step loop, the line for blocks, the transfer of its KV, the
+abort and the deadline.  The prompt is a word and a token for each picture, the answer two tokens
+long; a step computes one token, so that everything can happen in the middle of each.
 
 Laws: blocks are freed once, and not under a step (F6, F43); rows are given back, and not under a
 step; an offer of KV does not outlive its request; the gateway is told one end, and nothing after.
@@ -20,15 +20,24 @@ from epd.messages import KvState, SamplingParams, TokenLogprobs
 from epd.sim.model.laws import Step, require
 from epd.sim.model.world import World
 
-NUM_CHUNKS = 2
 MAX_TOKENS = 2
 BLOCKS = (3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A picture of one row."""
+
+    room: str
+    offset: int
+    num_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
     """What a request is made of."""
 
+    items: tuple[_Item, ...]
     num_emitted: int = 0
     sampling: SamplingParams = SamplingParams(max_tokens=MAX_TOKENS, seed=0)
     gateway: str = "gateway"
@@ -54,10 +63,12 @@ class RequestWorld(World):
         num_emitted: int = 0,
         brief: bool = False,
     ) -> None:
-        self.request = r.Request("id/1", _Message(num_emitted), (1, 2))
+        items = tuple(_Item(f"item {index}", 1 + index) for index in range(num_items))
+        prompt = (0,) * max(2, 1 + num_items)
+        self.request = r.Request("id/1", _Message(items, num_emitted), prompt)
         self.request.decode_here = decode_here or remote_kv
-        self.num_items, self.remote_kv = num_items, remote_kv
-        self.brief = brief  # one chunk, and nobody takes its blocks away: a part of a larger model
+        self.remote_kv = remote_kv
+        self.brief = brief  # long steps, and nobody takes its blocks away: part of a larger model
         self.loading: set[str] = set()  # rooms of items whose rows are not here yet
         self.queued = False
         self.blocks = "none"  # none, owned, transfer
@@ -65,6 +76,8 @@ class RequestWorld(World):
         self.transfer = "none"  # none, open, over
         self.words: dict[str, None] = {}  # said to the gateway, in order
         self.begun = False
+        self.promised = False
+        self.taken = 0  # tokens that the step under way computes
 
     def fire(self, event: Event) -> None:
         request = self.request
@@ -85,7 +98,7 @@ class RequestWorld(World):
 
     def acquire_embeddings(self, request: r.Request, event: Event) -> None:
         self.rows = True
-        self.loading = {f"item {index}" for index in range(self.num_items)}
+        self.loading = {item.room for item in request.message.items}
         request.missing = set(self.loading)
 
     def release_embeddings(self, request: r.Request, event: Event) -> None:
@@ -152,19 +165,39 @@ class RequestWorld(World):
             return
         if not request.terminal:
             yield from self._outside()
+        if self.loading and not self.promised:
+            yield self.act("its rows are promised", "work", _promise)
         for room in sorted(self.loading):
             yield self.act(f"{room} is ready", "work", partial(_load, room=room))
             yield self._event(r.EmbeddingFailed("media", "bad picture", False), "fault")
         if self.queued and request.state in (r.S.WAITING, r.S.PREEMPTED):
             yield self.act("it is scheduled", "work", _schedule)
-        if request.state is r.S.RUNNING and not self.brief and self.changes(request, r.Preempted()):
-            yield self._event(r.Preempted(), "fault")
         if self.transfer == "open":
             yield from self._transfer()
         if request.in_flight:
             yield from self._returns()
-        elif request.state in (r.S.RUNNING, r.S.DECODING):
+        elif request.state in (r.S.RUNNING, r.S.DECODING) and self._next():
             yield self.act("a step begins", "work", _begin_step)
+        if not self.brief:
+            yield from self._blocks()
+
+    def _next(self) -> int:
+        """How many tokens a step may compute now."""
+        request = self.request
+        ready = min(request.num_ready(), request.num_tokens) - request.num_computed
+        return ready if self.brief else min(1, ready)
+
+    def _blocks(self) -> Iterator[Step[RequestWorld]]:
+        """An older request needs them, if this one can compute again what it loses."""
+        request = self.request
+        prompt = request.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT)
+        if prompt or (request.state is r.S.DECODING and not request.message.items):
+            if not request.in_flight:
+                yield self.act("it gives way", "fault", _give_way)
+            else:
+                yield self._event(r.Preempted(), "fault")
+        if request.state is r.S.DECODING and request.block_table == BLOCKS:
+            yield self._event(r.Grown((5,)), "fault")
 
     def _outside(self) -> Iterator[Step[RequestWorld]]:
         for event, kind in ((r.AbortReceived(), "fault"), (r.DeadlinePassed(), "time")):
@@ -196,19 +229,18 @@ class RequestWorld(World):
             return
         yield self._returned(r.StepFailed("engine", "because", True), "fault")
         index = request.num_emitted + len(request.output)
-        first = request.state is r.S.RUNNING
-        if first and not self.brief and request.num_computed < NUM_CHUNKS - 1:
-            yield self._returned(r.ChunkComputed(1), "work")
+        if request.num_computed + self.taken < request.num_tokens:
+            yield self._returned(r.ChunkComputed(self.taken), "work")
         elif index + 1 >= MAX_TOKENS:
             yield self._returned(r.LastTokenSampled(token(index), "length"), "work")
-        elif first:
-            yield self._returned(r.FirstTokenSampled(1, token(index)), "work")
+        elif request.state is r.S.RUNNING:
+            yield self._returned(r.FirstTokenSampled(self.taken, token(index)), "work")
         else:
             yield self._returned(r.TokenSampled(token(index)), "work")
 
     def _returned(self, event: Event, kind: str) -> Step[RequestWorld]:
         def do(world: RequestWorld) -> None:
-            world.request.in_flight = False
+            world.request.in_flight, world.taken = False, 0
             world.fire(event)
 
         return self.act(type(event).__name__, kind, do)
@@ -231,7 +263,7 @@ def _begin(world: RequestWorld) -> None:
     if world.remote_kv:
         world.fire(r.KvOffered())
     else:
-        world.fire(r.EmbeddingsRequired() if world.num_items else r.TextOnly())
+        world.fire(r.EmbeddingsRequired() if world.request.message.items else r.TextOnly())
 
 
 def _load(world: RequestWorld, room: str) -> None:
@@ -244,5 +276,17 @@ def _schedule(world: RequestWorld) -> None:
     world.fire(r.Scheduled(BLOCKS))
 
 
+def _promise(world: RequestWorld) -> None:
+    world.promised = True
+    world.fire(r.EmbeddingsPromised())
+
+
+def _give_way(world: RequestWorld) -> None:
+    world.fire(r.Preempted())
+    require(world.blocks == "none", "it gave way and kept its blocks")
+
+
 def _begin_step(world: RequestWorld) -> None:
+    require(world.blocks == "owned", "a step writes into blocks that are not its own")
+    world.taken = world._next()
     world.request.in_flight = True

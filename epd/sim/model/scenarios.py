@@ -98,6 +98,7 @@ EMBEDDING = (
 )
 ENCODING = (
     *_world("encoding", "one room, mortal", lambda: EncodingWorld(("a",), ("a",)), 100, 5),
+    *_world("encoding", "one room, tiers", lambda: EncodingWorld(("a",), tiers=True), 300, 5),
     *_world("encoding", "two rooms of one hash", lambda: EncodingWorld(AB), 4_000, 50),
 )
 REQUEST = (
