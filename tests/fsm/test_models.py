@@ -52,7 +52,9 @@ def test_every_machine_is_searched() -> None:
     assert {search.machine for search in SEARCHES} == machines
 
 
-REACHED: list[tuple[tuple[Search, ...], Table, Callable[[Any], list[Machine]], set[State]]] = [
+REACHED: list[
+    tuple[tuple[Search, ...], Table, Callable[[Any], list[Machine]], set[State]]
+] = [  # the last: left within the step that enters them
     (
         EMBEDDING,
         m.Embedding.table,

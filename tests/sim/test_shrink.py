@@ -14,7 +14,7 @@ from epd.sim.shrink import MAX_RUNS, Shrinker, checker_of
 NUM_REQUESTS = 24
 PLANTED = [  # (drill, mutant): bugs that need no fault, and bugs that need one
     ("slow-bytes", "publish_before_commit"),
-    ("hang-up-storm", "abort_frees_blocks"),
+    ("late-pictures", "mid_prompt_is_forgotten"),
     ("same-picture", "deepstack_is_dropped"),
     ("kill-encode", "grants_reach_the_successor"),
     ("kill-decode", "migration_restarts_numbering"),
