@@ -92,7 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_format: str = "auto"  # dummy: random weights made on the device, of config.json alone
     block_size: int = 16
     kv_nbytes: int = 128 << 20  # 0: what is free on the device
-    kv_landing_nbytes: int = 1 << 30  # of a GPU: host memory for KV that arrives
+    kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives
     gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
     cuda_graphs: bool = True  # steps of decodes alone are captured and replayed
     max_step_tokens: int = 1024  # token budget of a step
@@ -145,5 +145,5 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.max_chunk_tokens": 8192,
     "encode.max_batch_patches": 32768,
     "encode.cache_device_nbytes": 2 << 30,
-    "prefill.pool_nbytes": 4 << 30,
+    "prefill.pool_nbytes": 2 << 30,
 }

@@ -72,6 +72,12 @@ class NullLanguage:
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [memoryview(bytes(LAYOUT.block_nbytes)) for _ in blocks]
 
+    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
+        return self.kv_views(blocks)
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """In place."""
+
     async def step(self, batch: Sequence[StepSequence]) -> StepResult:
         await asyncio.sleep(0)  # a device always lets the loop turn
         token = TokenLogprobs(TOKEN_ID, 0.0)

@@ -185,6 +185,14 @@ class LanguageEngine(Protocol):
         """The bytes of blocks, to be written to a decode instance."""
         ...
 
+    async def fetch_kv(self, blocks: Sequence[int]) -> Sequence[memoryview]:
+        """The bytes of blocks in host memory; a copy where the pool is not in place."""
+        ...
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `slots` of the attached memory into blocks of a pool that is not in place."""
+        ...
+
     async def step(self, batch: Sequence[StepSequence]) -> StepResult:
         """One forward over a mixed batch of prefill chunks and decodes, then sampling.
 

@@ -17,6 +17,7 @@ from epd.fsm.request import Do, Request
 from epd.fsm.transfer import Transfer
 from epd.messages import Address, CancelTransfer, Grant, KvOffer, KvState, RequestFailed
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.landing import Landing
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
 from epd.transport.base import Received
@@ -32,9 +33,13 @@ class DecodeRole(Role[Request]):
         self._transfers = transfers
         self._requests = requests
         self._config = config
+        self._landing = Landing(requests.engine, requests.return_blocks)
         self.draining = False
         requests.extend(self)
         requests.related.append(self._transfer_of)
+
+    def live(self) -> dict[str, int]:
+        return {"kv_landing": self._landing.num_leased}
 
     def _transfer_of(self, request: Request) -> list[Machine | None]:
         return [self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)]
@@ -89,7 +94,16 @@ class DecodeRole(Role[Request]):
                 "ask for fewer tokens, or raise engine.kv_nbytes"
             )
             return "capacity", reason, False
+        if not self._landing.fits(self._prompt_blocks(message)):
+            reason = (
+                f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
+                "landing memory; raise engine.kv_landing_nbytes"
+            )
+            return "capacity", reason, False
         return "", "", False
+
+    def _prompt_blocks(self, offer: KvOffer) -> int:
+        return self._requests.num_blocks_for(offer.num_prompt_tokens)
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -100,7 +114,16 @@ class DecodeRole(Role[Request]):
             if transfer is None:
                 self._requests.return_blocks(blocks)
             else:
-                self._transfers.fire(transfer, transfer_fsm.SlotsLeased(blocks))
+                self._landing.lease(
+                    request.kv_room, blocks, self._prompt_blocks(request.message), ready
+                )
+
+        def ready(slots: tuple[int, ...]) -> None:
+            transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
+            if transfer is None:
+                self._landing.release(request.kv_room, slots)
+            else:
+                self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
 
         self._requests.reserve(request, leased)
 
@@ -114,7 +137,7 @@ class DecodeRole(Role[Request]):
 
     def grant(self, transfer: Transfer) -> Grant:
         offer: KvOffer = transfer.meta
-        prompt_blocks = self._requests.num_blocks_for(offer.num_prompt_tokens)
+        prompt_blocks = self._prompt_blocks(offer)
         return Grant(
             transfer.key,
             transfer.attempt,
@@ -129,28 +152,33 @@ class DecodeRole(Role[Request]):
     async def publish(self, transfer: Transfer) -> Event:
         kv: KvState | None = transfer.kv
         offer: KvOffer = transfer.meta
-        prompt_blocks = self._requests.num_blocks_for(offer.num_prompt_tokens)
+        prompt_blocks = self._prompt_blocks(offer)
         layers = self._requests.engine.kv_layout.num_layers
         expected = (offer.num_prompt_tokens, prompt_blocks, layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return transfer_fsm.PublishFailed(f"KV state {kv} does not match {expected}")
-        blocks = transfer.slots[:prompt_blocks]
-        return await self._transfers.check_bytes(transfer, self._requests.region, blocks)
+        slots = transfer.slots[:prompt_blocks]
+        checked = await self._transfers.check_bytes(transfer, self._requests.region, slots)
+        if isinstance(checked, transfer_fsm.Published):
+            await self._landing.land(transfer.key, slots)
+        return checked
 
     def release_slots(self, transfer: Transfer) -> None:
-        self._requests.return_blocks(transfer.slots)
+        self._landing.release(transfer.key, transfer.slots)
 
     def withdraw_lease(self, transfer: Transfer) -> None:
         self._requests.leave_line(transfer.key)
+        self._landing.leave(transfer.key)
 
     def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
         request = self._requests.get(transfer.owner)
         if request is None:
             if delivered:
-                self._requests.return_blocks(transfer.slots)
+                self._landing.release(transfer.key, transfer.slots)
             return
         if delivered:
-            outcome: Event = fsm.RemoteKvArrived(transfer.slots, transfer.kv)
+            blocks = self._landing.take(transfer.key, transfer.slots)
+            outcome: Event = fsm.RemoteKvArrived(blocks, transfer.kv)
         elif transfer.failure[0] == "withdrawn":
             outcome = fsm.KvWithdrawn()
         else:

@@ -212,8 +212,26 @@ class PrefillRole(Role[Request]):
         self._handed_over[request.kv_room] = request
         blocks = request.block_table
         nbytes = len(blocks) * self._requests.engine.kv_layout.block_nbytes
-        source = self._requests.engine.kv_views(blocks)
-        self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
+        if self._requests.engine.kv_in_place:
+            source = self._requests.engine.kv_views(blocks)
+            self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
+        else:
+            self.actor.spawn(f"fetch {request.kv_room}", self._fetch_kv(transfer, blocks, nbytes))
+
+    async def _fetch_kv(self, transfer: Transfer, blocks: tuple[int, ...], nbytes: int) -> None:
+        """Bring blocks of a device's pool into host memory, and hand them over then.
+
+        A transfer that ended meanwhile still owns them, and releases them when it is told.
+        """
+        try:
+            source = await self._requests.engine.fetch_kv(blocks)
+        except Exception as error:
+            self.actor.fault(f"fetch {transfer.key}", error)
+            failed = transfer_fsm.SourceFailed("engine", "the KV could not be read", True)
+            self._transfers.fire(transfer, failed)
+            self.release_source(transfer)
+        else:
+            self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
 
     # --- producer of KV ---------------------------------------------------------------------------
 

@@ -123,6 +123,12 @@ class SimLanguageEngine:
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
 
+    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
+        return self.kv_views(blocks)
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """In place."""
+
     async def step(self, batch: Sequence[StepSequence]) -> StepResult:
         if not batch:
             raise EngineError("an empty step")

@@ -1,0 +1,104 @@
+"""KV that cannot land in the pool itself, as on a GPU: through a few slots of host memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.language import TorchLanguageEngine
+from epd.roles.compose import Engines
+from epd.roles.landing import Landing
+from epd.tiny import CHECKPOINT
+from tests.roles.cluster import Cluster
+from tests.roles.golden import answer, assert_exact, question
+from tests.roles.test_exactness import SMALL
+
+SLOTS = 8
+
+
+class Staged:
+    """A language engine whose pool only itself can reach, with `SLOTS` blocks to land in."""
+
+    kv_in_place = False
+    num_landing_blocks = SLOTS
+
+    def __init__(self, engine: TorchLanguageEngine) -> None:
+        self._engine = engine
+        self._landing = memoryview(b"")
+        self.num_landed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
+        raise AssertionError("no view of a device's memory")
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        self._landing = buffer
+
+    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
+        await asyncio.sleep(0.002)
+        return [memoryview(bytes(view)) for view in self._engine.kv_views(blocks)]
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        await asyncio.sleep(0.002)
+        nbytes = self._engine.kv_layout.block_nbytes
+        targets = self._engine.kv_views(blocks)
+        for slot, target in zip(slots, targets, strict=True):
+            target[:] = self._landing[slot * nbytes : (slot + 1) * nbytes]
+        self.num_landed += len(slots)
+
+
+async def test_answers_are_exact_and_slots_come_back() -> None:
+    """More requests than slots, with and without pictures, each one token by token as alone."""
+    executor = build_executor(SMALL)
+    cluster = Cluster()
+    vision = build_vision(CHECKPOINT, SMALL, executor)
+    cluster.add("e0", ("encode",), Engines(vision=vision), engine=SMALL)
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        engine: Any = Staged(build_language(CHECKPOINT, SMALL, executor))
+        cluster.add(name, (role,), Engines(language=engine), engine=SMALL)
+    asked = [await question(f"question {i}", i % 3, seed=i) for i in range(8)]
+    async with cluster.running() as gateway:
+        said = await asyncio.gather(*(answer(gateway, one) for one in asked))
+        await cluster.settle()
+    for tokens, one in zip(said, asked, strict=True):
+        assert_exact(tokens, one)
+    requests = cluster.instances["d0"].requests
+    assert requests is not None
+    staged: Any = requests.engine
+    assert staged.num_landed > SLOTS, "slots were used again"
+    await executor.close()
+
+
+class Pooled:
+    """As much of an engine as a landing needs."""
+
+    kv_in_place = False
+    num_landing_blocks = 4
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        self.landed = (tuple(slots), tuple(blocks))
+
+
+async def test_the_line_is_in_order_and_lets_go() -> None:
+    returned: list[tuple[int, ...]] = []
+    engine: Any = Pooled()
+    landing = Landing(engine, returned.append)
+    leased: dict[str, tuple[int, ...]] = {}
+    for room, count in (("a", 3), ("b", 2), ("c", 1)):
+        blocks = tuple(range(10 * count, 10 * count + 5))
+        landing.lease(room, blocks, count, lambda slots, room=room: leased.update({room: slots}))
+    assert list(leased) == ["a"], "b is first in the line: c must not overtake it"
+    await landing.land("a", leased["a"])
+    assert engine.landed == (leased["a"], (30, 31, 32))
+    landing.leave("b")
+    assert returned == [(20, 21, 22, 23, 24)] and list(leased) == ["a", "c"]
+    assert landing.take("a", leased["a"]) == (30, 31, 32, 33, 34)
+    landing.release("c", leased["c"])
+    landing.leave("c")
+    assert returned[1:] == [(10, 11, 12, 13, 14)]
+    assert landing.num_leased == 0
+    assert landing.fits(4) and not landing.fits(5)
