@@ -96,35 +96,55 @@ def pack(
     f = _cut(data, shape)
     f.sources[:] = -1
     f.slots[:] = -1
-    at = place = 0
-    for i, sequence in enumerate(sequences):
-        count, start = int(counts[i]), sequence.start
-        table = sequence.table
-        if count == 1:
-            f.ids[at] = sequence.ids[0] if sequence.source < 0 else 0
-            f.sources[at] = sequence.source
-            f.slots[at] = table[start // block_size] * block_size + start % block_size
-        else:
-            index = np.arange(start, start + count, dtype=np.int32)
-            f.ids[at : at + count] = sequence.ids
-            f.slots[at : at + count] = table[index // block_size] * block_size + index % block_size
-        if isinstance(sequence.positions, int):
-            first = sequence.positions
-            f.positions[:, at : at + count] = np.arange(first, first + count, dtype=np.int32)
-        else:
-            f.positions[:, at : at + count] = sequence.positions
-        f.indices[place : place + blocks[i]] = table[: blocks[i]]
-        at += count
-        place += int(blocks[i])
+    _fill_decodes(f, sequences[:num_decodes], block_size)
+    at = num_decodes
+    for sequence in sequences[num_decodes:]:
+        at += _fill_chunk(f, at, sequence, block_size)
+    if sequences:
+        tables = [s.table[:n] for s, n in zip(sequences, blocks.tolist(), strict=True)]
+        np.concatenate(tables, out=f.indices)
     known = len(sequences)
     f.seq_lens[:known] = lengths
     f.cu_q[1 : known + 1] = np.cumsum(counts)
     f.cu_q[known + 1 :] = np.arange(at + 1, at + extra + 1)
     f.last[:] = f.cu_q[1:] - 1
     f.indptr[1 : known + 1] = np.cumsum(blocks)
-    f.indptr[known + 1 :] = place
+    f.indptr[known + 1 :] = len(f.indices)
     f.tiles[:] = tiles
     return data, shape
+
+
+def _fill_decodes(f: _Fields, sequences: Sequence[FlatSequence], block_size: int) -> None:
+    """All at once: this is between two steps, and the device waits."""
+    count = len(sequences)
+    if not count:
+        return
+    f.ids[:count] = [s.ids[0] if s.source < 0 else 0 for s in sequences]
+    f.sources[:count] = [s.source for s in sequences]
+    places = [divmod(s.start, block_size) for s in sequences]
+    f.slots[:count] = [
+        int(s.table[block]) * block_size + offset
+        for s, (block, offset) in zip(sequences, places, strict=True)
+    ]
+    f.positions[:, :count] = [s.positions if type(s.positions) is int else 0 for s in sequences]
+    for i, sequence in enumerate(sequences):
+        if type(sequence.positions) is not int:
+            f.positions[:, i : i + 1] = sequence.positions
+
+
+def _fill_chunk(f: _Fields, at: int, sequence: FlatSequence, block_size: int) -> int:
+    """One sequence with several queries, from token `at` of the row; gives how many."""
+    start, count = sequence.start, len(sequence.ids)
+    index = np.arange(start, start + count, dtype=np.int32)
+    here = slice(at, at + count)
+    f.ids[here] = sequence.ids
+    f.slots[here] = sequence.table[index // block_size] * block_size + index % block_size
+    f.positions[:, here] = (
+        np.arange(sequence.positions, sequence.positions + count, dtype=np.int32)
+        if isinstance(sequence.positions, int)
+        else sequence.positions
+    )
+    return count
 
 
 def view(data: torch.Tensor, shape: Shape, tile_size: int) -> FlatBatch:

@@ -182,10 +182,11 @@ class FusedForward:
     def _table(self, table: Any) -> Ints:
         """A block table as integers; one that is the same object as before is not read again."""
         found = self._tables.get(id(table))
-        if found is not None and found[0] is table and isinstance(table, tuple):
+        if found is not None and found[0] is table:
             return found[1]
         if len(self._tables) > MAX_SAMPLED:
             self._tables.clear()
         ints = np.asarray(table, dtype=np.int32)
-        self._tables[id(table)] = (table, ints)
+        if isinstance(table, tuple):
+            self._tables[id(table)] = (table, ints)
         return ints

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 
 from epd.engine.base import PENDING, Rows, RowSpan, StepSequence
 from epd.messages import RowContract
+
+MAX_SOUND = 4096  # tables that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class StepCheck:
     num_blocks: int
     vocabulary: int
     row_contract: RowContract | None
+    _sound: dict[int, Sequence[int]] = field(default_factory=dict)
 
     def fault(self, sequence: StepSequence, sampled: Container[str]) -> str:
         """What is wrong, or nothing; `sampled`: whose next token the previous step has."""
@@ -31,7 +34,7 @@ class StepCheck:
             return f"{total} tokens where the model takes {self.max_context}"
         if len(table) < blocks:
             return f"{len(table)} KV blocks where {total} tokens need {blocks}"
-        if min(table) < 0 or max(table) >= self.num_blocks:
+        if not self._in_pool(table):
             return f"a KV block outside the pool of {self.num_blocks}"
         if count == 1 and sequence.token_ids[0] == PENDING:
             if sequence.request_id not in sampled:
@@ -43,6 +46,18 @@ class StepCheck:
         ):
             return f"positions must be 3 x {count}"
         return next(filter(None, (self._span_fault(span, count) for span in sequence.spans)), "")
+
+    def _in_pool(self, table: Sequence[int]) -> bool:
+        """Checked once for each tuple: a request shows the same one step after step."""
+        if self._sound.get(id(table)) is table:
+            return True
+        if min(table) < 0 or max(table) >= self.num_blocks:
+            return False
+        if isinstance(table, tuple):
+            if len(self._sound) >= MAX_SOUND:
+                self._sound.clear()
+            self._sound[id(table)] = table
+        return True
 
     def _span_fault(self, span: RowSpan, count: int) -> str:
         if self.row_contract is None:
