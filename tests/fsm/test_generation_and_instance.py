@@ -72,6 +72,13 @@ def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> N
     assert placed.error == ("media", "bad picture")
 
 
+def test_a_deadline_says_what_had_failed_before(placed: g.Generation) -> None:
+    """MIGRATING -> FAILED: while it waited for its next attempt, time ran out."""
+    placed.fire(g.AttemptFailed("busy", "d0 is draining", True))
+    follow(placed, (g.DeadlinePassed(), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)))
+    assert placed.error[0] == "deadline" and "d0 is draining" in placed.error[1]
+
+
 def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
     """MIGRATING -> MIGRATING, for a while -> FAILED."""
     placed.fire(g.AttemptFailed("lost", "p0 is gone", True))
