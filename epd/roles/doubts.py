@@ -8,6 +8,8 @@ again and again, so its own word comes, or its loss does.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from epd.config import Timing
 from epd.fsm import transfer as fsm
 from epd.fsm.kernel import Event
@@ -27,7 +29,7 @@ class Doubts(Role[Transfer]):
     async def settle_write(self, transfer: Transfer, event: Event) -> Event | None:
         if self.actor.is_lost(transfer.peer):
             return await self.start_fence(transfer, event)
-        if await self.actor.ports.transfers.settle(transfer.peer):
+        if await self._holds(transfer, self.actor.ports.transfers.settle(transfer.peer)):
             return fsm.WriteSettled()
         self._ask_again(transfer)
         return None
@@ -38,10 +40,19 @@ class Doubts(Role[Transfer]):
         if not self.actor.is_listed(peer):
             info = self.actor.peer_info(peer)
             host_id, pid = (info.host_id, info.pid) if info is not None else ("", 0)
-            if await self.actor.ports.transfers.fence(peer, host_id, pid):
+            fence = self.actor.ports.transfers.fence(peer, host_id, pid)
+            if await self._holds(transfer, fence):
                 return None if transfer.terminal else fsm.PeerFenced()
         self._ask_again(transfer)
         return None
+
+    async def _holds(self, transfer: Transfer, answer: Awaitable[bool]) -> bool:
+        """An engine that fails to answer cannot tell; it is asked again."""
+        try:
+            return await answer
+        except Exception as error:
+            self.actor.fault(f"doubt about {transfer.key}", error)
+            return False
 
     def _ask_again(self, transfer: Transfer) -> None:
         if not transfer.terminal:
