@@ -143,7 +143,6 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.kv_nbytes": 0,
     "engine.max_step_tokens": 8192,
     "engine.max_chunk_tokens": 8192,
-    "encode.max_batch_patches": 32768,
     "encode.cache_device_nbytes": 2 << 30,
     "prefill.pool_nbytes": 2 << 30,
 }
