@@ -282,16 +282,16 @@ class Table:
                     return f"an edge leaves the terminal state {source.name}"
         return ""
 
-    def _edges(self) -> set[tuple[State, State]]:
-        return {(s, row.target) for row in self.rows for s in row.sources if row.target is not None}
+    def _edges(self) -> list[tuple[State, State]]:
+        return [(s, row.target) for row in self.rows for s in row.sources if row.target is not None]
 
     def _reachability(self) -> str:
         edges = self._edges()
-        forward = _closure({self.initial}, edges)
+        forward = _closure([self.initial], edges)
         unreachable = [s.name for s in self.states if s not in forward]
         if unreachable:
             return f"unreachable: {', '.join(unreachable)}"
-        back = _closure(set(self.terminal), {(b, a) for a, b in edges})
+        back = _closure(filter(self.terminal.__contains__, self.states), [(b, a) for a, b in edges])
         traps = [s.name for s in self.states if s not in back]
         return f"no way to a terminal state from {', '.join(traps)}" if traps else ""
 
@@ -311,8 +311,9 @@ class Table:
         return f"no exit by time (fault F15): {', '.join(stuck)}" if stuck else ""
 
 
-def _closure(start: set[State], edges: set[tuple[State, State]]) -> set[State]:
-    seen, frontier = set(start), list(start)
+def _closure(start: Iterable[State], edges: list[tuple[State, State]]) -> set[State]:
+    frontier = list(start)
+    seen = set(frontier)
     while frontier:
         here = frontier.pop()
         for source, target in edges:

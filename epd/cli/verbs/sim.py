@@ -14,6 +14,7 @@ EXAMPLES = (
     ("epd sim list", "the drills, and the faults that they cover"),
     ("epd sim drill all --seeds 20", "every drill under twenty seeds"),
     ("epd sim swarm --seeds 200", "random topologies, workloads and faults"),
+    ("epd sim model all", "small configurations, every interleaving"),
     ("epd sim mutants", "known bugs put back: the drills must notice each"),
     ("epd sim replay swarm --seed 7 --trace 50", "one run again, with the end of its trace"),
 )
