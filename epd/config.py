@@ -10,6 +10,7 @@ import msgspec
 
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
 CACHE_SCOPES = ("tenant", "global")  # who shares rows: epd/api/identity.py
+MOONCAKE_PROTOCOLS = ("tcp", "rdma")
 CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
 
 
@@ -86,6 +87,16 @@ class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: int = 256
 
 
+class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the mooncake transport moves bytes with."""
+
+    protocol: str = "tcp"  # one of MOONCAKE_PROTOCOLS
+    devices: str = ""  # rdma: names as in /sys/class/infiniband, with commas; empty: all
+
+
+MOONCAKE_OVER_TCP = MooncakeConfig()
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"  # cpu, cuda, cuda:1 and so on
     dtype: str = "float32"
@@ -116,6 +127,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
     transport: str = "auto"  # of rows and KV: auto, or some of TRANSPORTS with commas
     transport_directory: str = ""  # for the file transport: shared by instances
+    mooncake: MooncakeConfig = MooncakeConfig()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
     prefill: PrefillConfig = PrefillConfig()

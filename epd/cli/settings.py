@@ -27,6 +27,7 @@ from epd.config import (
     CACHE_SCOPES,
     CHECKSUMS,
     CUDA_DEFAULTS,
+    MOONCAKE_PROTOCOLS,
     TRANSPORTS,
     ConfigError,
     DecodeConfig,
@@ -35,6 +36,7 @@ from epd.config import (
     GatewayConfig,
     InstanceConfig,
     Limits,
+    MooncakeConfig,
     PrefillConfig,
     Timing,
     is_transport,
@@ -72,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster_key: str = ""  # a key file: required between hosts
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
     transport_directory: str = ""  # of the file transport: shared by all instances
+    mooncake: MooncakeConfig = MooncakeConfig()
     limits: Limits = Limits()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
@@ -207,10 +210,17 @@ def _problem(key: str, value: Any) -> str:
         return "it must be cpu, cuda, or cuda: and a number"
     if key == "engine.load_format" and value not in LOAD_FORMATS:
         return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
+    if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:
+        return f"it must be one of {', '.join(MOONCAKE_PROTOCOLS)}"
     return ""
 
 
 def _check_together(settings: Settings) -> None:
+    if settings.mooncake.protocol == "rdma" and not settings.encode.send_buffer_nbytes:
+        raise ConfigError(
+            "mooncake.protocol rdma reads rows from registered memory only: give the encoders "
+            "a ring of it, --encode-send-buffer-nbytes 256MiB"
+        )
     timing = settings.timing
     if not timing.heartbeat_interval_s < timing.suspect_after_s < timing.lost_after_s:
         raise ConfigError(
@@ -270,6 +280,7 @@ def instance_config(
         cluster_key=settings.cluster_key,
         transport=settings.transport,
         transport_directory=settings.transport_directory,
+        mooncake=settings.mooncake,
         timing=settings.timing,
         encode=settings.encode,
         prefill=settings.prefill,

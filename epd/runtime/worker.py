@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from epd.config import InstanceConfig
+from epd.config import MOONCAKE_OVER_TCP, InstanceConfig, MooncakeConfig
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address
 from epd.roles.base import Ports
@@ -74,6 +74,7 @@ def make_ports(
     host: str = "127.0.0.1",
     secret: bytes = b"",
     directory: str = "",
+    mooncake: MooncakeConfig = MOONCAKE_OVER_TCP,
     storage: Storage | None = None,
 ) -> Ports:
     """The real ports of one instance."""
@@ -92,6 +93,7 @@ def make_ports(
             host=host,
             secret=secret,
             directory=directory,
+            mooncake=mooncake,
         ),
         journal=RecordingJournal(clock.now_s),
         log=LoggingLog(),
@@ -153,6 +155,7 @@ async def serve_instance(
             host=data_host(config.endpoint),
             secret=key.data_plane_secret() if key is not None else b"",
             directory=config.transport_directory,
+            mooncake=config.mooncake,
             storage=open_storage(config),
         )
     except BaseException:

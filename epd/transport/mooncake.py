@@ -15,7 +15,8 @@ connections to their ends.  A writer in doubt whose connections broke can also a
 whether they have been read to the end.  What neither covers stays owned: a host that vanished in
 the middle of a write leaves its slots owned until this process ends.
 
-Protocol TCP: any source memory will do.  RDMA would need sources in registered memory.
+Protocol TCP: any source memory will do.  RDMA reads sources from registered memory only: KV blocks
+lie in it, rows go through the encoder's ring of send slots.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import Address, Message, RemoteRegion
 from epd.transport.base import (
     Buffer,
@@ -72,13 +74,14 @@ class MooncakeTransferEngine:
         checksums: bool = False,
         host: str = "127.0.0.1",
         secret: bytes = b"",
+        config: MooncakeConfig = MOONCAKE_OVER_TCP,
         begin_timeout_s: float = BEGIN_TIMEOUT_S,
     ) -> None:
         check_instance_id(instance_id)
         self._life: Life = (instance_id, epoch)
         self._begin_timeout_s = begin_timeout_s
         self._links = Links(self._life, host, secret, self._on_frame)
-        self._library = Library.acquire(host)
+        self._library = Library.acquire(host, config)
         self._copier = Copier(checksums=checksums)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-mooncake")
         self._region_ids = RegionIds()

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.transport.base import TransportError
 
 ENVIRONMENT = {
-    "MC_FORCE_TCP": "1",
     # a restarted peer that got its predecessor's port is found again; the dead are asked as well
     "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS": "10",
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "5",
@@ -31,6 +31,8 @@ ENVIRONMENT = {
     "MC_TRANSFER_TIMEOUT": "30",
     "MC_LOG_LEVEL": "ERROR",
 }
+FORCE_TCP = "MC_FORCE_TCP"  # else it takes RDMA where it finds a device, asked or not
+INFINIBAND = "/sys/class/infiniband"
 FIRST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 MAX_SUBMITTED = 64  # pieces of one write under way at once
@@ -77,28 +79,51 @@ def load() -> Any:
     return TransferEngine
 
 
+def check_devices(devices: str) -> None:
+    """Raises TransportError unless this host has them: the library would silently take TCP."""
+    try:
+        here = sorted(os.listdir(INFINIBAND))
+    except FileNotFoundError:
+        here = []
+    wanted = [name.strip() for name in devices.split(",") if name.strip()] or here[:1]
+    missing = [name for name in wanted if name not in here]
+    if not wanted or missing:
+        raise TransportError(
+            f"this host has no RDMA device {', '.join(missing)}".rstrip() + f"; {INFINIBAND} lists "
+            f"{', '.join(here) or 'none'}: name those in mooncake.devices, or set "
+            "mooncake.protocol to tcp"
+        )
+
+
 class Library:
     """One engine of the library, reachable at `host`:`port`; unauthenticated and unencrypted."""
 
-    def __init__(self, host: str) -> None:
-        self._engine = load()()
+    def __init__(self, host: str, config: MooncakeConfig = MOONCAKE_OVER_TCP) -> None:
+        engine_class = load()
+        if config.protocol == "rdma":
+            check_devices(config.devices)
+            os.environ.pop(FORCE_TCP, None)
+        else:
+            os.environ[FORCE_TCP] = "1"
+        self._engine = engine_class()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))  # never destroyed
-        if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "") != 0:
+        if self._engine.initialize(host, "P2PHANDSHAKE", config.protocol, config.devices):
             raise TransportError(
                 f"mooncake cannot listen on {host}: give an address of this host, and leave the "
                 "ports 15000 to 17000 free"
             )
         self.host = host
+        self.config = config
         self.port: int = self._engine.get_rpc_port()
 
     @classmethod
-    def acquire(cls, host: str) -> Library:
+    def acquire(cls, host: str, config: MooncakeConfig = MOONCAKE_OVER_TCP) -> Library:
         """One that was given back, or a new one.  Raises TransportError."""
         for library in _idle:
-            if library.host == host:
+            if (library.host, library.config) == (host, config):
                 _idle.remove(library)
                 return library
-        return cls(host)
+        return cls(host, config)
 
     def give_back(self) -> None:
         """Nothing is registered or under way any more."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import (
     Buffer,
@@ -53,6 +54,7 @@ class BackendSettings:
     host: str = "127.0.0.1"  # where peers on other hosts can reach this one
     secret: bytes = b""  # of the cluster; required beyond loopback
     directory: str = ""  # shared by all instances; empty: below the system's temporary directory
+    mooncake: MooncakeConfig = MOONCAKE_OVER_TCP
 
 
 @runtime_checkable
@@ -83,8 +85,9 @@ def _make_tcp(its: BackendSettings) -> TransferEngine:
 
 def _make_mooncake(its: BackendSettings) -> TransferEngine:
     return MooncakeTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret
-    )
+        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret,
+        config=its.mooncake,
+    )  # fmt: skip
 
 
 def _make_file(its: BackendSettings) -> TransferEngine:
@@ -135,6 +138,7 @@ class RoutingTransferEngine:
         host: str = "127.0.0.1",
         secret: bytes = b"",
         directory: str = "",
+        mooncake: MooncakeConfig = MOONCAKE_OVER_TCP,
         factories: Mapping[str, BackendFactory] = BACKENDS,
     ) -> None:
         names = [name for name in (preferred, *also) if name != "local"]
@@ -150,7 +154,13 @@ class RoutingTransferEngine:
         self._backends = {
             name: factories[name](
                 BackendSettings(
-                    instance_id, epoch, is_summed(checksums, name), host, secret, directory
+                    instance_id,
+                    epoch,
+                    is_summed(checksums, name),
+                    host,
+                    secret,
+                    directory,
+                    mooncake,
                 )
             )
             for name in names

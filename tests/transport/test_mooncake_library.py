@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from epd.config import MooncakeConfig
 from epd.transport import mooncake_library
 from epd.transport.base import TransportError
-from epd.transport.mooncake_library import End, Library, Piece, load, missing
+from epd.transport.mooncake_library import End, Library, Piece, check_devices, load, missing
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,3 +117,48 @@ def test_polling_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mooncake_library.time, "sleep", sleep)
     assert transfer(FakeEngine({1: [0] * 50 + [1]}), [1]) is End.DONE
     assert pauses[0] == 20e-6 and pauses[-1] == 1e-3 and pauses == sorted(pauses)
+
+
+class Initialized(FakeEngine):
+    """Notes what it is initialized with, and what the environment says then."""
+
+    asked: tuple[object, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def initialize(self, *asked: str) -> int:
+        type(self).asked = (*asked, os.environ.get("MC_FORCE_TCP"))
+        return 0
+
+    def get_rpc_port(self) -> int:
+        return 15000
+
+
+def test_protocol_and_devices_reach_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mooncake_library, "load", lambda: Initialized)
+    monkeypatch.setattr(mooncake_library, "INFINIBAND", str(tmp_path))
+    monkeypatch.setenv("MC_FORCE_TCP", "0")
+    (tmp_path / "mlx5_0").mkdir()
+    (tmp_path / "mlx5_1").mkdir()
+    Library("10.0.0.1")
+    assert Initialized.asked == ("10.0.0.1", "P2PHANDSHAKE", "tcp", "", "1")
+    Library("10.0.0.1", MooncakeConfig("rdma", "mlx5_0,mlx5_1"))
+    assert Initialized.asked == ("10.0.0.1", "P2PHANDSHAKE", "rdma", "mlx5_0,mlx5_1", None)
+
+
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The library itself would take TCP and say nothing."""
+    monkeypatch.setattr(mooncake_library, "INFINIBAND", str(tmp_path / "nothing"))
+    with pytest.raises(TransportError, match=r"lists none: .*mooncake.protocol to tcp"):
+        check_devices("")
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr(mooncake_library, "INFINIBAND", str(tmp_path))
+    check_devices("")
+    check_devices("mlx5_0")
+    with pytest.raises(TransportError, match=r"no RDMA device mlx5_7; .* lists mlx5_0"):
+        check_devices("mlx5_0, mlx5_7")
