@@ -40,9 +40,9 @@ class Plan:
 
     max_nbytes: int = 64 * MIB  # of an item
     pool_nbytes: int = 256 * MIB  # cells whose items in flight need more are left out
-    volume_nbytes: int = 256 * MIB  # moved per way and cell, at least `min_items`
-    min_items: int = 15
-    max_items: int = 300
+    volume_nbytes: int = 128 * MIB  # moved per way and cell, at least `min_items`
+    min_items: int = 10
+    max_items: int = 200
     rounds: int = 5
     ways: tuple[str, ...] = WAYS
 

@@ -117,6 +117,7 @@ class FileTransferEngine:
         self._own: dict[str, FileInbox] = {}  # by locator
         self._regions: dict[str, SlotRegion] = {}
         self._barred: set[Life] = set()
+        self._described: dict[str, bytes] = {}  # regions of peers, as they said themselves
         self._closed = False
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
@@ -227,8 +228,12 @@ class FileTransferEngine:
         if target.backend != "file" or not NAME.fullmatch(target.locator):
             raise WriteRefused(f"{target.locator!r} is not the name of a shared directory")
         path = os.path.join(self._directory, target.locator)
-        found = open_whole(os.path.join(path, DESCRIPTION), verify=True)
-        if found is None or bytes(found.payload) != msgspec.msgpack.encode(target):
+        description = os.path.join(path, DESCRIPTION)
+        known = self._described.get(target.locator)  # it never changes, but it goes when revoked
+        if known is None and (found := open_whole(description, verify=True)) is not None:
+            known = self._described[target.locator] = bytes(found.payload)
+        if known != msgspec.msgpack.encode(target) or not os.path.exists(description):
+            self._described.pop(target.locator, None)
             raise WriteRefused(
                 f"region {target.region_id!r} of {target.instance_id}:{target.epoch} is not in "
                 f"{self._directory}: it was revoked, or its owner uses another directory"
