@@ -250,20 +250,19 @@ class Requests(Role[Request]):
             self.fire(request, fsm.ChunkComputed(count))
         else:
             decoding = entry.decoding
-            self._publish(request, entry.num_computed)
+            self._publish(request, entry)
             self.fire(request, token_event(request, count, outcome, decoding=decoding))
             entry.num_tokens = request.num_tokens
 
-    def _publish(self, request: Request, num_computed: int) -> None:
-        """Its full blocks can be found by others from now on.
-
-        Only after a token was sampled behind them: that they are finite is known no sooner, and a
-        bad block that everybody finds would fail everybody.
-        """
-        if self._caching:
-            keys = request.prefix.extend(request.tokens, num_computed)
-            for block, key in zip(request.block_table, keys, strict=False):
+    def _publish(self, request: Request, entry: Entry) -> None:
+        """Its new full blocks can be found by others: a token was sampled behind them, so that they
+        are finite is known; a bad one would fail everybody who finds it."""
+        first, num_full = entry.num_published, self._scheduler.full_blocks(entry)
+        if self._caching and num_full > first:
+            keys = request.prefix.extend(request.tokens, entry.num_computed)
+            for block, key in zip(request.block_table[first:], keys[first:num_full], strict=False):
                 self.pool.publish(block, key)
+            entry.num_published = num_full
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
@@ -309,7 +308,7 @@ class Requests(Role[Request]):
         entry = self._scheduler.get(request.key) or self._entry(request)
         entry.num_blocks = len(request.block_table)
         entry.num_tokens = request.num_tokens
-        self._publish(request, request.num_computed)
+        self._publish(request, entry)
         self._scheduler.add_decoding(entry)
         self._work.set()
 

@@ -54,6 +54,7 @@ class Entry:
     reserves_only: bool = False  # wants blocks and no place in the batch: KV that will be received
     decoding: bool = False
     keys: Sequence[Key] = ()  # of the full blocks of `num_tokens`
+    num_published: int = 0  # blocks that others can find
 
     @property
     def num_left(self) -> int:
@@ -133,6 +134,10 @@ class BatchScheduler:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
+
+    def full_blocks(self, entry: Entry) -> int:
+        """Blocks of it that are computed to their ends."""
+        return entry.num_computed // self._block_size
 
     # --- who is here ------------------------------------------------------------------------------
 
