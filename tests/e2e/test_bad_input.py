@@ -13,6 +13,7 @@ import json
 import random
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.e2e.client import Body, Reply, data_url, in_session, png, post, quest
 from tests.e2e.goldens import directory_of
 from tests.e2e.server import READY_S, Command, Server, discarding, serving
 from tests.engine.conftest import picture
+from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -278,17 +280,20 @@ async def test_a_stream_is_an_event_stream(server: Server) -> None:
 async def test_a_client_that_hangs_up(server: Server) -> None:
     """Fault F43: the work of every stage returns, and neighbours are unharmed."""
     long = HEALTHY | {"stream": True, "max_tokens": 2000, "ignore_eos": True}
+    outcomes: Counter[str] = Counter()
 
     async def work(session: aiohttp.ClientSession) -> None:
         url = f"{server.base_url}/v1/chat/completions"
         responses = [await session.post(url, json=long) for _ in range(4)]
         for response in responses:
             await response.content.readany()
+            outcomes["ended" if response.content.at_eof() else "hung up"] += 1
             response.close()
 
     await in_session(work)
-    assert (await ask_beside_a_healthy_one(server, HEALTHY)).text == ANSWER
+    outcomes["answered"] += (await ask_beside_a_healthy_one(server, HEALTHY)).text == ANSWER
     server.check_all_returned()
+    SCENARIOS["client hangs up"].check(outcomes, server.in_use())
 
 
 # --- F11: contracts -------------------------------------------------------------------------------

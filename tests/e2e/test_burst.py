@@ -12,6 +12,7 @@ import pytest
 from epd.tiny.tasks import fresh_samples
 from tests.e2e.client import Body, Reply, post_all
 from tests.e2e.server import SLOW, Server, serving
+from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -79,6 +80,8 @@ async def test_above_the_limit_is_refused_at_once(
     assert refused
     assert slowest_s < 5.0 * SLOW
     server.check_all_returned()
+    outcomes = {"answered": statuses[200], "refused": statuses[429], "busy": statuses[503]}
+    SCENARIOS["200 at once"].check(outcomes, server.in_use())
 
 
 def test_idle_afterwards(server: Server) -> None:

@@ -25,6 +25,7 @@ from epd.tiny import SAMPLES
 from tests.e2e.client import Body, data_url, in_session, png, post_all, question
 from tests.e2e.server import READY_S, SLOW, Server, serving, wait_for
 from tests.engine.conftest import picture
+from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -224,24 +225,60 @@ async def test_kill_of_the_gateway(server: Server) -> None:
     server.check_all_returned()
 
 
+def kill_mid_transfer(server: Server, name: str) -> None:
+    """kill -9 of an encoder that has not delivered what prefill has granted it slots for.
+
+    It is stopped first: what the others transfer is over soon, so the slots that stay leased are
+    for its own rooms, which are then in flight for certain.
+    """
+    pid = server.pid(name)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5 * TIMING.heartbeat_interval_s)
+    leased = {k: n for k, n in server.in_use().items() if 'kind="slots"' in k}
+    os.kill(pid, signal.SIGKILL)
+    assert leased, "no transfer was in flight: nothing was shown"
+
+
+def stall(server: Server, name: str) -> None:
+    """Stopped until it is declared lost: when it wakes it is expelled."""
+    entry = server.instances()[name]
+    os.kill(entry["pid"], signal.SIGSTOP)
+    try:
+        wait_until_lost(server, name, entry["epoch"], LOST_WITHIN_S)
+    finally:
+        os.kill(entry["pid"], signal.SIGCONT)
+
+
+def send(number: int) -> Callable[[Server, str], None]:
+    return lambda server, name: os.kill(server.pid(name), number)
+
+
 async def test_with_a_second_instance_nothing_is_lost() -> None:
-    """Faults F19, F20, F43: each stage loses one of its two under load; every answer is whole."""
-    rounds = [(name, signal.SIGKILL) for name in ("e0", "p0", "d0")]
-    rounds += [(name, signal.SIGTERM) for name in ("p1", "d1")]
+    """Faults F19, F20, F41, F43: each stage loses one of its two under load; all is answered."""
+    rounds: list[tuple[str, str, Callable[[Server, str], None]]] = [
+        ("e0", "kill encode", kill_mid_transfer),
+        ("e1", "stall encode", stall),
+        ("p0", "restart prefill", send(signal.SIGKILL)),
+        ("d0", "", send(signal.SIGKILL)),
+        ("p1", "", send(signal.SIGTERM)),
+        ("d1", "", send(signal.SIGTERM)),
+    ]
     with serving("2e2p2d", timing__request_timeout_s=DEADLINE_S) as server:
-        for number, (name, how) in enumerate(rounds):
-            entry = server.instances()[name]
+        for number, (name, scenario, act) in enumerate(rounds):
+            epoch = server.instances()[name]["epoch"]
             bodies = questions(50 + number, 12, side=250, num_tokens=120)
             replies = await ask_during(
                 server,
                 bodies,
-                functools.partial(os.kill, entry["pid"], how),
-                wait_for_text=name != "e0",
+                functools.partial(act, server, name),
+                wait_for_text=not name.startswith("e"),
             )
-            wait_until_replaced(server, name, entry["epoch"])
+            wait_until_replaced(server, name, epoch)
             outcomes = await check_same_afterwards(server, bodies, replies)
-            assert outcomes == {"answered": 12}, (name, how, replies)
             server.check_all_returned()
+            if scenario:
+                SCENARIOS[scenario].check(outcomes, server.in_use())
+            assert outcomes == {"answered": 12}, (name, replies)
 
 
 def _is_alive(pid: int) -> bool:
