@@ -74,6 +74,11 @@ class Server:
                 "or give a topology, such as 1e1pd, to have it started"
             ) from error
 
+    async def text(self, path: str) -> str:
+        """A page of the server."""
+        async with self._session.get(f"{self._base_url}{path}") as response:
+            return await response.text()
+
     async def wording(self) -> Wording:
         """How many of our words make a token there.  Raises ServerError."""
         counts = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import bench_serve
+from epd.cli import bench_reuse, bench_serve
 from epd.cli.options import size
 from epd.config import TRANSPORTS
 
@@ -20,6 +20,7 @@ EXAMPLES = (
     ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
     ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
+    ("epd bench reuse", "encodes and first tokens when pictures repeat; some minutes"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
 )
 
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_repeats(sim)
     sim.add_argument("--hours", type=int, default=24, metavar="N", help="of the day; default 24")
     bench_serve.add_to(kinds)
+    bench_reuse.add_to(kinds)
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
     if args.what == "serve":
         return bench_serve.run(args)
+    if args.what == "reuse":
+        return bench_reuse.run(args)
     if args.what == "sim":
         from epd.sim.bench import run_bench
 
