@@ -165,3 +165,31 @@ async def test_a_gateway_that_is_gone_leaves_no_requests_behind(
         async with asyncio.timeout(10):
             while any(any(i.live().values()) for i in cluster.instances.values()):
                 await asyncio.sleep(0.01)
+
+
+async def test_the_gateway_knows_who_holds_a_picture_and_how_it_moved(
+    preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    cluster = cluster_of("2e1p", loaded)
+    entry = read_index()[0]
+    async with cluster.running() as gateway:
+        generation = await prepared(preparer, entry)
+        mm_hash = generation.items[0].mm_hash
+        stream = gateway.role.submit(generation)
+        async for update in stream:
+            assert update.error is None
+        params = stream.transfer_params()
+        holder = params.ec[mm_hash]["remote_engine_id"]
+        assert params.ec[mm_hash]["transport"] == params.kv["transport"] == "local"
+        assert (params.kv["remote_engine_id"], params.kv["decode_engine_id"]) == ("p0", "d0")
+        assert (
+            params.kv["do_remote_prefill"] and params.kv["remote_request_id"] == stream.request_id
+        )
+        async with asyncio.timeout(5):
+            while not gateway.directory.index.resident(mm_hash):
+                await asyncio.sleep(0.01)
+        assert gateway.directory.index.resident(mm_hash) == (holder,)
+        shown = {i["instance"]: i["cached_pictures"] for i in gateway.role.ready().instances}
+        assert shown == {"d0": 0, "e0": 0, "e1": 0, "p0": 0} | {holder: 1}
+        await cluster.settle()
+        assert not gateway.actor.counters
