@@ -53,6 +53,7 @@ class Row:
     encodes: int
     ttft_ms: dict[str, float]
     failed: int
+    errors: tuple[str, ...] = ()  # some of them
 
     @property
     def holds(self) -> bool:
@@ -102,6 +103,7 @@ async def _one(
     return Row(
         transport, share, len(numbers), distinct, encodes, _ttft_ms(samples),
         sum(bool(sample.error) for sample in samples),
+        tuple(sorted({sample.error for sample in samples if sample.error})[:5]),
     )  # fmt: skip
 
 
@@ -160,5 +162,6 @@ def run(plan: Plan, *, as_json: bool, save: Path | None) -> int:
     print(json.dumps(found) if as_json else f"{table(rows)}\n\n{sentence(machine)}")
     wrong = [row for row in rows if not row.holds]
     for row in wrong:
-        print(f"not one encode per picture, or failures: {_line(row)}", file=sys.stderr)
+        said = "; ".join(row.errors) or "not one encode per picture"
+        print(f"{_line(row)} {said}", file=sys.stderr)
     return 1 if wrong else 0
