@@ -47,6 +47,9 @@ class DecodeRole(Role[Request]):
     @receives(KvOffer)
     def on_kv_offer(self, received: Received) -> None:
         message: KvOffer = received.message
+        source = Address(received.source, received.epoch, "")
+        if self.actor.is_lost(source):  # nobody would tell of its loss again
+            return
         key = f"{message.request_id}/{message.attempt}"
         if self._requests.get(key) is not None:
             return  # repeated
@@ -68,7 +71,7 @@ class DecodeRole(Role[Request]):
         transfer = self._transfers.open_consumer(
             message.room,
             message.attempt,
-            Address(received.source, received.epoch, ""),
+            source,
             self,
             key,
             message.deadline_s,

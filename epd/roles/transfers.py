@@ -181,6 +181,8 @@ class Transfers(Role[Transfer]):
         transfer = self.find(message.room, Side.PRODUCER)
         if transfer is None:  # the grant is faster than the request
             peer = Address(message.region.instance_id, message.region.epoch, "")
+            if self.actor.is_lost(peer):  # nobody would tell of its loss again
+                return
             transfer = self._open(
                 message.room, Side.PRODUCER, message.attempt, peer, message.deadline_s
             )
@@ -202,8 +204,7 @@ class Transfers(Role[Transfer]):
 
     @receives(AbortEncode)
     def on_abort_encode(self, received: Received) -> None:
-        """The gateway speaks for a consumer that may be out of reach.  It names rooms that it has
-        opened itself, so one that is not here needs no tombstone."""
+        """For a consumer that may be out of reach; rooms of its own, so none needs a tombstone."""
         transfer = self.find(received.message.room, Side.PRODUCER)
         if transfer is not None:
             self.fire(transfer, fsm.CancelReceived())
@@ -211,9 +212,8 @@ class Transfers(Role[Transfer]):
     @receives(Commit)
     def on_commit(self, received: Received) -> None:
         message: Commit = received.message
-        self._fire_consumer(
-            received, fsm.CommitReceived(message.nbytes, message.checksum, message.kv)
-        )
+        event = fsm.CommitReceived(message.nbytes, message.checksum, message.kv)
+        self._fire_consumer(received, event)
 
     @receives(CancelAck)
     def on_cancel_ack(self, received: Received) -> None:
