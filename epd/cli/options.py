@@ -33,7 +33,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--model-name", metavar="NAME", help="its name in the API")
     group.add_argument(
-        "--device", dest="engine.device", metavar="DEVICE", help="cpu, cuda, or cuda:1 and so on"
+        "--device",
+        dest="engine.device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology the next",
     )
     group.add_argument(
         "--dtype", dest="engine.dtype", metavar="DTYPE",

@@ -108,13 +108,13 @@ def _plan(
     own = "" if with_gateway else placing.listen
     instances = tuple(
         instance_config(
-            settings,
+            _on_device(settings, index),
             instance_id,
             roles,
             own or _instance_endpoint(directory, instance_id, gateway_endpoint, placing.listen),
             gateway_endpoint,
         )
-        for instance_id, roles in named
+        for index, (instance_id, roles) in enumerate(named)
     )
     endpoints = [gateway_endpoint, *(instance.endpoint for instance in instances)]
     for endpoint in endpoints:
@@ -125,6 +125,13 @@ def _plan(
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
     gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint) if with_gateway else None
     return Plan(gateway, instances, log, str(directory))
+
+
+def _on_device(settings: Settings, index: int) -> Settings:
+    """Of several devices each instance gets the next one, in the order of the topology."""
+    devices = settings.engine.device.split(",")
+    engine = msgspec.structs.replace(settings.engine, device=devices[index % len(devices)])
+    return msgspec.structs.replace(settings, engine=engine)
 
 
 def _instance_endpoint(

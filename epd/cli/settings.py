@@ -206,8 +206,8 @@ def _problem(key: str, value: Any) -> str:
             f"it must be auto, or some of {', '.join(TRANSPORTS[1:])} with commas between them"
             f"{suggestion(last, TRANSPORTS)}"
         )
-    if key == "engine.device" and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        return "it must be cpu, cuda, or cuda: and a number"
+    if key == "engine.device" and not re.fullmatch(r"cpu|cuda(:\d+)?(,cuda(:\d+)?)*", value):
+        return "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"
     if key == "engine.load_format" and value not in LOAD_FORMATS:
         return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
     if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:

@@ -10,7 +10,7 @@ import pytest
 from epd.cli.main import main
 from epd.cli.model_check import TEXT_FAMILIES, VISION_FAMILIES, bundled_model, check_model
 from epd.cli.plan import LogOptions, Placing, Plan, plan_role, plan_topology
-from epd.cli.settings import Settings
+from epd.cli.settings import Settings, build_settings
 from epd.config import ConfigError
 from epd.engine.checkpoint import ModelError
 from epd.transport.base import TransportError
@@ -170,3 +170,9 @@ def test_a_new_key_file_is_private_and_never_overwritten(
     capsys.readouterr()
     assert main(["run", "--new-key", str(key)]) == 1
     assert "exists" in capsys.readouterr().err
+
+
+def test_devices_are_given_out_in_turn(tmp_path: Path) -> None:
+    settings = build_settings(flags={"engine.device": "cuda:1,cuda:3"})
+    plan = topology("2e1pd", tmp_path, settings=settings)
+    assert [i.engine.device for i in plan.instances] == ["cuda:1", "cuda:3", "cuda:1"]
