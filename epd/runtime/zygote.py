@@ -149,6 +149,8 @@ class Zygote:
                 "epd.runtime.zygote",
                 self._model_dir,
                 stdin=theirs.fileno(),
+                # numpy's BLAS, which nobody here uses, would start threads that no fork has.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
         self._control.setblocking(False)

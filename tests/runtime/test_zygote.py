@@ -14,6 +14,7 @@ import pytest
 from epd.config import EngineConfig, InstanceConfig
 from epd.runtime.child import ChildSpec, StatusLine
 from epd.runtime.zygote import LOST, Zygote, ZygoteLost
+from epd.tiny import CHECKPOINT
 
 TIMEOUT_S = 60.0
 
@@ -32,7 +33,7 @@ def spec() -> bytes:
 
 @pytest.fixture
 async def zygote() -> AsyncIterator[Zygote]:
-    zygote = Zygote("nowhere")  # preloading fails, which is the worker's to say
+    zygote = Zygote(str(CHECKPOINT))
     async with asyncio.timeout(TIMEOUT_S):
         yield zygote
         await zygote.close()
@@ -45,6 +46,7 @@ def zygote_pid(pid: int) -> int:
 async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote: Zygote) -> None:
     first, second, third = [await zygote.fork() for _ in range(3)]
     assert len({first.pid, second.pid, third.pid, os.getpid()}) == 4
+    assert psutil.Process(zygote_pid(first.pid)).num_threads() == 1  # others would be lost
 
     first.stdin.write(spec())
     lines = [msgspec.json.decode(line, type=StatusLine) async for line in first.stdout]
