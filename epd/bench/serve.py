@@ -19,6 +19,7 @@ from typing import Any
 
 from epd.bench.openai_load import Sample, Server, connected, send_all
 from epd.bench.serve_figures import Slo, figures, median_of, ratios, stages_ms, table
+from epd.bench.trace import chrome_trace
 from epd.bench.workload import Workload, bodies
 from epd.cli.plan import Plan as ClusterPlan
 from epd.cli.supervisor import running
@@ -54,6 +55,7 @@ class Plan:
     workloads: tuple[Workload, ...]
     repeats: int
     slo: Slo
+    trace: Path | None = None  # of all requests, for Perfetto
     request_timeout_s: float = 600.0
 
 
@@ -83,22 +85,31 @@ class Progress:
 async def measure(plan: Plan) -> dict[str, Any]:
     """Everything; rows of figures per workload, stream and server."""
     rows = []
+    traced: list[tuple[str, Sample]] = []
     for target in plan.targets:
         async with target.up() as url, connected(url, plan.request_timeout_s) as server:
             for workload in plan.workloads:
-                rows += await _measure_one(server, target.name, workload, plan)
+                rows += await _measure_one(server, target.name, workload, plan, traced)
+    if plan.trace is not None:
+        plan.trace.write_text(json.dumps(chrome_trace(traced)))
     order = [workload.name for workload in plan.workloads]
     rows.sort(key=lambda row: order.index(row["workload"]))
     return {"rows": rows + _compared(rows, plan.targets), "repeats": plan.repeats}
 
 
 async def _measure_one(
-    server: Server, name: str, workload: Workload, plan: Plan
+    server: Server,
+    name: str,
+    workload: Workload,
+    plan: Plan,
+    traced: list[tuple[str, Sample]],
 ) -> list[dict[str, Any]]:
     runs = [await _run_once(server, name, workload, repeat, plan) for repeat in range(plan.repeats)]
     rows = []
     for stream in workload.streams:
         samples = [run[stream.name] for run in runs]
+        if plan.trace is not None:
+            traced += [(f"{name} {stream.name}", s) for one in samples for s in one]
         rows.append(
             {
                 "workload": workload.name,

@@ -54,6 +54,10 @@ def add_to(kinds: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there, too")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help="every request's way through the stages, to be opened in https://ui.perfetto.dev",
+    )  # fmt: skip
     options.add_place_flags(parser)
     options.add_model_flags(parser)
     options.add_config_flags(parser)
@@ -67,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         tuple(_workload(args, name) for name in args.workloads or ["small"]),
         args.repeats,
         _slo(args.slo),
+        args.trace,
     )
     return serve.run(plan, as_json=args.json, save=args.save)
 
