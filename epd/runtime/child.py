@@ -82,7 +82,11 @@ def _watch_stdin(ending: Ending) -> None:
     loop = asyncio.get_running_loop()
 
     def on_readable() -> None:
-        if not os.read(0, 4096):
+        try:
+            ended = not os.read(0, 4096)
+        except ConnectionError:  # it died with our last words unread
+            ended = True
+        if ended:
             loop.remove_reader(0)
             ending.at_once(0)
 

@@ -96,7 +96,7 @@ class Child:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
-        while line := await process.stdout.readline():
+        while line := await _line_of(process.stdout):
             status = _read_status(line)
             if status is None:  # a library that prints: not ours, and no reason to end
                 sys.stderr.buffer.write(line)
@@ -138,6 +138,14 @@ class Child:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """For drills: a signal to the present process."""
         os.kill(self.pid, number)
+
+
+async def _line_of(stdout: asyncio.StreamReader) -> bytes:
+    """Empty at the end, also of a child that died before it had read what it is to be."""
+    try:
+        return await stdout.readline()
+    except ConnectionError:
+        return b""
 
 
 async def _launch_anew() -> Process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,7 +13,9 @@ import psutil
 import pytest
 
 from epd.config import EngineConfig, InstanceConfig
-from epd.runtime.child import ChildSpec, StatusLine
+from epd.runtime.child import ChildSpec, StatusLine, _watch_stdin
+from epd.runtime.supervisor import _line_of
+from epd.runtime.worker import Ending
 from epd.runtime.zygote import LOST, Zygote, ZygoteLost
 from epd.tiny import CHECKPOINT
 
@@ -80,3 +83,44 @@ async def test_closing_while_it_still_imports_ends_who_waits(zygote: Zygote) -> 
     await zygote.close()
     with pytest.raises(ZygoteLost):
         await forking
+
+
+async def test_a_worker_ends_with_a_supervisor_that_had_not_read_all(zygote: Zygote) -> None:
+    """A socket with unread words is not ended but reset, on either side."""
+    worker = await zygote.fork()
+    worker.stdin.write(spec())
+    await asyncio.sleep(0.05)  # its words arrive, nobody reads them
+    worker.stdin.transport.abort()
+    assert await worker.wait() is not None
+    unread = await zygote.fork()
+    unread.send_signal(signal.SIGSTOP)
+    unread.stdin.write(spec())
+    await asyncio.sleep(0.05)
+    unread.send_signal(signal.SIGKILL)
+    assert await _line_of(unread.stdout) == b""
+    assert await unread.wait() == -signal.SIGKILL
+
+
+def test_a_reset_lifeline_is_an_end() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.send(b"unread")
+    ours.send(b"unread, too")
+    loop = asyncio.new_event_loop()
+    ending = Ending()
+    kept = os.dup(0)
+    os.dup2(ours.fileno(), 0)
+    try:
+        theirs.close()
+        loop.run_until_complete(_watched(ending))
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        ours.close()
+        loop.close()
+    assert ending.now.is_set()
+
+
+async def _watched(ending: Ending) -> None:
+    _watch_stdin(ending)
+    async with asyncio.timeout(TIMEOUT_S):
+        await ending.now.wait()
