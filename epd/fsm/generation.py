@@ -7,6 +7,10 @@ another instance may not have, the generation is MIGRATING: the prompt plus the 
 client already has go elsewhere, and the client sees neither a gap nor a repeat (fault F20).  Tokens
 are numbered by output index, so a duplicate is recognised and a hole is an outcome of its own.
 
+What bounds the attempts is failing again and again in the same way, as a request does that brings
+down whatever serves it.  Failures of different kinds happened to meet in one request and say
+nothing about the next attempt: each kind is counted by itself, and the deadline bounds the sum.
+
 Exactly one terminal answer: FINISHED, FAILED and REJECTED are the only ways out, each reached once,
 and every state has a deadline.  A failed stage is a failed or a retried request, never a success
 without its picture (F40).  When the client leaves, CANCELLING waits until the instances have
@@ -157,6 +161,7 @@ class Generation(Machine):
         "admitted_s",
         "attempt",
         "error",
+        "failures",
         "finish_reason",
         "max_attempts",
         "num_before",
@@ -172,6 +177,7 @@ class Generation(Machine):
         self.admitted_s = journal.now_s()
         self.attempt = 0
         self.max_attempts = max_attempts
+        self.failures: dict[str, int] = {}  # of attempts, by kind
         self.prompt: Any = None  # what the API prepared
         self.placement: Any = None
         self.accepted = False
@@ -189,7 +195,8 @@ class Generation(Machine):
 
 
 def may_retry(generation: Generation, event: Any) -> bool:
-    return event.retryable and generation.attempt < generation.max_attempts
+    num_alike = generation.failures.get(event.kind, 0) + 1
+    return event.retryable and num_alike < generation.max_attempts
 
 
 def begin_attempt(generation: Generation, event: Placed) -> None:
@@ -210,6 +217,7 @@ def append_tokens(generation: Generation, event: TokensArrived | FinalTokensArri
 
 def note_failure(generation: Generation, event: Any) -> None:
     generation.error = (event.kind, event.reason)
+    generation.failures[event.kind] = generation.failures.get(event.kind, 0) + 1
 
 
 def note_refusal(generation: Generation, event: Refused) -> None:

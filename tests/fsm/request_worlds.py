@@ -10,6 +10,8 @@ from epd.fsm.kernel import Event
 from tests.fsm.tables import KV, make_event, make_generation, make_request
 from tests.fsm.world import Choices, World
 
+NUM_KINDS = 2  # of failure that the choices have: engine, and what time-outs and holes say: lost
+
 
 class GenerationWorld(World):
     def __init__(self) -> None:
@@ -46,7 +48,8 @@ class GenerationWorld(World):
         if effect is g.Do.DELIVER:
             self.need(self.answers() == 0, "tokens after the answer")
         if effect is g.Do.DISPATCH:
-            self.need(self.machine.attempt <= self.machine.max_attempts, "too many attempts")
+            bound = 1 + NUM_KINDS * (self.machine.max_attempts - 1)
+            self.need(self.machine.attempt <= bound, "too many attempts")
             self.need(self.done[effect] == self.machine.attempt, "an attempt is sent once")
 
     def answers(self) -> int:

@@ -66,6 +66,19 @@ def test_a_lost_attempt_migrates_with_its_tokens_until_attempts_run_out(
     assert (placed.attempt, placed.placement, placed.token_ids) == (2, "second", [1, 2])
 
 
+def test_failures_of_different_kinds_do_not_add_up(placed: g.Generation) -> None:
+    """PLACED -> MIGRATING: one of two attempts may fail in each way (swarm 71480)."""
+    lost, in_doubt = (g.AttemptFailed(kind, "because", True) for kind in ("lost", "transfer"))
+    follow(
+        placed,
+        (in_doubt, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
+        (g.Placed("second"), S.PLACED, SEND),
+        (lost, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
+        (g.Placed("third"), S.PLACED, SEND),
+        (in_doubt, S.FAILED, FAIL),
+    )
+
+
 def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> None:
     """F40: PLACED -> FAILED with the reason."""
     follow(placed, (g.AttemptFailed("media", "bad picture", False), S.FAILED, FAIL))

@@ -4,6 +4,8 @@ All attempts run at one instance, the next while the last may still hold memory 
 way are kept for ever: each may arrive late, several times, out of order, or never.  A late word of
 an attempt that was given up is the point.
 
+All failures are of one kind, because attempts are counted by kind: so there are few.
+
 Laws: one terminal answer, and the place given back once (F39, F40); tokens without gap or repeat
 (F20); what was called off before it began never begins (F42); what ends without its last token has
 called its attempts off (F43); and those of REQUEST for each attempt.
@@ -195,8 +197,8 @@ def _read(world: GenerationWorld, number: int, word: str) -> None:
     """What the gateway makes of a word of the present attempt."""
     generation = world.generation
     if word == "failed":
-        kind, reason, retryable = world.attempts[number].request.failure
-        world.fire(g.AttemptFailed(kind, reason, retryable))
+        _, reason, retryable = world.attempts[number].request.failure
+        world.fire(g.AttemptFailed("lost", reason, retryable))
     elif word == "aborted":
         generation.pending_aborts.discard("instance")
         world.fire(g.AbortConfirmed())
