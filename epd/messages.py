@@ -260,6 +260,7 @@ class Grant(Message):
     contract: RowContract | None  # rows; None for KV, whose layout is checked at the offer
     num_rows: int
     deadline_s: float
+    num_held: int = 0  # blocks of KV that the consumer has already: `slots` are for those behind
 
 
 class Commit(Message):

@@ -271,6 +271,11 @@ class Transfer(Machine):
         self.meta: Any = None  # what the role needs to build the grant or the commit
         self.failure = ("", "", True)  # kind, reason, retryable
 
+    @property
+    def sent_nbytes(self) -> int:
+        """Of a producer's source: what the consumer does not hold already."""
+        return self.nbytes - int(self.grant.num_held) * int(self.grant.region.slot_nbytes)
+
 
 # --- guards ---------------------------------------------------------------------------------------
 
@@ -285,7 +290,7 @@ def contract_holds(transfer: Transfer, event: Event) -> bool:
     nbytes = event.nbytes if isinstance(event, BytesReady) else transfer.nbytes
     contract = transfer.meta
     return bool(
-        nbytes <= len(grant.slots) * grant.region.slot_nbytes
+        nbytes <= (grant.num_held + len(grant.slots)) * grant.region.slot_nbytes
         and grant.contract == contract.contract
         and grant.num_rows == contract.num_rows
     )

@@ -2,9 +2,10 @@
 
 An offer becomes a request that waits for blocks, then for the bytes.  It gets blocks for its prompt
 and the next token; with pictures, whose rows are not here to compute it again, all it can need.
-The grant names the blocks of the prompt; the commit carries what decoding needs besides KV: the
-first token, the rope delta (fault F26), the number of tokens, blocks and layers, which are checked
-against what was granted before a single token is decoded.
+The grant names the blocks of the prompt, without the first ones if their contents are here already
+(`scheduling/prefix_keys.py`), but always the last; the commit carries what decoding needs besides
+KV: the first token, the rope delta (fault F26), the number of tokens, blocks and layers, which are
+checked against what was granted before a single token is decoded.
 """
 
 from __future__ import annotations
@@ -76,8 +77,6 @@ class DecodeRole(Role[Request]):
             key,
             message.deadline_s,
         )
-        prompt_blocks = self._requests.num_blocks_for(message.num_prompt_tokens)
-        transfer.nbytes = prompt_blocks * self._requests.engine.kv_layout.block_nbytes
         transfer.meta = message
         self._requests.fire(request, fsm.KvOffered())
 
@@ -112,14 +111,15 @@ class DecodeRole(Role[Request]):
 
     @performs(Do.RESERVE_BLOCKS)
     def reserve_blocks(self, request: Request, event: Event) -> None:
-        def leased(blocks: tuple[int, ...]) -> None:
+        def leased(blocks: tuple[int, ...], num_held: int) -> None:
             transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
             if transfer is None:
                 self._requests.return_blocks(blocks)
             else:
-                self._landing.lease(
-                    request.kv_room, blocks, self._prompt_blocks(request.message), ready
-                )
+                received = range(num_held, self._prompt_blocks(request.message))
+                layout = self._requests.engine.kv_layout
+                transfer.nbytes = len(received) * layout.block_nbytes
+                self._landing.lease(request.kv_room, blocks, received, ready)
 
         def ready(slots: tuple[int, ...]) -> None:
             transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
@@ -140,30 +140,29 @@ class DecodeRole(Role[Request]):
 
     def grant(self, transfer: Transfer) -> Grant:
         offer: KvOffer = transfer.meta
-        prompt_blocks = self._prompt_blocks(offer)
         return Grant(
             transfer.key,
             transfer.attempt,
             "",
             self._transfers.descriptor(self._requests.region, transfer.peer),
-            transfer.slots[:prompt_blocks],
+            transfer.slots,
             None,
             offer.num_prompt_tokens,
             offer.deadline_s,
+            self._prompt_blocks(offer) - len(transfer.slots),
         )
 
     async def publish(self, transfer: Transfer) -> Event:
         kv: KvState | None = transfer.kv
         offer: KvOffer = transfer.meta
-        prompt_blocks = self._prompt_blocks(offer)
         layers = self._requests.engine.kv_layout.num_layers
-        expected = (offer.num_prompt_tokens, prompt_blocks, layers)
+        expected = (offer.num_prompt_tokens, self._prompt_blocks(offer), layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return transfer_fsm.PublishFailed(f"KV state {kv} does not match {expected}")
-        slots = transfer.slots[:prompt_blocks]
-        checked = await self._transfers.check_bytes(transfer, self._requests.region, slots)
+        region = self._requests.region
+        checked = await self._transfers.check_bytes(transfer, region, transfer.slots)
         if isinstance(checked, transfer_fsm.Published):
-            await self._landing.land(transfer.key, slots)
+            await self._landing.land(transfer.key, transfer.slots)
         return checked
 
     def release_slots(self, transfer: Transfer) -> None:

@@ -3,8 +3,9 @@
 On a CPU the KV pool is registered memory, so the slots of a transfer are the blocks themselves and
 what has arrived is in place.  A GPU's pool cannot be written by the transfer engine: bytes land in
 slots of a smaller region, and publishing them copies them into the blocks that the request has
-leased.  Then the slots are free for the next; a line in order of arrival waits for them.  Blocks
-and slots of a room have one owner, its transfer, until they are taken or released together.
+leased.  Then the slots are free for the next; a line in order of arrival waits for them.  Slots are
+needed only for blocks that are not here yet (the prefix cache may have the first ones).  Blocks and
+slots of a room have one owner, its transfer, until they are taken or released together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ class _Waiting:
     leased: Callable[[Blocks], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """A room's blocks, and which of them its transfer fills."""
+
+    blocks: Blocks
+    received: range
+
+
 class Landing:
     """Slots for the prompts' KV of the rooms of one decode instance."""
 
@@ -31,7 +40,7 @@ class Landing:
         self._engine = engine
         self._return_blocks = return_blocks
         self._pool = Pool(engine.num_landing_blocks)
-        self._blocks: dict[str, Blocks] = {}  # leased for a room, where they are not its slots
+        self._reserved: dict[str, _Reserved] = {}
         self._line: dict[str, _Waiting] = {}
 
     @property
@@ -42,34 +51,35 @@ class Landing:
         return num_prompt_blocks <= self._engine.num_landing_blocks
 
     def lease(
-        self, room: str, blocks: Blocks, num_prompt: int, leased: Callable[[Blocks], None]
+        self, room: str, blocks: Blocks, received: range, leased: Callable[[Blocks], None]
     ) -> None:
-        """Call `leased(slots)` when the first `num_prompt` of these blocks can arrive."""
+        """Call `leased(slots)` when the blocks with these places among `blocks` can arrive."""
+        self._reserved[room] = _Reserved(blocks, received)
         if self._engine.kv_in_place:
-            leased(blocks)
+            leased(blocks[received.start : received.stop])
             return
-        self._blocks[room] = blocks
-        self._line[room] = _Waiting(num_prompt, leased)
+        self._line[room] = _Waiting(len(received), leased)
         self._pump()
 
     def leave(self, room: str) -> None:
         """The transfer ended before it had slots."""
         if self._line.pop(room, None) is not None:
-            self._return_blocks(self._blocks.pop(room))
+            self._return_blocks(self._reserved.pop(room).blocks)
             self._pump()
 
     async def land(self, room: str, slots: Blocks) -> None:
         """What arrived in the slots becomes the content of the room's blocks."""
         if not self._engine.kv_in_place:
-            await self._engine.land_kv(slots, self._blocks[room][: len(slots)])
+            reserved = self._reserved[room]
+            blocks = reserved.blocks[reserved.received.start : reserved.received.stop]
+            await self._engine.land_kv(slots, blocks)
 
     def take(self, room: str, slots: Blocks) -> Blocks:
         """The room's blocks, filled; its slots are free."""
-        if self._engine.kv_in_place:
-            return slots
-        self._pool.give_back(slots)
-        self._pump()
-        return self._blocks.pop(room)
+        if not self._engine.kv_in_place:
+            self._pool.give_back(slots)
+            self._pump()
+        return self._reserved.pop(room).blocks
 
     def release(self, room: str, slots: Blocks) -> None:
         """Nothing writes into the slots any more, and nobody wants the blocks."""

@@ -251,9 +251,9 @@ class PrefillRole(Role[Request]):
         """Blocks are computed in their turn, granted or not."""
 
     async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
-        """Blocks lie in registered memory."""
+        """Blocks lie in registered memory; decode may hold the first ones already."""
         views: Sequence[Buffer] = transfer.source
-        return views
+        return views[transfer.grant.num_held :]
 
     def release_source(self, transfer: Transfer) -> None:
         request = self._handed_over.pop(transfer.key, None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epd.config import EngineConfig, Timing
 from epd.engine.base import LanguageEngine, StepFailure
@@ -35,14 +35,15 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Role, performs, receives
-from epd.roles.step import sequence_of, token_event
+from epd.roles.step import new_tokens, sequence_of, token_event
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry
-from epd.scheduling.block_pool import BlockPool
+from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
 assert Request.table is TABLE  # importing the table binds it to the machine
+Granted = Callable[[tuple[int, ...], int], None]
 MAX_TOMBSTONES = 4096
 PRIORITY_S = 10.0  # that a step of priority is worth
 RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
@@ -79,7 +80,7 @@ class Requests(Role[Request]):
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
         self._work = asyncio.Event()
-        self._on_reserved: dict[str, Callable[[tuple[int, ...]], None]] = {}
+        self._on_reserved: dict[str, Granted] = {}
         self._caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
         self.related: list[Callable[[Request], list[Machine | None]]] = []  # for the timeline
@@ -138,13 +139,15 @@ class Requests(Role[Request]):
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)
 
-    def reserve(self, request: Request, granted: Callable[[tuple[int, ...]], None]) -> None:
-        """Call `granted(blocks)` when the blocks for its KV, which will be received, are leased."""
+    def reserve(self, request: Request, granted: Granted) -> None:
+        """Call `granted(blocks, num_held)` when the blocks for its KV, which will be received, are
+        leased; the first `num_held` have theirs already, the last of the prompt never does."""
         room = request.kv_room
         self._on_reserved[room] = granted
         num_tokens = request.num_tokens + 1  # the first token comes with the KV
         entry = Entry(room, num_tokens, request.rank - RECEIVED_BONUS_S, reserves_only=True)
         entry.max_tokens = self._promised_tokens(request)
+        entry.keys = self._keys(request, len(request.prompt) - 1)
         self._scheduler.add(entry)
         self.pump()
 
@@ -161,7 +164,10 @@ class Requests(Role[Request]):
         for admission in self._scheduler.admissions():
             key = admission.entry.key
             if admission.entry.reserves_only:
-                self._on_reserved.pop(key)(admission.blocks)
+                self.totals["prefix_cache_queried_tokens"] += admission.entry.num_tokens - 1
+                self.totals["prefix_cache_hit_tokens"] += admission.num_cached
+                num_held = self.num_blocks_for(admission.num_cached)
+                self._on_reserved.pop(key)(admission.blocks, num_held)
             else:
                 request = self._requests[key]
                 self.totals["prefix_cache_queried_tokens"] += request.num_tokens
@@ -259,10 +265,13 @@ class Requests(Role[Request]):
         are finite is known; a bad one would fail everybody who finds it."""
         first, num_full = entry.num_published, self._scheduler.full_blocks(entry)
         if self._caching and num_full > first:
-            keys = request.prefix.extend(request.tokens, entry.num_computed)
-            for block, key in zip(request.block_table[first:], keys[first:num_full], strict=False):
+            keys = self._keys(request, entry.num_computed)
+            for block, key in zip(request.block_table[first:], keys[first:], strict=False):
                 self.pool.publish(block, key)
             entry.num_published = num_full
+
+    def _keys(self, request: Request, num_tokens: int) -> Sequence[Key]:
+        return request.prefix.extend(request.tokens, num_tokens) if self._caching else ()
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
@@ -280,7 +289,7 @@ class Requests(Role[Request]):
             num_computed=request.num_computed,
             num_ready=request.num_ready(),
             recomputable=not request.message.items,
-            keys=request.prefix.extend(request.tokens, request.num_tokens) if self._caching else (),
+            keys=self._keys(request, request.num_tokens),
         )
 
     def _promised_tokens(self, request: Request) -> int:
@@ -318,15 +327,7 @@ class Requests(Role[Request]):
 
     @performs(Do.EMIT_TOKENS)
     def emit_tokens(self, request: Request, event: Event) -> None:
-        new = request.output[request.num_sent :]
-        chunk = TokenChunk(
-            request.request_id,
-            request.attempt,
-            request.num_emitted + request.num_sent,
-            tuple(token.token_id for token in new),
-            request.finish_reason,
-            tuple(new) if request.sampling.num_logprobs >= 0 else (),
-        )
+        chunk = new_tokens(request)
         request.num_sent = len(request.output)
         if not self._outbox and not self._settling:  # the step loop sends what its step made
             asyncio.get_running_loop().call_soon(self._flush)

@@ -12,7 +12,7 @@ from epd.engine.base import RowSpan, StepSequence
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Request
-from epd.messages import TokenLogprobs
+from epd.messages import TokenChunk, TokenLogprobs
 
 
 def sequence_of(request: Request, count: int) -> StepSequence:
@@ -37,6 +37,19 @@ def sequence_of(request: Request, count: int) -> StepSequence:
             if sampling.reads_output
             else ()
         ),
+    )
+
+
+def new_tokens(request: Request) -> TokenChunk:
+    """What the gateway has not been sent yet, numbered."""
+    new = request.output[request.num_sent :]
+    return TokenChunk(
+        request.request_id,
+        request.attempt,
+        request.num_emitted + request.num_sent,
+        tuple(token.token_id for token in new),
+        request.finish_reason,
+        tuple(new) if request.sampling.num_logprobs >= 0 else (),
     )
 
 

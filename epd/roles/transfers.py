@@ -270,7 +270,7 @@ class Transfers(Role[Transfer]):
         kv = producer.commit_state(transfer) if producer is not None else None
         self.actor.send(
             transfer.peer,
-            Commit(transfer.key, transfer.attempt, transfer.nbytes, transfer.checksum, kv),
+            Commit(transfer.key, transfer.attempt, transfer.sent_nbytes, transfer.checksum, kv),
         )
 
     @performs(Do.SEND_COMMIT_ACK)

@@ -40,7 +40,7 @@ class PrefixKeys:
         size = self._block_size
         for start in range(len(self.keys) * size, num_tokens - size + 1, size):
             self.keys.append(self._key(start, tokens(start, start + size)))
-        return self.keys
+        return self.keys[: num_tokens // size]
 
     def _key(self, start: int, token_ids: Sequence[int]) -> Key:
         digest = hashlib.blake2b(self.keys[-1] if self.keys else b"", digest_size=DIGEST_NBYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill
+from epd.sim.faults import Fault
 from epd.sim.workload import Workload
 
 FEW_BLOCKS = Settings(num_blocks=32)
@@ -34,6 +35,15 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=48),
         fires=("prefix_hit",),
         mutants=("prefix_ignores_pictures", "prefix_ignores_what_is_before"),
+    ),
+    Drill(
+        "same-beginnings-at-decode",
+        ("F20", "F28"),
+        topology="1e2p2d",
+        work=Workload(30, image_share=0.6, num_texts=2, num_pictures=8, spread_s=2.0),
+        faults=(Fault("kill", "d0", duration_s=0.5),),
+        settings=Settings(num_blocks=48),
+        mutants=("first_blocks_are_sent", "prefix_ignores_pictures"),
     ),
     Drill(
         "few-blocks",

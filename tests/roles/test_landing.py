@@ -90,10 +90,11 @@ async def test_the_line_is_in_order_and_lets_go() -> None:
     leased: dict[str, tuple[int, ...]] = {}
     for room, count in (("a", 3), ("b", 2), ("c", 1)):
         blocks = tuple(range(10 * count, 10 * count + 5))
-        landing.lease(room, blocks, count, lambda slots, room=room: leased.update({room: slots}))
+        received = range(1, 1 + count)  # the first block is here already
+        landing.lease(room, blocks, received, lambda slots, room=room: leased.update({room: slots}))
     assert list(leased) == ["a"], "b is first in the line: c must not overtake it"
     await landing.land("a", leased["a"])
-    assert engine.landed == (leased["a"], (30, 31, 32))
+    assert engine.landed == (leased["a"], (31, 32, 33))
     landing.leave("b")
     assert returned == [(20, 21, 22, 23, 24)] and list(leased) == ["a", "c"]
     assert landing.take("a", leased["a"]) == (30, 31, 32, 33, 34)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from epd.fsm import request
+from epd.fsm import request, transfer
 from epd.fsm.request_table import TABLE as REQUEST
+from epd.roles.prefill import PrefillRole
 from epd.roles.step import _spans as spans
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -105,4 +106,15 @@ def prefix_ignores_what_is_before() -> Iterator[None]:
         return key(fresh, start, token_ids)
 
     with mock.patch.object(PrefixKeys, "_key", alone):
+        yield
+
+
+@mutant
+def first_blocks_are_sent() -> Iterator[None]:
+    """F28: decode holds the beginning of a prompt and is sent it again, in place of its end."""
+
+    async def stage(self: PrefillRole, machine: transfer.Transfer) -> Any:
+        return machine.source[: len(machine.grant.slots)]
+
+    with mock.patch.object(PrefillRole, "stage", stage):
         yield

@@ -70,6 +70,7 @@ class Scenario:
             region=SimpleNamespace(slot_nbytes=NBYTES),
             contract=None,
             num_rows=self.rows_granted,
+            num_held=0,
         )
 
 
