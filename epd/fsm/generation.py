@@ -255,6 +255,7 @@ ROWS = (
     Row(S.PREPARING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
     Row(S.PREPARING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
+    Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
     Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT), append_tokens),
     Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE), append_tokens),
     Row(_OPEN, TokensMissed, S.MIGRATING, _RETRY, note_failure, may_retry, "a hole in the stream"),
@@ -279,7 +280,7 @@ ROWS = (
 
 IGNORES = (
     Ignore((S.CANCELLING,), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, CancelRequested), "nobody reads it any more"),
-    Ignore((S.STREAMING, S.MIGRATING), (Accepted,), "a late confirmation"),
+    Ignore((S.MIGRATING,), (Accepted,), "a late confirmation"),
     Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut), "of the attempt that was given up"),
     Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed, AbortTimedOut), "of an attempt that was given up"),
     Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut, CancelRequested, AbortConfirmed, AbortTimedOut, DeadlinePassed, PreparationFailed), "the one answer was given"),

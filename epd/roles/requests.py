@@ -124,17 +124,18 @@ class Requests(Role[Request]):
         self._arm_alive(request)
 
     def _arm_alive(self, request: Request) -> None:
-        """While it has sent nothing, the gateway hears now and then that it is still here: a queue
-        is not silent, and silence means that the answer was lost."""
-        delay_s = self._timing.stall_timeout_s / 3
-        name = f"request/{request.key}/alive"
+        """While it waits, the gateway hears now and then that it is still here: a queue is not
+        silent, and silence means that the answer was lost."""
+        name, delay_s = f"request/{request.key}/alive", self._timing.stall_timeout_s / 3
         self.actor.arm(name, delay_s, lambda: self._tell_alive(request))
 
     def _tell_alive(self, request: Request) -> None:
-        if not request.num_sent and not request.ended_for_client:
-            alive = RequestAccepted(request.request_id, request.attempt)
-            self.actor.send(request.gateway, alive)
-            self._arm_alive(request)
+        if request.ended_for_client:
+            return
+        if not request.num_sent or self._scheduler.waits(request.key):
+            here = RequestAccepted(request.request_id, request.attempt)
+            self.actor.send(request.gateway, here)
+        self._arm_alive(request)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)

@@ -156,6 +156,10 @@ class BatchScheduler:
         running = self._decoding.get(key) or self._prefilling.get(key)
         return running or self._line.entries.get(key)
 
+    def waits(self, key: str) -> bool:
+        """Whether it stands in the line of prompts, to be computed for the first time or again."""
+        return key in self._line.entries
+
     def remove(self, key: str) -> None:
         for running in (self._prefilling, self._decoding):
             running.pop(key, None)

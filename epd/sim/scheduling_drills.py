@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from epd.sim.cluster import Settings
-from epd.sim.drill import Drill
+from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.workload import Workload
 
 FEW_BLOCKS = Settings(num_blocks=32)
 """More than any one request can need, and less than all of them do."""
+
+IMPATIENT = replace_timing(stall_timeout_s=0.12, max_attempts=1)
+"""Shorter than a preempted request waits, and what is lost is not tried again."""
 
 SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -53,6 +58,15 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=FEW_BLOCKS,
         fires=("REQUEST:DECODING>PREEMPTED", "REQUEST:RUNNING>PREEMPTED"),
         mutants=("preempted_says_it_again", "preempted_keeps_blocks"),
+    ),
+    Drill(
+        "preempted-is-not-lost",
+        ("F20", "F24"),
+        topology="1epd",
+        work=Workload(24, image_share=0.0, spread_s=0.05, max_tokens=64),
+        settings=replace(FEW_BLOCKS, timing=IMPATIENT),
+        fires=("REQUEST:DECODING>PREEMPTED",),
+        mutants=("preempted_is_silent",),
     ),
     Drill(
         "few-blocks-at-decode",

@@ -34,6 +34,7 @@ def test_an_answer(placed: g.Generation) -> None:
         placed,
         (g.Accepted(), S.PLACED, (Do.ARM_ATTEMPT,)),
         (g.TokensArrived(tokens(1, 2)), S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT)),
+        (g.Accepted(), S.STREAMING, (Do.ARM_ATTEMPT,)),  # preempted, and still there
         (g.FinalTokensArrived(tokens(3, finish="stop")), S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE)),
         (g.AttemptFailed("lost", "gone", True), S.FINISHED, ()),
         (g.DeadlinePassed(), S.FINISHED, ()),

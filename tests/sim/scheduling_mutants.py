@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from epd.fsm import request, transfer
+from epd.fsm import generation, request, transfer
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.roles.prefill import PrefillRole
 from epd.roles.step import _spans as spans
@@ -117,4 +117,11 @@ def first_blocks_are_sent() -> Iterator[None]:
         return machine.source[: len(machine.grant.slots)]
 
     with mock.patch.object(PrefillRole, "stage", stage):
+        yield
+
+
+@mutant
+def preempted_is_silent() -> Iterator[None]:
+    """F20: the gateway takes a stream that waits for blocks again for a lost one."""
+    with row(generation.TABLE, generation.S.STREAMING, generation.Accepted, None):
         yield
