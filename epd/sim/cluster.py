@@ -22,6 +22,7 @@ from epd.config import (
 )
 from epd.fsm.kernel import Event, Machine, State
 from epd.fsm.request import Scheduled
+from epd.fsm.transfer import GrantReceived
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
@@ -263,6 +264,8 @@ class Cluster:
         """What no transition shows."""
         if isinstance(event, Scheduled) and event.num_cached:
             self.world.fired["prefix_hit"] += 1
+        if isinstance(event, GrantReceived) and event.grant.num_held:
+            self.world.fired["kv_held"] += 1
 
     # --- healing ----------------------------------------------------------------------------------
 

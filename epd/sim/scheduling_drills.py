@@ -48,6 +48,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(30, image_share=0.6, num_texts=2, num_pictures=8, spread_s=2.0),
         faults=(Fault("kill", "d0", duration_s=0.5),),
         settings=Settings(num_blocks=48),
+        fires=("kv_held",),
         mutants=("first_blocks_are_sent", "prefix_ignores_pictures"),
     ),
     Drill(

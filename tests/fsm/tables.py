@@ -15,7 +15,11 @@ from epd.messages import TokenLogprobs
 
 PEER = SimpleNamespace(instance_id="peer", epoch=1)
 GRANT = SimpleNamespace(
-    slots=(0, 1), region=SimpleNamespace(slot_nbytes=64), contract="contract", num_rows=4
+    slots=(0, 1),
+    region=SimpleNamespace(slot_nbytes=64),
+    contract="contract",
+    num_rows=4,
+    num_held=0,
 )
 MANIFEST = transfer.Manifest("contract", 4)
 KV = SimpleNamespace(num_tokens=7, rope_delta=-3, first_token=TokenLogprobs(5, 0.0))

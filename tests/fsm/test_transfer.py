@@ -187,6 +187,14 @@ def test_no_byte_moves_against_the_contract(
     assert producer.failure[0] == "contract" and not producer.failure[2]
 
 
+def test_what_the_consumer_holds_is_not_sent(producer: Transfer) -> None:
+    """Three blocks of KV, of which the consumer knows one: two slots are enough."""
+    held = SimpleNamespace(**{**vars(GRANT), "num_held": 1})
+    assert producer.fire(BytesReady("source", 3 * 64)) == ()
+    assert producer.fire(GrantReceived(held)) == (Do.START_WRITE,)
+    assert producer.sent_nbytes == 2 * 64
+
+
 def test_cancel_before_everything_wins(producer: Transfer) -> None:
     """F42: PENDING -> CANCELLED; the grant and the bytes that follow revive nothing."""
     follow(

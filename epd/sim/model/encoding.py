@@ -40,6 +40,7 @@ class _Grant:
     region: _Region = _Region()
     contract: None = None
     num_rows: int = 4
+    num_held: int = 0
 
 
 class EncodingWorld(World):
