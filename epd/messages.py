@@ -74,8 +74,12 @@ class JoinRefused(Message):
 
 
 class Heartbeat(Message):
+    """States rather than news: the next one tells again what a lost one told."""
+
     load: Load
     version: int = 0  # of the registry that the instance has seen
+    is_draining: bool = False
+    """No new work, please; the instance leaves when its open work has ended."""
 
 
 class HeartbeatAck(Message):
@@ -87,10 +91,6 @@ class HeartbeatAck(Message):
 
     known: bool
     version: int = 0
-
-
-class DrainAnnounced(Message):
-    """No new work, please; the instance leaves when its open work has ended."""
 
 
 class Leave(Message):
@@ -316,7 +316,6 @@ AnyMessage = (
     | JoinRefused
     | Heartbeat
     | HeartbeatAck
-    | DrainAnnounced
     | Leave
     | Membership
     | CacheEvents

@@ -209,7 +209,7 @@ class Left(Role):
     def on_either(self, received):
         self.actor.send("right", RowGrant(received.room))
         self.actor.send("right", wire.CommitAck("room", 1))
-        self.fire(None, fsm.DrainAnnounced())
+        self.fire(None, fsm.Heartbeat())
 
 class Silent(Role):
     pass

@@ -18,7 +18,6 @@ from epd.config import Timing
 from epd.messages import (
     PROTOCOL_VERSION,
     Address,
-    DrainAnnounced,
     Heartbeat,
     HeartbeatAck,
     InstanceInfo,
@@ -88,8 +87,6 @@ class Member(Role[Never]):
             self.on_welcome()
         self._watch()  # from now on: the very first answer may not come
         self._beat()
-        if self.draining:
-            self.actor.send(self._gateway, DrainAnnounced())
 
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
@@ -102,7 +99,7 @@ class Member(Role[Never]):
     # --- heartbeats -------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        self.actor.send(self._gateway, Heartbeat(self._load(), self._version))
+        self.actor.send(self._gateway, Heartbeat(self._load(), self._version, self.draining))
         self.actor.arm("member/beat", self._beat_s, self._beat)
 
     @receives(HeartbeatAck)
@@ -193,7 +190,8 @@ class Member(Role[Never]):
     def drain(self) -> None:
         """Take no new work; the composition root calls `leave` when nothing is open."""
         self.draining = True
-        self.actor.send(self._gateway, DrainAnnounced())
+        if self.welcomed:
+            self._beat()  # says it, as does each that follows
 
     def leave(self) -> None:
         self.actor.disarm("member/join")

@@ -19,7 +19,6 @@ from epd.fsm.kernel import Event
 from epd.messages import (
     PROTOCOL_VERSION,
     Address,
-    DrainAnnounced,
     Heartbeat,
     HeartbeatAck,
     InstanceInfo,
@@ -135,17 +134,14 @@ class Registry(Role[Instance]):
             return
         message: Heartbeat = received.message
         self.fire(instance, fsm.HeartbeatReceived(message.load))
+        if message.is_draining:
+            self.fire(instance, fsm.DrainAnnounced())
         self._watch(instance)
         self.on_heartbeat_of(instance)
         is_due = instance.seen_s >= instance.acked_s + self._timing.lost_after_s / ACKS_BEFORE_LOST
         if is_due or message.version != self._version:
             instance.acked_s = instance.seen_s
             self.actor.send(received.source, HeartbeatAck(known=True, version=self._version))
-
-    @receives(DrainAnnounced)
-    def on_drain(self, received: Received) -> None:
-        if (instance := self._of(received)) is not None:
-            self.fire(instance, fsm.DrainAnnounced())
 
     @receives(Leave)
     def on_leave(self, received: Received) -> None:

@@ -18,7 +18,6 @@ HOUSEKEEPING = (
     "Membership",
     "StageReport",
     "Leave",
-    "DrainAnnounced",
 )
 NOTES = ("fault", "violation", "spawn", "exit", "resume", "expelled", "lost")
 
