@@ -120,11 +120,11 @@ def count(task: Count) -> int:
     return found
 
 
-def measure(num_seeds: int, workers: int, *, quiet: bool = False) -> Measured:
+def measure(num_seeds: int, workers: int) -> Measured:
     """Raises KeyboardInterrupt when it is stopped: half a table says nothing."""
     tasks = list(_tasks(num_seeds))
     measured = Measured(num_seeds)
-    progress = Progress("measure", len(tasks), "drills and mutants", quiet=quiet)
+    progress = Progress("measure", len(tasks), "drills and mutants")
     with interrupts(), contextlib.closing(results(count, tasks, workers)) as counts:
         for done, (task, number) in enumerate(zip(tasks, counts, strict=False), 1):
             if task.mutant:

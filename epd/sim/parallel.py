@@ -18,7 +18,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-PROGRESS_EVERY_S = 2.0
 OPEN_PER_WORKER = 4
 
 Item = TypeVar("Item")
@@ -68,14 +67,19 @@ def interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class Progress:
-    """A line on stderr every two seconds: how many, how fast, how long still."""
+def progress_every_s() -> float:
+    """Somebody who watches wants to see it move; a log wants to be read afterwards."""
+    return 2.0 if sys.stderr.isatty() else 20.0
 
-    def __init__(self, label: str, total: int, unit: str = "seeds", *, quiet: bool = False) -> None:
+
+class Progress:
+    """A line on stderr now and then: how many, how fast, how long still."""
+
+    def __init__(self, label: str, total: int, unit: str = "seeds") -> None:
         self._label = label
         self._total = total
         self._unit = unit
-        self._quiet = quiet
+        self._every_s = progress_every_s()
         self._shown_s = self._started_s = time.perf_counter()
 
     @property
@@ -86,7 +90,7 @@ class Progress:
     def show(self, done: int, note: str) -> None:
         """`note` says what has been found so far: `2 failed`."""
         now_s = time.perf_counter()
-        if self._quiet or now_s - self._shown_s < PROGRESS_EVERY_S:
+        if now_s - self._shown_s < self._every_s:
             return
         self._shown_s = now_s
         rate = done / max(self.took_s, 1e-9)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from epd.sim import drills, search, swarm
@@ -14,6 +16,7 @@ from epd.sim.run import Plan, run
 
 SIMULATOR = "[simulator]"
 """Marks a failure of the simulator itself: nothing was learned about the roles."""
+RUN_LIMIT_S = 120  # of real time; a run takes some tenths of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +71,46 @@ class Summary:
     def fired_share(self) -> float:
         return self.fired / self.reports if self.reports else 0.0
 
-    def add(self, part: Summary) -> None:
-        """Take in what another search found."""
-        self.reports += part.reports
-        self.fired += part.fired
-        self.steps += part.steps
-        self.wall_s += part.wall_s
-        self.failures += part.failures
-        self.interrupted |= part.interrupted
+    def add(self, report: Report) -> None:
+        """Count one run."""
+        self.reports += 1
+        self.fired += report.fired
+        self.steps += report.steps
+        if report.violations:
+            self.failures.append(report)
+
+
+class RunTooLong(KeyboardInterrupt):
+    """Of this kind because tasks keep every other exception to themselves."""
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """End a run that never comes back, so that the others go on: in a worker, without Ctrl-C."""
+    if multiprocessing.parent_process() is None:
+        yield
+        return
+
+    def end(signum: int, frame: object) -> None:
+        raise RunTooLong
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, RUN_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def execute(job: Job) -> Report:
     """Run one job; an exception of the simulator itself is a failure of that seed."""
     try:
-        with planted(job.mutant):
+        with planted(job.mutant), _time_limit():
             result = run(job.plan())
+    except RunTooLong:
+        told = f"[liveness] it did not end within {RUN_LIMIT_S} s: something goes round for ever"
+        return Report(job, (told,), False, 0, "")
     except Exception as error:
         return Report(job, (f"{SIMULATOR} {error!r}",), False, 0, "")
     fired = True
@@ -99,29 +127,25 @@ def execute_all(
     workers: int,
     *,
     label: str = "",
-    stop_at_failures: int = 20,
-    quiet: bool = False,
+    stop_after: int | None = None,
+    tell: Callable[[Report], None] = lambda report: None,
 ) -> Summary:
-    """Run jobs, on several processes if asked; Ctrl-C ends it with what there is."""
-    summary, progress = Summary(), Progress(label, total, quiet=quiet)
+    """Run jobs, on several processes if asked; Ctrl-C ends it with what there is.
+
+    `stop_after`: end at so many failures; None: never.  `tell` hears of each run, in order.
+    """
+    summary, progress = Summary(), Progress(label, total)
     try:
         with interrupts(), contextlib.closing(results(execute, jobs, workers)) as reports:
             for report in reports:
-                _add(summary, report, quiet=quiet)
-                if len(summary.failures) >= stop_at_failures:
+                summary.add(report)
+                if report.violations:
+                    print(f"failed: {report.job.command()}", file=sys.stderr, flush=True)
+                tell(report)
+                if len(summary.failures) == stop_after:
                     break
                 progress.show(summary.reports, f"{len(summary.failures)} failed")
     except KeyboardInterrupt:
         summary.interrupted = True
     summary.wall_s = progress.took_s
     return summary
-
-
-def _add(summary: Summary, report: Report, *, quiet: bool) -> None:
-    summary.reports += 1
-    summary.fired += report.fired
-    summary.steps += report.steps
-    if report.violations:
-        summary.failures.append(report)
-        if not quiet:
-            print(f"failed: {report.job.command()}", file=sys.stderr, flush=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 
 import pytest
 
+from epd.cli.main import main
+from epd.sim import drills
 from epd.sim.runner import Job, execute_all
 
 
@@ -20,9 +23,42 @@ def jobs(interrupt_at: int = -1) -> Iterator[Job]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_search_still_sums_up(workers: int) -> None:
     before = signal.getsignal(signal.SIGINT)
-    summary = execute_all(jobs(interrupt_at=11), 40, workers, quiet=True)
+    summary = execute_all(jobs(interrupt_at=11), 40, workers)
     assert summary.interrupted and 0 < summary.reports <= 11 and summary.steps > 0
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def spin(plan: object) -> None:
+    while True:
+        pass
+
+
+def test_a_run_without_an_end_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epd.sim.runner.RUN_LIMIT_S", 0.1)
+    monkeypatch.setattr("epd.sim.runner.run", spin)
+    summary = execute_all([Job("drill", "quiet", seed) for seed in range(4)], 4, 2)
+    assert [report.job.seed for report in summary.failures] == [0, 1, 2, 3]
+    assert "[liveness]" in summary.failures[0].violations[0]
+
+
+def test_failures_end_a_search_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epd.sim.runner.run", lambda plan: 1 / 0)
+    all_jobs = [Job("drill", "quiet", seed) for seed in range(30)]
+    assert len(execute_all(all_jobs, 30, 1).failures) == 30
+    assert len(execute_all(all_jobs, 30, 1, stop_after=2).failures) == 2
+
+
+def test_all_drills_are_one_search_and_the_summary_is_one_object(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = tuple(drills.by_name(name) for name in ("quiet", "kill-encode"))
+    monkeypatch.setattr("epd.sim.drills.DRILLS", few)
+    assert main(["sim", "drill", "all", "--seeds", "2", "--jobs", "2", "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["passed"] == 4 and not found["interrupted"]
+    assert found["drills"]["kill-encode"] == {"seeds": 2, "failed": 0, "fired": 2}
+    assert "kill-encode" in told.err
 
 
 def test_a_failing_seed_is_named_at_once(

@@ -9,15 +9,15 @@ from typing import Any
 
 from epd.sim.model.laws import Violation
 from epd.sim.model.scenarios import SEARCHES, Search
-from epd.sim.parallel import PROGRESS_EVERY_S, interrupts
+from epd.sim.parallel import interrupts, progress_every_s
 
 
 class _Progress:
     """A line on stderr now and then."""
 
-    def __init__(self, name: str, *, quiet: bool) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._quiet = quiet
+        self._every_s = progress_every_s()
         self._shown_s = self._started_s = time.perf_counter()
 
     @property
@@ -26,7 +26,7 @@ class _Progress:
 
     def __call__(self, num_nodes: int, num_open: int) -> None:
         now_s = time.perf_counter()
-        if self._quiet or now_s - self._shown_s < PROGRESS_EVERY_S:
+        if now_s - self._shown_s < self._every_s:
             return
         self._shown_s = now_s
         rate = num_nodes / max(self.took_s, 1e-9)
@@ -54,7 +54,7 @@ def check_models(
     try:
         with interrupts():
             for search in chosen:
-                runs.append(_run(search, quiet=as_json))
+                runs.append(_run(search))
                 if not as_json:
                     _show(runs[-1])
     except KeyboardInterrupt:
@@ -78,8 +78,8 @@ def check_models(
     return 1 if failed else 0
 
 
-def _run(search: Search, *, quiet: bool) -> dict[str, Any]:
-    progress = _Progress(f"{search.machine} {search.name}", quiet=quiet)
+def _run(search: Search) -> dict[str, Any]:
+    progress = _Progress(f"{search.machine} {search.name}")
     found: dict[str, Any] = {
         "machine": search.machine,
         "name": search.name,
