@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 
 
 def describe() -> dict[str, str | float | int]:
@@ -16,6 +17,16 @@ def describe() -> dict[str, str | float | int]:
         "python": platform.python_version(),
         "load_1min": round(os.getloadavg()[0], 2),  # what else ran when the measurement began
     }
+
+
+def gpus() -> list[str]:
+    """Names of the NVIDIA GPUs here, with the driver's version; none without its tools."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [", driver ".join(line.split(", ")) for line in told.stdout.splitlines() if line]
 
 
 def sentence(machine: dict[str, str | float | int]) -> str:

@@ -1,4 +1,4 @@
-"""`epd bench serve`: an OpenAI server, or two of them, under the field's vision workloads.
+"""`epd bench serve`: an OpenAI server, or several, under the field's vision workloads.
 
 A server is an URL, or a topology that is started for the measurement and stopped after it.  Servers
 are measured one after another on the same requests; each workload's figures are medians of several
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epd.bench import serve_plot
+from epd.bench.machine import describe
 from epd.bench.openai_load import Sample, Server, connected, send_all
 from epd.bench.serve_figures import Slo, figures, median_of, ratios, stages_ms, table
 from epd.bench.trace import chrome_trace
@@ -94,7 +96,7 @@ async def measure(plan: Plan) -> dict[str, Any]:
         plan.trace.write_text(json.dumps(chrome_trace(traced)))
     order = [workload.name for workload in plan.workloads]
     rows.sort(key=lambda row: order.index(row["workload"]))
-    return {"rows": rows + _compared(rows, plan.targets), "repeats": plan.repeats}
+    return {"machine": describe(), "repeats": plan.repeats, "rows": rows + compared(rows)}
 
 
 async def _measure_one(
@@ -149,10 +151,8 @@ async def _run_once(
     return {stream.name: found for stream, found in zip(workload.streams, samples, strict=True)}
 
 
-def _compared(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> list[dict[str, Any]]:
-    """The second server by the first."""
-    if len(targets) != 2:
-        return []
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each other server by the first, per workload and stream."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["workload"], row["stream"]), []).append(row)
@@ -160,20 +160,26 @@ def _compared(rows: Sequence[dict[str, Any]], targets: Sequence[Target]) -> list
         {
             "workload": workload,
             "stream": stream,
-            "server": f"{second['server']} / {first['server']}",
-            "figures": ratios(first["figures"], second["figures"]),
+            "server": f"{other['server']} / {first['server']}",
+            "figures": ratios(first["figures"], other["figures"]),
         }
-        for (workload, stream), (first, second) in found.items()
+        for (workload, stream), (first, *others) in found.items()
+        for other in others
     ]
 
 
-def run(plan: Plan, *, as_json: bool, save: Path | None) -> int:
-    """Measure and print; `save` keeps the JSON."""
+def run(plan: Plan, *, as_json: bool, save: Path | None, plot: Path | None) -> int:
+    """Measure and print; `save` keeps the JSON, `plot` a picture of it."""
     found = asyncio.run(measure(plan))
     text = json.dumps(found, indent=2)
     if save is not None:
         save.write_text(text + "\n")
+    if plot is not None:
+        plot.write_text(serve_plot.plot(found))
     print(text if as_json else table(found["rows"]))
-    return (
-        1 if any(row["figures"].get("failed") and "errors" in row for row in found["rows"]) else 0
-    )
+    return 1 if any_failed(found["rows"]) else 0
+
+
+def any_failed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a request failed; rows that compare have no errors of their own."""
+    return any(row["figures"].get("failed") and "errors" in row for row in rows)

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from epd.bench.workload import Workload
 
 DESCRIPTION = """\
-Load one OpenAI server, or compare two, with streamed chat completions. A SERVER is an URL, or a
+Load one OpenAI server, or compare several, with streamed chat completions. A SERVER is an URL, or a
 topology such as 1e1pd, which is started for it with the flags of epd run below. Figures are medians
 of the repeats: requests and tokens per second, goodput (requests per second that keep --slo), time
 to first token, between chunks (ITL), per later token (TPOT), end to end, in milliseconds; JSON has
 all percentiles and, of epd's servers, the time in each state of each stage.
+Of several servers each is divided by the first.
 
 workloads (text tokens in / out, pictures; unique noise, so that nothing is compressible or cached):
   text      1024/256, 64 users            3x560     400/128, three of 560x560, 32 users
@@ -34,10 +35,10 @@ def add_to(kinds: Any) -> None:
     """Add the parser; `kinds` is argparse's action of subparsers."""
     parser = kinds.add_parser(
         "serve",
-        help="an OpenAI server, or two, under load",
+        help="OpenAI servers under load",
         description=DESCRIPTION,
     )
-    parser.add_argument("servers", nargs="+", metavar="SERVER", help="one or two: URL or topology")
+    parser.add_argument("servers", nargs="+", metavar="SERVER", help="URL or topology")
     parser.add_argument(
         "--workload", dest="workloads", action="append", metavar="NAME",
         help="may be repeated; default small",
@@ -54,6 +55,7 @@ def add_to(kinds: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON there, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, too (SVG)")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE",
         help="every request's way through the stages, to be opened in https://ui.perfetto.dev",
@@ -67,22 +69,16 @@ def run(args: argparse.Namespace) -> int:
     from epd.bench import serve
 
     plan = serve.Plan(
-        tuple(_target(args, text) for text in _one_or_two(args.servers)),
+        tuple(target_of(args, text) for text in args.servers),
         tuple(_workload(args, name) for name in args.workloads or ["small"]),
         args.repeats,
-        _slo(args.slo),
+        slo_of(args.slo),
         args.trace,
     )
-    return serve.run(plan, as_json=args.json, save=args.save)
+    return serve.run(plan, as_json=args.json, save=args.save, plot=args.plot)
 
 
-def _one_or_two(servers: list[str]) -> list[str]:
-    if len(servers) > 2:
-        raise UsageError(f"{len(servers)} servers are given; compare two at a time")
-    return servers
-
-
-def _target(args: argparse.Namespace, text: str) -> Target:
+def target_of(args: argparse.Namespace, text: str) -> Target:
     from epd.bench.serve import Target
 
     if text.startswith(("http://", "https://")):
@@ -118,7 +114,7 @@ def _workload(args: argparse.Namespace, name: str) -> Workload:
         raise UsageError(f"--workload: {error}") from None
 
 
-def _slo(text: str) -> Any:
+def slo_of(text: str) -> Any:
     from epd.bench.serve_figures import Slo
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import bench_reuse, bench_serve
+from epd.cli import bench_gpu, bench_reuse, bench_serve
 from epd.cli.options import size
 from epd.config import TRANSPORTS
 
@@ -22,6 +22,7 @@ EXAMPLES = (
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench reuse", "encodes and first tokens when pictures repeat; some minutes"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
+    ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
 
 GATEWAY = """the gateway, the bus and the roles with engines that make tokens without a model,
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_repeats(sim)
     sim.add_argument("--hours", type=int, default=24, metavar="N", help="of the day; default 24")
     bench_serve.add_to(kinds)
+    bench_gpu.add_to(kinds)
     bench_reuse.add_to(kinds)
 
 
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--repeats {args.repeats}: measure at least once")
     if args.what == "serve":
         return bench_serve.run(args)
+    if args.what == "gpu":
+        return bench_gpu.run(args)
     if args.what == "reuse":
         return bench_reuse.run(args)
     if args.what == "sim":

@@ -1,0 +1,91 @@
+"""A checkpoint directory without weights: the shape of a model of the field, to be measured.
+
+Speed depends on shapes, not on what the weights say, so that `--load-format dummy` (random weights,
+made on the device) measures a model that need not be downloaded.  The shape is that of
+Qwen3-VL-4B-Instruct (its published config.json); words come from the bundled model's tokenizer,
+filled up to the vocabulary with words of their own, so that every token has a text.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+NAME = "qwen3-vl-4b-shape"
+VOCABULARY = 151_936
+_TEXT = {
+    "model_type": "qwen3_vl_text",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5_000_000.0,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    },
+}
+_VISION = {
+    "model_type": "qwen3_vl_vision",
+    "depth": 24,
+    "hidden_size": 1024,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4096,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 2560,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
+_PICTURES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+    "patch_size": 16,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+def write(directory: Path, bundled: Path) -> Path:
+    """Make `directory`, with the words and the chat template of the `bundled` checkpoint."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copyfile(bundled / name, directory / name)
+    tokenizer = json.loads((bundled / "tokenizer.json").read_text())
+    words: dict[str, int] = tokenizer["model"]["vocab"]
+    taken = set(words.values()) | {added["id"] for added in tokenizer["added_tokens"]}
+    words.update({f"Ġw{i}": i for i in range(VOCABULARY) if i not in taken})
+    _write(directory / "tokenizer.json", tokenizer)
+    _write(directory / "preprocessor_config.json", _PICTURES)
+    own = json.loads((bundled / "config.json").read_text())
+    special = {key: value for key, value in own.items() if key.endswith("_token_id")}
+    end = own["text_config"].get("eos_token_id")
+    config = {
+        "architectures": own["architectures"],
+        "model_type": own["model_type"],
+        "tie_word_embeddings": True,
+        "text_config": _TEXT | {"eos_token_id": end},
+        "vision_config": _VISION,
+    }
+    _write(directory / "config.json", config | special)
+    return directory
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")

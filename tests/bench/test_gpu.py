@@ -1,0 +1,108 @@
+"""The unattended measurement: what is known is kept, and one broken server is not the end of it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epd import tiny
+from epd.bench import gpu, serve_plot, shape
+from epd.bench.openai_load import Sample, ServerError
+from epd.bench.serve import Plan, Target
+from epd.bench.serve_figures import Slo, figures
+from epd.bench.workload import NAMED
+from epd.engine.checkpoint import read_config
+
+
+def told(server: str, seconds: float, errors: list[str]) -> dict[str, Any]:
+    samples = [Sample(0.0, seconds, 0.1, [0.02], 7, 4, errors[0] if errors else "")]
+    rows = [
+        {
+            "workload": name, "stream": name, "server": server,
+            "figures": figures(samples, Slo()), "errors": errors,
+        }
+        for name in ("3x560", "text")
+    ]  # fmt: skip
+    return {"rows": rows}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    def answers(by_name: dict[str, Any]) -> None:
+        async def measure(plan: Plan) -> dict[str, Any]:
+            answer = by_name[plan.targets[0].name]
+            if isinstance(answer, Exception):
+                raise answer
+            return dict(answer)
+
+        monkeypatch.setattr(gpu, "measure", measure)
+
+    return answers
+
+
+def plan(*names: str) -> Plan:
+    workloads = (NAMED["text"], NAMED["3x560"])
+    return Plan(tuple(Target(name, url="http://x") for name in names), workloads, 3, Slo())
+
+
+async def test_a_broken_topology_is_a_line_of_the_report(
+    measured: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    answers = {
+        "2epd": told("2epd", 2.0, []),
+        "1e1pd": ServerError("gone"),
+        "1ep1d": told("1ep1d", 1.0, []),
+    }
+    measured(answers)
+    found = await gpu.measure_all(plan(*answers), tmp_path)
+    assert found["broken"] == {"1e1pd": "ServerError: gone"}
+    kept = json.loads((tmp_path / "gpu.json").read_text())
+    assert kept["rows"] == found["rows"]
+    by_name = {(r["workload"], r["server"]): r["figures"]["req_per_s"] for r in kept["rows"]}
+    assert by_name["text", "1ep1d / 2epd"] == pytest.approx(2.0)
+    assert [r["workload"] for r in kept["rows"][:4]] == ["text", "text", "3x560", "3x560"]
+    assert "1e1pd was not measured: ServerError: gone" in gpu.report(found)
+
+
+async def test_the_status_tells_of_failures(
+    measured: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    measured({"a": told("a", 1.0, [])})
+    assert "broken" in await gpu.measure_all(plan("a"), tmp_path)
+    measured({"a": told("a", 1.0, ["HTTP 500"])})
+    assert "a text text: HTTP 500" in gpu.report(await gpu.measure_all(plan("a"), tmp_path))
+
+
+@pytest.mark.parametrize(("errors", "status"), [([], 0), (["HTTP 500"], 1)])
+def test_status(
+    measured: Callable[[dict[str, Any]], None], tmp_path: Path, errors: list[str], status: int
+) -> None:
+    measured({"a": told("a", 1.0, errors)})
+    assert gpu.run(plan("a"), tmp_path, as_json=True) == status
+
+
+def test_the_picture_has_a_bar_per_server_and_figure() -> None:
+    rows = told("one", 1.0, [])["rows"] + told("two", 2.0, [])["rows"]
+    rows.sort(key=lambda row: row["workload"])
+    found = {"rows": rows, "repeats": 3, "machine": gpu.describe()}
+    root = ET.fromstring(serve_plot.plot(found))
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("height") == "13"]
+    assert len(bars) == 2 * 2 * len(serve_plot.COLUMNS)
+    widths = [float(bar.get("width", "")) for bar in bars]
+    assert max(widths) == serve_plot.WIDTH
+    assert widths[:2] == [serve_plot.WIDTH, serve_plot.WIDTH / 2]  # requests per second
+
+
+def test_the_shape_has_a_word_for_every_token(tmp_path: Path) -> None:
+    directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
+    text = json.loads((directory / "tokenizer.json").read_text())
+    ids = set(text["model"]["vocab"].values()) | {a["id"] for a in text["added_tokens"]}
+    assert ids == set(range(shape.VOCABULARY))
+    config = read_config(directory)
+    assert config["text_config"]["num_hidden_layers"] == 36
+    assert config["image_token_id"] == read_config(tiny.CHECKPOINT)["image_token_id"]
