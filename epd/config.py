@@ -63,7 +63,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512  # images waiting or being encoded
-    max_batch_patches: int = 8192  # of one vision batch
+    max_batch_patches: int = 1024  # of one vision batch; a CPU gains nothing from larger ones
     cache_device_nbytes: int = 0  # rows in the device's memory; 0: 16,384 rows
     cache_host_nbytes: int = 0  # rows that left it; 0: none, as a CPU's device memory is the host's
     cache_dir: str = ""  # rows in files, shared by encoders, kept over restarts; empty: none
@@ -112,7 +112,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         0.0  # a step with prompts takes at most so many times one without; 0: any
     )
     prefix_caching: bool = True  # KV blocks that nobody uses are found again by their content
-    threads: int = 0  # 0: share the machine's cores between its instances
+    threads: int = 0  # 0: half of the CPUs; all but one (for the event loop) where they are its own
+    cpu_affinity: str = ""  # CPUs of the process, such as 0-3,8; empty: those it was started with
     checksums: str = "auto"  # of what moves, one of CHECKSUMS
 
 
@@ -145,6 +146,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster_key: str = ""
     tenant: str = ""
     cache_scope: str = "tenant"  # one of CACHE_SCOPES
+    cpu_affinity: str = ""  # as in EngineConfig
     limits: Limits = Limits()
     timing: Timing = Timing()
 
@@ -155,6 +157,7 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.kv_nbytes": 0,
     "engine.max_step_tokens": 8192,
     "engine.max_chunk_tokens": 8192,
+    "encode.max_batch_patches": 8192,
     "encode.cache_device_nbytes": 2 << 30,
     "prefill.pool_nbytes": 2 << 30,
 }

@@ -202,7 +202,7 @@ def bodies(
     shape, found = stream.shape, []
     with ThreadPoolExecutor() as pool:  # PIL lets go of the interpreter
         for index, urls in enumerate(
-            pool.map(lambda wanted: [_url(shape.size, number) for number in wanted], numbers)
+            pool.map(lambda wanted: [picture_url(shape.size, number) for number in wanted], numbers)
         ):
             text = wording.text(shape.text_tokens, f"{stream.name} {repeat} {index}")
             found.append(chat_body(text, urls, shape.output_tokens))
@@ -229,5 +229,6 @@ def chat_body(text: str, image_urls: list[str], output_tokens: int) -> bytes:
     return json.dumps(body).encode()
 
 
-def _url(size: tuple[int, int], number: int) -> str:
+def picture_url(size: tuple[int, int], number: int) -> str:
+    """A picture of noise as a data URL."""
     return "data:image/jpeg;base64," + base64.b64encode(noise_jpeg(size, number)).decode()

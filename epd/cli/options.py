@@ -51,6 +51,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="CPU threads per process; default: a share of the cores",
     )  # fmt: skip
     group.add_argument(
+        "--cpus-per-instance", type=int, metavar="N",
+        help="CPUs of its own for each instance; the gateway gets the rest. Default 0: shared",
+    )  # fmt: skip
+    group.add_argument(
+        "--cpu-affinity", dest="engine.cpu_affinity", metavar="CPUS",
+        help="such as 0-3,8; or 0-3|4-7 to give each instance of a topology the next",
+    )  # fmt: skip
+    group.add_argument(
         "--kv-nbytes", dest="engine.kv_nbytes", type=size, metavar="SIZE",
         help="KV pool of each prefill and decode instance, such as 256MiB; a GPU's default is all "
         "that is free",

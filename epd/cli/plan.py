@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from epd.cli.cpus import deal_cpus
 from epd.cli.model_check import BUNDLED_NAME, check_model
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
 from epd.cli.settings import Settings, gateway_config, instance_config
@@ -106,9 +107,10 @@ def _plan(
     if with_gateway and placing.listen:
         gateway_endpoint = placing.listen
     own = "" if with_gateway else placing.listen
+    cpus, gateway_cpus = deal_cpus(settings, len(named))
     instances = tuple(
         instance_config(
-            _on_device(settings, index),
+            _on_device(settings, index, cpus[index]),
             instance_id,
             roles,
             own or _instance_endpoint(directory, instance_id, gateway_endpoint, placing.listen),
@@ -123,14 +125,18 @@ def _plan(
         make_private(directory)
     if own and len(instances) > 1 and not own.endswith(":*"):
         raise ConfigError(f"--listen {own} names one endpoint for several instances: write port *")
-    gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint) if with_gateway else None
+    gateway = None
+    if with_gateway:
+        gateway = gateway_config(settings, GATEWAY_ID, gateway_endpoint, gateway_cpus)
     return Plan(gateway, instances, log, str(directory))
 
 
-def _on_device(settings: Settings, index: int) -> Settings:
+def _on_device(settings: Settings, index: int, cpus: str) -> Settings:
     """Of several devices each instance gets the next one, in the order of the topology."""
     devices = settings.engine.device.split(",")
-    engine = msgspec.structs.replace(settings.engine, device=devices[index % len(devices)])
+    engine = msgspec.structs.replace(
+        settings.engine, device=devices[index % len(devices)], cpu_affinity=cpus
+    )
     return msgspec.structs.replace(settings, engine=engine)
 
 

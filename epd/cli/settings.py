@@ -41,10 +41,12 @@ from epd.config import (
     Timing,
     is_transport,
 )
+from epd.runtime.cpus import parse_cpus
 
 MAY_BE_ZERO = frozenset(
     {
         "port",
+        "cpus_per_instance",
         "prefill.pool_nbytes",
         "prefill.slot_nbytes",
         "engine.threads",
@@ -75,6 +77,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
     transport_directory: str = ""  # of the file transport: shared by all instances
     mooncake: MooncakeConfig = MooncakeConfig()
+    cpus_per_instance: int = 0  # CPUs of its own for each; 0: the instances share them
     limits: Limits = Limits()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
@@ -208,6 +211,12 @@ def _problem(key: str, value: Any) -> str:
         )
     if key == "engine.device" and not re.fullmatch(r"cpu|cuda(:\d+)?(,cuda(:\d+)?)*", value):
         return "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"
+    if key == "engine.cpu_affinity" and value:
+        try:
+            for part in value.split("|"):
+                parse_cpus(part)
+        except ValueError as error:
+            return str(error)
     if key == "engine.load_format" and value not in LOAD_FORMATS:
         return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
     if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:
@@ -248,7 +257,9 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def gateway_config(settings: Settings, instance_id: str, endpoint: str) -> GatewayConfig:
+def gateway_config(
+    settings: Settings, instance_id: str, endpoint: str, cpu_affinity: str = ""
+) -> GatewayConfig:
     return GatewayConfig(
         instance_id=instance_id,
         model_dir=settings.model_dir,
@@ -259,6 +270,7 @@ def gateway_config(settings: Settings, instance_id: str, endpoint: str) -> Gatew
         tenant=settings.tenant,
         cache_scope=settings.cache_scope,
         cluster_key=settings.cluster_key,
+        cpu_affinity=cpu_affinity,
         limits=settings.limits,
         timing=settings.timing,
     )

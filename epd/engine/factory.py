@@ -49,8 +49,8 @@ SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to
 def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
     """The threads of the configured device; roles of one instance share them.
 
-    `threads` 0 means half the machine's cores: an instance seldom has a host to itself.  Raises
-    ConfigError.
+    `threads` 0 means half of the CPUs, as an instance seldom has a host to itself; of those that it
+    has to itself, all but one, which the event loop needs.  Raises ConfigError.
     """
     device = engine_config.device
     kind = device.partition(":")[0]
@@ -58,7 +58,9 @@ def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
         raise ConfigError(
             f"engine.device {device!r} is not supported; use cpu, or cuda:0 and so on"
         )
-    threads = engine_config.threads or max(1, (os.cpu_count() or 1) // 2)
+    num_cpus = len(os.sched_getaffinity(0))
+    share = num_cpus - 1 if engine_config.cpu_affinity else num_cpus // 2
+    threads = engine_config.threads or max(1, share)
     torch.set_num_threads(threads)
     if kind == "cpu":
         return DeviceExecutor(device, num_pool_threads=threads)

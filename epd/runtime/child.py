@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 
 from epd.config import GatewayConfig, InstanceConfig
+from epd.runtime.cpus import pin
 from epd.runtime.logs import set_up_logging
 from epd.runtime.worker import Ending, Status, load_engines, serve_instance
 
@@ -66,6 +67,7 @@ def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
     import uvloop
 
     set_up_logging(spec.name, spec.log_level, as_json=spec.log_json)
+    pin(_cpus_of(spec))
     serve = prepare(spec, status)
 
     async def live() -> int:
@@ -76,6 +78,13 @@ def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
         return await serve(ending)
 
     return uvloop.run(live())
+
+
+def _cpus_of(spec: ChildSpec) -> str:
+    """What is bound to CPUs is bound before it starts a thread."""
+    if spec.instance is not None:
+        return spec.instance.engine.cpu_affinity
+    return spec.gateway.cpu_affinity if spec.gateway is not None else ""
 
 
 def _watch_stdin(ending: Ending) -> None:

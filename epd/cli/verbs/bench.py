@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from epd.cli import bench_gpu, bench_reuse, bench_serve
+from epd.cli import bench_gpu, bench_isolation, bench_reuse, bench_serve
 from epd.cli.options import size
 from epd.config import TRANSPORTS
 
@@ -21,6 +21,8 @@ EXAMPLES = (
     ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench reuse", "encodes and first tokens when pictures repeat; some minutes"),
+    ("epd bench isolation", "text streams beside bursts of pictures; three minutes"),
+    ("epd bench overlap", "encoding beside prefill; a minute"),
     ("epd bench serve 1e1pd 2epd --workload small", "two topologies of the bundled model"),
     ("epd bench gpu", "the GPUs of this host, unattended; about ten minutes per topology"),
 )
@@ -66,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_serve.add_to(kinds)
     bench_gpu.add_to(kinds)
     bench_reuse.add_to(kinds)
+    bench_isolation.add_to(kinds)
 
 
 def _add_repeats(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
         return bench_gpu.run(args)
     if args.what == "reuse":
         return bench_reuse.run(args)
+    if args.what == "isolation":
+        return bench_isolation.run_isolation(args)
+    if args.what == "overlap":
+        return bench_isolation.run_overlap(args)
     if args.what == "sim":
         from epd.sim.bench import run_bench
 
