@@ -73,6 +73,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     tenant: str = ""
     cache_scope: str = "tenant"  # who shares rows: requests of one tenant, or all (global)
+    prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
     cluster_key: str = ""  # a key file: required between hosts
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
     transport_directory: str = ""  # of the file transport: shared by all instances
@@ -269,6 +270,7 @@ def gateway_config(
         endpoint=endpoint,
         tenant=settings.tenant,
         cache_scope=settings.cache_scope,
+        prefix_affinity=settings.prefix_affinity,
         cluster_key=settings.cluster_key,
         cpu_affinity=cpu_affinity,
         limits=settings.limits,

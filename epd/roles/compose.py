@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, VisionEngine
 from epd.messages import Address, InstanceInfo, Load
+from epd.roles.affinity import Affinity
 from epd.roles.base import Actor, Ports
 from epd.roles.cache_events import CacheDirectory, CachePublisher
 from epd.roles.decode import DecodeRole
+from epd.roles.dispatch import Dispatcher
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
@@ -169,15 +171,18 @@ class Gateway:
         self.actor = Actor(ports)
         self.registry = Registry(self.actor, fingerprint, config.timing)
         self.directory = CacheDirectory(self.actor, self.registry)
-        self.role = GatewayRole(
-            self.actor, self.registry, config.limits, config.timing, self.directory.index
+        self.affinity = Affinity(self.actor) if config.prefix_affinity else None
+        dispatcher = Dispatcher(
+            self.actor, self.registry, config.timing, self.directory.index, self.affinity
         )
+        self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
 
     def start(self) -> None:
         self.actor.start()
 
     def live(self) -> dict[str, int]:
-        return self.role.live()
+        affinity = self.affinity.live() if self.affinity is not None else {}
+        return {**self.role.live(), **affinity}
 
     async def close(self) -> None:
         await self.actor.close()

@@ -23,6 +23,7 @@ from epd.api.port import TransferParams
 from epd.config import Timing
 from epd.fsm.generation import Generation
 from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, PrefillRequest
+from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, Placement, Unplaceable, place
@@ -32,11 +33,20 @@ from epd.scheduling.residency import CacheIndex, Flights
 class Dispatcher:
     """The books of one gateway's attempts: what is assigned where, and not yet accepted."""
 
-    def __init__(self, actor: Actor, registry: Registry, timing: Timing, index: CacheIndex) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        registry: Registry,
+        timing: Timing,
+        index: CacheIndex,
+        affinity: Affinity | None = None,
+    ) -> None:
+        """`affinity`: None places without regard to prefixes."""
         self._actor = actor
         self._registry = registry
         self._timing = timing
         self._index = index
+        self._affinity = affinity
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
@@ -65,7 +75,9 @@ class Dispatcher:
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""
         hashes = [item.mm_hash for item in machine.prompt.items]
-        return place(self.candidates(), hashes, self._avoid.get(machine.key, set()), self)
+        candidates, avoid = self.candidates(), self._avoid.get(machine.key, set())
+        held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
+        return place(candidates, hashes, avoid, self, held)
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
@@ -74,6 +86,10 @@ class Dispatcher:
     def resident(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
         return self._index.resident(mm_hash)
+
+    def num_resident(self, instance_id: str) -> int:
+        """Pictures whose rows this encoder said that it holds."""
+        return len(self._index.held(instance_id))
 
     def may_wait(self, machine: Generation) -> bool:
         """Whether a generation without a topology has waited less than its bound."""
@@ -92,6 +108,8 @@ class Dispatcher:
         placement: Placement = machine.placement
         self._give_up_s.pop(machine.key, None)
         self._book(machine, placement)
+        if self._affinity is not None:
+            self._affinity.sent(machine)
         deadline_s = self._deadline_s(machine)
         items = self._send_encodes(machine, placement, deadline_s)
         prompt: Prepared = machine.prompt
@@ -200,6 +218,8 @@ class Dispatcher:
 
     def forget(self, machine: Generation) -> None:
         """The generation has ended."""
+        if self._affinity is not None:
+            self._affinity.ended(machine)
         self._rooms.pop(machine.key, None)  # what was served needs no word
         self.withdraw(machine)
         self._avoid.pop(machine.key, None)

@@ -42,7 +42,6 @@ from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metr
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.scheduling.placement import Placement, Unplaceable, place
-from epd.scheduling.residency import CacheIndex
 from epd.transport.base import Received
 
 # What the API answers, by kind of failure.
@@ -68,14 +67,13 @@ class GatewayRole(Role[Generation]):
         registry: Registry,
         limits: Limits,
         timing: Timing,
-        index: CacheIndex,
+        dispatcher: Dispatcher,
     ) -> None:
         super().__init__(actor)
         self._registry = registry
         self._limits = limits
         self._timing = timing
-        self._dispatcher = Dispatcher(actor, registry, timing, index)
-        self._index = index
+        self._dispatcher = dispatcher
         self._open: dict[str, Generation] = {}
         self._reports: dict[str, dict[tuple[str, Span], None]] = {}
         self._serial = 0
@@ -149,7 +147,7 @@ class GatewayRole(Role[Generation]):
                 i,
                 self._dispatcher.assigned_to(i.info.address.instance_id),
                 self._registry.transports_of(i),
-                len(self._index.held(i.info.address.instance_id)),
+                self._dispatcher.num_resident(i.info.address.instance_id),
             )
             for i in self._registry.instances
         ]

@@ -7,19 +7,25 @@ the prefill instance itself, if that can encode; else by bounded-load rendezvous
 `mm_hash` (Thaler and Ravishankar 1998; bounded loads: Mirrokni, Thorup, Zadimoghaddam 2016), so
 that equal pictures meet, but an encoder with more than `BALANCE` times the mean is passed over.
 
-Prefill by load, among instances that encode also by the pictures that they have; decode by free KV
-blocks.  An instance that can take the next stage itself is preferred when it is not busier than the
-others: the hop is then local, a reference and no copy.
+Prefill by load and by the prompt's beginning: an instance costs its open attempts, plus what it
+would have to compute, the share of the prompt that it does not hold times `_worth`.  So who holds
+all of it is chosen until it has so many attempts more than the least busy one, and passed from
+there on: a popular beginning spreads, and nobody waits for a cache.  Among instances that encode
+also by the pictures that they have; decode in the same way, equal ones by free KV blocks.  An
+instance that can take the next stage itself is preferred when it is not busier than the others:
+the hop is then local, a reference and no copy.
 
-What is known of rows may be stale.  That costs an encode, never an answer: only candidates are
-chosen, and the picture always travels with its request.
+What is known of rows and prefixes may be stale.  That costs their computing, never an answer: only
+candidates are chosen, and the picture always travels with its request.
+
+Sources: the cost of Dynamo's KV router (overlap against load), the balance thresholds of SGLang's.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from epd.messages import Address, InstanceInfo, Load
@@ -28,7 +34,11 @@ from epd.scheduling.residency import Nowhere, Whereabouts
 BALANCE = 1.25
 RESIDENT_BALANCE = 2.0
 AFFINITY_SLACK = 1  # attempts more than the least busy prefill that pictures are worth
+PREFIX_SLACK = 2.0  # attempts more than others have that a whole prefix is worth,
+PREFIX_BALANCE = 0.25  # and this share of the mean
 NOWHERE = Nowhere()
+Shares = Mapping[str, float]  # instance to the share of the prompt that it likely holds, 0 to 1
+NOTHING_HELD: Shares = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,7 @@ def place(
     mm_hashes: Sequence[str],
     avoid: Collection[str] = (),
     known: Whereabouts = NOWHERE,
+    held: Shares = NOTHING_HELD,
 ) -> Placement | Unplaceable:
     """Choose; instances in `avoid` (they just failed it) only if there is no other."""
     ordered = sorted(candidates, key=lambda c: c.instance_id)
@@ -91,8 +102,8 @@ def place(
     ]
     if missing:
         return Unplaceable(f"no healthy instance has the role {' or '.join(missing)}")
-    prefill = _prefill_for(mm_hashes, prefills, known)
-    decode = _decode_for(prefill, decodes)
+    prefill = _prefill_for(mm_hashes, prefills, known, held)
+    decode = _decode_for(prefill, decodes, held)
     chosen = tuple(_encoder_for(h, encoders, prefill, known).info.address for h in mm_hashes)
     return Placement(chosen, prefill.info.address, decode.info.address)
 
@@ -105,25 +116,42 @@ def _busyness(candidate: Candidate) -> tuple[int, int, str]:
     return (candidate.assigned, candidate.load.open_requests, candidate.instance_id)
 
 
-def _decode_for(prefill: Candidate, decodes: list[Candidate]) -> Candidate:
-    best = min(decodes, key=lambda c: (c.assigned, -c.load.free_kv_blocks, c.instance_id))
+def _worth(candidates: list[Candidate]) -> float:
+    """Of a whole prefix, in open attempts."""
+    mean = sum(c.assigned for c in candidates) / len(candidates)
+    return PREFIX_SLACK + PREFIX_BALANCE * mean
+
+
+def _costs(candidates: list[Candidate], held: Shares) -> dict[str, float]:
+    """Attempts to wait for, and what is left to compute as a part of one."""
+    worth = _worth(candidates)
+    return {
+        c.instance_id: c.assigned + worth * (1.0 - held.get(c.instance_id, 0.0)) for c in candidates
+    }
+
+
+def _decode_for(prefill: Candidate, decodes: list[Candidate], held: Shares) -> Candidate:
+    costs = _costs(decodes, held)
+    best = min(decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id))
     if prefill.has("decode") and any(c is prefill for c in decodes):
         return prefill if prefill.assigned <= best.assigned + 1 else best
     return best
 
 
 def _prefill_for(
-    mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts
+    mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts, held: Shares
 ) -> Candidate:
-    """The least busy one, or one hardly busier that has more of the pictures itself."""
-    least = min(prefills, key=_busyness)
+    """The one that costs least, or one hardly more that has more of the pictures itself."""
+    costs = _costs(prefills, held)
+    least = min(prefills, key=lambda c: (costs[c.instance_id], *_busyness(c)))
     if not mm_hashes:
         return least
     has: Counter[str] = Counter()
     for mm_hash in mm_hashes:
         has.update(dict.fromkeys((*known.in_flight(mm_hash), *known.resident(mm_hash)), 1))
-    near = [c for c in prefills if c.assigned <= least.assigned + AFFINITY_SLACK]
-    return min(near, key=lambda c: (-has[c.instance_id], _busyness(c)))
+    limit = costs[least.instance_id] + AFFINITY_SLACK
+    near = [c for c in prefills if costs[c.instance_id] <= limit]
+    return min(near, key=lambda c: (-has[c.instance_id], costs[c.instance_id], *_busyness(c)))
 
 
 def _encoder_for(

@@ -17,11 +17,22 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from epd.messages import MediaItem
 from epd.scheduling.block_pool import Key
 
 DIGEST_NBYTES = 16
+
+
+class Placed(Protocol):
+    """A picture in a text: its content, its first placeholder's index, its number of rows."""
+
+    @property
+    def mm_hash(self) -> str: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
 
 
 class PrefixKeys:
@@ -29,7 +40,7 @@ class PrefixKeys:
 
     __slots__ = ("_block_size", "_items", "keys")
 
-    def __init__(self, block_size: int, items: Sequence[MediaItem]) -> None:
+    def __init__(self, block_size: int, items: Sequence[Placed]) -> None:
         """`items`: the text's pictures in order of their offsets."""
         self._block_size = block_size
         self._items = items

@@ -71,6 +71,7 @@ class Settings:
     )
     decode: DecodeConfig = DecodeConfig(max_queue=64, max_running=16)
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
+    prefix_affinity: bool = True
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
     num_blocks: int = 64
     costs: Costs = Costs()
@@ -215,7 +216,11 @@ class Cluster:
 
     def _run_gateway(self, process: SimProcess) -> None:
         settings, ports = self.settings, self._ports(process)
-        config = GatewayConfig(timing=settings.timing, limits=settings.limits)
+        config = GatewayConfig(
+            timing=settings.timing,
+            limits=settings.limits,
+            prefix_affinity=settings.prefix_affinity,
+        )
         gateway = Gateway(ports, config, FINGERPRINT)
         self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
         gateway.start()

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, Load
-from epd.scheduling.placement import BALANCE, Candidate, Placement, Unplaceable, place
+from epd.scheduling.placement import (
+    BALANCE,
+    PREFIX_BALANCE,
+    PREFIX_SLACK,
+    Candidate,
+    Placement,
+    Unplaceable,
+    place,
+)
 
 
 def candidate(name: str, *roles: str, assigned: int = 0, blocks: int = 100) -> Candidate:
@@ -123,3 +131,56 @@ def test_replicas_take_what_they_have() -> None:
     pool[1] = candidate("epd1", "encode", "prefill", "decode", assigned=2)
     chosen = ids(place(pool, ["h"], known=Known(resident=("epd1",))))
     assert chosen == (["epd1"], "epd0", "epd0")  # too busy to prefill, not to hand rows over
+
+
+# --- prefixes -------------------------------------------------------------------------------------
+
+LOADS = st.lists(st.integers(0, 40), min_size=2, max_size=6)
+
+
+def prefills(loads: list[int]) -> list[Candidate]:
+    return [candidate(f"p{i}", "prefill", assigned=n) for i, n in enumerate(loads)]
+
+
+def test_a_conversation_goes_back_to_where_its_beginning_is() -> None:
+    pool = [*prefills([2, 1, 1]), *(candidate(f"d{i}", "decode", assigned=i) for i in range(3))]
+    assert ids(place(pool, []))[1:] == ("p1", "d0")
+    held = {"p0": 1.0, "p2": 0.2, "d1": 0.9}
+    assert ids(place(pool, [], held=held))[1:] == ("p0", "d1")
+    assert ids(place(pool, [], avoid={"p0", "d1"}, held=held))[1:] == ("p2", "d0")
+    assert ids(place(pool[1:], [], held=held))[1] == "p2"  # it drains, or is gone
+
+
+@given(LOADS, st.data())
+def test_a_prefix_is_worth_some_load_and_no_more(loads: list[int], data: st.DataObject) -> None:
+    """Whoever holds what: nobody is chosen who has many more attempts than the least busy one."""
+    shares = st.dictionaries(st.sampled_from([f"p{i}" for i in range(len(loads))]), st.floats(0, 1))
+    held = data.draw(shares)
+    chosen = ids(place([*prefills(loads), candidate("d", "decode")], [], held=held))[1]
+    bound = min(loads) + PREFIX_SLACK + PREFIX_BALANCE * sum(loads) / len(loads)
+    assert loads[int(chosen[1:])] <= bound + 1e-9
+    dominated = [
+        i
+        for i, load in enumerate(loads)
+        if load < loads[int(chosen[1:])] and held.get(f"p{i}", 0.0) >= held.get(chosen, 0.0)
+    ]
+    assert not dominated, "less busy, and holds no less"
+
+
+@given(LOADS, st.floats(0, 1), st.text(max_size=8))
+def test_what_all_hold_changes_nothing(loads: list[int], share: float, mm_hash: str) -> None:
+    pool = [*prefills(loads), candidate("e", "encode"), candidate("d", "decode")]
+    everywhere = {f"p{i}": share for i in range(len(loads))}
+    for hashes in ([], [mm_hash]):
+        assert place(pool, hashes, held=everywhere) == place(pool, hashes)
+
+
+@given(LOADS)
+def test_a_popular_beginning_spreads(loads: list[int]) -> None:
+    """Everybody asks with the same beginning, which one instance holds: all of them get work."""
+    busy = list(loads)
+    for _ in range(sum(loads) + 60 * len(loads)):
+        pool = [*prefills(busy), candidate("d", "decode")]
+        busy[int(ids(place(pool, [], held={"p0": 1.0}))[1][1:])] += 1
+    mean = sum(busy) / len(busy)
+    assert max(busy) - min(busy) <= max(*loads, PREFIX_SLACK + PREFIX_BALANCE * mean + 1)

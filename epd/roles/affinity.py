@@ -1,0 +1,90 @@
+"""Conversations go back to where their KV is: the gateway's part of prefix caching.
+
+What was sent where is noted when an attempt is sent (to prefill, and to decode, which keeps what it
+receives) and once more when it has ended, with its answer, at decode.  The next turn begins with
+the same blocks, and placement is told which share of it each instance most likely holds.  With one
+instance of each kind there is nothing to choose, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Never
+
+from epd.fsm.generation import Generation
+from epd.messages import Address
+from epd.roles.base import Actor, Role
+from epd.scheduling.placement import Candidate, Placement, Shares
+from epd.scheduling.prefix_keys import PrefixKeys
+from epd.scheduling.prefix_record import PrefixRecord
+
+SHORT_BLOCKS = 32  # of a shorter prompt, a share is counted of so many: it is soon computed
+
+
+class Affinity(Role[Never]):
+    """The keys of open generations, and the record of what was sent."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__(actor)
+        self.record = PrefixRecord()
+        self._keys: dict[str, PrefixKeys] = {}
+        self._num_blocks: dict[str, int] = {}  # of the instances' pools
+
+    def live(self) -> dict[str, int]:
+        return {"prefix_keys": len(self._keys)}
+
+    def peer_lost(self, peer: Address) -> None:
+        self.record.forget(peer.instance_id, peer.epoch)
+        self._num_blocks.pop(peer.instance_id, None)
+
+    def shares(self, machine: Generation, candidates: Sequence[Candidate]) -> Shares:
+        """Of its prompt, which part each instance most likely holds; those with none are absent."""
+        holders = [c for c in candidates if c.info.kv_layout is not None]
+        choices = [[c for c in holders if c.has(role)] for role in ("prefill", "decode")]
+        if all(len(choice) < 2 for choice in choices):
+            return {}
+        layout = holders[0].info.kv_layout
+        assert layout is not None  # as the filter says
+        keys = PrefixKeys(layout.block_size, machine.prompt.items)
+        self._keys[machine.key] = keys
+        self._num_blocks.update({c.instance_id: c.info.num_kv_blocks for c in holders})
+        wanted = keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))
+        if not wanted:
+            return {}
+        held = {c.instance_id: self.record.num_held(c.info.address, wanted) for c in holders}
+        whole = max(len(wanted), SHORT_BLOCKS)
+        return {name: count / whole for name, count in held.items() if count}
+
+    def sent(self, machine: Generation) -> None:
+        """Its present attempt went out; `shares` was asked before."""
+        placement: Placement = machine.placement
+        for address in dict.fromkeys((placement.prefill, placement.decode)):
+            self._note(machine, address)
+
+    def ended(self, machine: Generation) -> None:
+        """The generation is over; what it has said is known where it was decoded."""
+        placement: Placement | None = machine.placement
+        if placement is not None and machine.token_ids_of_attempt:
+            self._note(machine, placement.decode)
+        self._keys.pop(machine.key, None)
+
+    def _note(self, machine: Generation, address: Address) -> None:
+        keys = self._keys.get(machine.key)
+        num_blocks = self._num_blocks.get(address.instance_id, 0)
+        if keys is not None and num_blocks:
+            known = keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))
+            self.record.note(address, known, num_blocks)
+
+
+def _num_tokens(machine: Generation) -> int:
+    return len(machine.prompt.token_ids) + len(machine.token_ids)
+
+
+def _tokens(machine: Generation, start: int, stop: int) -> Sequence[int]:
+    """Of the prompt and of what the client has already."""
+    prompt = machine.prompt.token_ids
+    split = len(prompt)
+    chunk: list[int] = list(prompt[start:stop])
+    if stop > split:
+        chunk += machine.token_ids[max(0, start - split) : stop - split]
+    return chunk

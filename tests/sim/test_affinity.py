@@ -1,0 +1,80 @@
+"""Second turns go to where their first turns are, unless that instance is overloaded or gone.
+
+On virtual time: eight conversations on 2e2p2d, each of a text that nobody else has and a picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from epd.sim.cluster import Cluster, Settings
+from epd.sim.faults import Fault
+from epd.sim.golden import FIRST_WORD, Picture
+from epd.sim.network import Conditions
+from epd.sim.run import Plan, Prepare, Result, run
+from epd.sim.swarm import Excuse
+from epd.sim.transfer import DataConditions
+from epd.sim.workload import Ask
+
+NUM = 8
+ROOMY = replace(Settings(), num_blocks=1024)
+NOTHING = Excuse(frozenset(), refusals=False)
+
+
+def words(length: int, first: int) -> tuple[int, ...]:
+    return tuple(FIRST_WORD + (first * 37 + n) % 900 for n in range(length))
+
+
+def conversations() -> list[Ask]:
+    """First turns one after the other; then second turns in another order, while some still run."""
+    asks = []
+    for n in range(NUM):
+        picture = ((4, Picture(f"picture{n}")),)
+        asks.append(Ask(n, 1.0 + 0.02 * n, words(160, n), picture, max_tokens=4))
+        more = words(160, n) + words(12, 100 + n)
+        asks.append(Ask(NUM + n, 4.0 + 0.06 * (n * 5 % NUM), more, picture, max_tokens=4))
+    return asks
+
+
+def play(
+    asks: list[Ask],
+    faults: tuple[Fault, ...] = (),
+    prepare: Prepare | None = None,
+    **settings: object,
+) -> Result:
+    changed = replace(ROOMY, **settings)  # type: ignore[arg-type]
+    plan = Plan(3, "2e2p2d", tuple(asks), faults, Conditions(), DataConditions(), changed, NOTHING)
+    result = run(plan, prepare=prepare)
+    assert not result.violations, result.violations[:3]
+    return result
+
+
+def test_second_turns_find_their_first_ones() -> None:
+    with_affinity = play(conversations())
+    assert with_affinity.fired["prefix_hit"] == NUM, "at prefill"
+    assert with_affinity.fired["kv_held"] == NUM, "at decode"
+    without = play(conversations(), prefix_affinity=False)
+    assert without.fired["prefix_hit"] < NUM and without.fired["kv_held"] < NUM
+
+
+def test_a_beginning_that_everybody_has_does_not_overload_who_holds_it() -> None:
+    """One first turn, then all at once with the same beginning: both prefills get work."""
+    first = Ask(0, 1.0, words(160, 1), max_tokens=4)
+    rest = [Ask(1 + n, 3.0, words(160, 1) + words(12, n), max_tokens=4) for n in range(12)]
+    clusters: list[Cluster] = []
+    result = play([first, *rest], prepare=lambda world, cluster: clusters.append(cluster))
+    assert result.fired["prefix_hit"] >= 4, "who holds it gets more"
+    for name in ("p0", "p1"):
+        instance = clusters[0].nodes[f"{name}:1"].instance
+        assert instance is not None and instance.requests is not None
+        assert instance.requests.totals["prefix_cache_queried_tokens"] > 160
+
+
+@pytest.mark.parametrize("kind", ["kill", "drain"])
+def test_who_is_gone_is_asked_no_more(kind: str) -> None:
+    """The first life of p0 has gone; its successor is not believed to know anything."""
+    result = play(conversations(), faults=(Fault(kind, "p0", at_s=2.5, duration_s=0.3),))
+    assert 0 < result.fired["prefix_hit"] <= NUM
+    assert result.fired["kv_held"] == NUM, "the decodes are still there"
