@@ -25,9 +25,25 @@ from tests.roles.golden import preparer
 
 CONFIG = EngineConfig(kv_nbytes=64 << 20, threads=1)
 FILLER = "It was a long day at the harbour and the gauges had to be read twice. " * 26
+Body = dict[str, object]
 
 
-async def first_token_s(gateway: Gateway, messages: list[dict[str, object]]) -> float:
+def conversation(text: str, tag: int = 0) -> tuple[list[Body], list[Body]]:
+    """Messages of a first turn with three pictures, and of the second one."""
+    images = [base64.b64encode(png(picture(tag + n, 150, 200))).decode() for n in range(3)]
+    parts: list[Body] = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+        for image in images
+    ]
+    turn: Body = {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+    more: list[Body] = [
+        {"role": "assistant", "content": "Three gauges."},
+        {"role": "user", "content": "And what does the second one say?"},
+    ]
+    return [turn], [turn, *more]
+
+
+async def first_token_s(gateway: Gateway, messages: list[Body]) -> float:
     prompt = await preparer().chat(messages)
     generation = Generation(prompt.token_ids, prompt.items, SamplingParams(max_tokens=2))
     started = time.perf_counter()
@@ -46,24 +62,12 @@ async def measure(*, caching: bool) -> tuple[float, float, int]:
     cluster = Cluster()
     roles = ("encode", "prefill", "decode")
     cluster.add("epd0", roles, Engines(vision=vision, language=language), engine=config)
-    images = [base64.b64encode(png(picture(n, 150, 200))).decode() for n in range(3)]
-    parts: list[dict[str, object]] = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
-        for image in images
-    ]
-    turn: dict[str, object] = {
-        "role": "user",
-        "content": [*parts, {"type": "text", "text": FILLER}],
-    }
-    more: list[dict[str, object]] = [
-        {"role": "assistant", "content": "Three gauges."},
-        {"role": "user", "content": "And what does the second one say?"},
-    ]
+    first, second = conversation(FILLER)
     async with cluster.running() as gateway:
         await first_token_s(gateway, [{"role": "user", "content": "warm up"}])
-        first_s = await first_token_s(gateway, [turn])
-        second_s = await first_token_s(gateway, [turn, *more])
-    tokens = len((await preparer().chat([turn, *more])).token_ids)
+        first_s = await first_token_s(gateway, first)
+        second_s = await first_token_s(gateway, second)
+    tokens = len((await preparer().chat(second)).token_ids)
     await executor.close()
     return first_s, second_s, tokens
 

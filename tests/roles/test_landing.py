@@ -19,13 +19,13 @@ SLOTS = 8
 
 
 class Staged:
-    """A language engine whose pool only itself can reach, with `SLOTS` blocks to land in."""
+    """A language engine whose pool only itself can reach, with a few blocks to land in."""
 
     kv_in_place = False
-    num_landing_blocks = SLOTS
 
-    def __init__(self, engine: TorchLanguageEngine) -> None:
+    def __init__(self, engine: TorchLanguageEngine, num_slots: int = SLOTS) -> None:
         self._engine = engine
+        self.num_landing_blocks = num_slots
         self._landing = memoryview(b"")
         self.num_landed = 0
 

@@ -1,0 +1,110 @@
+"""The second turn of a long conversation computes, moves and encodes only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from epd.api.port import Generation
+from epd.config import EngineConfig
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.messages import Grant, SamplingParams
+from epd.roles.compose import Engines
+from epd.roles.requests import Requests
+from epd.tiny import CHECKPOINT
+from tests.roles.cluster import Cluster
+from tests.roles.golden import preparer
+from tests.roles.second_turn import FILLER, Body, conversation
+from tests.roles.test_exactness import num_encoded
+from tests.roles.test_landing import Staged
+
+CONFIG = EngineConfig(kv_nbytes=24 << 20, threads=1)
+ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
+BLOCK = 16
+
+
+class Spy:
+    """The grants of every decode instance: how many blocks it wanted."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.granted: list[Grant] = []
+        for instance in cluster.instances.values():
+            if instance.decode is not None:
+                self._watch(instance.decode)
+
+    def _watch(self, decode: Any) -> None:
+        grant = decode.grant
+
+        def seen(transfer: Any) -> Grant:
+            self.granted.append(grant(transfer))
+            return self.granted[-1]
+
+        decode.grant = seen
+
+
+async def tokens_of(cluster: Cluster, messages: list[Body]) -> tuple[int, list[int]]:
+    """Of the prompt, and those of the answer."""
+    prompt = await preparer().chat(messages)
+    generation = Generation(prompt.token_ids, prompt.items, SamplingParams(max_tokens=4))
+    said: list[int] = []
+    async for update in cluster.gateway.role.submit(generation):
+        assert update.error is None, update.error
+        said += update.token_ids
+    return len(prompt.token_ids), said
+
+
+def totals(cluster: Cluster, role: str, kind: str) -> int:
+    batches: list[Requests] = [
+        i.requests for n, i in cluster.instances.items() if n[0] == role and i.requests is not None
+    ]
+    return sum(batch.totals[kind] for batch in batches)
+
+
+@asynccontextmanager
+async def plain(config: EngineConfig, executor: Any) -> AsyncIterator[Cluster]:
+    """Everything in one instance, which has computed nothing yet."""
+    cluster = Cluster()
+    vision, language = (f(CHECKPOINT, config, executor) for f in (build_vision, build_language))
+    engines = Engines(vision=vision, language=language)
+    cluster.add("epd0", tuple(ROLES.values()), engines, engine=config)
+    async with cluster.running():
+        yield cluster
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("topology", ["1e1p1d", "2e2p2d"])
+async def test_only_what_is_new(topology: str, staged: bool) -> None:
+    """2,236 tokens and three pictures; in 2e2p2d another conversation is busy in between."""
+    config = CONFIG
+    executor = build_executor(config)
+    vision = build_vision(CHECKPOINT, config, executor)
+    cluster = Cluster()
+    for letter, role in ROLES.items():
+        for n in range(int(topology[0])):
+            engines = Engines(vision=vision) if letter == "e" else Engines()
+            if letter != "e":
+                language: Any = build_language(CHECKPOINT, config, executor)
+                engines.language = Staged(language, 256) if staged else language
+            cluster.add(f"{letter}{n}", (role,), engines, engine=config)
+    async with cluster.running():
+        spy = Spy(cluster)
+        first, second = conversation(FILLER)
+        num_first, _ = await tokens_of(cluster, first)
+        await tokens_of(cluster, [{"role": "user", "content": "something else " * 40}])
+        encoded, hits = num_encoded(cluster), totals(cluster, "p", "prefix_cache_hit_tokens")
+        num_second, said = await tokens_of(cluster, second)
+        await cluster.settle()
+    assert num_second > 2000
+    assert num_encoded(cluster) == encoded == 3
+    found = totals(cluster, "p", "prefix_cache_hit_tokens") - hits
+    shared = num_first - 1 - BLOCK  # the template ends a prompt where an answer begins
+    assert found >= shared, "prefill computes only what is new"
+    grant = spy.granted[-1]
+    assert grant.num_held * BLOCK >= shared
+    assert grant.num_held + len(grant.slots) == -(-num_second // BLOCK), "and the rest is moved"
+    async with plain(config, executor) as alone:
+        assert (await tokens_of(alone, second))[1] == said, "and the answer is the same"
+    await executor.close()
