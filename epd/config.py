@@ -35,6 +35,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_image_nbytes: int = 32 << 20
     max_pixels: int = 64_000_000
     max_side_ratio: int = 200
+    max_videos: int = 4
+    max_video_nbytes: int = 48 << 20  # about what a body of 64 MiB holds in base64
+    max_video_frames: int = 768  # that are taken of one
+    max_video_pixels: int = 8_000_000_000  # of all frames that are decoded to take some
     max_open_requests: int = 256
     max_choices: int = 16
     fetch_timeout_s: float = 10.0

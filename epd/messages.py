@@ -31,6 +31,7 @@ import msgspec
 from epd.records import (
     Address,
     CacheTier,
+    Clip,
     InstanceInfo,
     KvLayout,
     KvState,
@@ -125,7 +126,10 @@ class CacheEventsWanted(Message):
 
 
 class EncodeRequest(Message):
-    """Make the rows of `mm_hash`, deliver them to `consumer` under `room`.  Payload: the image."""
+    """Make the rows of `mm_hash`, deliver them to `consumer` under `room`.
+
+    Payload: the compressed picture or video.
+    """
 
     request_id: str
     attempt: int
@@ -136,6 +140,7 @@ class EncodeRequest(Message):
     consumer: Address
     deadline_s: float
     reports: bool = False  # the client wants a timeline
+    clip: Clip | None = None  # of a video
 
 
 class EncodeAccepted(Message):
@@ -369,6 +374,7 @@ def decode(frame: Any) -> Envelope:
 __all__ = [  # what others read from here though it is defined in `epd.records`
     "Address",
     "CacheTier",
+    "Clip",
     "InstanceInfo",
     "KvLayout",
     "KvState",

@@ -140,8 +140,19 @@ class SamplingParams(Record):
         )
 
 
+class Clip(Record):
+    """Which frames of a video an item's rows are made of; a picture has none.
+
+    `container`: the file's format, one of `epd.engine.video.CONTAINERS`, or "frames" for pictures
+    packed one after the other (a msgpack array).  `frames`: indices into the video, in order.
+    """
+
+    container: str
+    frames: tuple[int, ...]
+
+
 class MediaItem(Record):
-    """One image of a prompt: where its rows go and who makes them."""
+    """One picture or video of a prompt: where its rows go and who makes them."""
 
     index: int
     mm_hash: str
@@ -150,6 +161,22 @@ class MediaItem(Record):
     grid_thw: tuple[int, int, int]  # patches; for LLaVA-style models (1, height, width) of pixels
     room: str
     encoder: Address
+    offsets: tuple[int, ...] = ()  # of a video with text between its frames: where each begins
+    second_per_grid: float = 1.0  # time between two of the grid's frames
+
+    @property
+    def end(self) -> int:
+        """Position behind its last row."""
+        if not self.offsets:
+            return self.offset + self.num_rows
+        return self.offsets[-1] + self.num_rows // len(self.offsets)
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Its rows without gaps: position in the prompt, first row, number of rows."""
+        if not self.offsets:
+            return [(self.offset, 0, self.num_rows)]
+        count = self.num_rows // len(self.offsets)
+        return [(at, i * count, count) for i, at in enumerate(self.offsets)]
 
 
 class TokenLogprobs(Record):

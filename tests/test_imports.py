@@ -47,9 +47,11 @@ PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
 LEAVES = ("epd.config", "epd.records", "epd.messages", "epd.topology")
 TORCH_FREE = (
     "epd.engine.checkpoint",
+    "epd.engine.container",
     "epd.engine.fingerprint",
     "epd.engine.geometry",
     "epd.engine.grammar",
+    "epd.engine.video",
 )
 
 # The longest prefix of a module's name decides.
@@ -71,12 +73,15 @@ AREAS = {
         packages("msgspec", "numpy", "zlib_ng", "zmq"),
         lazily=packages("mooncake", "torch"),
     ),
-    "epd.engine": Area(("epd.engine", *LEAVES), packages("numpy", "PIL", "triton") | TENSORS),
+    "epd.engine": Area(
+        ("epd.engine", *LEAVES), packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS
+    ),
     **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),
+    "epd.engine.container": Area((), packages("av")),
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
-        packages("aiohttp", "httptools", "jinja2", "msgspec", "PIL", "prometheus_client")
+        packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL", "prometheus_client")
         | packages("llguidance", "tokenizers", "uvicorn", "uvloop"),
     ),
     "epd.tiny": Area(("epd.tiny",), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS),
@@ -239,4 +244,4 @@ def test_the_gateway_process_loads_neither_torch_nor_transformers() -> None:
     names = sorted(module_name(path) for path in paths) + list(TORCH_FREE)
     code = "\n".join(f"import {name}" for name in names if not name.endswith("__main__"))
     loaded = loaded_by(code)
-    assert not loaded & {*TENSORS, "triton", "mooncake"}
+    assert not loaded & {*TENSORS, "triton", "mooncake", "av"}

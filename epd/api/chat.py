@@ -1,8 +1,10 @@
 """Messages to token ids, as transformers does it, without transformers.
 
 The model's own chat template makes the text, its own `tokenizer.json` the ids; then each image
-placeholder becomes as many as the picture has rows.  The number of placeholders must be the number
-of pictures: text that spells a placeholder out is refused, not believed.
+placeholder becomes as many as the picture has rows, and a video's likewise.  Where a model wants
+to be told when each frame was (Qwen3-VL), a video's placeholder first becomes one per frame, with
+the times between them, since text is tokenized as a whole.  The number of placeholders must be the
+number of pictures, or videos: text that spells a placeholder out is refused, not believed.
 """
 
 from __future__ import annotations
@@ -29,15 +31,24 @@ class ChatRenderer:
         self.image_token_id: int | None = self.config.get(
             "image_token_id", self.config.get("image_token_index")
         )
+        self.video_token_id: int | None = self.config.get("video_token_id")
+        self._video_token = self._token("video_token_id")
+        self._vision_start = self._token("vision_start_token_id")
+        self._vision_end = self._token("vision_end_token_id")
         source = find_template(directory, settings)
         self._template = (
             ChatTemplate(source, special_tokens(directory, settings)) if source else None
         )
 
+    def _token(self, name: str) -> str:
+        """The text of a token that config.json names; empty without it."""
+        token_id = self.config.get(name)
+        return "" if token_id is None else self.tokenizer.id_to_token(token_id) or ""
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        """The prompt's text, with one placeholder per picture.  Raises ApiError 400."""
+        """The prompt's text, one placeholder per picture and video.  Raises ApiError 400."""
         if self._template is None:
             raise bad_request(
                 "this model has no chat template; use /v1/completions, or add chat_template.jinja "
@@ -50,30 +61,57 @@ class ChatRenderer:
         """Token ids; text that spells a special token becomes it, as in transformers."""
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    def spread(self, text: str, times: Sequence[Sequence[float]]) -> str:
+        """The prompt's text with one placeholder per frame of each video, behind its time.
+
+        `times`: seconds, of each video in order.  Raises ApiError 400.
+        """
+        token = self._video_token
+        pieces = text.split(token) if token else [text]
+        self._check_count("video", len(pieces) - 1, len(times), "messages")
+        spread = pieces[0]
+        for seconds, piece in zip(times, pieces[1:], strict=True):
+            around = (self._vision_start + token + self._vision_end) if token else ""
+            spread += "".join(f"<{second:.1f} seconds>{around}" for second in seconds) + piece
+        return spread
+
     def expand(
-        self, ids: Sequence[int], row_counts: Sequence[int], param: str = "messages"
-    ) -> tuple[list[int], list[int]]:
+        self,
+        ids: Sequence[int],
+        pictures: Sequence[int],
+        runs: Sequence[int] = (),
+        param: str = "messages",
+    ) -> tuple[list[int], list[int], list[int]]:
         """Ids with each placeholder repeated for its rows, and the offsets of the first ones.
 
-        `row_counts`: rows of each picture, in order.  Raises ApiError 400 naming `param`.
+        `pictures`: rows of each picture, in order; `runs`: rows of each video placeholder.  Gives
+        the ids, the offsets of the pictures and those of the runs.  Raises ApiError 400 naming
+        `param`.
         """
-        token = self.image_token_id
-        found = ids.count(token) if token is not None else 0
-        if found != len(row_counts):
-            raise bad_request(
-                f"the prompt has {found} image placeholders for {len(row_counts)} pictures; "
-                "text must not contain the model's image placeholder",
-                param,
-            )
+        wanted = {"image": (self.image_token_id, pictures), "video": (self.video_token_id, runs)}
+        found: list[tuple[int, int, list[int]]] = []  # index in ids, rows, offsets of its kind
+        offsets: dict[str, list[int]] = {"image": [], "video": []}
+        for kind, (token, counts) in wanted.items():
+            self._check_count(kind, 0 if token is None else ids.count(token), len(counts), param)
+            at = -1
+            for num_rows in counts:
+                at = ids.index(token, at + 1)
+                found.append((at, num_rows, offsets[kind]))
         expanded: list[int] = []
-        offsets: list[int] = []
         end = 0
-        for num_rows in row_counts:
-            assert token is not None
-            at = ids.index(token, end)
+        for at, num_rows, places in sorted(found, key=lambda place: place[0]):
             expanded += ids[end:at]
-            offsets.append(len(expanded))
-            expanded += [token] * num_rows
+            places.append(len(expanded))
+            expanded += [ids[at]] * num_rows
             end = at + 1
         expanded += ids[end:]
-        return expanded, offsets
+        return expanded, offsets["image"], offsets["video"]
+
+    def _check_count(self, kind: str, num_found: int, num_sent: int, param: str) -> None:
+        if num_found != num_sent:
+            what = "pictures" if kind == "image" else "videos"
+            raise bad_request(
+                f"the prompt has {num_found} {kind} placeholders for {num_sent} {what}; "
+                f"text must not contain the model's {kind} placeholder",
+                param,
+            )

@@ -19,6 +19,7 @@ from epd.api.tools import CLOSE, OPEN
 from epd.engine.checkpoint import ModelError, read_json
 
 _PROBE = "epd probes this template"
+_MEDIA = {"image_url": {"type": "image"}, "video": {"type": "video"}}
 
 
 class ChatTemplate:
@@ -70,14 +71,15 @@ class ChatTemplate:
         return _PROBE in text and "'text'" not in text and '"text"' not in text
 
     def _adapt(self, message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-        """In the form that the template takes; pictures are `{"type": "image"}` to it."""
+        """In the form that the template takes; to it a picture is `{"type": "image"}`, a video
+        `{"type": "video"}`."""
         content = message["content"]
         if isinstance(content, str):
             if self._takes_strings:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
         if self._takes_parts:
-            parts = [{"type": "image"} if p["type"] == "image_url" else p for p in content]
+            parts = [_MEDIA.get(part["type"], part) for part in content]
             return {**message, "content": parts}
         if any(part["type"] != "text" for part in content):
             raise bad_request(

@@ -1,7 +1,8 @@
 """Who is the same picture?  The key under which rows are shared (fault F38).
 
 A client's name for a picture proves nothing, so the key is made of content: tenant scope, the
-bytes, everything that turns them into patches, and the model's revision.  Each part goes in with
+bytes, everything that turns them into patches (of a video also which frames are taken, and their
+rate, which positions depend on), and the model's revision.  Each part goes in with
 its length, so that no two different lists of parts read alike.
 
 Under `cache_scope` "tenant" the scope is who asks: a digest of the request's API key and of the
@@ -36,10 +37,19 @@ def scope_of(cache_scope: str, configured: str, tenant: str) -> str:
     return f"{configured}/{tenant}" if cache_scope == "tenant" and tenant else configured
 
 
-def mm_hash(scope: str, content: bytes, processor_fingerprint: str, model_fingerprint: str) -> str:
-    """64 hex digits; `content` is the compressed picture as received."""
+def mm_hash(
+    scope: str,
+    content: bytes,
+    processor_fingerprint: str,
+    model_fingerprint: str,
+    *video: str,
+) -> str:
+    """64 hex digits; `content` is the compressed picture or video as received.
+
+    `video`: what else makes rows of a video (its processor, which frames, when); none: a picture.
+    """
     digest = hashlib.sha256()
-    for part in _parts(scope, content, processor_fingerprint, model_fingerprint):
+    for part in _parts(scope, content, processor_fingerprint, model_fingerprint, *video):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

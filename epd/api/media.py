@@ -1,4 +1,4 @@
-"""Pictures of a request: their bytes, from `data:` and http(s) URLs, under policy (fault F46).
+"""Pictures and videos of a request: their bytes, from `data:` and http(s) URLs, under policy (F46).
 
 Sizes are bounded before base64 is decoded and while a download streams; a download has one time
 limit over all its redirects, and each of these is checked like the first URL.  Nothing is believed
@@ -8,6 +8,7 @@ that a server says of its content: `picture` looks at the bytes.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
@@ -29,51 +30,67 @@ def is_data_url(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def read_data_url(url: str, limits: Limits, param: str) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How large a thing may be, and what it is called in a message."""
+
+    what: str
+    nbytes: int
+
+
+def picture_bound(limits: Limits) -> Bound:
+    return Bound("picture", limits.max_image_nbytes)
+
+
+def video_bound(limits: Limits) -> Bound:
+    return Bound("video", limits.max_video_nbytes)
+
+
+def read_data_url(url: str, bound: Bound, param: str) -> bytes:
     """The bytes of a `data:` URL.  Raises ApiError."""
     head, comma, body = url.partition(",")
     if not comma:
         raise bad_request(f"{param} is a data: URL without a comma before its data", param)
     if not head.lower().endswith(";base64"):
-        if len(body) > 3 * limits.max_image_nbytes:
-            raise _too_large(limits, param)
+        if len(body) > 3 * bound.nbytes:
+            raise too_large(bound, param)
         data = unquote_to_bytes(body)
     else:
-        if len(body) * 3 // 4 - 2 > limits.max_image_nbytes:
-            raise _too_large(limits, param)
+        if len(body) * 3 // 4 - 2 > bound.nbytes:
+            raise too_large(bound, param)
         try:
             data = msgspec.convert(body, bytes)  # base64, strictly; four times as fast as binascii
         except msgspec.ValidationError:
             raise bad_request(
                 f"{param} holds invalid base64; encode the whole file, without line breaks", param
             ) from None
-    if len(data) > limits.max_image_nbytes:
-        raise _too_large(limits, param)
+    if len(data) > bound.nbytes:
+        raise too_large(bound, param)
     return data
 
 
-def _too_large(limits: Limits, param: str) -> ApiError:
+def too_large(bound: Bound, param: str) -> ApiError:
     return bad_request(
-        f"{param} has more than {limits.max_image_nbytes} bytes, the limit for one picture", param
+        f"{param} has more than {bound.nbytes} bytes, the limit for one {bound.what}", param
     )
 
 
 class MediaFetcher:
-    """Downloads what an http(s) image_url points to."""
+    """Downloads what an http(s) URL points to."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
 
-    async def fetch(self, url: str, param: str) -> bytes:
-        """The compressed picture.  Raises ApiError naming `param`."""
+    async def fetch(self, url: str, bound: Bound, param: str) -> bytes:
+        """The compressed picture or video.  Raises ApiError naming `param`."""
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
-                return await self._download(url, param)
+                return await self._download(url, bound, param)
         except TimeoutError:
             raise bad_request(
                 f"{param} could not be fetched within {self._limits.fetch_timeout_s:g} s; "
-                "send the picture as a data: URL",
+                f"send the {bound.what} as a data: URL",
                 param,
             ) from None
 
@@ -81,7 +98,7 @@ class MediaFetcher:
         if self._session is not None:
             await self._session.close()
 
-    async def _download(self, url: str, param: str) -> bytes:
+    async def _download(self, url: str, bound: Bound, param: str) -> bytes:
         import aiohttp
 
         session = self._open()
@@ -92,7 +109,7 @@ class MediaFetcher:
                     if response.status in REDIRECTS and "Location" in response.headers:
                         url = urljoin(url, response.headers["Location"])
                         continue
-                    return await self._read(response, param)
+                    return await self._read(response, bound, param)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 cause = getattr(error, "os_error", None) or error
                 text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -120,7 +137,7 @@ class MediaFetcher:
         except AddressRefused as refused:
             raise bad_request(f"{param} may not be fetched: {refused}", param) from None
 
-    async def _read(self, response: aiohttp.ClientResponse, param: str) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse, bound: Bound, param: str) -> bytes:
         if response.status != 200:
             raise bad_request(f"{param} could not be fetched: HTTP status {response.status}", param)
         encoding = response.headers.get("Content-Encoding", "identity")
@@ -129,8 +146,8 @@ class MediaFetcher:
         data = bytearray()
         async for chunk in response.content.iter_chunked(CHUNK_NBYTES):
             data += chunk
-            if len(data) > self._limits.max_image_nbytes:
-                raise _too_large(self._limits, param)
+            if len(data) > bound.nbytes:
+                raise too_large(bound, param)
         return bytes(data)
 
     def _open(self) -> aiohttp.ClientSession:

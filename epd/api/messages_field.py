@@ -7,6 +7,8 @@ from typing import Any
 
 from epd.api import fields
 from epd.api.errors import bad_request
+from epd.api.video_field import read_video_part
+from epd.engine.video import DEFAULT_SAMPLING, Sampling
 
 # Templates know `system`; `developer` is OpenAI's newer word for it.
 ROLES = {
@@ -19,16 +21,21 @@ ROLES = {
 DETAILS = ("auto", "high")
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Plain dicts of `role` and `content`, a string or a list of text and image_url parts.
+def read_messages(value: Any, sampling: Sampling = DEFAULT_SAMPLING) -> list[dict[str, Any]]:
+    """Plain dicts of `role` and `content`, a string or a list of text, image_url and video parts.
+
+    `sampling`: what the request asks for all its videos (`video_field` tells a part's form).
 
     An answer may carry `tool_calls`, whose arguments become objects, as templates want them; a
     message of role `tool` names the call that it answers.
     """
-    return [_message(m, f"messages[{i}]") for i, m in enumerate(fields.array(value, "messages"))]
+    return [
+        _message(message, f"messages[{i}]", sampling)
+        for i, message in enumerate(fields.array(value, "messages"))
+    ]
 
 
-def _message(value: Any, name: str) -> dict[str, Any]:
+def _message(value: Any, name: str, sampling: Sampling) -> dict[str, Any]:
     message = fields.mapping(value, name)
     role = fields.string(message.get("role"), f"{name}.role")
     if role not in ROLES:
@@ -48,16 +55,20 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         if key in present:
             read[key] = fields.string(present[key], f"{name}.{key}")
     is_call = "tool_calls" in read and message.get("content") is None
-    read["content"] = "" if is_call else _content(message.get("content"), f"{name}.content", role)
+    path = f"{name}.content"
+    read["content"] = "" if is_call else _content(message.get("content"), path, role, sampling)
     return read
 
 
-def _content(content: Any, path: str, role: str) -> str | list[dict[str, Any]]:
+def _content(content: Any, path: str, role: str, sampling: Sampling) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise fields.expected(path, "a string or an array of parts", content)
-    return [_part(part, f"{path}[{i}]", role) for i, part in enumerate(fields.array(content, path))]
+    return [
+        _part(part, f"{path}[{i}]", role, sampling)
+        for i, part in enumerate(fields.array(content, path))
+    ]
 
 
 def _call(value: Any, name: str) -> dict[str, Any]:
@@ -76,18 +87,21 @@ def _call(value: Any, name: str) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": read}
 
 
-def _part(value: Any, name: str, role: str) -> dict[str, Any]:
+def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any]:
     part = fields.mapping(value, name)
     kind = fields.string(part.get("type"), f"{name}.type")
     if kind == "text":
         fields.only(part, name, ("type", "text"))
         return {"type": "text", "text": fields.string(part.get("text"), f"{name}.text")}
-    if kind != "image_url":
+    if kind not in ("image_url", "video_url", "video"):
         path = f"{name}.type"
-        message = f"{path} '{kind[:40]}' is not supported: parts are text or image_url"
+        message = f"{path} '{kind[:40]}' is not supported: parts are text, image_url or video_url"
         raise bad_request(message, path, "unsupported_parameter")
     if role != "user":
-        raise bad_request(f"{name}: images are taken in messages of role user only", name)
+        what = "images" if kind == "image_url" else "videos"
+        raise bad_request(f"{name}: {what} are taken in messages of role user only", name)
+    if kind != "image_url":
+        return read_video_part(part, name, sampling)
     fields.only(part, name, ("type", "image_url"))
     return {"type": "image_url", "image_url": {"url": _url(part, f"{name}.image_url")}}
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from epd.messages import SamplingParams, TokenLogprobs
+from epd.messages import Clip, SamplingParams, TokenLogprobs
 
 
 class Refused(Exception):
@@ -25,13 +25,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedItem:
-    """One picture of a prompt: compressed bytes, and what its header says it will give."""
+    """One picture or video of a prompt: compressed bytes, and what its header says it will give."""
 
     mm_hash: str  # 64 hex digits
     offset: int  # of its first placeholder in `token_ids`
     num_rows: int
     grid_thw: tuple[int, int, int]
     image: bytes
+    clip: Clip | None = None  # of a video
+    offsets: tuple[int, ...] = ()  # these two: see `MediaItem`
+    second_per_grid: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From a validated request to a prompt: pictures measured, template rendered, ids expanded."""
+"""From a validated request to a prompt: media measured, template rendered, ids expanded."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 from epd.api.chat import ChatRenderer
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
-from epd.api.identity import mm_hash, scope_of
-from epd.api.media import MediaFetcher, is_data_url, read_data_url
-from epd.api.picture import load_pillow, read_size
+from epd.api.identity import scope_of
+from epd.api.media import Bound, MediaFetcher, is_data_url, picture_bound, video_bound
+from epd.api.medium import Measurer, Medium, Source
+from epd.api.picture import load_pillow
 from epd.api.port import PreparedItem
 from epd.api.structured import Constraint
 from epd.api.tools import ToolUse
 from epd.config import GatewayConfig
-from epd.engine.base import MediaError
-from epd.engine.checkpoint import read_eos_token_ids, read_json, read_preprocessor
-from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
+from epd.engine.checkpoint import read_eos_token_ids, read_json
+from epd.engine.video import DEFAULT_SAMPLING, Sampling
 
 if TYPE_CHECKING:
     from epd.engine.grammar import Grammars
-from epd.engine.geometry import Geometry, image_geometry
 
 NUM_THREADS = 2
 INLINE_CHARS = 2048  # shorter text is tokenized on the loop: cheaper than a trip to a thread
@@ -35,17 +34,27 @@ INLINE_NBYTES = 64 << 10  # likewise for base64, hashing and reading a header
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Ids with placeholders expanded to rows, and the pictures behind them."""
+    """Ids with placeholders expanded to rows, and the pictures and videos behind them."""
 
     token_ids: tuple[int, ...]
     items: tuple[PreparedItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
-    data: bytes
-    mm_hash: str
-    geometry: Geometry
+class _Part:
+    """A picture or a video of a request, not fetched yet; `param` names it in errors."""
+
+    urls: tuple[str, ...]
+    param: str
+    is_picture: bool = True
+    is_file: bool = False  # a video that is one file, not its frames
+    sampling: Sampling = DEFAULT_SAMPLING
+
+    @property
+    def params(self) -> list[str]:
+        """The name of each URL."""
+        one = self.is_picture or self.is_file
+        return [self.param] if one else [f"{self.param}[{i}]" for i in range(len(self.urls))]
 
 
 class Preparer:
@@ -55,9 +64,7 @@ class Preparer:
         directory = Path(config.model_dir)
         self._config = config
         self._renderer = ChatRenderer(directory)
-        self._preprocessor = read_preprocessor(directory)
-        self._fingerprint = model_fingerprint(directory)
-        self._processor = processor_fingerprint(directory)
+        self._measurer = Measurer(directory, self._renderer.config, config.limits)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
         self._grammars: Grammars | None = None
@@ -91,25 +98,51 @@ class Preparer:
 
         `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.
         """
-        urls = _image_urls(messages)
-        limit = self._config.limits.max_images
-        if urls and not self.takes_images:
-            raise bad_request("this model takes no pictures; send text only", urls[0][1])
-        if len(urls) > limit:
-            raise bad_request(
-                f"the request has {len(urls)} pictures; at most {limit} are taken", urls[limit][1]
-            )
+        parts = _media_parts(messages)
+        self._check_media(parts)
         scope = scope_of(self._config.cache_scope, self._config.tenant, tenant)
-        pictures = await asyncio.gather(*(self._picture(url, param, scope) for url, param in urls))
+        media = await asyncio.gather(*(self._medium(part, scope) for part in parts))
+        pictures = [medium for medium in media if medium.clip is None]
+        videos = [medium for medium in media if medium.clip is not None]
         text = self._renderer.render(messages, tools)
+        if self._measurer.video is not None and self._measurer.video.has_timestamps:
+            text = self._renderer.spread(text, [video.times for video in videos])
         ids = await self._encode(text, "messages", add_special_tokens=False)
         counts = [picture.geometry.num_rows for picture in pictures]
-        expanded, offsets = self._renderer.expand(ids, counts)
-        items = tuple(
-            PreparedItem(p.mm_hash, offset, p.geometry.num_rows, p.geometry.grid_thw, p.data)
-            for p, offset in zip(pictures, offsets, strict=True)
-        )
-        return Prompt(tuple(expanded), items)
+        runs = [count for video in videos for count in video.runs]
+        expanded, offsets, starts = self._renderer.expand(ids, counts, runs)
+        items = [_item(picture, at) for picture, at in zip(pictures, offsets, strict=True)]
+        for video in videos:
+            count = len(video.runs)
+            items.append(_item(video, *starts[:count]))
+            starts = starts[count:]
+        return Prompt(tuple(expanded), tuple(sorted(items, key=lambda item: item.offset)))
+
+    def _check_media(self, parts: Sequence[_Part]) -> None:
+        """What this model and these limits do not take is refused before it is fetched."""
+        limits = self._config.limits
+        pictures = [part for part in parts if part.is_picture]
+        videos = [part for part in parts if not part.is_picture]
+        if pictures and not self.takes_images:
+            raise bad_request("this model takes no pictures; send text only", pictures[0].param)
+        if videos and self._measurer.video is None:
+            raise bad_request("this model takes no videos; send pictures", videos[0].param)
+        for what, found, limit in (
+            ("pictures", pictures, limits.max_images),
+            ("videos", videos, limits.max_videos),
+        ):
+            if len(found) > limit:
+                raise bad_request(
+                    f"the request has {len(found)} {what}; at most {limit} are taken",
+                    found[limit].param,
+                )
+        for part in videos:
+            if len(part.urls) > limits.max_video_frames:
+                raise bad_request(
+                    f"{part.param} has {len(part.urls)} frames; at most "
+                    f"{limits.max_video_frames} are taken",
+                    part.param,
+                )
 
     async def completion(self, prompt: str | Sequence[int]) -> Prompt:
         """The prompt of a plain completion.  Raises ApiError."""
@@ -124,7 +157,7 @@ class Preparer:
             )
         if not ids:
             raise bad_request("prompt is empty; send at least one token", "prompt")
-        expanded, _ = self._renderer.expand(ids, (), "prompt")
+        expanded, _, _ = self._renderer.expand(ids, (), param="prompt")
         return Prompt(tuple(expanded), ())
 
     async def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
@@ -153,25 +186,26 @@ class Preparer:
     def _longest_token_chars(self) -> int:
         return max(map(len, self._renderer.tokenizer.get_vocab()), default=1)
 
-    async def _picture(self, url: str, param: str, scope: str) -> _Picture:
-        """Decode base64, read the header, hash: at once if it is short, on a thread if not."""
-        source = url if is_data_url(url) else await self._fetcher.fetch(url, param)
-        if len(source) <= INLINE_NBYTES:
-            return self._measure(source, param, scope)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._measure, source, param, scope)
-
-    def _measure(self, source: str | bytes, param: str, scope: str) -> _Picture:
-        """Of a data: URL or of the bytes."""
+    async def _medium(self, part: _Part, scope: str) -> Medium:
+        """Decode base64, read the header, hash: a short picture at once, all else on a thread."""
         limits = self._config.limits
-        data = read_data_url(source, limits, param) if isinstance(source, str) else source
-        width, height = read_size(data, limits, param)
-        try:
-            geometry = image_geometry(self._renderer.config, self._preprocessor, width, height)
-        except MediaError as error:
-            raise bad_request(f"{param}: {error}", param) from None
-        key = mm_hash(scope, data, self._processor, self._fingerprint)
-        return _Picture(data, key, geometry)
+        bound = video_bound(limits) if part.is_file else picture_bound(limits)
+        fetches = [self._source(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
+        sources = await asyncio.gather(*fetches)
+        if part.is_picture and len(sources[0]) <= INLINE_NBYTES:
+            return self._measurer.picture(sources[0], part.param, scope)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._measure, part, sources, scope)
+
+    async def _source(self, url: str, bound: Bound, param: str) -> Source:
+        return url if is_data_url(url) else await self._fetcher.fetch(url, bound, param)
+
+    def _measure(self, part: _Part, sources: Sequence[Source], scope: str) -> Medium:
+        if part.is_picture:
+            return self._measurer.picture(sources[0], part.param, scope)
+        if part.is_file:
+            return self._measurer.file(sources[0], part.sampling, part.param, scope)
+        return self._measurer.frames(sources, part.sampling.fps, part.params, scope)
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str:
         """The text that constrains the answer.  Raises ApiError 400."""
@@ -194,15 +228,41 @@ class Preparer:
         return self._vocabulary.token_text(token_id)
 
 
-def _image_urls(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """`(url, parameter name)` of every picture, in order."""
+def _item(medium: Medium, offset: int, *others: int) -> PreparedItem:
+    """`offset`, `others`: where each of its placeholders begins."""
+    return PreparedItem(
+        medium.mm_hash,
+        offset,
+        medium.geometry.num_rows,
+        medium.geometry.grid_thw,
+        medium.data,
+        medium.clip,
+        (offset, *others) if others else (),
+        medium.second_per_grid,
+    )
+
+
+def _media_parts(messages: Sequence[dict[str, Any]]) -> list[_Part]:
+    """Every picture and video, in order."""
     return [
-        (part["image_url"]["url"], f"messages[{i}].content[{j}].image_url")
+        _media_part(part, f"messages[{i}].content[{j}]")
         for i, message in enumerate(messages)
         if not isinstance(message["content"], str)
         for j, part in enumerate(message["content"])
-        if part["type"] == "image_url"
+        if part["type"] != "text"
     ]
+
+
+def _media_part(part: dict[str, Any], name: str) -> _Part:
+    if part["type"] == "image_url":
+        return _Part((part["image_url"]["url"],), f"{name}.image_url")
+    return _Part(
+        tuple(part["urls"]),
+        f"{name}.{part['field']}",
+        is_picture=False,
+        is_file=part["is_file"],
+        sampling=part["sampling"],
+    )
 
 
 def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:

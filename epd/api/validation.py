@@ -17,6 +17,7 @@ from epd.api.errors import ApiError, bad_request
 from epd.api.messages_field import read_messages
 from epd.api.structured import GUIDED, Constraint, read_constraint
 from epd.api.tools import ToolUse, read_tools
+from epd.api.video_field import read_request_sampling
 from epd.config import Limits
 from epd.messages import SamplingParams
 
@@ -164,7 +165,7 @@ class Asked:
 def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/chat/completions.  Raises ApiError 400, or 404 for another model's name."""
     asked = _read(body, CHAT, model, limits)
-    asked.messages = read_messages(body.get("messages"))
+    asked.messages = read_messages(body.get("messages"), read_request_sampling(body))
     asked.num_logprobs = _chat_logprobs(body)
     asked.tool_use = read_tools({k: v for k, v in body.items() if v is not None})
     if asked.tool_use is not None and asked.constraint is not None:
@@ -219,7 +220,7 @@ SHARED = {*SIMPLE, "logit_bias", "logprobs", "metadata", "model", "n", "stop_tok
 SHARED |= {"stream_options"}
 SHARED |= {"structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
-CHAT |= {"parallel_tool_calls", "tool_choice", "tools"}
+CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
 COMPLETION = SHARED | {"prompt"}
 
 

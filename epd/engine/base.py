@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from epd.messages import KvLayout, RowContract, SamplingParams, TokenLogprobs
+from epd.messages import Clip, KvLayout, RowContract, SamplingParams, TokenLogprobs
 
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
 
 
 class MediaError(Exception):
-    """A picture cannot be used (truncated, not an image, too big); the text is for the client."""
+    """A picture or video cannot be used (truncated, too big); the text is for the client."""
 
 
 class EngineError(Exception):
@@ -74,11 +74,13 @@ class VisionEngine(Protocol):
 
     contract: RowContract
 
-    async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
+    async def preprocess(
+        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+    ) -> Patches:
         """Decode, resize, normalise, patchify compressed bytes, on the pool.
 
-        Raises MediaError, also when the picture does not give the `grid_thw` that the gateway
-        computed from its header.
+        `clip`: which frames to take of a video.  Raises MediaError, also when the picture does not
+        give the `grid_thw` that the gateway computed from its header.
         """
         ...
 
@@ -160,6 +162,7 @@ class MediaLayout:
     offset: int
     num_rows: int
     grid_thw: tuple[int, int, int]
+    second_per_grid: float = 1.0  # time between two of the grid's frames
 
 
 class LanguageEngine(Protocol):

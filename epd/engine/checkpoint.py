@@ -48,6 +48,7 @@ class Checkpoint:
     directory: Path
     config: dict[str, Any]
     preprocessor: dict[str, Any]  # empty for text-only models
+    video_preprocessor: dict[str, Any]  # likewise
     tensors: dict[str, TensorEntry]
 
     @property
@@ -95,6 +96,17 @@ def read_preprocessor(directory: Path | str) -> dict[str, Any]:
         settings = read_json(path).get("image_processor", {})
         return settings if isinstance(settings, dict) else {}
     return {}
+
+
+def read_video_preprocessor(directory: Path | str) -> dict[str, Any]:
+    """The video processor's settings, found as transformers finds them; {} if there are none."""
+    directory = Path(directory)
+    path = directory / "processor_config.json"
+    nested = read_json(path).get("video_processor") if path.is_file() else None
+    if isinstance(nested, dict):
+        return nested
+    path = directory / "video_preprocessor_config.json"
+    return read_json(path) if path.is_file() else read_preprocessor(directory)
 
 
 def read_eos_token_ids(directory: Path | str) -> tuple[int, ...]:
@@ -164,4 +176,10 @@ def read_checkpoint(directory: Path | str, *, weights: bool = True) -> Checkpoin
     for file in weight_files(directory) if weights else ():
         for name, entry in read_header(file).items():
             tensors[name] = TensorEntry(file, entry["dtype"], tuple(entry["shape"]))
-    return Checkpoint(directory, config, read_preprocessor(directory), tensors)
+    return Checkpoint(
+        directory,
+        config,
+        read_preprocessor(directory),
+        read_video_preprocessor(directory),
+        tensors,
+    )

@@ -23,6 +23,7 @@ from epd.engine.executor import DeviceExecutor
 from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
 from epd.engine.forward import Forward, FusedForward, SeamForward
 from epd.engine.graphs import DecodeGraphs
+from epd.engine.image_file import MAX_PIXELS
 from epd.engine.kernels import kernels_for
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
@@ -31,7 +32,6 @@ from epd.engine.memory_plan import kv_blocks, log_table
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.engine.pinned import PinnedArena
-from epd.engine.preprocess import MAX_PIXELS
 from epd.engine.row_splice import RowSplicer
 from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.engine.vision import TorchVisionEngine

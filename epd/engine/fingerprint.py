@@ -17,6 +17,7 @@ from epd.engine.checkpoint import (
     read_config,
     read_header,
     read_preprocessor,
+    read_video_preprocessor,
     weight_files,
 )
 
@@ -45,6 +46,7 @@ def model_fingerprint(model_dir: Path | str) -> str:
     digest = hashlib.sha256()
     _update_json(digest, read_config(model_dir))
     _update_json(digest, read_preprocessor(model_dir))
+    _update_json(digest, read_video_preprocessor(model_dir))
     for file in weight_files(model_dir) if has_weights(model_dir) else ():
         _update_json(digest, read_header(file))
         _update_sample(digest, file)
@@ -55,4 +57,11 @@ def processor_fingerprint(model_dir: Path | str) -> str:
     """32 hex digits of all that turns a picture into patches; part of every `mm_hash`."""
     digest = hashlib.sha256()
     _update_json(digest, read_preprocessor(model_dir))
+    return digest.hexdigest()[:32]
+
+
+def video_processor_fingerprint(model_dir: Path | str) -> str:
+    """The same of a video's frames."""
+    digest = hashlib.sha256()
+    _update_json(digest, read_video_preprocessor(model_dir))
     return digest.hexdigest()[:32]

@@ -36,7 +36,7 @@ def rgb_bytes(image: Any) -> np.ndarray[Any, Any]:
 
 
 class QwenImageOps:
-    """What the image processor of the Qwen families does behind decoding."""
+    """What the image and video processors of the Qwen families do behind decoding."""
 
     def __init__(self, processor: Any) -> None:
         self._patch = int(processor.patch_size)
@@ -58,24 +58,41 @@ class QwenImageOps:
     def patches(
         self, pixels: torch.Tensor, grid_thw: tuple[int, int, int], dtype: torch.dtype
     ) -> torch.Tensor:
-        """uint8 `[height, width, 3]` to patches `[num_patches, patch_dim]`, on its device."""
-        _, rows, columns = grid_thw
-        image = self.resized(pixels, rows * self._patch, columns * self._patch)
+        """uint8 `[height, width, 3]` to patches `[num_patches, patch_dim]`, on its device.
+
+        Of a video uint8 `[frames, height, width, 3]`: an odd number of them ends with the last one
+        twice, as a picture is a video of one frame.
+        """
+        frames, rows, columns = grid_thw
+        images = pixels if pixels.ndim == 4 else pixels[None]
+        images = self.resized(images, *self.size_of(grid_thw))
         gain, offset = self._constants(pixels.device)
-        image = torch.addcmul(offset, image, gain).to(dtype)
+        images = torch.addcmul(offset, images, gain).to(dtype)
+        if missing := frames * self._frames - len(images):
+            last = images[-1:].expand(missing + 1, -1, -1, -1)  # a view: a picture is not copied
+            images = torch.cat([images[:-1], last]) if len(images) > 1 else last
         m, p = self._merge, self._patch
-        blocks = image.view(3, rows // m, m, p, columns // m, m, p).permute(1, 4, 2, 5, 0, 3, 6)
-        frames = blocks.unsqueeze(5).expand(-1, -1, -1, -1, -1, self._frames, -1, -1)
-        return frames.reshape(rows * columns, 3 * self._frames * p * p)
+        split = images.unflatten(0, (frames, -1)).unflatten(-1, (columns // m, m, p))
+        blocks = split.unflatten(3, (rows // m, m, p)).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+        return blocks.reshape(frames * rows * columns, 3 * self._frames * p * p)
+
+    def size_of(self, grid_thw: tuple[int, int, int]) -> tuple[int, int]:
+        """Height and width in pixels of what a grid's patches cover."""
+        return grid_thw[1] * self._patch, grid_thw[2] * self._patch
+
+    def num_rows(self, grid_thw: tuple[int, int, int]) -> int:
+        """Embedding rows of a grid."""
+        return grid_thw[0] * grid_thw[1] * grid_thw[2] // self._merge**2
 
     def resized(self, pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """fp32 `[3, height, width]`, whole numbers from 0 to 255."""
-        image = pixels.permute(2, 0, 1)[None].float()
-        for size in ((image.shape[2], width), (height, width)):
-            if image.shape[2:] != size:
-                image = interpolate(image, size, mode="bicubic", antialias=True)
-                image = image.round_().clamp_(0, 255)
-        return image[0]
+        """uint8 `[frames, height, width, 3]` to fp32 `[frames, 3, height, width]`, whole numbers
+        from 0 to 255."""
+        images = pixels.permute(0, 3, 1, 2).float()
+        for size in ((images.shape[2], width), (height, width)):
+            if images.shape[2:] != size:
+                images = interpolate(images, size, mode="bicubic", antialias=True)
+                images = images.round_().clamp_(0, 255)
+        return images
 
     def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         if device not in self._on:

@@ -1,63 +1,29 @@
 """From compressed bytes to patches, on pool threads, without torchvision.
 
-Limits come before work: the header is read, and a picture that is too large, animated or of an
-unknown format is refused before a pixel is decoded (fault F46).  Then EXIF rotation, and the
-Hugging Face processor of the family does the rest (transparency to RGB, resize, normalise,
-patchify), so patches are equal to transformers' by construction.  The grid must be the one that the
-gateway computed from the header, since the prompt already has that many placeholders.
+Of a decoded picture (`image_file`) the Hugging Face processor of the family does the rest
+(transparency to RGB, resize, normalise, patchify), so patches are equal to transformers' by
+construction.  The grid must be the one that the gateway computed from the header, since the prompt
+already has that many placeholders.  Of a video (`video_file`) the frames come resized, and become
+patches as transformers' video processors make them; these need torchvision, so `QwenImageOps` does.
 
-Where the device prepares pictures itself (`image_ops`), this ends with decoded pixels.
+Where the device prepares pictures itself (`image_ops`), this ends with pixels.
 """
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import torch
 
 from epd.engine.base import MediaError, Patches
 from epd.engine.geometry import image_geometry
+from epd.engine.image_file import MAX_PIXELS, decode_image
 from epd.engine.image_ops import rgb_bytes
 from epd.engine.models.base import ModelAdapter
+from epd.engine.video_file import decode_clip
+from epd.messages import Clip
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_PIXELS = 64_000_000
-# A JPEG with several pictures (phones store a preview or a depth map behind the first) is no film.
-_STILL_FORMATS = ("JPEG", "MPO", "BMP")
-
-
-def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
-    """Compressed bytes to a decoded PIL image, upright.  Raises MediaError, for the client."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except UnidentifiedImageError as error:
-        raise MediaError(
-            f"not an image in a known format; send one of {', '.join(FORMATS)}"
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise MediaError(f"the image has too many pixels; send at most {max_pixels}") from error
-    except Exception as error:  # a hostile header can trip any parser
-        raise MediaError(f"the image cannot be read ({error}); send a valid file") from error
-    width, height = image.size
-    if width * height > max_pixels:
-        raise MediaError(f"the image is {width} x {height} pixels; send at most {max_pixels}")
-    try:
-        if image.format not in _STILL_FORMATS and getattr(image, "n_frames", 1) > 1:
-            raise MediaError(
-                f"the image is animated ({image.format}); send one frame as PNG or JPEG"
-            )
-        image.load()
-    except MediaError:
-        raise
-    except Exception as error:  # truncated or corrupt data: decoders raise many types
-        raise MediaError(f"the image is damaged ({error}); send the whole file") from error
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # broken EXIF is no reason to refuse a readable picture
-        return image
+Grid = tuple[int, int, int]
 
 
 class Preprocessor:
@@ -70,13 +36,32 @@ class Preprocessor:
         self._max_pixels = max_pixels
         self._processor = adapter.image_processor()
         self._pinned = on_device
+        self.video_ops = adapter.video_ops()
         self.image_ops = adapter.image_ops(self._processor) if on_device else None
 
-    def __call__(self, data: Any, grid_thw: tuple[int, int, int]) -> Patches:
+    def __call__(self, data: Any, grid_thw: Grid, clip: Clip | None = None) -> Patches:
         """Patches of compressed bytes.  Raises MediaError, also when `grid_thw` is another one."""
+        if clip is not None:
+            return self._of_clip(data, grid_thw, clip)
         return self.patches(decode_image(data, self._max_pixels), grid_thw)
 
-    def patches(self, image: Any, grid_thw: tuple[int, int, int] | None = None) -> Patches:
+    def ops_of(self, pixels: torch.Tensor) -> Any:
+        """What makes patches of bytes on the device: of a picture, or of frames."""
+        return self.video_ops if pixels.ndim == 4 else self.image_ops
+
+    def _of_clip(self, data: Any, grid_thw: Grid, clip: Clip) -> Patches:
+        if self.video_ops is None:
+            raise MediaError("this model takes no videos; send pictures")
+        height, width = self.video_ops.size_of(grid_thw)
+        frames = decode_clip(data, clip, height, width, self._max_pixels)
+        if self._pinned:
+            pixels = _pinned(frames)
+        else:
+            pixels = self.video_ops.patches(torch.from_numpy(frames), grid_thw, torch.float32)
+        num_patches = grid_thw[0] * grid_thw[1] * grid_thw[2]
+        return Patches(pixels, grid_thw, num_patches, self.video_ops.num_rows(grid_thw))
+
+    def patches(self, image: Any, grid_thw: Grid | None = None) -> Patches:
         """Patches of a decoded PIL image.  Raises MediaError."""
         checkpoint = self._adapter.checkpoint
         width, height = image.size

@@ -3,7 +3,10 @@
 Text advances all three axes (time, height, width) by one per token.  A picture that starts at
 position p puts row (t, y, x) at (p + t, p + y, p + x) and then the text goes on at p + max(h, w):
 a picture of 10 x 10 rows costs 100 tokens of KV but only 10 positions.  What that saves is the
-(negative) `delta`: the decode token at index i has position i + delta in all axes (fault F26).
+`delta`: the decode token at index i has position i + delta in all axes (fault F26).
+
+A video is a picture with more than one t.  Qwen2.5-VL measures t in time instead of frames: frame t
+stands at p + floor(t * seconds between frames * positions per second), in fp32 as in transformers.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ from epd.engine.base import MediaLayout, RopePositions
 
 
 def mrope_positions(
-    num_tokens: int, items: Sequence[MediaLayout], merge_size: int
+    num_tokens: int,
+    items: Sequence[MediaLayout],
+    merge_size: int,
+    tokens_per_second: float | None = None,
 ) -> RopePositions:
     """Positions int64 `[3, num_tokens]` and the delta, for pictures in the order of their offsets.
 
-    Raises ValueError when an item does not fit its row count or the prompt.
+    `tokens_per_second`: positions per second of a video; None: one per frame.  Raises ValueError
+    when an item does not fit its row count or the prompt.
     """
     positions = np.empty((3, num_tokens), dtype=np.int64)
     index = position = 0
@@ -34,6 +41,9 @@ def mrope_positions(
         positions[:, index : item.offset] = np.arange(position, position + text)
         position += text
         grid = np.indices((frames, rows, columns)).reshape(3, -1)
+        if tokens_per_second is not None and frames > 1:
+            interval = np.float32(item.second_per_grid) * np.float32(tokens_per_second)
+            grid[0] = (grid[0].astype(np.float32) * interval).astype(np.int64)
         positions[:, item.offset : end] = grid + position
         position += max(rows, columns)
         index = end

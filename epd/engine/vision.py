@@ -21,11 +21,12 @@ import torch
 
 from epd.engine.base import EncodeFailure, EngineStats, Patches, Rows
 from epd.engine.executor import Deferred, DeviceExecutor
+from epd.engine.image_file import MAX_PIXELS
 from epd.engine.models.base import ModelAdapter
-from epd.engine.preprocess import MAX_PIXELS, Preprocessor
+from epd.engine.preprocess import Preprocessor
 from epd.engine.row_memory import copied_out
 from epd.engine.streams import DOWNLOAD, DeviceStreams
-from epd.messages import RowContract
+from epd.messages import Clip, RowContract
 
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
@@ -53,9 +54,11 @@ class TorchVisionEngine:
         self._streams = streams
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
 
-    async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
+    async def preprocess(
+        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+    ) -> Patches:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""
-        return await self._executor.compute(self._preprocess, image, grid_thw)
+        return await self._executor.compute(self._preprocess, image, grid_thw, clip)
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         """Rows or a failure per item, in order; the items share one run of the tower."""
@@ -124,7 +127,7 @@ class TorchVisionEngine:
             return patches
         pixels = self._streams.upload(patches.pixels)
         if pixels.dtype == torch.uint8:
-            ops: Any = self._preprocess.image_ops
+            ops: Any = self._preprocess.ops_of(pixels)
             pixels = ops.patches(pixels, patches.grid_thw, self._dtype)
         return replace(patches, pixels=pixels)
 

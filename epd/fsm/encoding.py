@@ -173,6 +173,7 @@ class Encoding(Machine):
     """One hash; `rooms` are its open rooms, which hold references to the rows."""
 
     __slots__ = (
+        "clip",
         "expected",
         "failure",
         "image",
@@ -192,12 +193,14 @@ class Encoding(Machine):
         journal: Journal = NULL_JOURNAL,
         *,
         num_rows: int = 0,
+        clip: Any = None,
         stored: bool = False,
     ) -> None:
         super().__init__(mm_hash, journal)
         self.image = image
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows
+        self.clip = clip  # which frames to take of a video; None: a picture
         self.stored = stored  # whether a storage may know its rows
         self.rooms: dict[str, None] = {}
         self.patches: Any = None

@@ -271,7 +271,7 @@ class Request(Machine):
             for item in self.message.items
             if item.room in self.missing
             and item.room != ready_room
-            and item.offset + item.num_rows > self.num_computed
+            and item.end > self.num_computed
         )
         return min(lacking, default=ALL_TOKENS)
 

@@ -151,12 +151,21 @@ class Dispatcher:
                 placement.prefill,
                 deadline_s,
                 machine.prompt.wants_timeline,
+                item.clip,
             )
             unaccepted[room] = (encoder, request, item.image)
             rooms[room] = encoder
             items.append(
                 MediaItem(
-                    index, item.mm_hash, item.offset, item.num_rows, item.grid_thw, room, encoder
+                    index,
+                    item.mm_hash,
+                    item.offset,
+                    item.num_rows,
+                    item.grid_thw,
+                    room,
+                    encoder,
+                    item.offsets,
+                    item.second_per_grid,
                 )
             )
         self._offer_encodes(machine)

@@ -134,6 +134,7 @@ class EncodeRole(Role[Encoding]):
                 message.grid_thw,
                 self.actor.journal,
                 num_rows=message.num_rows,
+                clip=message.clip,
                 stored=self.tiers.has_storage,
             )
             self.encodings[message.mm_hash] = encoding
@@ -172,7 +173,9 @@ class EncodeRole(Role[Encoding]):
         if not await self.begin(encoding):
             return fsm.PreprocessFailed("nobody wants it any more")
         try:
-            patches = await self._engine.preprocess(encoding.image, encoding.expected)
+            patches = await self._engine.preprocess(
+                encoding.image, encoding.expected, encoding.clip
+            )
         except MediaError as error:
             return fsm.PreprocessFailed(str(error))
         except Exception as error:

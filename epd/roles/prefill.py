@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from epd.config import PrefillConfig
-from epd.engine.base import MediaLayout
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event, Machine
@@ -33,6 +32,7 @@ from epd.messages import (
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.embeddings import Embeddings, Want
 from epd.roles.requests import Requests
+from epd.roles.step import layouts_of
 from epd.roles.transfers import Transfers
 from epd.transport.base import Buffer, Received
 
@@ -92,8 +92,7 @@ class PrefillRole(Role[Request]):
         remaining = message.sampling.max_tokens - message.num_emitted
         request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
         request.rope = self._requests.engine.rope_positions(
-            len(message.token_ids),
-            [MediaLayout(i.offset, i.num_rows, i.grid_thw) for i in message.items],
+            len(message.token_ids), layouts_of(message.items)
         )
         request.rope_delta = request.rope.delta
         self._requests.open(request)

@@ -6,13 +6,14 @@ a chunk may begin in one and end in the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from epd.engine.base import RowSpan, StepSequence
+from epd.engine.base import MediaLayout, RowSpan, StepSequence
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Request
-from epd.messages import TokenChunk, TokenLogprobs
+from epd.messages import MediaItem, TokenChunk, TokenLogprobs
 
 
 def sequence_of(request: Request, count: int) -> StepSequence:
@@ -78,9 +79,26 @@ def _spans(request: Request, start: int, count: int) -> list[RowSpan]:
     """Which rows replace placeholders of the chunk `[start, start + count)`."""
     spans = []
     for item in getattr(request.message, "items", ()):
-        first = max(start, item.offset)
-        last = min(start + count, item.offset + item.num_rows)
-        if first < last:
-            rows = request.rows[item.room]
-            spans.append(RowSpan(first - start, first - item.offset, last - first, rows))
+        if item.offset >= start + count or start >= item.end:
+            continue
+        for at, first_row, num_rows in item.runs():
+            first, last = max(start, at), min(start + count, at + num_rows)
+            if first < last:
+                row_start = first_row + first - at
+                rows = request.rows[item.room]
+                spans.append(RowSpan(first - start, row_start, last - first, rows))
     return spans
+
+
+def layouts_of(items: Sequence[MediaItem]) -> list[MediaLayout]:
+    """Where rows stand without gaps, for position computation.
+
+    A video whose frames stand apart is one still picture per frame to it.
+    """
+    layouts = []
+    for item in items:
+        frames, height, width = item.grid_thw
+        grid = (1, height, width) if item.offsets else (frames, height, width)
+        for at, _, num_rows in item.runs():
+            layouts.append(MediaLayout(at, num_rows, grid, item.second_per_grid))
+    return layouts

@@ -57,6 +57,6 @@ class PrefixKeys:
         digest = hashlib.blake2b(self.keys[-1] if self.keys else b"", digest_size=DIGEST_NBYTES)
         digest.update(array("q", token_ids).tobytes())
         for item in self._items:
-            if item.offset < start + self._block_size and start < item.offset + item.num_rows:
+            if item.offset < start + self._block_size and start < item.end:
                 digest.update(f"{item.mm_hash}@{item.offset - start}".encode())
         return digest.digest()

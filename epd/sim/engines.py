@@ -22,7 +22,7 @@ from epd.engine.base import (
     StepResult,
     StepSequence,
 )
-from epd.messages import RowContract, TokenLogprobs
+from epd.messages import Clip, RowContract, TokenLogprobs
 from epd.sim import golden
 from epd.sim.device import Costs, SimDevice
 from epd.sim.golden import BLOCK_SIZE, RECORD_NBYTES, ROW_NBYTES, Picture
@@ -42,7 +42,9 @@ class SimVisionEngine:
         self._costs = costs
         self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
 
-    async def preprocess(self, image: Any, grid_thw: tuple[int, int, int]) -> Patches:
+    async def preprocess(
+        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+    ) -> Patches:
         def decode() -> Patches:
             try:
                 picture = Picture.parse(bytes(image))

@@ -212,10 +212,10 @@ def test_added_tokens_may_be_known_to_the_settings_only(tmp_path: Path) -> None:
 
 def test_placeholders_become_rows() -> None:
     renderer = ChatRenderer(CHECKPOINT)
-    ids, offsets = renderer.expand([1, 262, 2, 262, 3], [3, 2])
+    ids, offsets, _ = renderer.expand([1, 262, 2, 262, 3], [3, 2])
     assert ids == [1, 262, 262, 262, 2, 262, 262, 3]
     assert offsets == [1, 5]
-    assert renderer.expand([1, 2], []) == ([1, 2], [])
+    assert renderer.expand([1, 2], []) == ([1, 2], [], [])
 
 
 @pytest.mark.parametrize("row_counts", [[], [4, 4]])

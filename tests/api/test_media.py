@@ -12,11 +12,12 @@ import pytest
 from aiohttp import web
 
 from epd.api.errors import ApiError
-from epd.api.media import MediaFetcher, is_data_url, read_data_url
+from epd.api.media import MediaFetcher, is_data_url, picture_bound, read_data_url
 from epd.config import Limits
 
 PICTURE = b"\x89PNG as far as this module knows"
 LIMITS = Limits(max_image_nbytes=100_000, fetch_timeout_s=2.0)
+BOUND = picture_bound(LIMITS)
 OPEN = Limits(
     max_image_nbytes=100_000, allow_private_networks=True, max_redirects=2, fetch_timeout_s=0.5
 )
@@ -24,9 +25,9 @@ OPEN = Limits(
 
 def test_data_urls() -> None:
     url = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
-    assert read_data_url(url, LIMITS, "x") == PICTURE
-    assert read_data_url("DATA:;BASE64,YWJj", LIMITS, "x") == b"abc"
-    assert read_data_url("data:image/svg+xml,%3Csvg", LIMITS, "x") == b"<svg"
+    assert read_data_url(url, BOUND, "x") == PICTURE
+    assert read_data_url("DATA:;BASE64,YWJj", BOUND, "x") == b"abc"
+    assert read_data_url("data:image/svg+xml,%3Csvg", BOUND, "x") == b"<svg"
     assert is_data_url("data:,")
     assert is_data_url("Data:,")
     assert not is_data_url("http://data:1")
@@ -47,7 +48,7 @@ def test_data_urls() -> None:
 )
 def test_broken_and_large_data_urls(url: str, words: str) -> None:
     with pytest.raises(ApiError, match=words) as refused:
-        read_data_url(url, LIMITS, "x")
+        read_data_url(url, BOUND, "x")
     assert (refused.value.status, refused.value.param) == (400, "x")
 
 
@@ -99,7 +100,7 @@ async def outcome(url: str, limits: Limits) -> bytes | str:
     """The picture, or what the client is told."""
     fetcher = MediaFetcher(limits)
     try:
-        return await fetcher.fetch(url, "x")
+        return await fetcher.fetch(url, BOUND, "x")
     except ApiError as refused:
         return f"{refused.status} {refused.param} {refused.message}"
     finally:
@@ -168,7 +169,7 @@ async def test_a_redirect_does_not_lead_inside(site: str) -> None:
 
     fetcher._check = check  # type: ignore[method-assign]
     with pytest.raises(ApiError, match="private or local"):
-        await fetcher.fetch(moved(site, f"{site}/image"), "x")
+        await fetcher.fetch(moved(site, f"{site}/image"), BOUND, "x")
     assert len(checked) == 2
     await fetcher.close()
 

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 from epd.api.errors import ApiError
 from epd.api.picture import read_size
 from epd.config import Limits
-from epd.engine.preprocess import decode_image
+from epd.engine.image_file import decode_image
 
 LIMITS = Limits(max_pixels=1_000_000)
 KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")

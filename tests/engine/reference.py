@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from tests.engine.hf_video import video_processor
+
 Messages = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ReferenceVideo:
+    """All frames of a video, uint8 `[frames, height, width, 3]`, and how transformers samples it."""
+
+    frames: Any
+    fps: float
+    sampling: dict[str, Any] = field(default_factory=dict)  # of `sample_frames`; empty: none
 
 
 @cache
@@ -51,14 +64,71 @@ def tokenizer(model_dir: Path) -> Any:
     return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
 
-def render(model_dir: Path, messages: Messages) -> list[int]:
-    """Chat messages to token ids, one placeholder per image, as transformers renders them."""
+def render(model_dir: Path, messages: Messages, videos: Sequence[str] = ()) -> list[int]:
+    """Chat messages to token ids, one placeholder per image, as transformers renders them.
+
+    `videos`: what takes the place of each video's placeholder.
+    """
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((model_dir / "chat_template.jinja").read_text())
     text = template.render(messages=messages, add_generation_prompt=True)
+    first, *pieces = text.split("<|video_pad|>")
+    assert len(pieces) == len(videos)
+    text = first + "".join(video + piece for video, piece in zip(videos, pieces, strict=True))
     return list(tokenizer(model_dir).encode(text, add_special_tokens=False).ids)
+
+
+def video_features(
+    model_dir: Path, videos: Sequence[ReferenceVideo]
+) -> tuple[dict[str, Any], list[str]]:
+    """Keyword arguments of the model, and the text of each video, by transformers' own code."""
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    from transformers.video_utils import VideoMetadata
+
+    model_type = json.loads((model_dir / "config.json").read_text())["model_type"]
+    processor = video_processor(model_dir)
+    each: list[Any] = []
+    for video in videos:
+        total = len(video.frames)
+        metadata = VideoMetadata(
+            total_num_frames=total, fps=video.fps, frames_indices=list(range(total))
+        )
+        each.append(
+            processor(
+                videos=[video.frames],
+                video_metadata=[metadata],
+                do_sample_frames=bool(video.sampling),
+                return_metadata=True,
+                return_tensors="pt",
+                **video.sampling,
+            )
+        )
+    features = {
+        name: torch.cat([one[name] for one in each])
+        for name in ("pixel_values_videos", "video_grid_thw")
+    }
+    found = [one["video_metadata"][0] for one in each]
+    if model_type == "qwen2_5_vl":
+        pair = processor.temporal_patch_size
+        features["second_per_grid_ts"] = torch.tensor([pair / m.sampled_fps for m in found])
+    if not model_type.startswith("qwen3"):
+        counts = (features["video_grid_thw"].prod(-1) // processor.merge_size**2).tolist()
+        return features, ["<|video_pad|>" * count for count in counts]
+    writer = SimpleNamespace(
+        video_processor=processor,
+        vision_start_token="<|vision_start|>",
+        video_token="<|video_pad|>",
+        vision_end_token="<|vision_end|>",
+        _calculate_timestamps=lambda *a: Qwen3VLProcessor._calculate_timestamps(None, *a),
+    )
+    inputs = {"video_grid_thw": features["video_grid_thw"], "video_metadata": found}
+    texts = [
+        Qwen3VLProcessor.replace_video_token(writer, inputs, i)  # type: ignore[arg-type]
+        for i in range(len(videos))
+    ]
+    return features, texts
 
 
 def image_token(model_dir: Path) -> int:
@@ -67,33 +137,45 @@ def image_token(model_dir: Path) -> int:
 
 
 def reference_inputs(
-    model_dir: Path, prompt: Messages | Sequence[int], images: Sequence[Any]
+    model_dir: Path,
+    prompt: Messages | Sequence[int],
+    images: Sequence[Any],
+    videos: Sequence[ReferenceVideo] = (),
 ) -> dict[str, Any]:
     """Keyword arguments of the model: placeholders expanded, pixels, grids."""
     chat = bool(prompt) and isinstance(prompt[0], dict)
-    ids = render(model_dir, prompt) if chat else list(prompt)  # type: ignore[arg-type]
-    if not images:
+    shown, texts = video_features(model_dir, videos) if videos else ({}, [])
+    ids = render(model_dir, prompt, texts) if chat else list(prompt)  # type: ignore[arg-type]
+    if not images and not videos:
         return {"input_ids": torch.tensor([ids])}
-    features = dict(reference_processor(model_dir)(images=list(images), return_tensors="pt"))
-    model = reference_model(model_dir)
-    if "image_grid_thw" in features:
-        merge = model.config.vision_config.spatial_merge_size
-        counts = (features["image_grid_thw"].prod(-1) // merge**2).tolist()
-    else:
-        features.pop("batch_num_images", None)
-        with torch.inference_mode():
-            output = model.model.get_image_features(**features, return_dict=True)
-        counts = [len(rows) for rows in output.pooler_output]
+    features, counts = _image_features(model_dir, images) if images else ({}, [])
     token = image_token(model_dir)
     expanded: list[int] = []
     remaining = iter(counts)
     for token_id in ids:
         expanded += [token] * next(remaining) if token_id == token else [token_id]
     input_ids = torch.tensor([expanded])
-    inputs = {"input_ids": input_ids} | features
-    if "image_grid_thw" in features:
-        inputs["mm_token_type_ids"] = (input_ids == token).int()
+    inputs = {"input_ids": input_ids} | features | shown
+    if "image_grid_thw" in features or videos:
+        kinds = (input_ids == token).int()
+        if videos:
+            config = json.loads((model_dir / "config.json").read_text())
+            kinds += 2 * (input_ids == config["video_token_id"]).int()
+        inputs["mm_token_type_ids"] = kinds
     return inputs
+
+
+def _image_features(model_dir: Path, images: Sequence[Any]) -> tuple[dict[str, Any], list[int]]:
+    """Pixels and grids, and the number of rows of each image."""
+    features = dict(reference_processor(model_dir)(images=list(images), return_tensors="pt"))
+    model = reference_model(model_dir)
+    if "image_grid_thw" in features:
+        merge = model.config.vision_config.spatial_merge_size
+        return features, (features["image_grid_thw"].prod(-1) // merge**2).tolist()
+    features.pop("batch_num_images", None)
+    with torch.inference_mode():
+        output = model.model.get_image_features(**features, return_dict=True)
+    return features, [len(rows) for rows in output.pooler_output]
 
 
 def reference_generate(
@@ -101,13 +183,14 @@ def reference_generate(
     prompt: Messages | Sequence[int],
     images: Sequence[Any] = (),
     max_new_tokens: int = 16,
+    videos: Sequence[ReferenceVideo] = (),
     **generate: Any,
 ) -> list[int]:
     """Greedy output tokens of `transformers.generate` in fp32, the end token included.
 
     `prompt`: chat messages, or token ids with one placeholder per image.  `images`: PIL, in order.
     """
-    inputs = reference_inputs(model_dir, prompt, images)
+    inputs = reference_inputs(model_dir, prompt, images, videos)
     model = reference_model(model_dir)
     model.model.rope_deltas = None
     with torch.inference_mode():
@@ -118,10 +201,13 @@ def reference_generate(
 
 
 def reference_logits(
-    model_dir: Path, prompt: Messages | Sequence[int], images: Sequence[Any] = ()
+    model_dir: Path,
+    prompt: Messages | Sequence[int],
+    images: Sequence[Any] = (),
+    videos: Sequence[ReferenceVideo] = (),
 ) -> torch.Tensor:
     """fp32 logits behind the last prompt token, `[vocabulary]`."""
-    inputs = reference_inputs(model_dir, prompt, images)
+    inputs = reference_inputs(model_dir, prompt, images, videos)
     model = reference_model(model_dir)
     model.model.rope_deltas = None
     with torch.inference_mode():

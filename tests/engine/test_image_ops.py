@@ -15,9 +15,9 @@ from PIL import Image
 
 from epd.engine.checkpoint import read_checkpoint
 from epd.engine.geometry import image_geometry
+from epd.engine.image_file import decode_image
 from epd.engine.image_ops import QwenImageOps, rgb_bytes
 from epd.engine.models.registry import adapter_for
-from epd.engine.preprocess import decode_image
 from tests.engine.conftest import picture
 
 MODES = ("RGB", "RGB", "L", "RGBA", "P", "LA", "CMYK", "I;16")

@@ -18,8 +18,9 @@ from PIL import Image, features
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_checkpoint
 from epd.engine.geometry import image_geometry
+from epd.engine.image_file import decode_image
 from epd.engine.models.registry import adapter_for
-from epd.engine.preprocess import Preprocessor, decode_image
+from epd.engine.preprocess import Preprocessor
 from tests.engine.conftest import picture
 from tests.engine.reference import reference_processor
 from tests.engine.tiny_models import VISION_FAMILIES

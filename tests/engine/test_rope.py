@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epd.engine.base import MediaLayout
+from epd.engine.checkpoint import read_checkpoint
+from epd.engine.models.registry import adapter_for
 from epd.engine.rope import mrope_positions
+from epd.messages import Address, MediaItem
+from epd.roles.step import layouts_of
 from tests.engine.reference import reference_model
 
 MERGE = 2
@@ -45,6 +51,58 @@ def test_equal_to_get_rope_index(
         mm_token_type_ids=torch.tensor([types]),
         image_grid_thw=grids,
     )
+    assert found.positions.tolist() == positions[:, 0].tolist()
+    assert found.delta == int(delta)
+
+
+videos = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 5), sides, sides, st.floats(0.05, 3.0)), max_size=3
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@given(videos=videos, tail=st.integers(1, 9))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_videos_equal_get_rope_index(
+    family: str,
+    model_dir: Callable[[str], Path],
+    videos: list[tuple[int, int, int, int, float]],
+    tail: int,
+) -> None:
+    """(text before, frames, height, width, seconds per frame), each after a picture of one row."""
+    items: list[MediaItem] = []
+    types: list[int] = []
+    apart = family == "qwen3_vl"
+    nobody = Address("e", 1, "")
+    for text, frames, height, width, seconds in videos:
+        types += [0] * text + [1, 0]
+        items.append(MediaItem(0, "a", len(types) - 2, 1, (1, MERGE, MERGE), "a", nobody))
+        offsets = []
+        for _ in range(frames):
+            offsets.append(len(types))
+            types += [2] * (height * width) + [0] * apart
+        grid = (frames, height * MERGE, width * MERGE)
+        item = MediaItem(0, "b", offsets[0], frames * height * width, grid, "b", nobody)
+        where = tuple(offsets) if apart else ()
+        items.append(msgspec.structs.replace(item, offsets=where, second_per_grid=seconds))
+        assert items[-1].end == len(types) - apart
+    types += [0] * tail
+    model = reference_model(model_dir(family))
+    grids = {"image_grid_thw": items[0::2], "video_grid_thw": items[1::2]}
+    asked: dict[str, Any] = {
+        n: torch.tensor([i.grid_thw for i in g]) for n, g in grids.items() if g
+    }
+    if family == "qwen2_5_vl" and items:
+        asked["second_per_grid_ts"] = torch.tensor([i.second_per_grid for i in items[1::2]])
+    positions, delta = model.model.get_rope_index(
+        torch.zeros(1, len(types), dtype=torch.int64),
+        mm_token_type_ids=torch.tensor([types]),
+        **asked,
+    )
+    adapter = adapter_for(read_checkpoint(model_dir(family)))
+    found = adapter.rope_positions(len(types), layouts_of(items))
     assert found.positions.tolist() == positions[:, 0].tolist()
     assert found.delta == int(delta)
 

@@ -201,6 +201,7 @@ def _write_companions(family: str, directory: Path) -> None:
         }
     elif family in VISION_FAMILIES:
         settings = {"image_processor_type": "Qwen2VLImageProcessor"} | _PIXELS
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(_PIXELS, indent=1))
     else:
         return
     (directory / "preprocessor_config.json").write_text(json.dumps(settings, indent=1))

@@ -31,8 +31,8 @@ MESSAGE = SimpleNamespace(
     gateway=PEER,
     deadline_s=9.0,
     items=(
-        SimpleNamespace(room="a", offset=1, num_rows=1),
-        SimpleNamespace(room="b", offset=2, num_rows=1),
+        SimpleNamespace(room="a", offset=1, end=2),
+        SimpleNamespace(room="b", offset=2, end=3),
     ),
 )
 

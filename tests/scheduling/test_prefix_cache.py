@@ -20,7 +20,7 @@ BLOCK = 4
 def keys_of(tokens: list[int], *pictures: tuple[str, int, int]) -> list[bytes]:
     """Keys of a text with pictures `(mm_hash, offset, num_rows)`."""
     items: Any = [
-        SimpleNamespace(mm_hash=name, offset=offset, num_rows=rows)
+        SimpleNamespace(mm_hash=name, offset=offset, end=offset + rows)
         for name, offset, rows in pictures
     ]
     return PrefixKeys(BLOCK, items).extend(lambda start, stop: tokens[start:stop], len(tokens))

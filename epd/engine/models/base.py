@@ -131,6 +131,10 @@ class ModelAdapter:
         """What prepares decoded pixels on the device (`QwenImageOps`); None: `to_patches` must."""
         return None
 
+    def video_ops(self) -> Any:
+        """What makes patches of a video's resized frames (`QwenImageOps`); None: it takes none."""
+        return None
+
     def adopt_vision(self, model: Any) -> None:
         """Exchange modules of a loaded vision part for faster ones."""
 

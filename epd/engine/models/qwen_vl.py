@@ -12,6 +12,7 @@ from epd.engine.image_ops import QwenImageOps
 from epd.engine.models.base import ModelAdapter
 from epd.engine.rope import mrope_positions
 from epd.engine.tower import adopt, tower_inputs
+from epd.engine.video import video_settings
 
 
 class Qwen2VL(ModelAdapter):
@@ -37,6 +38,11 @@ class Qwen2VL(ModelAdapter):
     def image_ops(self, processor: Any) -> Any:
         return QwenImageOps(processor) if QwenImageOps.fits(processor) else None
 
+    def video_ops(self) -> QwenImageOps | None:
+        checkpoint = self.checkpoint
+        settings = video_settings(checkpoint.config, checkpoint.video_preprocessor)
+        return None if settings is None else QwenImageOps(settings)
+
     def adopt_vision(self, model: Any) -> None:
         adopt(model.model.visual)
 
@@ -60,6 +66,11 @@ class Qwen2_5VL(Qwen2VL):
     model_type = "qwen2_5_vl"
     modelling = "qwen2_5_vl.modeling_qwen2_5_vl"
     class_name = "Qwen2_5_VLForConditionalGeneration"
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        vision = self.config.vision_config
+        merge, per_second = vision.spatial_merge_size, vision.tokens_per_second
+        return mrope_positions(num_tokens, items, merge, per_second)
 
 
 class Qwen3VL(Qwen2VL):

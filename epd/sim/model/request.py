@@ -30,7 +30,10 @@ class _Item:
 
     room: str
     offset: int
-    num_rows: int = 1
+
+    @property
+    def end(self) -> int:
+        return self.offset + 1
 
 
 @dataclass(frozen=True, slots=True)

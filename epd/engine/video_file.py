@@ -1,0 +1,100 @@
+"""From a video's bytes to the frames that a model sees, on a pool thread.
+
+Frames are decoded in order up to the last one that is wanted (a video is a chain of differences),
+and each wanted one is resized as soon as it is there, so that no more than one full-sized frame is
+held.  transformers resizes frames with PyTorch's filter for bytes, which is Pillow's arithmetic in
+whole numbers; so does this.  A phone's video that lies on its side is turned upright.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from epd.engine.base import MediaError
+from epd.engine.container import open_container
+from epd.engine.image_file import decode_image
+from epd.engine.image_ops import rgb_bytes
+from epd.engine.video import FRAMES
+from epd.messages import Clip
+
+Pixels = np.ndarray[Any, Any]
+DECODE_TIMEOUT_S = 60.0
+
+
+def decode_clip(data: Any, clip: Clip, height: int, width: int, max_pixels: int) -> Pixels:
+    """uint8 `[frames, height, width, 3]`: the clip's frames, resized.  Raises MediaError."""
+    taken = np.empty((len(clip.frames), height, width, 3), dtype=np.uint8)
+    source = _pictures if clip.container == FRAMES else _film
+    size: tuple[int, ...] = ()
+    count = 0
+    for pixels in source(data, clip, max_pixels):
+        if size not in ((), pixels.shape):
+            raise MediaError(
+                f"frame {clip.frames[count] + 1} of the video has another size than the first; "
+                "send frames of one size"
+            )
+        size = pixels.shape
+        taken[count] = resized(pixels, height, width)
+        count += 1
+    if count < len(clip.frames):
+        raise MediaError(
+            f"the video has no frame {clip.frames[count] + 1}, though its header says so; "
+            "send the whole file"
+        )
+    return taken
+
+
+def resized(pixels: Pixels, height: int, width: int) -> Pixels:
+    """uint8 `[height, width, 3]` of a frame of another size, antialiased."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    image = interpolate(image, (height, width), mode="bicubic", antialias=True)
+    return image[0].permute(1, 2, 0).numpy()
+
+
+def _pictures(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+    """Frames that came as pictures."""
+    packed = msgspec.msgpack.decode(data, type=list[memoryview])
+    for index in clip.frames:
+        try:
+            yield np.array(rgb_bytes(decode_image(packed[index], max_pixels)))
+        except MediaError as error:
+            raise MediaError(f"frame {index + 1} of the video: {error}") from error
+
+
+def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+    """Frames of a file, each as often as it is wanted."""
+    import av
+
+    wanted = iter(clip.frames)
+    index = next(wanted)
+    try:
+        with open_container(data, clip.container, DECODE_TIMEOUT_S) as container:
+            for number, frame in enumerate(container.decode(video=0)):
+                while index == number:
+                    yield _upright(frame, max_pixels)
+                    if (following := next(wanted, None)) is None:
+                        return
+                    index = following
+    except (av.FFmpegError, OSError, ValueError, IndexError) as error:
+        raise MediaError(f"the video cannot be decoded ({error}); encode it again") from error
+
+
+def _upright(frame: Any, max_pixels: int) -> Pixels:
+    """RGB bytes of a decoded frame."""
+    if frame.width * frame.height > max_pixels:
+        raise MediaError(
+            f"a frame of the video is {frame.width} x {frame.height} pixels; "
+            f"send at most {max_pixels}"
+        )
+    pixels: Pixels = frame.to_ndarray(format="rgb24")
+    if frame.rotation:  # degrees, counterclockwise
+        pixels = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
+    return pixels

@@ -1,0 +1,110 @@
+"""transformers' own video processors, on a machine without torchvision.
+
+They call torchvision for two things: `resize`, which on a CPU is PyTorch's `interpolate` on bytes,
+and `normalize`.  Where torchvision is missing these stand in for it, and all that is compared
+(which frames, how large, in which order) is transformers' own code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from epd.engine.checkpoint import read_config
+
+_CLASSES = {
+    "qwen2_vl": ("qwen2_vl", "Qwen2VLVideoProcessor"),
+    "qwen2_5_vl": ("qwen2_vl", "Qwen2VLVideoProcessor"),
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+    "qwen3_vl_moe": ("qwen3_vl", "Qwen3VLVideoProcessor"),
+}
+
+
+class InterpolationMode(Enum):
+    """torchvision's names."""
+
+    NEAREST = "nearest"
+    NEAREST_EXACT = "nearest-exact"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    BOX = "box"
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
+
+def _resize(
+    image: torch.Tensor, size: Sequence[int], interpolation: Any, antialias: bool = True
+) -> torch.Tensor:
+    if tuple(image.shape[-2:]) == tuple(size):
+        return image
+    assert interpolation is InterpolationMode.BICUBIC and image.dtype == torch.uint8
+    flat = image.reshape(-1, *image.shape[-3:])
+    out = torch.nn.functional.interpolate(flat, list(size), mode="bicubic", antialias=antialias)
+    return out.reshape(*image.shape[:-2], *out.shape[-2:])
+
+
+def _normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> torch.Tensor:
+    mean, std = (torch.as_tensor(v, dtype=image.dtype).view(-1, 1, 1) for v in (mean, std))
+    return (image - mean).div_(std)
+
+
+def _stand_in() -> None:
+    """Put the two functions where transformers looks for torchvision."""
+    functional: Any = ModuleType("torchvision.transforms.v2.functional")
+    functional.resize, functional.normalize = _resize, _normalize
+    functional.grayscale_to_rgb = lambda video: video  # frames here have their three channels
+    functional.InterpolationMode = InterpolationMode
+    names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    modules: dict[str, Any] = {name: ModuleType(name) for name in names}
+    modules[names[0]].transforms = modules[names[1]]
+    modules[names[1]].v2 = modules[names[2]]
+    modules[names[2]].functional = functional
+    theirs: Any = importlib.import_module("transformers.video_processing_utils")
+    sys.modules.update(modules | {functional.__name__: functional})
+    try:
+        for module, _ in _CLASSES.values():
+            importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
+    finally:
+        for name in (*names, functional.__name__):
+            del sys.modules[name]
+    backends: Any = importlib.import_module("transformers.image_processing_backends")
+    backends.tvF = functional
+    theirs.tvF = functional
+    from PIL.Image import Resampling
+
+    backends.pil_torch_interpolation_mapping = {
+        Resampling.BICUBIC: InterpolationMode.BICUBIC,
+        3: InterpolationMode.BICUBIC,
+    }
+
+
+@cache
+def _ready() -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        _stand_in()
+
+
+def video_processor(model_dir: Path, **changes: Any) -> Any:
+    """The directory's video processor, built as `from_pretrained` would."""
+    _ready()
+    path = model_dir / "video_preprocessor_config.json"
+    settings = json.loads(path.read_text()) | changes
+    return make_processor(read_config(model_dir)["model_type"], settings)
+
+
+def make_processor(model_type: str, settings: dict[str, Any]) -> Any:
+    """The family's video processor with these settings."""
+    _ready()
+    module, name = _CLASSES[model_type]
+    found = importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
+    return getattr(found, name)(**{"cap_pixels_per_frame": False} | settings)
