@@ -23,7 +23,7 @@ Messages = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class ReferenceVideo:
-    """All frames of a video, uint8 `[frames, height, width, 3]`, and how transformers samples it."""
+    """All frames of a video, uint8 `[frames, height, width, 3]`, and how they are sampled."""
 
     frames: Any
     fps: float
