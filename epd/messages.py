@@ -44,6 +44,7 @@ from epd.records import (
     TokenChunk,
     TokenLogprobs,
     TransportOffer,
+    end_of,
 )
 
 PROTOCOL_VERSION = 1
@@ -387,4 +388,5 @@ __all__ = [  # what others read from here though it is defined in `epd.records`
     "TokenChunk",
     "TokenLogprobs",
     "TransportOffer",
+    "end_of",
 ]

@@ -151,6 +151,13 @@ class Clip(Record):
     frames: tuple[int, ...]
 
 
+def end_of(offset: int, num_rows: int, offsets: tuple[int, ...]) -> int:
+    """Position behind the last row of an item; see `MediaItem`."""
+    if not offsets:
+        return offset + num_rows
+    return offsets[-1] + num_rows // len(offsets)
+
+
 class MediaItem(Record):
     """One picture or video of a prompt: where its rows go and who makes them."""
 
@@ -167,9 +174,7 @@ class MediaItem(Record):
     @property
     def end(self) -> int:
         """Position behind its last row."""
-        if not self.offsets:
-            return self.offset + self.num_rows
-        return self.offsets[-1] + self.num_rows // len(self.offsets)
+        return end_of(self.offset, self.num_rows, self.offsets)
 
     def runs(self) -> list[tuple[int, int, int]]:
         """Its rows without gaps: position in the prompt, first row, number of rows."""

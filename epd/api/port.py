@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from epd.messages import Clip, SamplingParams, TokenLogprobs
+from epd.messages import Clip, SamplingParams, TokenLogprobs, end_of
 
 
 class Refused(Exception):
@@ -35,6 +35,11 @@ class PreparedItem:
     clip: Clip | None = None  # of a video
     offsets: tuple[int, ...] = ()  # these two: see `MediaItem`
     second_per_grid: float = 1.0
+
+    @property
+    def end(self) -> int:
+        """Position behind its last row."""
+        return end_of(self.offset, self.num_rows, self.offsets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ DIGEST_NBYTES = 16
 
 
 class Placed(Protocol):
-    """A picture in a text: its content, its first placeholder's index, its number of rows."""
+    """A picture or video in a text: its content, where its rows begin, and where they end."""
 
     @property
     def mm_hash(self) -> str: ...
     @property
     def offset(self) -> int: ...
     @property
-    def num_rows(self) -> int: ...
+    def end(self) -> int: ...
 
 
 class PrefixKeys:
