@@ -110,6 +110,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives
     gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
     cuda_graphs: bool = True  # steps of decodes alone are captured and replayed
+    async_scheduling: bool = False  # the next step is launched while one runs: pays on a GPU
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
     max_itl_impact: float = (
@@ -160,6 +161,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 CUDA_DEFAULTS: dict[str, object] = {
     "engine.dtype": "bfloat16",
     "engine.kv_nbytes": 0,
+    "engine.async_scheduling": True,
     "engine.max_step_tokens": 8192,
     "engine.max_chunk_tokens": 8192,
     "encode.max_batch_patches": 8192,

@@ -139,6 +139,11 @@ class SamplingParams(Record):
             or self.repetition_penalty != 1.0
         )
 
+    def is_chosen_on_device(self, output_index: int) -> bool:
+        """Whether nothing but temperature and filters decides this output token: bias, penalties
+        and grammars read lists that only the host has."""
+        return not self.logit_bias and not self.reads_output and self.min_tokens <= output_index
+
 
 class Clip(Record):
     """Which frames of a video an item's rows are made of; a picture has none.

@@ -8,7 +8,7 @@ no request state: what a step needs is in the batch, and the same batch gives th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -196,10 +196,11 @@ class LanguageEngine(Protocol):
         """Copy `slots` of the attached memory into blocks of a pool that is not in place."""
         ...
 
-    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+    def step(self, batch: Sequence[StepSequence]) -> Awaitable[StepResult]:
         """One forward over a mixed batch of prefill chunks and decodes, then sampling.
 
-        Raises EngineError when the whole step failed.
+        It is queued when this returns; a second step may be, before the first one is over.  Raises
+        EngineError, here or when it is awaited, when the whole step failed.
         """
         ...
 

@@ -16,8 +16,9 @@ where the sampler has put it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -88,6 +89,7 @@ class TorchLanguageEngine:
             self.row_contract,
         )
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
+        self._ended = 0.0  # the last step that is over, on the clock of `perf_counter`
         self._sampled: dict[str, int] = {}  # request to its row among the tokens sampled last
 
     @property
@@ -126,9 +128,9 @@ class TorchLanguageEngine:
             land: Any = self._hop.land
             await self._executor.launch(land, tuple(slots), tuple(blocks))
 
-    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+    def step(self, batch: Sequence[StepSequence]) -> Awaitable[StepResult]:
         """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError."""
-        return await self._executor.launch(self._launch, list(batch))
+        return self._executor.launch(self._launch, list(batch))
 
     # --- on the launch thread --------------------------------------------------------------------
 
@@ -142,8 +144,9 @@ class TorchLanguageEngine:
     def _launch(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
         started = time.perf_counter()
         outcomes: list[Outcome] = []
+        sampled, self._sampled = self._sampled, {}  # a step that raises has sampled nothing
         for sequence in batch:
-            fault = self._check.fault(sequence, self._sampled)
+            fault = self._check.fault(sequence, sampled)
             outcomes.append(StepFailure(fault) if fault else None)
         good = [i for i, fault in enumerate(outcomes) if fault is None]
         asked = [i for i in good if batch[i].sample is not None]
@@ -151,7 +154,7 @@ class TorchLanguageEngine:
         if good:
             try:
                 with torch.inference_mode():
-                    logits = self._logits([batch[i] for i in good])
+                    logits = self._logits([batch[i] for i in good], sampled)
                     if asked:
                         draft = Draft(logits, [self._request(batch[i]) for i in asked])
                         self.forward.keep(draft.tokens)
@@ -163,7 +166,9 @@ class TorchLanguageEngine:
         def finish() -> StepResult:
             for i, outcome in zip(asked, draft.finish() if draft else (), strict=True):
                 outcomes[i] = outcome
-            elapsed_s = time.perf_counter() - started
+            ended = time.perf_counter()
+            elapsed_s = ended - max(started, self._ended)  # it stood behind the step before
+            self._ended = ended
             self.stats.steps += 1
             self.stats.tokens += num_tokens
             self.stats.busy_s += elapsed_s
@@ -171,10 +176,10 @@ class TorchLanguageEngine:
 
         return Deferred(finish)
 
-    def _logits(self, batch: Sequence[StepSequence]) -> torch.Tensor:
-        sources = [
-            self._sampled[s.request_id] if tuple(s.token_ids) == (PENDING,) else -1 for s in batch
-        ]
+    def _logits(
+        self, batch: Sequence[StepSequence], sampled: Mapping[str, int] = MappingProxyType({})
+    ) -> torch.Tensor:
+        sources = [sampled[s.request_id] if tuple(s.token_ids) == (PENDING,) else -1 for s in batch]
         return self.forward(batch, sources)
 
     def logits(self, batch: Sequence[StepSequence]) -> torch.Tensor:

@@ -55,13 +55,17 @@ def uniform(seed: int, index: int) -> float:
 class Draft:
     """Tokens on their way: chosen on the device where that can be, the rest by `finish`.
 
-    `tokens` is int64 `[n]` on the device of the logits, for the next step to read; a row that
-    `host_rows` names has no token there yet.
+    `tokens` is int64 `[n]` on the device of the logits, for the next step to read; a row whose
+    token the host chooses has none there.  `host_rows`: those whose logits the host looks at.
     """
 
     def __init__(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
         self._requests = requests
-        self.host_rows = [row for row, r in enumerate(requests) if not is_sampled_on_device(r)]
+        self.host_rows = [
+            row
+            for row, r in enumerate(requests)
+            if r.params.num_logprobs >= 0 or not is_sampled_on_device(r)
+        ]
         drawn = [
             row
             for row, r in enumerate(requests)
@@ -90,8 +94,11 @@ class Draft:
                 outcomes.append(StepFailure("the model gave logits that are not finite"))
             elif row in host:
                 assert self._logits is not None
+                raw, request = self._logits[host[row]], self._requests[row]
                 try:
-                    outcomes.append(_sample_row(self._logits[host[row]], self._requests[row]))
+                    if not is_sampled_on_device(request):
+                        token = _choose(raw, request)
+                    outcomes.append(_with_logprobs(raw, token, request.params.num_logprobs))
                 except ValueError as error:
                     outcomes.append(StepFailure(str(error)))
             else:
@@ -110,18 +117,8 @@ def sample(
 
 
 def is_sampled_on_device(request: SampleRequest) -> bool:
-    """Nothing but temperature and filters: no log-probabilities, bias or penalties, which read
-    lists of tokens that only the host has."""
-    params = request.params
-    return (
-        params.num_logprobs < 0
-        and not params.logit_bias
-        and request.allowed is None
-        and params.min_tokens <= request.output_index
-        and params.repetition_penalty == 1.0
-        and params.frequency_penalty == 0.0
-        and params.presence_penalty == 0.0
-    )
+    """Whether its token is there for the next step before the host has seen it."""
+    return request.allowed is None and request.params.is_chosen_on_device(request.output_index)
 
 
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
@@ -131,7 +128,8 @@ def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch
     return draw(probabilities, to_device(numbers, torch.float64, logits.device))
 
 
-def _sample_row(raw: torch.Tensor, request: SampleRequest) -> TokenLogprobs:
+def _choose(raw: torch.Tensor, request: SampleRequest) -> int:
+    """The token of a row `[vocabulary]` that needs the host."""
     params = request.params
     logits = raw.clone()
     _apply_bias(logits, request)
@@ -139,10 +137,8 @@ def _sample_row(raw: torch.Tensor, request: SampleRequest) -> TokenLogprobs:
     if request.allowed is not None:
         logits[~torch.from_numpy(request.allowed())] = -torch.inf
     if params.temperature < GREEDY_BELOW:
-        token = int(logits.argmax())
-    else:
-        token = int(_draw_rows(logits[None], [request]))
-    return _with_logprobs(raw, token, params.num_logprobs)
+        return int(logits.argmax())
+    return int(_draw_rows(logits[None], [request]))
 
 
 def _apply_bias(logits: torch.Tensor, request: SampleRequest) -> None:

@@ -11,9 +11,13 @@ remote KV.  Either way it then decodes until a token ends it.
 Blocks belong to the request from admission to its end, except after the hand-over, when the transfer
 owns them until its outcome is known.  Decoding asks for more as it goes; when there are none, the
 youngest request gives its blocks up (PREEMPTED), joins the line again at its old place, and computes
-its prompt and what it has generated once more; its client sees a pause and no other difference.  A step in flight reads and writes the blocks and cannot be
-interrupted, so an abort meanwhile is the state ABORTING, which keeps the blocks until the step has
-returned (faults F6, F43).  An embedding is received once: later chunks use the resident rows (F10).
+its prompt and what it has generated once more; its client sees a pause and no other difference.
+
+A step in flight reads and writes the blocks and cannot be interrupted, so an abort meanwhile is the
+state ABORTING, which keeps the blocks until the last step has returned (faults F6, F43).  The step
+after one may be launched before that one's tokens are known.  If such a token ends the request, the
+step ahead has computed it once too often: FINISHING keeps the blocks until that step has returned,
+and its token is dropped.  An embedding is received once: later chunks use the resident rows (F10).
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class S(State):
     WAITING_FOR_REMOTE_KV = "blocks are asked for or granted; the KV is on its way"
     DECODING = "owns blocks; one token a step"
     ABORTING = "ended for the client; blocks stay until the step or the transfer has ended"
+    FINISHING = "its last token is sent; blocks stay until the step launched ahead has ended"
     FINISHED = "owns nothing"
     FAILED = "owns nothing; the gateway was told why"
 
@@ -241,7 +246,7 @@ class Request(Machine):
         self.num_computed = 0
         self.prefix: Any = None  # the keys of its blocks' contents
         self.rank = 0.0  # its place in every line of this instance
-        self.in_flight = False  # a step or a transfer uses the blocks now
+        self.in_flight = 0  # steps under way that use the blocks
         self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
         self.num_sent = 0
         self.rope: Any = None
@@ -262,7 +267,7 @@ class Request(Machine):
     @property
     def ended_for_client(self) -> bool:
         """Nobody reads its tokens any more, whatever still owns its memory."""
-        return self.terminal or self.state is S.ABORTING
+        return self.terminal or self.state in (S.ABORTING, S.FINISHING)
 
     def num_ready(self, ready_room: str = "") -> int:
         """Tokens up to the first picture that lacks; `ready_room` does not, whatever is noted."""
@@ -312,7 +317,7 @@ def decode_here(request: Request, event: Event) -> bool:
 
 
 def in_flight(request: Request, event: Event) -> bool:
-    return request.in_flight
+    return request.in_flight > 0
 
 
 def keep_rows(request: Request, event: EmbeddingReady) -> None:

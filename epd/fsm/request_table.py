@@ -49,6 +49,7 @@ _ENDED = (S.FINISHED, S.FAILED)
 _END = (Do.SEND_ABORTED,)
 _RUN = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
 _GIVE_WAY = (*_RUN, Do.ENQUEUE)
+_LINGERS = (S.ABORTING, S.FINISHING)
 
 # One line per row, as the table that it is.
 # fmt: off
@@ -76,7 +77,7 @@ ROWS = (
     Row(S.RUNNING, ChunkComputed, S.WAITING_MID_PROMPT, (), count_chunk, reaches_missing, "others pass it"),
     Row(S.RUNNING, ChunkComputed, None, (), count_chunk, unless(reaches_missing)),
     Row(S.RUNNING, EmbeddingReady, None, (Do.EXTEND,), keep_rows, note="its load overlapped the steps before it"),
-    Row(S.RUNNING, EmbeddingFailed, S.ABORTING, (Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight),
+    Row(S.RUNNING, EmbeddingFailed, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight),
     Row(S.RUNNING, EmbeddingFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
     Row(S.WAITING_MID_PROMPT, EmbeddingReady, S.RUNNING, (Do.EXTEND,), keep_rows, goes_on, "its blocks are as they were (F10)"),
     Row(S.WAITING_MID_PROMPT, EmbeddingReady, None, (), keep_rows, unless(goes_on), "a later picture"),
@@ -89,12 +90,13 @@ ROWS = (
     Row(S.RUNNING, FirstTokenSampled, S.TRANSFERRING, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.HAND_OVER_KV), keep_first_token, unless(decode_here)),
     Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, decode_here),
     Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.WITHDRAW_OFFER), keep_last_token, unless(decode_here)),
-    Row(S.RUNNING, StepFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure),
-    Row(S.RUNNING, KvFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "decode lost or refused early"),
+    Row(S.RUNNING, StepFailed, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "its next chunk runs already"),
+    Row(S.RUNNING, StepFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
+    Row(S.RUNNING, KvFailed, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "decode lost or refused early"),
     Row(S.RUNNING, KvFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
-    Row(S.RUNNING, AbortReceived, S.ABORTING, (Do.WITHDRAW_OFFER, *_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
+    Row(S.RUNNING, AbortReceived, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, *_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
     Row(S.RUNNING, AbortReceived, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, *_END), when=unless(in_flight)),
-    Row(S.RUNNING, DeadlinePassed, S.ABORTING, (Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
+    Row(S.RUNNING, DeadlinePassed, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
     Row(S.RUNNING, DeadlinePassed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), note_late, unless(in_flight)),
     Row(S.RUNNING, Preempted, None, when=in_flight, note="not while a step uses the blocks (F6)"),
     Row(S.RUNNING, Preempted, S.PREEMPTED, _GIVE_WAY, when=unless(in_flight), note="recompute; rows stay referenced, the offer stands"),
@@ -118,33 +120,36 @@ ROWS = (
     Row(S.DECODING, Grown, None, (), grow),
     Row(S.DECODING, Preempted, None, when=in_flight, note="not while a step uses the blocks (F6)"),
     Row(S.DECODING, Preempted, S.PREEMPTED, _GIVE_WAY, when=unless(in_flight), note="recompute the prompt and what was generated"),
-    Row(S.DECODING, LastTokenSampled, S.FINISHED, (*_RUN, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token),
-    Row(S.DECODING, StepFailed, S.FAILED, (*_RUN, Do.SEND_FAILURE), keep_failure),
-    Row(S.DECODING, AbortReceived, S.ABORTING, (*_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
+    Row(S.DECODING, LastTokenSampled, S.FINISHING, (Do.DEQUEUE, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_flight, "the step ahead writes into its blocks"),
+    Row(S.DECODING, LastTokenSampled, S.FINISHED, (*_RUN, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_flight)),
+    Row(S.DECODING, StepFailed, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "the step ahead has it, too"),
+    Row(S.DECODING, StepFailed, S.FAILED, (*_RUN, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
+    Row(S.DECODING, AbortReceived, S.ABORTING, (Do.DEQUEUE, *_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
     Row(S.DECODING, AbortReceived, S.FINISHED, (*_RUN, *_END), when=unless(in_flight)),
-    Row(S.DECODING, DeadlinePassed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
+    Row(S.DECODING, DeadlinePassed, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
     Row(S.DECODING, DeadlinePassed, S.FAILED, (*_RUN, Do.SEND_FAILURE), note_late, unless(in_flight)),
-    # Aborting: the outcome frees the memory.
-    Row(S.ABORTING, StepReturned, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS)),
-    Row(S.ABORTING, StepFailed, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS)),
+    # Over for the client: the outcome frees the memory.
+    Row(_LINGERS, StepReturned, None, when=in_flight, note="one more is under way"),
+    Row(S.FINISHING, StepReturned, S.FINISHED, (Do.RELEASE_BLOCKS,), when=unless(in_flight), note="computed once too often"),
+    Row(S.ABORTING, StepReturned, S.FINISHED, (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS), when=unless(in_flight)),
     Row(S.ABORTING, RemoteKvArrived, S.FINISHED, (Do.RELEASE_BLOCKS,), adopt_kv, note="the commit was faster"),
     Row(S.ABORTING, KvFailed, None, when=in_flight, note="the step is still to return"),
     Row(S.ABORTING, KvFailed, S.FINISHED, when=unless(in_flight), note="the transfer returned the blocks, or fences them"),
     Row(S.ABORTING, KvWithdrawn, S.FINISHED),
-    Row(S.ABORTING, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="time frees nothing (F6)"),
-    Row(S.ABORTING, AbortReceived, None, _END, note="the confirmation was lost"),
-    Row(_ENDED, AbortReceived, None, _END, note="the confirmation was lost"),
+    Row(_LINGERS, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="time frees nothing (F6)"),
+    Row((*_LINGERS, *_ENDED), AbortReceived, None, _END, note="the confirmation was lost"),
 )
 
 IGNORES = (
     Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, Scheduled, RemoteKvArrived, KvDelivered, KvFailed, KvWithdrawn, StepReturned, DeadlinePassed, GraceEnded), "it has ended"),
     Ignore((S.WAITING_FOR_REMOTE_KV, S.TRANSFERRING, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED, S.RUNNING, S.WAITING_MID_PROMPT, S.DECODING), (StepReturned,), "nothing waits for the step's end"),
-    Ignore((S.WAITING, S.RUNNING, S.WAITING_MID_PROMPT, S.PREEMPTED, S.ABORTING, *_ENDED), (EmbeddingsPromised,), "a picture was here already"),
-    Ignore((S.DECODING,), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
-    Ignore((S.ABORTING,), (DeadlinePassed, KvDelivered, EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
+    Ignore((S.WAITING, S.RUNNING, S.WAITING_MID_PROMPT, S.PREEMPTED, *_LINGERS, *_ENDED), (EmbeddingsPromised,), "a picture was here already"),
+    Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
+    Ignore((S.ABORTING,), (KvDelivered,), "it has ended for the client"),
+    Ignore(_LINGERS, (DeadlinePassed, EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
     Ignore((S.DECODING, S.TRANSFERRING), (EmbeddingFailed, EmbeddingReady), "its prompt is computed: it needs rows no longer"),
 )
 
-_HELD: dict[State, str] = {S.ABORTING: "a step or a transfer still uses the blocks; only its end frees them (F6)"}
+_HELD: dict[State, str] = dict.fromkeys(_LINGERS, "a step or a transfer still uses the blocks; only its end frees them (F6)")
 TABLE = Table("REQUEST", request.__doc__ or "", S, S.WAITING, _ENDED, ROWS, IGNORES, _HELD)
 Request.table = TABLE

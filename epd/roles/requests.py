@@ -4,11 +4,10 @@ Prefill and decode are two ways into the same batch: a prompt to be computed, or
 So an instance has one `Requests`, whatever its roles; the prefill and decode roles bring requests
 in, and perform the effects that only they know.
 
-The step loop is one coroutine: let the youngest give way if blocks ran out, give blocks to those
-who need more, admit what fits, plan a step, run it on the engine, turn each outcome into its own
-event.  What enters when, and who gives way, is policy (`scheduling/batching.py`).  Receiving
-anything never waits for the loop and it never waits for anything received (fault F27).  Tokens of
-one step leave in one message per gateway.
+The step loop (`roles/step_loop.py`) asks it for the next step: let the youngest give way if blocks
+ran out, give blocks to those who need more, admit what fits, plan; and tells it what came of one:
+each outcome is an event of its own.  What enters when, and who gives way, is policy
+(`scheduling/batching.py`).  Tokens of one step leave in one message per gateway.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from epd.messages import (
     RequestFailed,
     StageReport,
     TokenChunk,
-    TokenLogprobs,
     Tokens,
 )
 from epd.roles.base import Actor, Role, performs, receives
-from epd.roles.step import new_tokens, sequence_of, token_event
+from epd.roles.step import new_tokens, token_event
+from epd.roles.step_loop import Outcome, Part, Plan, StepLoop
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -50,7 +49,7 @@ RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is b
 
 
 class Requests(Role[Request]):
-    """Owns the batch, the blocks and the step loop."""
+    """Owns the batch and the blocks; `Batch` for the step loop."""
 
     def __init__(
         self,
@@ -79,14 +78,14 @@ class Requests(Role[Request]):
         self._ended: dict[str, None] = {}  # tombstones, oldest first
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
-        self._work = asyncio.Event()
+        self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=config.async_scheduling)
         self._on_reserved: dict[str, Granted] = {}
         self._caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
         self.related: list[Callable[[Request], list[Machine | None]]] = []  # for the timeline
 
     def start(self) -> None:
-        self.actor.spawn("step loop", self._run())
+        self.actor.spawn("step loop", self._loop.run())
 
     def live(self) -> dict[str, int]:
         return {
@@ -175,7 +174,7 @@ class Requests(Role[Request]):
                 self.totals["prefix_cache_hit_tokens"] += admission.num_cached
                 self.fire(request, fsm.Scheduled(admission.blocks, admission.num_cached))
                 admission.entry.num_ready = request.num_ready()
-        self._work.set()
+        self._loop.wake()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -192,82 +191,61 @@ class Requests(Role[Request]):
 
     # --- the step loop ----------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        while not self.actor.closing:
-            self._make_room()
-            self.pump()
-            plan = self._scheduler.plan()
-            if not plan:
-                self._work.clear()
-                await self._work.wait()
-                continue
-            await self._step(plan)
+    def plan(self, *, alone: bool) -> Plan:
+        """The next step; empty: nothing to compute, or who must give way is in a step."""
+        if not self._make_room() and not alone:
+            return []
+        self.pump()
+        return self._scheduler.plan()
 
-    def _make_room(self) -> None:
-        """Blocks for the next token of everybody who decodes, from the youngest if need be."""
-        while (victim := self._scheduler.victim()) is not None:
-            self.totals["preemptions"] += 1
+    def _make_room(self) -> bool:
+        """Blocks for the next token of everybody who decodes, from the youngest if need be; False:
+        it is in a step, and cannot give way now."""
+        could = True
+        while could and (victim := self._scheduler.victim()) is not None:
             self.fire(self._requests[victim.key], fsm.Preempted())
-            if self._scheduler.get(victim.key) is victim:
-                break  # it could not
+            could = self._scheduler.get(victim.key) is not victim
+            self.totals["preemptions"] += could
         for entry, blocks in self._scheduler.growth():
             self.fire(self._requests[entry.key], fsm.Grown(blocks))
+        return could
 
-    async def _step(self, plan: list[tuple[Entry, int]]) -> None:
-        requests = [self._requests[entry.key] for entry, _ in plan]
-        batch = [sequence_of(r, n) for r, (_, n) in zip(requests, plan, strict=True)]
-        for request in requests:
-            request.in_flight = True
-        outcomes: list[TokenLogprobs | StepFailure | None]
-        try:
-            result = await self.engine.step(batch)
-            outcomes = result.outcomes
-            self._observe(plan, result.elapsed_s)
-        except Exception as error:
-            self.actor.fault("step", error)
-            outcomes = [StepFailure(f"the step failed: {error}") for _ in batch]
+    def settle(self, parts: list[Part], outcomes: list[Outcome]) -> None:
+        """A step is over: each outcome is an event of its own; tokens leave together."""
         self._settling = True
-        for request, (entry, count), outcome in zip(requests, plan, outcomes, strict=True):
-            request.in_flight = False
-            self._settle(request, entry, count, outcome)
+        for part, outcome in zip(parts, outcomes, strict=True):
+            self._settle(part.request, part.entry, part.count, outcome)
         self._settling = False
         self._flush()
-
-    def _observe(self, plan: list[tuple[Entry, int]], elapsed_s: float) -> None:
-        if self._cost is not None:
-            num_prompt = sum(count for entry, count in plan if not entry.decoding)
-            num_decodes = sum(entry.decoding for entry, _ in plan)
-            self._cost.observe(num_decodes, num_prompt, elapsed_s)
 
     def _settle(
         self,
         request: Request,
         entry: Entry,
         count: int,
-        outcome: TokenLogprobs | StepFailure | None,
+        outcome: Outcome,
     ) -> None:
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
         if request.ended_for_client:
             self.fire(request, fsm.StepReturned())
             return
-        entry.num_computed += count
         if isinstance(outcome, StepFailure):
             self.fire(request, fsm.StepFailed("engine", outcome.reason, True))
         elif outcome is None:
             self.fire(request, fsm.ChunkComputed(count))
         else:
             decoding = entry.decoding
-            self._publish(request, entry)
+            self._publish(request, entry, request.num_computed + count)
             self.fire(request, token_event(request, count, outcome, decoding=decoding))
-            entry.num_tokens = request.num_tokens
+            entry.num_tokens = max(entry.num_tokens, request.num_tokens)  # or one more is coming
 
-    def _publish(self, request: Request, entry: Entry) -> None:
+    def _publish(self, request: Request, entry: Entry, num_computed: int) -> None:
         """Its new full blocks can be found by others: a token was sampled behind them, so that they
         are finite is known; a bad one would fail everybody who finds it."""
-        first, num_full = entry.num_published, self._scheduler.full_blocks(entry)
+        first, num_full = entry.num_published, num_computed // self.engine.kv_layout.block_size
         if self._caching and num_full > first:
-            keys = self._keys(request, entry.num_computed)
-            for block, key in zip(request.block_table[first:], keys[first:], strict=False):
+            keys = self._keys(request, num_computed)[first:num_full]
+            for block, key in zip(request.block_table[first:], keys, strict=False):
                 self.pool.publish(block, key)
             entry.num_published = num_full
 
@@ -279,7 +257,7 @@ class Requests(Role[Request]):
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
         self._scheduler.add(self._entry(request))
-        self._work.set()
+        self._loop.wake()
 
     def _entry(self, request: Request) -> Entry:
         return Entry(
@@ -307,7 +285,7 @@ class Requests(Role[Request]):
         entry = self._scheduler.get(request.key)
         if entry is not None:
             entry.num_ready = request.num_ready()
-            self._work.set()
+            self._loop.wake()
 
     @performs(Do.DEQUEUE)
     def dequeue(self, request: Request, event: Event) -> None:
@@ -318,9 +296,9 @@ class Requests(Role[Request]):
         entry = self._scheduler.get(request.key) or self._entry(request)
         entry.num_blocks = len(request.block_table)
         entry.num_tokens = request.num_tokens
-        self._publish(request, entry)
+        self._publish(request, entry, request.num_computed)
         self._scheduler.add_decoding(entry)
-        self._work.set()
+        self._loop.wake()
 
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:

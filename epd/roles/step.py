@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from epd.engine.base import MediaLayout, RowSpan, StepSequence
+from epd.engine.base import PENDING, MediaLayout, RowSpan, StepSequence
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Request
 from epd.messages import MediaItem, TokenChunk, TokenLogprobs
 
 
-def sequence_of(request: Request, count: int) -> StepSequence:
-    """Its next `count` tokens."""
-    start = request.num_computed
+def sequence_of(request: Request, start: int, count: int) -> StepSequence:
+    """Its tokens `[start, start + count)`; one that the step under way samples is PENDING."""
+    stop = start + count
     num_prompt = len(request.prompt)
     sampling = request.sampling
     first_output = num_prompt - request.num_emitted
     return StepSequence(
         request_id=request.key,
-        token_ids=request.tokens(start, start + count),
+        token_ids=request.tokens(start, stop) if start < request.num_tokens else (PENDING,),
         start=start,
         block_table=request.block_table,
-        positions=_positions(request, start, start + count),
+        positions=_positions(request, start, stop),
         rope_delta=request.rope_delta,
         spans=_spans(request, start, count),
-        sample=sampling if start + count == num_prompt + len(request.output) else None,
-        output_index=request.num_emitted + len(request.output),
+        sample=sampling if stop >= request.num_tokens else None,
+        output_index=stop - first_output,
         prompt_ids=request.prompt[:first_output] if sampling.reads_output else (),
         output_ids=(
             [*request.prompt[first_output:], *(t.token_id for t in request.output)]
@@ -52,6 +52,14 @@ def new_tokens(request: Request) -> TokenChunk:
         request.finish_reason,
         tuple(new) if request.sampling.num_logprobs >= 0 else (),
     )
+
+
+def runs_ahead(request: Request, sequence: StepSequence) -> bool:
+    """Whether the token that this sequence samples may be computed before the host knows it: the
+    device has chosen it then, and it is not the last."""
+    index = sequence.output_index
+    sampling = request.sampling
+    return bool(index + 1 < sampling.max_tokens and sampling.is_chosen_on_device(index))
 
 
 def token_event(request: Request, count: int, token: TokenLogprobs, *, decoding: bool) -> Event:

@@ -23,6 +23,10 @@ ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F
 
 A prompt whose next picture is not here (`num_ready`) is passed over and keeps its place and blocks.
 
+A step may be planned while one is under way.  So tokens count as computed when the step that does
+it is launched, and as known when it is certain that they will be: a token that is being sampled
+needs its block as any other.
+
 Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 """
 
@@ -44,10 +48,10 @@ class Entry:
     """One request as the scheduler sees it; tokens are of the prompt and of what was generated."""
 
     key: str
-    num_tokens: int  # known now; the last one known is the last to be computed
+    num_tokens: int  # known or on their way; the last of them is the last to be computed
     rank: float = 0.0
     max_tokens: int = 0  # reserved at admission, if more than `num_tokens`
-    num_computed: int = 0
+    num_computed: int = 0  # or being computed, in steps that are under way
     num_ready: int = 1 << 60  # tokens that may be computed: up to the first picture that lacks
     num_blocks: int = 0  # leased
     recomputable: bool = True  # may be preempted while it decodes
@@ -60,6 +64,12 @@ class Entry:
     def num_left(self) -> int:
         """Tokens that could be computed now."""
         return min(self.num_tokens, self.num_ready) - self.num_computed
+
+    def launched(self, count: int, *, ahead: bool) -> None:
+        """A step with its next `count` tokens is under way; `ahead`: the next step may take the
+        token that this one samples, before it is known here."""
+        self.num_computed += count
+        self.num_tokens += ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +144,6 @@ class BatchScheduler:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-    def full_blocks(self, entry: Entry) -> int:
-        """Blocks of it that are computed to their ends."""
-        return entry.num_computed // self._block_size
 
     # --- who is here ------------------------------------------------------------------------------
 
@@ -251,7 +257,11 @@ class BatchScheduler:
         return step
 
     def _decodes(self, budget: int) -> list[Entry]:
-        decodes = [entry for entry in self._decoding.values() if not self._lacks_block(entry)]
+        decodes = [
+            entry
+            for entry in self._decoding.values()
+            if entry.num_left > 0 and not self._lacks_block(entry)
+        ]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)
             self._first_decode = start + budget

@@ -50,8 +50,9 @@ class SimDevice:
         self._free_at_s = [0.0] * width
         return self
 
-    async def run(self, cost_s: float, jitter: float, work: Callable[[], Any]) -> Any:
-        """Raises what `work` raises, or EngineError when the device was told to fail."""
+    def run(self, cost_s: float, jitter: float, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Launched when this returns.  The future has what `work` returns or raises, or EngineError
+        when the device was told to fail."""
         self.num_started += 1
         loop = self._loop
         fails = int(self.fail_next > 0)
@@ -64,7 +65,7 @@ class SimDevice:
         future: asyncio.Future[Any] = loop.create_future()
         context = self._process.context
         loop.call_at(ends_s, self._finish, future, work, fails, context=context)
-        return await future
+        return future
 
     def _finish(self, future: asyncio.Future[Any], work: Callable[[], Any], fails: int) -> None:
         """What was launched is done, also if nobody waits for it any more."""

@@ -6,10 +6,13 @@ transfer wrote, or another request overwrote, are what it computes with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from epd.engine.base import (
+    PENDING,
     EncodeFailure,
     EngineError,
     MediaError,
@@ -100,6 +103,27 @@ class SimVisionEngine:
         return Rows(content, picture.num_rows, len(content))
 
 
+@dataclass(slots=True)
+class _Launched:
+    """A step, and what is known of it for the one launched behind it."""
+
+    failed: set[str]  # who has, or has not been computed yet
+    sampled: dict[str, int] = field(default_factory=dict)  # by request
+
+    def note(self, request_id: str, outcome: TokenLogprobs | StepFailure | None) -> None:
+        if not isinstance(outcome, StepFailure):
+            self.failed.discard(request_id)
+        if isinstance(outcome, TokenLogprobs):
+            self.sampled[request_id] = outcome.token_id
+
+    def known(self, sequence: StepSequence) -> StepSequence:
+        """With its token, if it was on its way."""
+        if tuple(sequence.token_ids) != (PENDING,):
+            return sequence
+        token_id = self.sampled.get(sequence.request_id, PENDING)
+        return replace(sequence, token_ids=(token_id,))
+
+
 class SimLanguageEngine:
     """The `LanguageEngine` port."""
 
@@ -115,6 +139,7 @@ class SimLanguageEngine:
         self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
         self._costs = costs
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
+        self._last = _Launched(set())
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return golden.rope_positions(num_tokens, items)
@@ -131,20 +156,32 @@ class SimLanguageEngine:
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """In place."""
 
-    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+    def step(self, batch: Sequence[StepSequence]) -> Awaitable[StepResult]:
         if not batch:
             raise EngineError("an empty step")
         num_tokens = sum(len(sequence.token_ids) for sequence in batch)
         cost_s = self._costs.step_base_s + num_tokens * self._costs.step_per_token_s
-        result: StepResult = await self.device.run(
-            cost_s, self._costs.jitter, lambda: self._forward(batch, cost_s)
-        )
-        return result
+        before, self._last = self._last, _Launched({s.request_id for s in batch})
+        work = partial(self._forward, batch, cost_s, before, self._last)
+        return self.device.run(cost_s, self._costs.jitter, work)
 
-    def _forward(self, batch: Sequence[StepSequence], cost_s: float) -> StepResult:
-        """All prefixes are read before anything is written, as one forward does per layer."""
-        prefixes = [self._prefix(sequence) for sequence in batch]
-        outcomes = [self._run(s, prefix) for s, prefix in zip(batch, prefixes, strict=True)]
+    def _forward(
+        self, batch: Sequence[StepSequence], cost_s: float, before: _Launched, now: _Launched
+    ) -> StepResult:
+        """All prefixes are read before anything is written, as one forward does per layer.
+
+        `before`: the step launched before this one.
+        """
+        known = [before.known(sequence) for sequence in batch]
+        prefixes = [self._prefix(sequence) for sequence in known]
+        outcomes = [
+            StepFailure("the step before has failed")
+            if sequence.request_id in before.failed
+            else self._run(sequence, prefix)
+            for sequence, prefix in zip(known, prefixes, strict=True)
+        ]
+        for sequence, outcome in zip(batch, outcomes, strict=True):
+            now.note(sequence.request_id, outcome)
         return StepResult(outcomes, cost_s)
 
     def _prefix(self, sequence: StepSequence) -> bytes:
@@ -153,6 +190,8 @@ class SimLanguageEngine:
     def _run(self, sequence: StepSequence, prefix: bytes) -> TokenLogprobs | StepFailure | None:
         start, table = sequence.start, sequence.block_table
         needed = start + len(sequence.token_ids)
+        if PENDING in sequence.token_ids:
+            return StepFailure("it waits for a token that the previous step did not sample")
         if needed > len(table) * BLOCK_SIZE:
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
         if not self.is_leased(table):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from epd.config import EngineConfig
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
@@ -11,6 +12,7 @@ from epd.sim.workload import Workload
 
 FEW_BLOCKS = Settings(num_blocks=32)
 """More than any one request can need, and less than all of them do."""
+AHEAD = EngineConfig(max_step_tokens=48, max_chunk_tokens=16, async_scheduling=True)
 
 IMPATIENT = replace_timing(stall_timeout_s=0.12, max_attempts=1)
 """Shorter than a preempted request waits, and what is lost is not tried again."""
@@ -76,5 +78,22 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=FEW_BLOCKS,
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("preempted_without_its_rows",),
+    ),
+    Drill(
+        "a-step-ahead",
+        ("F6", "F28", "F43"),
+        topology="1epd",
+        work=Workload(30, image_share=0.3, spread_s=0.2, max_tokens=24, cancel_share=0.3),
+        settings=Settings(engine=AHEAD, num_blocks=48),
+        fires=("REQUEST:DECODING>FINISHING", "REQUEST:DECODING>ABORTING"),
+        mutants=("last_token_frees_blocks", "who_has_ended_stays_in_the_batch", "a_stale_token"),
+    ),
+    Drill(
+        "few-blocks-a-step-ahead",
+        ("F24", "F6"),
+        work=Workload(24, image_share=0.3, spread_s=0.1, max_tokens=48),
+        settings=Settings(engine=AHEAD, num_blocks=32),
+        fires=("REQUEST:DECODING>PREEMPTED",),
+        mutants=("gives_way_under_a_step",),
     ),
 )

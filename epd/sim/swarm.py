@@ -164,8 +164,10 @@ def _draw_settings(random: KeyedRandom) -> Settings:
     prefill = msgspec.structs.replace(
         settings.prefill, pool_nbytes=nbytes, max_slots_share_per_peer=share
     )
+    ahead = random.chance(0.5, "a step ahead")
     return replace(
         settings,
+        engine=msgspec.structs.replace(settings.engine, async_scheduling=ahead),
         prefill=prefill,
         encode=_draw_encode(random, settings.encode),
         disk=_draw_disk(random),

@@ -101,7 +101,9 @@ class RequestWorld(World):
             yield r.Grown((5,))
         if self.transfer == "open":
             yield from self._transfer()
-        if q.state in (r.S.RUNNING, r.S.DECODING, r.S.ABORTING):
+        if q.in_flight < 2 and (self._may_begin()):
+            yield StepBegan()
+        if q.in_flight:
             yield from self._step()
 
     def _arrival(self) -> Choices:
@@ -117,23 +119,28 @@ class RequestWorld(World):
         elif self.blocks == "transfer":
             yield r.KvDelivered()
 
-    def _step(self) -> Choices:
-        """A step takes the sequence now, or returns with its outcome."""
+    def _may_begin(self) -> bool:
+        """A step may take it; a second one, if nothing can stop the prompt in its middle."""
         q = self.machine
-        if not q.in_flight:
-            if q.state is not r.S.ABORTING:
-                yield StepBegan()
-            return
-        if q.state is r.S.ABORTING:
+        return q.state is r.S.DECODING or (
+            q.state is r.S.RUNNING and not (q.in_flight and q.missing)
+        )
+
+    def _step(self) -> Choices:
+        """The first step under way returns with its outcome."""
+        q = self.machine
+        if q.state in (r.S.ABORTING, r.S.FINISHING):
             yield r.StepReturned()
             return
         yield r.StepFailed("engine", "because", True)
-        yield make_event(r.LastTokenSampled)
         if q.state is r.S.RUNNING:
             yield r.ChunkComputed(1)
-            if not q.missing:
-                yield make_event(r.FirstTokenSampled)
+            if q.in_flight == 1:  # the step ahead of a prompt's last chunk has nothing to compute
+                yield make_event(r.LastTokenSampled)
+                if not q.missing:
+                    yield make_event(r.FirstTokenSampled)
         else:
+            yield make_event(r.LastTokenSampled)
             yield make_event(r.TokenSampled)
 
     def before(self, event: Event) -> None:
@@ -142,7 +149,7 @@ class RequestWorld(World):
             r.FirstTokenSampled, r.TokenSampled,
         )  # fmt: skip
         if isinstance(event, step):
-            self.machine.in_flight = False
+            self.machine.in_flight -= 1
         elif isinstance(event, r.Scheduled):
             self.blocks = "owned"
         elif isinstance(event, r.RemoteKvArrived):
@@ -158,7 +165,7 @@ class RequestWorld(World):
 
     def fire(self, event: Event) -> None:
         if isinstance(event, StepBegan):
-            self.machine.in_flight = True
+            self.machine.in_flight += 1
         else:
             super().fire(event)
 

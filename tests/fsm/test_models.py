@@ -93,6 +93,7 @@ def test_every_state_is_reached(
 
 Bug = tuple[tuple[Search, ...], type[Machine], list[Any], list[Row]]
 _FREE = (r.Do.DEQUEUE, r.Do.RELEASE_BLOCKS, r.Do.SEND_ABORTED)
+_LAST = (r.Do.DEQUEUE, r.Do.RELEASE_BLOCKS, r.Do.EMIT_TOKENS)
 _CLOSE = (g.Do.CLOSE,)
 
 
@@ -106,6 +107,15 @@ BUGS: dict[str, Bug] = {
         r.Request,
         [(r.S.DECODING, r.AbortReceived)],
         [Row(r.S.DECODING, r.AbortReceived, r.S.FINISHED, _FREE)],
+    ),
+    "F6: a last token frees the blocks that the step ahead writes into": (
+        REQUEST,
+        r.Request,
+        [(r.S.DECODING, r.LastTokenSampled)],
+        [
+            Row(r.S.DECODING, r.LastTokenSampled, r.S.FINISHING, _LAST, r.keep_last_token, when)
+            for when in (r.in_flight, unless(r.in_flight))
+        ],
     ),
     "decode is lost while preempted, and the table does not know": (
         REQUEST,

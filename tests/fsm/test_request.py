@@ -27,6 +27,7 @@ from epd.fsm.request import (
     Request,
     S,
     Scheduled,
+    StepFailed,
     StepReturned,
     TextOnly,
     TokenSampled,
@@ -38,6 +39,7 @@ from tests.fsm.tables import KV, make_request
 TOKEN = TokenLogprobs(9, 0.0)
 FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
 GIVES_WAY = (*FREE, Do.ENQUEUE)
+LAST = LastTokenSampled(TOKEN, "stop")
 LOST = KvFailed("lost", "decode is gone", True)
 
 
@@ -208,43 +210,62 @@ def test_a_step_in_flight_keeps_the_blocks_until_it_returns(
     running: Request, event: AbortReceived, told: Do
 ) -> None:
     """F6, F43: RUNNING -> ABORTING -> ABORTING -> FINISHED."""
-    running.in_flight = True
+    running.in_flight = 1
     follow(
         running,
-        (event, S.ABORTING, (Do.WITHDRAW_OFFER, told, Do.ARM_GRACE)),
+        (event, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, told, Do.ARM_GRACE)),
         (GraceEnded(), S.ABORTING, (Do.REPORT_HANG, Do.ARM_GRACE)),
     )
-    running.in_flight = False
-    follow(running, (StepReturned(), S.FINISHED, (*FREE, Do.RELEASE_EMBEDDINGS)))
+    running.in_flight = 0
+    follow(running, (StepReturned(), S.FINISHED, (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)))
 
 
 def test_decode_is_aborted_in_flight(decoding: Request) -> None:
     """F43: DECODING -> ABORTING -> FINISHED."""
-    decoding.in_flight = True
+    decoding.in_flight = 2
+    follow(decoding, (AbortReceived(), S.ABORTING, (Do.DEQUEUE, Do.SEND_ABORTED, Do.ARM_GRACE)))
+    decoding.in_flight = 1
+    follow(decoding, (StepReturned(), S.ABORTING, ()))
+    decoding.in_flight = 0
+    ends = (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
+    follow(decoding, (StepReturned(), S.FINISHED, ends))
+
+
+@pytest.mark.parametrize("outcome", [LAST, StepFailed("engine", "not finite", True)])
+def test_the_step_ahead_keeps_blocks_of_who_has_ended(decoding: Request, outcome: Event) -> None:
+    """F6: DECODING -> FINISHING or ABORTING -> FINISHED, and its client is told at once."""
+    last = outcome is LAST
+    told = (Do.EMIT_TOKENS, Do.REPORT_SPANS) if last else (Do.SEND_FAILURE,)
+    lingers = S.FINISHING if last else S.ABORTING
+    decoding.in_flight = 1
     follow(
         decoding,
-        (AbortReceived(), S.ABORTING, (Do.SEND_ABORTED, Do.ARM_GRACE)),
-        (StepReturned(), S.FINISHED, (*FREE, Do.RELEASE_EMBEDDINGS)),
+        (outcome, lingers, (Do.DEQUEUE, *told, Do.ARM_GRACE)),
+        (GraceEnded(), lingers, (Do.REPORT_HANG, Do.ARM_GRACE)),
+        (AbortReceived(), lingers, (Do.SEND_ABORTED,)),
     )
+    assert decoding.ended_for_client
+    decoding.in_flight = 0
+    ends = (Do.RELEASE_BLOCKS,) if last else (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
+    follow(decoding, (StepReturned(), S.FINISHED, ends))
 
 
 def test_decode_lost_while_the_prompt_runs(running: Request) -> None:
     """F20: RUNNING -> FAILED, or ABORTING while a step uses the blocks."""
-    running.in_flight = True
-    follow(
-        running,
-        (LOST, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE)),
-        (StepReturned(), S.FINISHED, (*FREE, Do.RELEASE_EMBEDDINGS)),
-    )
+    running.in_flight = 1
+    follow(running, (LOST, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE)))
+    running.in_flight = 0
+    ends = (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
+    follow(running, (StepReturned(), S.FINISHED, ends))
     assert running.failure == ("lost", "decode is gone", True)
 
 
 def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None:
     """RUNNING -> RUNNING (in a step) -> PREEMPTED -> RUNNING, with one offer in all."""
     running.fire(ChunkComputed(2))
-    running.in_flight = True
+    running.in_flight = 1
     follow(running, (Preempted(), S.RUNNING, ()))
-    running.in_flight = False
+    running.in_flight = 0
     follow(running, (Preempted(), S.PREEMPTED, GIVES_WAY), (Scheduled((7,)), S.RUNNING, ()))
     assert (running.num_computed, running.block_table) == (0, (7,))
 
@@ -254,9 +275,9 @@ def test_decoding_grows_gives_way_and_goes_on(decoding: Request) -> None:
     decoding.fire(TokenSampled(TOKEN))
     decoding.fire(Grown((8,)))
     assert decoding.block_table == (3, 4, 8)
-    decoding.in_flight = True
+    decoding.in_flight = 1
     follow(decoding, (Preempted(), S.DECODING, ()))
-    decoding.in_flight = False
+    decoding.in_flight = 0
     again = (Do.RELEASE_EMBEDDINGS, Do.START_DECODING, Do.EMIT_TOKENS)
     follow(
         decoding,

@@ -169,9 +169,9 @@ def test_a_walk_finds_a_bug_put_back(name: str, monkeypatch: pytest.MonkeyPatch)
     make, table, remove, rows = MUTANTS[name]
     kind = type(make().machine)
     monkeypatch.setattr(kind, "table", patched(table, remove, rows))
-    for seed in range(3000):
+    for seed in range(30000):
         try:
             walk(make(), random.Random(seed).randrange)
         except (AssertionError, IllegalEvent):
             return
-    pytest.fail("3000 walks did not notice")
+    pytest.fail("30000 walks did not notice")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from epd.config import EncodeConfig, EngineConfig, PrefillConfig
-from epd.engine.base import Patches, Rows
+from epd.engine.base import PENDING, Patches, Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -22,6 +23,7 @@ from tests.roles.golden import Question, answer, ask, assert_exact, question
 
 BLOCK_NBYTES = 65536
 SMALL = EngineConfig(kv_nbytes=96 * BLOCK_NBYTES, threads=1)
+HOW = [(False, True), (True, False), (True, True)]  # prefix caching, a step ahead
 TOPOLOGIES = {
     "1epd": [("epd0", "encode", "prefill", "decode")],
     "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
@@ -81,23 +83,27 @@ async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
         assert_exact(tokens, one)
 
 
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("caching", "ahead"), HOW)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, 1024])
-async def test_any_chunk_size(chunk: int, caching: bool, shared: dict[str, Any]) -> None:
+async def test_any_chunk_size(
+    chunk: int, caching: bool, ahead: bool, shared: dict[str, Any]
+) -> None:
     """Text and pictures together, prompts in chunks between decodes; then all of it again."""
     asked = [await question("hello"), await question("what?", 1), await question("both", 2)]
-    async with serving(shared, max_chunk_tokens=chunk, prefix_caching=caching) as cluster:
+    async with serving(
+        shared, max_chunk_tokens=chunk, prefix_caching=caching, async_scheduling=ahead
+    ) as cluster:
         for _ in range(2):
             await ask_all(cluster.gateway, asked)
         assert total(cluster, "preemptions") == 0
         assert bool(total(cluster, "prefix_cache_hit_tokens")) is caching
 
 
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("caching", "ahead"), HOW)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("chunk", [7, 1024])
 async def test_who_gives_way_says_the_same(
-    chunk: int, topology: str, caching: bool, shared: dict[str, Any]
+    chunk: int, topology: str, caching: bool, ahead: bool, shared: dict[str, Any]
 ) -> None:
     """F24: blocks for one answer and a half: the younger ones are computed again and again."""
     texts = ["hello", "a longer question than that", "why?", "how?"]
@@ -105,9 +111,8 @@ async def test_who_gives_way_says_the_same(
     asked.append(await question("what?", 1, max_tokens=20))
     needed = max(len(q.generation.token_ids) + len(q.token_ids) for q in asked)
     size = needed * 2 // 16 * BLOCK_NBYTES
-    async with serving(
-        shared, topology, max_chunk_tokens=chunk, kv_nbytes=size, prefix_caching=caching
-    ) as cluster:
+    settings = {"kv_nbytes": size, "prefix_caching": caching, "async_scheduling": ahead}
+    async with serving(shared, topology, max_chunk_tokens=chunk, **settings) as cluster:
         await ask_all(cluster.gateway, asked)
         assert total(cluster, "preemptions") >= 2
 
@@ -151,6 +156,11 @@ async def test_a_wrong_block_is_noticed(shared: dict[str, Any]) -> None:
         assert_exact(said, asked)
 
 
+def change_sampling(asked: Question, **changes: Any) -> None:
+    sampling = msgspec.structs.replace(asked.generation.sampling, **changes)
+    object.__setattr__(asked.generation, "sampling", sampling)
+
+
 def num_encoded(cluster: Cluster) -> int:
     counts = [i.actor.journal.transitions for i in cluster.instances.values()]
     return sum(
@@ -169,8 +179,12 @@ async def until_parked(cluster: Cluster, times: int) -> None:
 
 
 def num_parked(cluster: Cluster) -> int:
+    return num_entered(cluster, "WAITING_MID_PROMPT")
+
+
+def num_entered(cluster: Cluster, state: str) -> int:
     counts = [i.actor.journal.transitions for i in cluster.instances.values()]
-    return sum(n for c in counts for t, n in c.items() if t.target == "WAITING_MID_PROMPT")
+    return sum(n for c in counts for t, n in c.items() if t.target == state)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -188,6 +202,39 @@ async def test_a_prompt_waits_for_each_of_its_pictures(
             assert num_parked(cluster) == picture + 1
             vision.may_give.release()
         assert_exact(await waiting, asked)
+
+
+async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
+    """The step after one is launched before that one is over: with tokens that nobody knows yet.
+
+    Who stops at a token rather than at its limit is computed once too often, and says no more;
+    who needs the host for each token (here to keep an end from coming) waits for it beside others.
+    """
+    long = await question("hello", max_tokens=30)
+    end = long.token_ids[11]
+    num_said = long.token_ids.index(end) + 1
+    stops = Question(long.generation, long.token_ids[:num_said], long.logprobs[:num_said])
+    change_sampling(stops, stop_token_ids=(end,))
+    waits = await question("why?", max_tokens=12)
+    change_sampling(waits, min_tokens=12)
+    seen = Counter[tuple[bool, bool]]()
+    async with serving(shared, async_scheduling=True) as cluster:
+        requests = cluster.instances["epd0"].requests
+        assert requests is not None
+        step = requests.engine.step
+
+        def watch(batch: Sequence[StepSequence]) -> Any:
+            for sequence in batch:
+                pending = tuple(sequence.token_ids) == (PENDING,)
+                waiting = sequence.sample is not None and sequence.sample.min_tokens > 0
+                seen[pending, waiting] += 1
+            return step(batch)
+
+        requests.engine.step = watch  # type: ignore[method-assign]
+        await ask_all(cluster.gateway, [stops, waits, await question("what?", 1, max_tokens=30)])
+    assert seen[True, False] > 30
+    assert seen[False, True] >= 12 and not seen[True, True]
+    assert num_entered(cluster, "FINISHING") == 1
 
 
 async def test_who_waits_in_its_middle_can_leave(shared: dict[str, Any]) -> None:
@@ -231,8 +278,7 @@ async def test_a_lower_priority_goes_first(shared: dict[str, Any]) -> None:
     texts = {"first": 0, "late": 5, "urgent": -5}
     asked = [await question(text, max_tokens=12) for text in texts]
     for one, priority in zip(asked, texts.values(), strict=True):
-        sampling = msgspec.structs.replace(one.generation.sampling, priority=priority)
-        object.__setattr__(one.generation, "sampling", sampling)
+        change_sampling(one, priority=priority)
     ended: list[int] = []
     async with serving(shared, kv_nbytes=4 * BLOCK_NBYTES) as cluster:
 

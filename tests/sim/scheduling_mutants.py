@@ -6,15 +6,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from epd.engine.base import PENDING, StepSequence
 from epd.fsm import generation, request, transfer
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.roles.prefill import PrefillRole
 from epd.roles.step import _spans as spans
+from epd.roles.step import sequence_of
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.prefix_keys import PrefixKeys
 from tests.sim.planting import mutant, row, several
 
 R = request.S
+LAST = (request.Do.EMIT_TOKENS, request.Do.REPORT_SPANS)
 
 
 @mutant
@@ -124,4 +127,43 @@ def first_blocks_are_sent() -> Iterator[None]:
 def preempted_is_silent() -> Iterator[None]:
     """F20: the gateway takes a stream that waits for blocks again for a lost one."""
     with row(generation.TABLE, generation.S.STREAMING, generation.Accepted, None):
+        yield
+
+
+@mutant
+def last_token_frees_blocks() -> Iterator[None]:
+    """F6: a last token gives the blocks back while the step ahead still writes into them."""
+    do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, *LAST)
+    event, keep = request.LastTokenSampled, request.keep_last_token
+    with row(REQUEST, R.DECODING, event, R.FINISHED, do, keep):
+        yield
+
+
+@mutant
+def who_has_ended_stays_in_the_batch() -> Iterator[None]:
+    """Who waits for the step ahead is put into the next one, and so on."""
+    event, keep = request.LastTokenSampled, request.keep_last_token
+    with row(REQUEST, R.DECODING, event, R.FINISHING, LAST, keep):
+        yield
+
+
+@mutant
+def a_stale_token() -> Iterator[None]:
+    """The step ahead takes the last token that the host knows, not the one that is on its way."""
+
+    def stale(machine: request.Request, start: int, count: int) -> StepSequence:
+        sequence = sequence_of(machine, start, count)
+        if tuple(sequence.token_ids) == (PENDING,):
+            sequence.token_ids = (machine.output[-1].token_id,)
+        return sequence
+
+    with mock.patch("epd.roles.step_loop.sequence_of", stale):
+        yield
+
+
+@mutant
+def gives_way_under_a_step() -> Iterator[None]:
+    """F6: who gives way returns its blocks although a step is writing into them."""
+    do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, request.Do.ENQUEUE)
+    with row(REQUEST, R.DECODING, request.Preempted, R.PREEMPTED, do):
         yield

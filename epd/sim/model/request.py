@@ -2,7 +2,8 @@
 
 Played: the rows that it waits for, the step loop, the line for blocks, the transfer of its KV, the
 abort and the deadline.  The prompt is a word and a token for each picture, the answer two tokens
-long; a step computes one token, so that everything can happen in the middle of each.
+long; a step computes one token, so that everything can happen in the middle of each.  Where the
+loop runs `ahead`, the answer has three tokens at most, and any of them may be the last.
 
 Laws: blocks are freed once, and not under a step (F6, F43); rows are given back, and not under a
 step; an offer of KV does not outlive its request; the gateway is told one end, and nothing after.
@@ -21,6 +22,7 @@ from epd.sim.model.laws import Step, require
 from epd.sim.model.world import World
 
 MAX_TOKENS = 2
+MAX_TOKENS_AHEAD = 3
 BLOCKS = (3, 4)
 
 
@@ -65,12 +67,15 @@ class RequestWorld(World):
         decode_here: bool = True,
         num_emitted: int = 0,
         brief: bool = False,
+        ahead: bool = False,
     ) -> None:
         items = tuple(_Item(f"item {index}", 1 + index) for index in range(num_items))
         prompt = (0,) * max(2, 1 + num_items)
         self.request = r.Request("id/1", _Message(items, num_emitted), prompt)
         self.request.decode_here = decode_here or remote_kv
         self.remote_kv = remote_kv
+        self.max_tokens = MAX_TOKENS_AHEAD if ahead else MAX_TOKENS
+        self.depth = 2 if ahead else 1  # steps under way at a time
         self.brief = brief  # long steps, and nobody takes its blocks away: part of a larger model
         self.loading: set[str] = set()  # rooms of items whose rows are not here yet
         self.queued = False
@@ -80,7 +85,7 @@ class RequestWorld(World):
         self.words: dict[str, None] = {}  # said to the gateway, in order
         self.begun = False
         self.promised = False
-        self.taken = 0  # tokens that the step under way computes
+        self.taken: tuple[int, ...] = ()  # tokens that each step under way computes, in order
 
     def fire(self, event: Event) -> None:
         request = self.request
@@ -179,7 +184,8 @@ class RequestWorld(World):
             yield from self._transfer()
         if request.in_flight:
             yield from self._returns()
-        elif request.state in (r.S.RUNNING, r.S.DECODING) and self._next():
+        running = request.state in (r.S.RUNNING, r.S.DECODING)
+        if running and request.in_flight < self.depth and self._next():
             yield self.act("a step begins", "work", _begin_step)
         if not self.brief:
             yield from self._blocks()
@@ -187,7 +193,12 @@ class RequestWorld(World):
     def _next(self) -> int:
         """How many tokens a step may compute now."""
         request = self.request
-        ready = min(request.num_ready(), request.num_tokens) - request.num_computed
+        coming = 0  # the token that the step under way samples, if it is not certainly the last
+        if request.state is r.S.DECODING and self.taken:
+            index = request.num_emitted + len(request.output)
+            coming = int(index + 1 < self.max_tokens)
+        known = min(request.num_ready(), request.num_tokens + coming)
+        ready = known - request.num_computed - sum(self.taken)
         return ready if self.brief else min(1, ready)
 
     def _blocks(self) -> Iterator[Step[RequestWorld]]:
@@ -232,18 +243,23 @@ class RequestWorld(World):
             return
         yield self._returned(r.StepFailed("engine", "because", True), "fault")
         index = request.num_emitted + len(request.output)
-        if request.num_computed + self.taken < request.num_tokens:
-            yield self._returned(r.ChunkComputed(self.taken), "work")
-        elif index + 1 >= MAX_TOKENS:
-            yield self._returned(r.LastTokenSampled(token(index), "length"), "work")
-        elif request.state is r.S.RUNNING:
-            yield self._returned(r.FirstTokenSampled(self.taken, token(index)), "work")
+        taken = self.taken[0]
+        if request.num_computed + taken < request.num_tokens:
+            yield self._returned(r.ChunkComputed(taken), "work")
+            return
+        if index + 1 >= self.max_tokens or self.depth > 1:
+            yield self._returned(r.LastTokenSampled(token(index), "stop"), "work")
+        if index + 1 >= self.max_tokens:
+            return
+        if request.state is r.S.RUNNING:
+            yield self._returned(r.FirstTokenSampled(taken, token(index)), "work")
         else:
             yield self._returned(r.TokenSampled(token(index)), "work")
 
     def _returned(self, event: Event, kind: str) -> Step[RequestWorld]:
         def do(world: RequestWorld) -> None:
-            world.request.in_flight, world.taken = False, 0
+            world.request.in_flight -= 1
+            world.taken = world.taken[1:]
             world.fire(event)
 
         return self.act(type(event).__name__, kind, do)
@@ -291,5 +307,5 @@ def _give_way(world: RequestWorld) -> None:
 
 def _begin_step(world: RequestWorld) -> None:
     require(world.blocks == "owned", "a step writes into blocks that are not its own")
-    world.taken = world._next()
-    world.request.in_flight = True
+    world.taken += (world._next(),)
+    world.request.in_flight += 1

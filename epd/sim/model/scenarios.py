@@ -109,6 +109,11 @@ REQUEST = (
         "request", "two items, KV goes away", lambda: RequestWorld(2, decode_here=False), 50, 10
     ),
     *_world("request", "KV comes", lambda: RequestWorld(remote_kv=True), 20, 5),
+    *_world("request", "text, a step ahead", lambda: RequestWorld(ahead=True), 100, 10),
+    *_world("request", "two items, a step ahead", lambda: RequestWorld(2, ahead=True), 100, 10),
+    *_world(
+        "request", "KV comes, a step ahead", lambda: RequestWorld(remote_kv=True, ahead=True), 50, 5
+    ),
 )
 GENERATION = (
     *_world("generation", "an attempt with an item", lambda: GenerationWorld(1, 1), 100, 10),

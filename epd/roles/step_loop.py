@@ -1,0 +1,150 @@
+"""The step loop of one instance: plan a step, launch it, settle what came of it.
+
+Theory of operation
+-------------------
+Turning a step's outcomes into events and messages, and planning the next one, takes the host a
+millisecond or two.  A device that is told of the next step only then stands still meanwhile.  So
+the loop may run *ahead*: while step n runs, step n + 1 is planned and launched behind it.  What
+the host does not know yet then is which tokens step n samples.
+
+- A sequence that decodes goes into step n + 1 with PENDING in place of its token: the device takes
+  it from where step n puts it.  Positions, blocks and limits count the token that is on its way.
+- Whether that token ends the answer is known one step late.  If it does, step n + 1 has computed
+  the sequence once too often: that token is dropped, and the blocks are given back when the step
+  that writes into them has returned (FINISHING; faults F6, F28).  A limit is known before.
+- Who needs the host for its next token (a grammar, penalties, log-probabilities), and a prompt
+  whose first token is being sampled, sits out one step.
+- Blocks can be taken away only from who is in no step: when some must be, the loop waits until
+  nothing is under way.
+
+Steps are settled in the order of their launch.  Receiving anything never waits for the loop and it
+never waits for anything received (fault F27).
+
+Source: asynchronous scheduling of vLLM, overlapped scheduling of SGLang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from epd.engine.base import LanguageEngine, StepFailure, StepResult
+from epd.fsm.request import Request
+from epd.messages import TokenLogprobs
+from epd.roles.base import Actor
+from epd.roles.step import runs_ahead, sequence_of
+from epd.scheduling.batching import Entry
+from epd.scheduling.step_cost import StepCost
+
+Outcome = TokenLogprobs | StepFailure | None
+Plan = list[tuple[Entry, int]]
+
+
+class Batch(Protocol):
+    """Who is served: the requests of an instance."""
+
+    def plan(self, *, alone: bool) -> Plan:
+        """The next step; empty: there is nothing to compute, or it must wait for a step under way
+        (`alone`: there is none)."""
+        ...
+
+    def get(self, key: str) -> Request | None: ...
+
+    def settle(self, parts: list[Part], outcomes: list[Outcome]) -> None:
+        """A step is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A request's part of a step: `count` tokens of it."""
+
+    request: Request
+    entry: Entry
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    parts: list[Part]
+    result: asyncio.Future[StepResult]
+
+
+class StepLoop:
+    """Keeps up to `depth` steps under way."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        engine: LanguageEngine,
+        batch: Batch,
+        cost: StepCost | None,
+        *,
+        runs_ahead: bool,
+    ) -> None:
+        self._actor = actor
+        self._engine = engine
+        self._batch = batch
+        self._cost = cost
+        self._depth = 2 if runs_ahead else 1
+        self._under_way: deque[_Step] = deque()
+        self._wakes = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something may be computed now."""
+        self._wakes.set()
+
+    async def run(self) -> None:
+        while not self._actor.closing:
+            while self._under_way and self._under_way[0].result.done():
+                self._settle(self._under_way.popleft())
+            while len(self._under_way) < self._depth:
+                plan = self._batch.plan(alone=not self._under_way)
+                if not plan:
+                    break
+                self._launch(plan)
+            self._wakes.clear()  # nothing has happened since: nobody else ran
+            await self._wakes.wait()
+
+    def _launch(self, plan: Plan) -> None:
+        parts: list[Part] = []
+        sequences = []
+        for entry, count in plan:
+            request = self._batch.get(entry.key)
+            assert request is not None  # who is in the batch is served
+            sequence = sequence_of(request, entry.num_computed, count)
+            ahead = self._depth > 1 and entry.decoding and runs_ahead(request, sequence)
+            entry.launched(count, ahead=ahead)
+            request.in_flight += 1
+            sequences.append(sequence)
+            parts.append(Part(request, entry, count))
+        result: asyncio.Future[StepResult]
+        try:
+            result = asyncio.ensure_future(self._engine.step(sequences))
+        except Exception as error:
+            result = asyncio.get_running_loop().create_future()
+            result.set_exception(error)
+        result.add_done_callback(lambda _: self.wake())
+        self._under_way.append(_Step(parts, result))
+
+    def _settle(self, step: _Step) -> None:
+        outcomes: list[Outcome]
+        try:
+            result = step.result.result()
+        except Exception as error:
+            self._actor.fault("step", error)
+            outcomes = [StepFailure(f"the step failed: {error}") for _ in step.parts]
+        else:
+            outcomes = result.outcomes
+            self._observe(step.parts, result.elapsed_s)
+        for part in step.parts:
+            part.request.in_flight -= 1
+        self._batch.settle(step.parts, outcomes)
+
+    def _observe(self, parts: list[Part], elapsed_s: float) -> None:
+        if self._cost is not None:
+            num_prompt = sum(part.count for part in parts if not part.entry.decoding)
+            num_decodes = sum(part.entry.decoding for part in parts)
+            self._cost.observe(num_decodes, num_prompt, elapsed_s)
