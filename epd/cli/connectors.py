@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from epd.cli.parser import suggestion
-from epd.cli.settings import Settings, checked
+from epd.cli.settings import Settings, check_send_ring, checked
 from epd.config import ConfigError
 
 
@@ -43,7 +43,14 @@ class Hop:
 _FILE = Connector(
     "file", {"shared_storage_path": "transport_directory"}, needs=("shared_storage_path",)
 )
-_MOONCAKE = Connector("mooncake", {"mooncake_protocol": "", "protocol": ""})
+_MOONCAKE = Connector(
+    "mooncake",
+    {
+        "mooncake_protocol": "mooncake.protocol",
+        "protocol": "mooncake.protocol",
+        "device_name": "mooncake.devices",
+    },
+)
 _AUTO = Connector("auto")
 
 EC = Hop(
@@ -83,6 +90,7 @@ class Applied:
     values: dict[str, Any] = field(default_factory=dict)  # settings by dotted key
     transports: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)  # by setting: the flag
+    sends_rows: bool = False
     instance_id: str = ""
     host: str = ""
     port: str = ""
@@ -133,6 +141,8 @@ def apply(settings: Settings, applied: Applied) -> Settings:
         else:
             changed = msgspec.structs.replace(changed, **{name: value})
     result: Settings = changed
+    if applied.sends_rows:
+        check_send_ring(result)
     return result
 
 
@@ -167,6 +177,7 @@ def _read(hop: Hop, text: str, roles: tuple[str, ...], applied: Applied) -> None
         if not isinstance(extra, dict) or not extra.get(name):
             raise ConfigError(f"{hop.flag}: {extra_key} lacks {name}")
     applied.transports.append(connector.transport)
+    applied.sends_rows |= hop is EC and "producer" in claims
     for key, value in given.items():
         if value is not None:
             readers[key](_Read(hop, connector, claims, applied), key, value)
@@ -259,11 +270,7 @@ def _extra(its: _Read, key: str, value: Any) -> None:
                 f"{hop.flag}: {key}.{name} is unknown{suggestion(name, connector.extra)}; this "
                 f"connector has {known}"
             )
-        setting = connector.extra[name]
-        if setting:
-            its.applied.put(hop, setting, content)
-        elif content != "tcp":
-            raise ConfigError(f"{hop.flag}: {key}.{name} {content!r} is not supported: tcp is")
+        its.applied.put(hop, connector.extra[name], content)
 
 
 def _buffer_size(its: _Read, key: str, value: Any) -> None:

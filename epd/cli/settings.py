@@ -225,12 +225,17 @@ def _problem(key: str, value: Any) -> str:
     return ""
 
 
-def _check_together(settings: Settings) -> None:
+def check_send_ring(settings: Settings) -> None:
+    """Raises ConfigError where encoders could not send what they make."""
     if settings.mooncake.protocol == "rdma" and not settings.encode.send_buffer_nbytes:
         raise ConfigError(
             "mooncake.protocol rdma reads rows from registered memory only: give the encoders "
             "a ring of it, --encode-send-buffer-nbytes 256MiB"
         )
+
+
+def _check_together(settings: Settings) -> None:
+    check_send_ring(settings)
     timing = settings.timing
     if not timing.heartbeat_interval_s < timing.suspect_after_s < timing.lost_after_s:
         raise ConfigError(

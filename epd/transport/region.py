@@ -72,10 +72,13 @@ def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int
         raise WriteRefused(
             f"{nbytes} bytes do not fit {len(slots)} slots of {target.slot_nbytes} bytes"
         )
+    places = runs(slots, target.slot_nbytes, nbytes)
+    if len(source) == len(places) == 1:  # most rows: one buffer, into slots side by side
+        return [(places[0][0], source[0])]
     pieces: list[Piece] = []
     remaining = iter(source)
     view = memoryview(b"")
-    for offset, length in runs(slots, target.slot_nbytes, nbytes):
+    for offset, length in places:
         while length:
             if not view.nbytes:
                 view = next(remaining)
@@ -87,7 +90,7 @@ def plan(source: Sequence[memoryview], target: RemoteRegion, slots: Sequence[int
 
 def check_slots(target: RemoteRegion, slots: Sequence[int]) -> None:
     """Raises WriteRefused unless the slots are distinct and in the region."""
-    if len(set(slots)) != len(slots):
+    if len(slots) > 1 and len(set(slots)) != len(slots):
         raise WriteRefused("a slot is named twice")
     for slot in slots:
         if not 0 <= slot < target.num_slots:
@@ -186,6 +189,8 @@ class SlotRegion:
         check_slots(self.remote, slots)
         if nbytes > len(slots) * self.remote.slot_nbytes:
             raise WriteRefused(f"{nbytes} bytes asked of {len(slots)} slots")
+        if not self._deposits:
+            return self._written(slots, nbytes)
         deposit = self._deposits.get(slots[0]) if slots else None
         if deposit is not None and deposit.slots == tuple(slots):
             views = cut(deposit.buffers, 0, nbytes)
@@ -194,6 +199,15 @@ class SlotRegion:
             views = cut(views, 0, nbytes)
         if sum(view.nbytes for view in views) < nbytes:
             raise WriteRefused(f"fewer than {nbytes} bytes were deposited in slots {list(slots)}")
+        return views
+
+    def _written(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
+        """Of slots that hold bytes and no deposit."""
+        step = self.remote.slot_nbytes
+        starts = [slot * step for slot in slots[: -(-nbytes // step)]]
+        views = [self._memory[start : start + step] for start in starts]
+        if nbytes % step:
+            views[-1] = views[-1][: nbytes % step]
         return views
 
     def check_write(

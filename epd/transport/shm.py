@@ -14,6 +14,7 @@ lock is free (see shm_segment), and nothing less will do.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import Buffer, Region, TransportError, WriteFailed, WriteOutcome, Written
@@ -97,7 +98,8 @@ class ShmTransferEngine:
             views = byte_views(source)
             pieces = plan(views, target, slots)
             checksum = await self._copier.copy(segment.memory, pieces)
-            self._check_served(segment, target)
+            if not segment.is_linked():
+                self._refuse(target)
         except (WriteRefused, SegmentGone) as refused:
             return WriteFailed(str(refused))
         return Written(sum(view.nbytes for view in views), checksum)
@@ -176,11 +178,14 @@ class ShmTransferEngine:
 
     def _check_served(self, segment: Segment, target: RemoteRegion) -> None:
         if not segment.is_served():
-            self._unmap(lambda remote: remote == target)
-            raise SegmentGone(
-                f"region {target.region_id!r} of {target.instance_id}:{target.epoch} "
-                "was revoked, or its owner is dead"
-            )
+            self._refuse(target)
+
+    def _refuse(self, target: RemoteRegion) -> NoReturn:
+        self._unmap(lambda remote: remote == target)
+        raise SegmentGone(
+            f"region {target.region_id!r} of {target.instance_id}:{target.epoch} "
+            "was revoked, or its owner is dead"
+        )
 
     def _unmap(self, which: Callable[[RemoteRegion], bool]) -> None:
         for key, (remote, segment) in list(self._mapped.items()):

@@ -30,6 +30,7 @@ def settings(roles: str, ec_text: str | None = None, kv_text: str | None = None)
 
 
 PATH = {"shared_storage_path": "/mnt/rows"}
+RDMA = {"mooncake_protocol": "rdma", "device_name": "mlx5_0,mlx5_1"}
 
 
 def test_each_key_becomes_its_setting() -> None:
@@ -41,6 +42,14 @@ def test_each_key_becomes_its_setting() -> None:
     assert settings("p", ec("ec_consumer", ec_buffer_size=1e9)).prefill.pool_nbytes == 10**9
     assert settings("d", None, kv("kv_consumer", kv_buffer_size=5e8)).engine.kv_nbytes == 5 * 10**8
     assert settings("p", None, kv("kv_producer", "MooncakeConnector")).transport == "mooncake"
+
+
+def test_rdma_and_its_devices_are_chosen_as_mooncake_spells_them() -> None:
+    text = ec(connector="ECMooncakeConnector", ec_connector_extra_config=RDMA, ec_buffer_size=1e9)
+    made = settings("e", text).mooncake
+    assert (made.protocol, made.devices) == ("rdma", "mlx5_0,mlx5_1")
+    taker = settings("p", ec("ec_consumer", "ECMooncakeConnector", ec_connector_extra_config=RDMA))
+    assert taker.mooncake == made
 
 
 def test_hops_of_one_instance_may_differ() -> None:
@@ -78,7 +87,19 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
             "e",
             ec(connector="ECMooncakeConnector", ec_connector_extra_config={"protocol": "rdma"}),
             None,
-            "'rdma' is not supported: tcp is",
+            "registered memory only: give the encoders a ring",
+        ),
+        (
+            "p",
+            ec("ec_consumer", "ECMooncakeConnector", ec_connector_extra_config=RDMA),
+            kv("kv_producer", "MooncakeConnector", kv_connector_extra_config={"protocol": "tcp"}),
+            "wants mooncake.protocol 'rdma' and --kv-transfer-config 'tcp': an instance has one",
+        ),
+        (
+            "p",
+            None,
+            kv("kv_producer", "MooncakeConnector", kv_connector_extra_config={"protocol": "efa"}),
+            "mooncake.protocol is 'efa'; it must be one of tcp, rdma",
         ),
         ("e", ec(ec_parallel_size=2), None, "ec_parallel_size 2 is not supported"),
         ("e", ec(ec_connector_module_path="evil.module"), None, "no code is loaded"),
