@@ -214,6 +214,9 @@ class Span(Record):
     machine: str
     state: str
     at_s: float
+    key: str = ""  # of the machine
+    lasted_s: float = 0.0  # of what is no state: a chunk of a prompt
+    num_tokens: int = 0  # of the chunk
 
 
 class KvState(Record):

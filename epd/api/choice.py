@@ -42,7 +42,6 @@ class Choice:
     num_tokens: int = 0
     finish_reason: str = ""
     failed: bool = False  # its stream ended without an answer
-    timeline: list[tuple[str, str, float]] = field(default_factory=list)
     tool_use: ToolUse | None = None
     _matcher: StopMatcher | None = None
     _parser: CallParser | None = None
@@ -99,7 +98,6 @@ class Choice:
                     return count
         self.num_tokens += len(update.token_ids) - len(shown)
         if update.finish_reason:
-            self.timeline = update.timeline
             self._finish(update.finish_reason, texts)
         return len(update.token_ids)
 

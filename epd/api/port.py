@@ -71,7 +71,19 @@ class GenerationUpdate:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str = ""  # "", "stop", "length"
     error: GenerationError | None = None
-    timeline: list[tuple[str, str, float]] = field(default_factory=list)  # machine, state, t_ms
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """A machine of an instance entered a state, or (`lasted_s`) a chunk was computed."""
+
+    machine: str
+    instance: str
+    key: str  # within the request: attempt, attempt/item, attempt/kv, or a picture's hash
+    state: str
+    at_s: float  # wall-clock
+    lasted_s: float = 0.0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,8 @@ class GenerationStream(Protocol):
 
     request_id: str
     transfer_params: Callable[[], TransferParams]
+    timeline: Callable[[], list[TimelineEntry]]  # so far; of a generation that wants one
+    on_concluded: Callable[[], None]  # called once, when the generation has ended
 
     def __aiter__(self) -> AsyncIterator[GenerationUpdate]: ...
 

@@ -250,7 +250,16 @@ def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:
     """For X-EPD-Timeline; with several choices each entry says whose it is."""
     entries = []
     for choice in choices:
-        for machine, state, t_ms in choice.timeline:
-            entry = {"machine": machine, "state": state, "t_ms": round(t_ms, 3)}
+        timeline = choice.stream.timeline()
+        start_s = timeline[0].at_s if timeline else 0.0
+        for one in timeline:
+            entry: dict[str, Any] = {
+                "machine": f"{one.machine}@{one.instance}",
+                "key": one.key,
+                "state": one.state,
+                "t_ms": round((one.at_s - start_s) * 1e3, 3),
+            }
+            if one.lasted_s:
+                entry |= {"ms": round(one.lasted_s * 1e3, 3), "num_tokens": one.num_tokens}
             entries.append(entry if len(choices) == 1 else {"choice": choice.index, **entry})
     return entries

@@ -72,13 +72,18 @@ def stages_ms(samples: Iterable[Sample]) -> dict[str, float]:
     """Median milliseconds per state of each machine, where the server tells its timeline."""
     spans: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
-        since: dict[str, tuple[str, float]] = {}
+        since: dict[tuple[str, str], tuple[str, float]] = {}
         for event in sample.timeline:
             machine, state, at_ms = event["machine"], event["state"], event["t_ms"]
-            if machine in since:
-                before, began_ms = since[machine]
-                spans[f"{machine.partition('@')[0]} {before}"].append(at_ms - began_ms)
-            since[machine] = (state, at_ms)
+            name = machine.partition("@")[0]
+            if "ms" in event:  # a chunk of a prompt
+                spans[f"{name} {state}"].append(event["ms"])
+                continue
+            one = (machine, event.get("key", ""))
+            if one in since:
+                before, began_ms = since[one]
+                spans[f"{name} {before}"].append(at_ms - began_ms)
+            since[one] = (state, at_ms)
     return {name: statistics.median(values) for name, values in sorted(spans.items())}
 
 

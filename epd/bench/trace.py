@@ -1,8 +1,8 @@
 """Timelines of requests as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
 
 One process per request, one track per machine (the request at the gateway, its pictures' encodings,
-its transfers, its life at prefill and at decode), one slice per state.  Times are those of the
-server's timeline, laid from the moment at which the client sent the request.
+its transfers, its life at prefill and at decode, the chunks of its prompt), one slice per state.
+Times are those of the server's timeline, laid from the moment at which the client sent the request.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ def _request(pid: int, sample: Sample) -> Iterator[dict[str, Any]]:
     if sample.ttft_s:
         first_s = sample.sent_s + sample.ttft_s
         yield {"ph": "i", "s": "t", "pid": pid, "tid": 0, "ts": first_s * 1e6, "name": "first text"}
-    tracks: dict[str, list[tuple[float, str]]] = {}
+    tracks: dict[str, list[dict[str, Any]]] = {}
     for event in sample.timeline:
-        at_s = sample.sent_s + event["t_ms"] / 1e3
-        tracks.setdefault(event["machine"], []).append((at_s, event["state"]))
-    for tid, (machine, states) in enumerate(sorted(tracks.items()), 1):
+        machine, key = event["machine"], event.get("key", "")
+        tracks.setdefault(f"{machine} {key}".rstrip(), []).append(event)
+    for tid, (machine, events) in enumerate(sorted(tracks.items()), 1):
         yield _named("thread_name", pid, tid, machine)
-        ends = [at_s for at_s, _ in states[1:]] + [states[-1][0]]
-        for (began_s, state), ended_s in zip(states, ends, strict=True):
-            yield _slice(pid, tid, state, began_s, ended_s)
+        for event, following in zip(events, [*events[1:], events[-1]], strict=True):
+            lasted_ms = event.get("ms", following["t_ms"] - event["t_ms"])
+            began_s = sample.sent_s + event["t_ms"] / 1e3
+            yield _slice(pid, tid, event["state"], began_s, began_s + lasted_ms / 1e3)
 
 
 def _slice(pid: int, tid: int, name: str, began_s: float, ended_s: float) -> dict[str, Any]:

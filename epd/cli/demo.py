@@ -97,11 +97,13 @@ def _show_sample(sample: Any, answer: Answer) -> None:
 def timeline_lines(timeline: list[dict[str, Any]]) -> list[str]:
     """One line per stay of a machine in a state: when it began, how long it lasted, where."""
     lines = []
-    last_of: dict[str, float] = {}
+    last_of: dict[tuple[str, str], float] = {}
     for entry in reversed(timeline):
         machine = entry["machine"]
-        until = last_of.get(machine)
-        last_of[machine] = entry["t_ms"]
+        until = last_of.get((machine, entry.get("key", "")))
+        last_of[machine, entry.get("key", "")] = entry["t_ms"]
+        if "ms" in entry:  # it says itself how long it lasted
+            until = entry["t_ms"] + entry["ms"]
         name, _, instance = machine.partition("@")
         is_last = until is None or entry["state"] in LAST_STATES
         lasted = " " * 12 if is_last else f"{until - entry['t_ms']:9.1f} ms"

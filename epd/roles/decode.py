@@ -37,7 +37,7 @@ class DecodeRole(Role[Request]):
         self._landing = Landing(requests.engine, requests.return_blocks)
         self.draining = False
         requests.extend(self)
-        requests.related.append(self._transfer_of)
+        requests.reports.related.append(self._transfer_of)
 
     def live(self) -> dict[str, int]:
         return {"kv_landing": self._landing.num_leased}

@@ -41,6 +41,7 @@ from epd.roles.dispatch import Dispatcher
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
+from epd.roles.timeline import Timelines
 from epd.scheduling.placement import Placement, Unplaceable, place
 from epd.transport.base import Received
 
@@ -75,7 +76,7 @@ class GatewayRole(Role[Generation]):
         self._timing = timing
         self._dispatcher = dispatcher
         self._open: dict[str, Generation] = {}
-        self._reports: dict[str, dict[tuple[str, Span], None]] = {}
+        self._timelines = Timelines(actor)
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
         self.num_tokens = 0
@@ -100,6 +101,7 @@ class GatewayRole(Role[Generation]):
             request_id,
             lambda why: self._cancel(machine, why),
             lambda: self._dispatcher.transfer_params(machine),
+            lambda: self._timelines.of(machine),
         )
         machine.stream = stream
         self._open[request_id] = machine
@@ -287,8 +289,7 @@ class GatewayRole(Role[Generation]):
 
     def _report(self, source: str, request_id: str, spans: tuple[Span, ...]) -> None:
         if request_id in self._open:
-            report = self._reports.setdefault(request_id, {})
-            report.update(dict.fromkeys((source, span) for span in spans))  # repeats change nothing
+            self._timelines.add(source, request_id, spans)
 
     def _current(self, request_id: str, attempt: int) -> Generation | None:
         """The open generation, if the message is of its present attempt."""
@@ -323,12 +324,7 @@ class GatewayRole(Role[Generation]):
         chunk = event.chunk
         self.num_tokens += len(chunk.token_ids)
         machine.stream.push(
-            GenerationUpdate(
-                chunk.token_ids,
-                chunk.logprobs,
-                finish_reason=chunk.finish_reason,
-                timeline=self.timeline(machine),
-            )
+            GenerationUpdate(chunk.token_ids, chunk.logprobs, finish_reason=chunk.finish_reason)
         )
 
     @performs(Do.ANSWER_ERROR)
@@ -336,7 +332,7 @@ class GatewayRole(Role[Generation]):
         kind, reason = machine.error
         status = STATUS.get(kind, 500)
         error = GenerationError(kind, reason, status, status in (429, 503))
-        machine.stream.push(GenerationUpdate(error=error, timeline=self.timeline(machine)))
+        machine.stream.push(GenerationUpdate(error=error))
 
     @performs(Do.ABORT_ATTEMPT)
     def abort_attempt(self, machine: Generation, event: Event) -> None:
@@ -378,21 +374,8 @@ class GatewayRole(Role[Generation]):
     def close(self, machine: Generation, event: Event) -> None:
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
-        self._reports.pop(machine.key, None)
         for what in ("deadline", "attempt"):
             self.actor.disarm(f"generation/{machine.key}/{what}")
         self.outcomes[machine.state.name.lower()] += 1
-        machine.stream.close()
-
-    def timeline(self, machine: Generation) -> list[tuple[str, str, float]]:
-        """All stages of the request so far, `(machine, state, milliseconds since admission)`."""
-        if not machine.prompt or not machine.prompt.wants_timeline:
-            return []
-        own = [(self.actor.address.instance_id, span) for span in self.actor.spans(machine)]
-        spans = sorted([*own, *self._reports.get(machine.key, ())], key=lambda pair: pair[1].at_s)
-        start_s = own[0][1].at_s
-        return [
-            (f"{span.machine}@{source}", span.state, round((span.at_s - start_s) * 1e3, 3))
-            for source, span in spans
-            if span.at_s >= start_s  # rows cached earlier have a longer story than this request
-        ]
+        machine.stream.conclude()
+        self._timelines.drop(machine.key)

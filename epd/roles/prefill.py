@@ -56,7 +56,7 @@ class PrefillRole(Role[Request]):
         self._handed_over: dict[str, Request] = {}
         self.draining = False
         requests.extend(self)
-        requests.related.append(self._transfers_of)
+        requests.reports.related.append(self._transfers_of)
 
     def _transfers_of(self, request: Request) -> list[Machine | None]:
         items = getattr(request.message, "items", ())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from epd.config import EngineConfig, Timing
 from epd.engine.base import LanguageEngine, StepFailure
 from epd.fsm import request as fsm
-from epd.fsm.kernel import Event, Machine
+from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
 from epd.fsm.request_table import TABLE
 from epd.messages import (
@@ -27,12 +27,11 @@ from epd.messages import (
     Address,
     RequestAborted,
     RequestAccepted,
-    RequestFailed,
-    StageReport,
     TokenChunk,
     Tokens,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.reports import Reports
 from epd.roles.step import new_tokens, token_event
 from epd.roles.step_loop import Outcome, Part, Plan, StepLoop
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry
@@ -82,7 +81,8 @@ class Requests(Role[Request]):
         self._on_reserved: dict[str, Granted] = {}
         self._caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
-        self.related: list[Callable[[Request], list[Machine | None]]] = []  # for the timeline
+        self.reports = Reports(actor)
+        self.extend(self.reports)
 
     def start(self) -> None:
         self.actor.spawn("step loop", self._loop.run())
@@ -210,10 +210,12 @@ class Requests(Role[Request]):
             self.fire(self._requests[entry.key], fsm.Grown(blocks))
         return could
 
-    def settle(self, parts: list[Part], outcomes: list[Outcome]) -> None:
+    def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
         """A step is over: each outcome is an event of its own; tokens leave together."""
         self._settling = True
         for part, outcome in zip(parts, outcomes, strict=True):
+            if not part.entry.decoding:
+                self.reports.note_chunk(part.request, elapsed_s, part.count)
             self._settle(part.request, part.entry, part.count, outcome)
         self._settling = False
         self._flush()
@@ -317,35 +319,6 @@ class Requests(Role[Request]):
             self.actor.send(gateway, Tokens(tuple(chunks)))
         self._outbox.clear()
 
-    @performs(Do.SEND_FAILURE)
-    def send_failure(self, request: Request, event: Event) -> None:
-        kind, reason, retryable = request.failure
-        self.actor.send(
-            request.gateway,
-            RequestFailed(
-                request.request_id,
-                request.attempt,
-                kind,
-                reason,
-                retryable,
-                self.actor.spans(request),
-                request.culprit,
-            ),
-        )
-
-    @performs(Do.SEND_ABORTED)
-    def send_aborted(self, request: Request, event: Event) -> None:
-        self.actor.send(request.gateway, RequestAborted(request.request_id, request.attempt))
-
-    @performs(Do.REPORT_SPANS)
-    def report_spans(self, request: Request, event: Event) -> None:
-        if not request.message.reports:
-            return
-        machines = [machine for related in self.related for machine in related(request)]
-        spans = self.actor.spans(request, *machines)
-        report = StageReport(request.request_id, request.attempt, spans)
-        self.actor.send(request.gateway, report)
-
     @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER)
     def nothing_to_release(self, request: Request, event: Event) -> None:
         """An instance without the prefill role holds neither (the prefill role takes this over)."""
@@ -366,6 +339,7 @@ class Requests(Role[Request]):
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
             self._bury(machine.key)
+            self.reports.forget(machine)
             self.actor.disarm(f"request/{machine.key}/deadline")
             self.actor.disarm(f"request/{machine.key}/grace")
             self.actor.disarm(f"request/{machine.key}/alive")

@@ -52,8 +52,8 @@ class Batch(Protocol):
 
     def get(self, key: str) -> Request | None: ...
 
-    def settle(self, parts: list[Part], outcomes: list[Outcome]) -> None:
-        """A step is over."""
+    def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
+        """A step is over; it took so long on the device (0: it failed)."""
         ...
 
 
@@ -131,17 +131,18 @@ class StepLoop:
 
     def _settle(self, step: _Step) -> None:
         outcomes: list[Outcome]
+        elapsed_s = 0.0
         try:
             result = step.result.result()
         except Exception as error:
             self._actor.fault("step", error)
             outcomes = [StepFailure(f"the step failed: {error}") for _ in step.parts]
         else:
-            outcomes = result.outcomes
-            self._observe(step.parts, result.elapsed_s)
+            outcomes, elapsed_s = result.outcomes, result.elapsed_s
+            self._observe(step.parts, elapsed_s)
         for part in step.parts:
             part.request.in_flight -= 1
-        self._batch.settle(step.parts, outcomes)
+        self._batch.settle(step.parts, outcomes, elapsed_s)
 
     def _observe(self, parts: list[Part], elapsed_s: float) -> None:
         if self._cost is not None:

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from epd.api.port import GenerationUpdate, TransferParams
+from epd.api.port import GenerationUpdate, TimelineEntry, TransferParams
 
 
 class Stream:
@@ -21,9 +21,12 @@ class Stream:
         request_id: str,
         cancel: Callable[[str], None],
         transfer_params: Callable[[], TransferParams],
+        timeline: Callable[[], list[TimelineEntry]],
     ) -> None:
         self.request_id = request_id
         self.transfer_params = transfer_params
+        self.timeline = timeline
+        self.on_concluded: Callable[[], None] = lambda: None
         self._on_cancel = cancel
         self._updates: deque[GenerationUpdate] = deque()
         self._news = asyncio.Event()
@@ -36,6 +39,13 @@ class Stream:
     def close(self) -> None:
         self._closed = True
         self._news.set()
+
+    def conclude(self) -> None:
+        """The generation has ended, whoever ended it: its timeline will not change any more."""
+        final = self.timeline()
+        self.timeline = lambda: final
+        self.close()
+        self.on_concluded()
 
     def cancel(self, reason: str) -> None:
         """Nobody reads any more: the iteration ends, and the instances are told to stop."""

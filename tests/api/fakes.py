@@ -20,6 +20,7 @@ from epd.api.port import (
     PreparedItem,
     Readiness,
     Refused,
+    TimelineEntry,
     TransferParams,
 )
 from epd.api.prepare import Prompt
@@ -29,14 +30,17 @@ from epd.messages import TokenLogprobs
 
 NUM_IMAGE_ROWS = 64
 EOS = 3
-TIMELINE = [("GENERATION", "RECEIVED", 0.0), ("GENERATION", "FINISHED", 12.3456)]
+TIMELINE = [
+    TimelineEntry("GENERATION", "gateway", "", "PREPARING", 1000.0),
+    TimelineEntry("CHUNK", "p0", "1", "COMPUTED", 1000.005, 0.0025, 7),
+    TimelineEntry("GENERATION", "gateway", "", "FINISHED", 1000.0123456),
+]
 
 
 def said(text: str, finish: str = "", *, logprobs: bool = False) -> GenerationUpdate:
     ids = tuple(ord(c) for c in text)
     entries = tuple(TokenLogprobs(i, -0.5, ((i, -0.5), (i + 1, -1.5))) for i in ids)
-    timeline = TIMELINE if finish else []
-    return GenerationUpdate(ids, entries if logprobs else (), finish, None, timeline)
+    return GenerationUpdate(ids, entries if logprobs else (), finish)
 
 
 def failed(kind: str, status: int, message: str = "it broke") -> GenerationUpdate:
@@ -52,6 +56,8 @@ class FakeStream:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.transfer_params = lambda: TransferParams({"h": {"transport": "shm"}}, {"a": 1})
+        self.timeline = lambda: list(TIMELINE)
+        self.on_concluded = lambda: None
         self.cancelled = asyncio.Event()
         self.reasons: list[str] = []
         self.updates: asyncio.Queue[GenerationUpdate | None] = asyncio.Queue()

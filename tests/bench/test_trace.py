@@ -8,6 +8,19 @@ from epd.bench.openai_load import Sample
 from epd.bench.trace import chrome_trace
 
 
+def test_pictures_have_tracks_of_their_own_and_chunks_their_length() -> None:
+    """Two pictures of one encoder, interleaved; a chunk says itself how long it lasted."""
+    events = [("ENCODING@e0", "aa", 1.0), ("ENCODING@e0", "bb", 2.0), ("ENCODING@e0", "aa", 5.0),
+              ("ENCODING@e0", "bb", 9.0)]  # fmt: skip
+    timeline = [{"machine": m, "key": k, "state": "S", "t_ms": t} for m, k, t in events]
+    timeline.append({"machine": "CHUNK@p0", "key": "1", "state": "C", "t_ms": 3.0, "ms": 0.5})
+    trace = chrome_trace([("x", Sample(0.0, 0.1, timeline=timeline))])["traceEvents"]
+    lasted = [(e["tid"], round(e["dur"])) for e in trace if e["ph"] == "X" and e["tid"]]
+    assert lasted == [(1, 500), (2, 4000), (2, 0), (3, 7000), (3, 0)]
+    names = [e["args"]["name"] for e in trace if e["name"] == "thread_name"]
+    assert names == ["client", "CHUNK@p0 1", "ENCODING@e0 aa", "ENCODING@e0 bb"]
+
+
 def test_states_become_slices() -> None:
     events = [("REQUEST@p0", "WAITING", 5.0), ("GENERATION", "PLACED", 1.0),
               ("REQUEST@p0", "RUNNING", 7.5), ("GENERATION", "FINISHED", 40.0)]  # fmt: skip
