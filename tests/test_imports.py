@@ -83,6 +83,7 @@ AREAS = {
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
         packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL", "prometheus_client")
         | packages("llguidance", "tokenizers", "uvicorn", "uvloop"),
+        lazily=packages("opentelemetry"),
     ),
     "epd.tiny": Area(("epd.tiny",), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS),
     "epd.sim": Area(

@@ -42,6 +42,7 @@ class Choice:
     num_tokens: int = 0
     finish_reason: str = ""
     failed: bool = False  # its stream ended without an answer
+    first_token_s: float = 0.0  # wall-clock; of the first choice, for the trace
     tool_use: ToolUse | None = None
     _matcher: StopMatcher | None = None
     _parser: CallParser | None = None

@@ -27,11 +27,14 @@ from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
 from epd.api.tools import CallPiece, ToolUse
+from epd.api.tracing import CLIENT_LEFT, NoTracer, Record, Tracer, describe_answer, describe_request
 from epd.api.validation import Asked, ModelFacts, read_chat, read_completion
 from epd.config import Limits
 from epd.messages import TokenLogprobs
 
 T = TypeVar("T")
+Reader = Callable[[dict[str, Any], ModelFacts, Limits], Asked]
+NO_TRACER = NoTracer()
 
 
 class Prepares(ModelFacts, Protocol):
@@ -59,9 +62,15 @@ class Completions:
     """Serves both kinds of completions over one model."""
 
     def __init__(
-        self, frontend: Frontend, preparer: Prepares, limits: Limits, telemetry: Telemetry
+        self,
+        frontend: Frontend,
+        preparer: Prepares,
+        limits: Limits,
+        telemetry: Telemetry,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._frontend = frontend
+        self._tracer = tracer
         self._telemetry = telemetry
         self._preparer = preparer
         self._limits = limits
@@ -70,14 +79,38 @@ class Completions:
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions.  Raises ApiError, ClientGone."""
-        body = await self._body(exchange)
-        await self._serve(exchange, read_chat(body, self._preparer, self._limits), ChatAnswer)
+        await self._traced(exchange, "chat", read_chat, ChatAnswer)
 
     async def completion(self, exchange: Exchange) -> None:
         """POST /v1/completions.  Raises ApiError, ClientGone."""
-        body = await self._body(exchange)
-        asked = read_completion(body, self._preparer, self._limits)
-        await self._serve(exchange, asked, CompletionAnswer)
+        await self._traced(exchange, "text_completion", read_completion, CompletionAnswer)
+
+    async def _traced(
+        self, exchange: Exchange, operation: str, read: Reader, kind: type[Answer]
+    ) -> None:
+        """Serve it, and leave a record of how that went."""
+        record = Record(self._tracer, self._tracer.begin(exchange.headers), operation)
+        if record.is_sampled:
+            exchange.traceresponse = self._tracer.response_header(record.context)
+        status = 500
+        try:
+            body = await self._body(exchange)
+            asked = read(body, self._preparer, self._limits)
+            await self._serve(exchange, asked, kind, record)
+            status = exchange.status
+        except ApiError as error:
+            status = exchange.status or error.status
+            record.failed(error.code or "error", error.message)
+            raise
+        except ClientGone:
+            status = CLIENT_LEFT
+            record.failed("client_disconnected", "the client closed the connection")
+            raise
+        except BaseException as error:
+            record.failed(type(error).__name__, "internal error; the server's log has the reason")
+            raise
+        finally:
+            record.responded(status)
 
     def cut_off(self) -> None:
         """The server ends: what is open gets an error now, rather than a broken connection."""
@@ -87,13 +120,19 @@ class Completions:
     async def _body(self, exchange: Exchange) -> dict[str, Any]:
         return await exchange.read_json(self._limits.max_body_nbytes, self._limits.read_timeout_s)
 
-    async def _serve(self, exchange: Exchange, asked: Asked, kind: type[Answer]) -> None:
+    async def _serve(
+        self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record
+    ) -> None:
         streams = self._admit(asked.n)
+        for stream in streams:
+            record.watch(stream)
         request_id: str = streams[0].request_id
         exchange.request_id = request_id.encode()
         exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
-        prompt = await self._start(exchange, streams, asked)
+        prompt = await self._start(exchange, streams, asked, record)
         self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
+        if record.is_sampled:
+            describe_request(record, asked, prompt, self._preparer.model_name, request_id)
         answer = kind(
             request_id,
             self._preparer.model_name,
@@ -122,6 +161,7 @@ class Completions:
             await write(exchange, asked, answer, choices)
             self._telemetry.answered(exchange.age_s)
         finally:
+            describe_answer(record, choices)
             del self._open[request_id]
             unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
             _cancel(unfinished, "the request failed")
@@ -142,7 +182,9 @@ class Completions:
             ) from None
         return streams
 
-    async def _start(self, exchange: Exchange, streams: list[Any], asked: Asked) -> Prompt:
+    async def _start(
+        self, exchange: Exchange, streams: list[Any], asked: Asked, record: Record
+    ) -> Prompt:
         try:
             if asked.messages is None:
                 prompt = await self._preparer.completion(asked.prompt)
@@ -168,7 +210,7 @@ class Completions:
                     prompt.items,
                     sampling,
                     asked.user,
-                    exchange.headers.get(b"x-epd-timeline") == b"1",
+                    record.is_sampled or exchange.headers.get(b"x-epd-timeline") == b"1",
                 )
                 self._frontend.start_generation(stream, generation)
         except BaseException:
@@ -244,6 +286,7 @@ class Completions:
             update = stream.next_ready()
         if is_first and choice.index == 0 and any(u.token_ids for u in updates):
             self._telemetry.first_token(exchange.age_s)
+            choice.first_token_s = time.time()
         return updates
 
     def _failure(self, error: GenerationError) -> ApiError:

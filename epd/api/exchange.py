@@ -46,6 +46,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = b""  # goes out as x-request-id once it is known
+        self.traceresponse = b""  # likewise
         self.started = False
         self.status = 0  # until the answer starts
         self._began_s = time.monotonic()
@@ -152,6 +153,8 @@ class Exchange:
         self.status = status
         if self.request_id:
             headers.append((b"x-request-id", self.request_id))
+        if self.traceresponse:
+            headers.append((b"traceresponse", self.traceresponse))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, body: bytes, *, more: bool) -> None:

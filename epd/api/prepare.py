@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     items: tuple[PreparedItem, ...]
+    fetches: tuple[tuple[float, float], ...] = ()  # wall-clock times of each medium's fetching
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,15 @@ class Preparer:
         parts = _media_parts(messages)
         self._check_media(parts)
         scope = scope_of(self._config.cache_scope, self._config.tenant, tenant)
-        media = await asyncio.gather(*(self._medium(part, scope) for part in parts))
+        fetches: list[tuple[float, float]] = []
+
+        async def fetch(part: _Part) -> Any:
+            began_s = time.time()
+            medium = await self._medium(part, scope)
+            fetches.append((began_s, time.time()))
+            return medium
+
+        media = await asyncio.gather(*map(fetch, parts))
         pictures = [medium for medium in media if medium.clip is None]
         videos = [medium for medium in media if medium.clip is not None]
         text = self._renderer.render(messages, tools)
@@ -116,7 +126,8 @@ class Preparer:
             count = len(video.runs)
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
-        return Prompt(tuple(expanded), tuple(sorted(items, key=lambda item: item.offset)))
+        in_order = tuple(sorted(items, key=lambda item: item.offset))
+        return Prompt(tuple(expanded), in_order, tuple(fetches))
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""

@@ -26,6 +26,7 @@ from epd.api.port import Frontend
 from epd.api.prepare import Preparer
 from epd.api.sse import fail_events
 from epd.api.telemetry import Telemetry
+from epd.api.tracing import NoTracer, Tracer
 from epd.api.validation import unknown_model
 from epd.config import ConfigError, GatewayConfig
 
@@ -59,11 +60,16 @@ class ApiServer:
         self._completions: Completions | None = None
         self._created_s = int(time.time())
         self._telemetry = Telemetry()
+        self._tracer: Tracer = NoTracer()
         self._routes: dict[str, dict[str, Handler]] = {}
         self.port = config.port  # once started: the one that is listened on, if this is 0
 
     async def start(self) -> None:
         """Load what the model's prompts need and listen.  Raises ConfigError, ModelError."""
+        if self._config.otlp_traces_endpoint:
+            from epd.api.otel import build_tracer
+
+            self._tracer = build_tracer(self._config.otlp_traces_endpoint)
         if self._preparer is None:
             # in a thread: a large tokenizer takes a second, and instances are joining meanwhile
             self._preparer = await asyncio.to_thread(Preparer, self._config)
@@ -116,6 +122,7 @@ class ApiServer:
         await self._handlers_end(ABORT_S)
         if self._preparer is not None:
             await self._preparer.close()
+        await self._tracer.close()
 
     async def _handlers_end(self, timeout_s: float) -> None:
         if self._state.tasks:
@@ -169,7 +176,7 @@ class ApiServer:
 
     def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
         limits = self._config.limits
-        completions = Completions(self._frontend, preparer, limits, self._telemetry)
+        completions = Completions(self._frontend, preparer, limits, self._telemetry, self._tracer)
         self._completions = completions
         return {
             "/v1/chat/completions": {"POST": completions.chat},
@@ -216,7 +223,7 @@ class ApiServer:
         await exchange.respond_json(200 if ok else 503, value)
 
     async def _metrics(self, exchange: Exchange) -> None:
-        samples = [*self._frontend.metrics(), *self._telemetry.samples()]
+        samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
 
     async def _version(self, exchange: Exchange) -> None:

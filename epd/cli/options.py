@@ -132,6 +132,10 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         "--log-level", type=one_of("debug", "info", "warning", "error"), metavar="LEVEL",
         help="debug, info, warning or error",
     )  # fmt: skip
+    group.add_argument(
+        "--otlp-traces-endpoint", metavar="URL",
+        help="OpenTelemetry collector for traces, such as http://host:4318/v1/traces",
+    )  # fmt: skip
     group.add_argument("--log-json", action="store_true", help="log lines as JSON objects")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
     transport_directory: str = ""  # of the file transport: shared by all instances
     mooncake: MooncakeConfig = MooncakeConfig()
+    otlp_traces_endpoint: str = ""  # of OpenTelemetry; empty: what its own variables say
     cpus_per_instance: int = 0  # CPUs of its own for each; 0: the instances share them
     limits: Limits = Limits()
     timing: Timing = Timing()
@@ -218,6 +220,8 @@ def _problem(key: str, value: Any) -> str:
                 parse_cpus(part)
         except ValueError as error:
             return str(error)
+    if key == "otlp_traces_endpoint" and value and not re.match(r"https?://[^/]", value):
+        return "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"
     if key == "engine.load_format" and value not in LOAD_FORMATS:
         return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
     if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:
@@ -278,9 +282,19 @@ def gateway_config(
         prefix_affinity=settings.prefix_affinity,
         cluster_key=settings.cluster_key,
         cpu_affinity=cpu_affinity,
+        otlp_traces_endpoint=settings.otlp_traces_endpoint or _endpoint_of_environment(),
         limits=settings.limits,
         timing=settings.timing,
     )
+
+
+def _endpoint_of_environment() -> str:
+    """`env` where OpenTelemetry's own variables ask for traces; its library reads the rest."""
+    given = os.environ.get
+    if given("OTEL_SDK_DISABLED", "").lower() == "true" or given("OTEL_TRACES_EXPORTER") == "none":
+        return ""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return "env" if any(map(given, names)) else ""
 
 
 def instance_config(

@@ -72,6 +72,7 @@ class FakeStream:
             else:
                 self.updates.put_nowait(step)
         self.updates.put_nowait(None)
+        self.on_concluded()
 
     def next_ready(self) -> GenerationUpdate | None:
         if self.updates.empty():
@@ -206,12 +207,13 @@ class FakePreparer:
 
 @asynccontextmanager
 async def serving(
-    frontend: FakeFrontend | None = None, **limits: Any
+    frontend: FakeFrontend | None = None, traces: str = "", **limits: Any
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
     frontend = frontend or FakeFrontend()
     preparer = FakePreparer()
-    server = ApiServer(frontend, GatewayConfig(port=0, limits=Limits(**limits)), preparer)
+    config = GatewayConfig(port=0, limits=Limits(**limits), otlp_traces_endpoint=traces)
+    server = ApiServer(frontend, config, preparer)
     await server.start()
     try:
         yield server, frontend, preparer

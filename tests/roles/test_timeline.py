@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import Counter
 from typing import Any
 
@@ -10,7 +11,12 @@ import msgspec
 
 from epd.api.port import TimelineEntry
 from epd.api.prepare import Preparer
+from epd.api.server import ApiServer
+from epd.config import GatewayConfig
+from epd.tiny import CHECKPOINT, SAMPLES
 from epd.tiny.samples import read_index
+from tests.api.collector import collecting, values
+from tests.api.test_server import openai_client
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer
 
 __all__ = ["loaded", "preparer"]  # fixtures
@@ -81,3 +87,52 @@ async def test_a_client_that_has_enough_gets_the_whole_timeline(
     assert "DECODING" in states(timeline, "REQUEST", "d0")
     assert states(timeline, "GENERATION") >= {"STREAMING", "CANCELLING", "FINISHED"}
     assert Counter(entry.machine for entry in timeline)["CHUNK"] > 0
+
+
+async def test_a_collector_sees_every_stage(loaded: dict[str, Any]) -> None:
+    """Over HTTP, real engines, and a collector that parses what is sent; ended by a stop string."""
+    pictures = [
+        {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
+        for data in map(base64_of, TWO_PICTURES.images)
+    ]
+    content = [*pictures, {"type": "text", "text": TWO_PICTURES.question}]
+    cluster = cluster_of("1e1p1d", loaded)
+    async with collecting() as collector, cluster.running() as gateway:
+        config = GatewayConfig(
+            model_dir=str(CHECKPOINT), port=0, otlp_traces_endpoint=collector.url
+        )
+        server = ApiServer(gateway.role, config)
+        await server.start()
+        try:
+            async with openai_client(server) as client:
+                await client.chat.completions.create(
+                    model="checkpoint",
+                    messages=[{"role": "user", "content": content}],
+                    temperature=0,
+                    stop=[TWO_PICTURES.answer[2:4]],
+                )
+            await cluster.settle()
+        finally:
+            await server.close()
+    counts = Counter(span.name for span in collector.spans)
+    assert counts.pop("prefill chunk") >= 3
+    assert {"fetch": 2, "decode-image": 2, "encode": 2, "transfer": 3}.items() <= counts.items()
+    assert {"prepare", "queue", "wait", "prefill", "kv", "decode", "cancel"} <= counts.keys()
+    root = collector.root
+    assert {span.trace_id for span in collector.spans} == {root.trace_id}
+    names = {span.span_id: span.name for span in collector.spans}
+    parents = {span.name: names.get(span.parent_span_id, "") for span in collector.spans}
+    assert parents["prefill chunk"] == "prefill"
+    assert parents["fetch"] == "prepare"
+    assert parents["decode"] == root.name
+    instances = {
+        span.name: values(span.attributes)["epd.instance"]
+        for span in collector.spans
+        if "epd.instance" in values(span.attributes)
+    }
+    assert (instances["encode"], instances["prefill"], instances["decode"]) == ("e0", "p0", "d0")
+    assert values(root.attributes)["gen_ai.latency.time_in_model_prefill"] > 0
+
+
+def base64_of(name: str) -> str:
+    return base64.b64encode((SAMPLES / name).read_bytes()).decode()
