@@ -20,8 +20,8 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from epd import __version__
@@ -29,10 +29,6 @@ from epd.api.otel_spans import SpanData, spans_of
 from epd.api.port import Metric
 from epd.api.tracing import NoTracer, Record, Tracer
 from epd.config import ConfigError
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExportResult
 
 MAX_RECORDS = 256  # requests whose spans are to be made
 MAX_SPANS = 8192  # of requests, made and not yet exported
@@ -195,10 +191,10 @@ def _count_exports(exporter: Any, counts: Counter[str]) -> None:
     """Count what an exporter does, span by span."""
     export = exporter.export
 
-    def counting(spans: list[ReadableSpan]) -> SpanExportResult:
+    def counting(spans: Sequence[Any]) -> Any:
         done = False
         try:
-            result: SpanExportResult = export(spans)
+            result = export(spans)
             done = result.name == "SUCCESS"
         finally:
             counts["exported" if done else "failed"] += len(spans)
