@@ -25,6 +25,7 @@ class Shape:
     arrives: int
     prompt: int
     output: int
+    stops_at: int = 0  # an end token comes sooner
     bonus: int = 0
     picture_at: int = 0  # 0: none; else the place of its row, ready `ready_after` steps later
     ready_after: int = 0
@@ -44,6 +45,16 @@ class Job:
     num_preempted: int = 0
     done: bool = False
     ends: int = -1
+    in_flight: int = 0  # steps under way
+
+
+@dataclass
+class Part:
+    """A job in a step: its tokens `[start, start + count)`."""
+
+    job: Job
+    start: int
+    count: int
 
 
 @dataclass
@@ -52,6 +63,7 @@ class Crowd:
     num_blocks: int = 32
     bounds: Bounds = field(default_factory=lambda: Bounds(16, 8, 8))
     caching: bool = True
+    ahead: bool = False  # a step is planned while one is under way
     now: int = 0
     num_preempted: int = 0
     num_cached: int = 0
@@ -61,6 +73,7 @@ class Crowd:
         self.pool = BlockPool(self.num_blocks)
         self.scheduler = BatchScheduler(self.pool, BLOCK, self.bounds)
         self.memory: dict[int, list[int]] = {}
+        self.under_way: list[list[Part]] = []
         self.jobs: dict[str, Job] = {}
         self.line = sorted(enumerate(self.shapes), key=lambda pair: (pair[1].arrives, pair[0]))
 
@@ -101,9 +114,15 @@ class Crowd:
         return [repr(job.tokens[: (i + 1) * BLOCK]).encode() for i in range(full)]
 
     def leave(self, job: Job) -> None:
+        """It has ended; its blocks stay until no step writes into them."""
         self.scheduler.remove(job.entry.key)
-        self.pool.give_back(job.blocks)
-        job.blocks, job.done, job.ends = (), True, self.now
+        job.done, job.ends = True, self.now
+        self.let_go(job)
+
+    def let_go(self, job: Job) -> None:
+        if not job.in_flight:
+            self.pool.give_back(job.blocks)
+            job.blocks = ()
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -117,19 +136,30 @@ class Crowd:
             job.entry.num_ready = self.ready(job)
             if job.arrives_kv == self.now and not job.done:
                 self.receive(job)
-        self.preempt()
+        plan = self.plan()
+        if plan:
+            self.under_way.append([self.launch(self.jobs[e.key], count) for e, count in plan])
+        if self.under_way and (len(self.under_way) > self.ahead or not plan):
+            for part in self.under_way.pop(0):
+                self.settle(part)
+        self.now += 1
+
+    def plan(self) -> list[tuple[Entry, int]]:
+        if not self.preempt():
+            return []
         for entry, blocks in self.scheduler.growth():
             self.jobs[entry.key].blocks += blocks
         self.admit()
         plan = self.scheduler.plan()
         self.check(plan)
-        for entry, count in plan:
-            self.compute(self.jobs[entry.key], count)
-        self.now += 1
+        return plan
 
-    def preempt(self) -> None:
+    def preempt(self) -> bool:
+        """False: who must give way is in a step."""
         while (victim := self.scheduler.victim()) is not None:
             job = self.jobs[victim.key]
+            if job.in_flight:
+                return False
             assert not job.shape.picture_at or not victim.decoding, "its rows are gone"
             running = [j.entry for j in self.jobs.values() if j.entry.num_blocks and not j.done]
             older = [e for e in running if self.scheduler.get(e.key) is e and e.rank > victim.rank]
@@ -140,6 +170,7 @@ class Crowd:
             job.num_preempted += 1
             self.num_preempted += 1
             self.enqueue(job)
+        return True
 
     def admit(self) -> None:
         for admission in self.scheduler.admissions():
@@ -168,29 +199,41 @@ class Crowd:
             entry.num_tokens = len(job.tokens)
             self.scheduler.add_decoding(entry)
 
-    def compute(self, job: Job, count: int) -> None:
+    def launch(self, job: Job, count: int) -> Part:
         entry = job.entry
-        start = entry.num_computed
-        self.read(job, start)
-        self.write(job, start, count)
-        entry.num_computed += count
+        part = Part(job, entry.num_computed, count)
+        self.read(job, part.start)
+        self.write(job, part.start, count)
+        goes_on = job.output + 1 < job.shape.output  # its limit is known before
+        entry.launched(count, ahead=self.ahead and entry.decoding and goes_on)
+        job.in_flight += 1
         self.num_computed += count
-        if entry.num_computed < len(job.tokens):
-            return
-        self.sample(job)
-        if not job.done:
-            entry.num_tokens = len(job.tokens)
-            if not entry.decoding:
-                self.scheduler.add_decoding(entry)
+        return part
+
+    def settle(self, part: Part) -> None:
+        job = part.job
+        job.in_flight -= 1
+        if job.done:
+            self.let_go(job)
+        elif part.start + part.count == len(job.tokens):
+            self.sample(job)
+            if not job.done:
+                job.entry.num_tokens = max(job.entry.num_tokens, len(job.tokens))
+                if not job.entry.decoding:
+                    self.scheduler.add_decoding(job.entry)
 
     def sample(self, job: Job) -> None:
         if self.caching:
             for index, key in enumerate(self.keys(job)):
                 self.pool.publish(job.blocks[index], key)
         job.output += 1
-        job.tokens.append(job.shape.family * 1000 + len(job.tokens))
-        if job.output >= job.shape.output:
+        job.tokens.append(self.token(job, len(job.tokens)))
+        if job.output >= (job.shape.stops_at or job.shape.output):
             self.leave(job)
+
+    def token(self, job: Job, index: int) -> int:
+        """What a step samples at this place, known here or not."""
+        return job.tokens[index] if index < len(job.tokens) else job.shape.family * 1000 + index
 
     # --- memory with contents ---------------------------------------------------------------------
 
@@ -201,11 +244,12 @@ class Crowd:
                 self.memory[block] = []
             assert len(self.memory[block]) >= index % BLOCK, "a hole in the block"
             del self.memory[block][index % BLOCK :]
-            self.memory[block].append(job.tokens[index])
+            self.memory[block].append(self.token(job, index))
 
     def read(self, job: Job, num_tokens: int) -> None:
         found = [t for block in job.blocks for t in self.memory.get(block, [None] * BLOCK)]
-        assert found[:num_tokens] == job.tokens[:num_tokens], "KV of another text"
+        wanted = [self.token(job, index) for index in range(num_tokens)]
+        assert found[:num_tokens] == wanted, "KV of another text"
 
     # --- laws -------------------------------------------------------------------------------------
 
@@ -217,7 +261,9 @@ class Crowd:
         for entry, count in plan:
             job = self.jobs[entry.key]
             assert not job.done
-            assert entry.num_computed + count <= min(len(job.tokens), self.ready(job))
+            known = len(job.tokens) + bool(job.in_flight and entry.decoding)
+            assert entry.num_computed + count <= min(known, self.ready(job))
+            assert len(job.tokens) <= job.shape.prompt + job.shape.output
             assert entry.num_computed + count <= len(job.blocks) * BLOCK
         held = [block for job in self.jobs.values() for block in job.blocks]
         assert self.pool.num_leased == len(set(held)) <= self.pool.size
@@ -233,13 +279,14 @@ class Crowd:
 
     def run(self) -> None:
         bound = self.bound()
-        while self.line or not all(job.done for job in self.jobs.values()):
+        while self.line or self.under_way or not all(job.done for job in self.jobs.values()):
             assert self.now < bound, self.stuck()
             self.step()
         assert self.pool.num_leased == 0, "blocks are left over"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         for job in self.jobs.values():
-            assert job.shape.leaves_after or job.output == job.shape.output
+            wanted = job.shape.stops_at or job.shape.output
+            assert job.shape.leaves_after or job.output == wanted
 
     def stuck(self) -> str:
         left = [j for j in self.jobs.values() if not j.done]
@@ -258,6 +305,7 @@ def draw(rng: random.Random, count: int, num_blocks: int) -> list[Shape]:
                 rng.randint(0, count // 2),
                 prompt,
                 output,
+                stops_at=rng.choice((0, 0, rng.randint(1, output))),
                 bonus=rng.choice((0, 0, 0, 5, 20)),
                 picture_at=rng.randint(1, prompt - 1) if kind < 0.4 and prompt > 1 else 0,
                 ready_after=rng.randint(0, 12),
@@ -280,7 +328,8 @@ def main() -> None:
         rng = random.Random(seed)
         blocks = rng.choice((12, 16, 24, 48, 200))
         bounds = Bounds(rng.choice((2, 8, 16, 64)), rng.choice((1, 7, 16)), rng.choice((1, 4, 32)))
-        crowd = Crowd(draw(rng, 200, blocks), blocks, bounds, caching=rng.random() < 0.7)
+        caching, ahead = rng.random() < 0.7, rng.random() < 0.5
+        crowd = Crowd(draw(rng, 200, blocks), blocks, bounds, caching=caching, ahead=ahead)
         try:
             crowd.run()
         except AssertionError:

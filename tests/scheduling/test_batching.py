@@ -153,20 +153,22 @@ SHAPES = st.builds(
     st.sampled_from((1, 2, 7, 16, 64)),
     st.sampled_from((1, 7, 16)),
     st.sampled_from((1, 3, 16)),
-    st.booleans(),
+    st.sampled_from(((False, False), (True, False), (False, True), (True, True))),
 )
 def test_every_law_holds_at_every_step(
-    shapes: list[Shape], blocks: int, budget: int, chunk: int, running: int, caching: bool
+    shapes: list[Shape], blocks: int, budget: int, chunk: int, running: int, how: tuple[bool, bool]
 ) -> None:
     """Budgets, blocks, contents, order, and that everybody ends within a bound (F24)."""
-    Crowd(shapes, blocks, Bounds(budget, chunk, running), caching=caching).run()
+    bounds = Bounds(budget, chunk, running)
+    Crowd(shapes, blocks, bounds, caching=how[0], ahead=how[1]).run()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_crowds(seed: int) -> None:
     """A sample; `python -m tests.scheduling.crowd --requests 100000` is the whole run."""
     rng = random.Random(seed)
-    crowd = Crowd(draw(rng, 200, 16), 16, Bounds(16, 7, 32), caching=seed % 2 == 0)
+    how = {"caching": seed % 2 == 0, "ahead": seed > 1}
+    crowd = Crowd(draw(rng, 200, 16), 16, Bounds(16, 7, 32), **how)
     crowd.run()
     assert crowd.num_preempted > 10
     assert bool(crowd.num_cached) is crowd.caching
