@@ -22,6 +22,7 @@ def sequence_of(request: Request, start: int, count: int) -> StepSequence:
     num_prompt = len(request.prompt)
     sampling = request.sampling
     first_output = num_prompt - request.num_emitted
+    looks_back = sampling.reads_output
     return StepSequence(
         request_id=request.key,
         token_ids=request.tokens(start, stop) if start < request.num_tokens else (PENDING,),
@@ -29,13 +30,13 @@ def sequence_of(request: Request, start: int, count: int) -> StepSequence:
         block_table=request.block_table,
         positions=_positions(request, start, stop),
         rope_delta=request.rope_delta,
-        spans=_spans(request, start, count),
+        spans=_spans(request, start, count) if start < num_prompt else (),
         sample=sampling if stop >= request.num_tokens else None,
         output_index=stop - first_output,
-        prompt_ids=request.prompt[:first_output] if sampling.reads_output else (),
+        prompt_ids=request.prompt[:first_output] if looks_back else (),
         output_ids=(
             [*request.prompt[first_output:], *(t.token_id for t in request.output)]
-            if sampling.reads_output
+            if looks_back
             else ()
         ),
     )
