@@ -271,14 +271,11 @@ class Embeddings(Role[Embedding]):
         else:  # slots that it still owns stay in the peer's quota, and cannot be promised (F41)
             self._leases.strand(transfer.key)
         embedding = self._embeddings.get(transfer.owner)
-        current = embedding is not None and embedding.room == transfer.key
         if delivered:
+            assert embedding is not None  # who has left waits for the outcome too: ABANDONED
             rows = self.region.views(transfer.slots, transfer.nbytes)
-            if embedding is not None and current:
-                self.fire(embedding, fsm.Loaded(rows, transfer.slots))
-            else:
-                self._return_slots(transfer.key, transfer.slots)
-        elif embedding is not None and current:
+            self.fire(embedding, fsm.Loaded(rows, transfer.slots))
+        elif embedding is not None and embedding.room == transfer.key:
             self.fire(embedding, _load_outcome(transfer))
         self._pump_leases()
 

@@ -81,6 +81,7 @@ class EncodeRole(Role[Encoding]):
             "encode_askers": len(self._askers),
             "prepared": len(self._prepared),
             "encodes_deferred": len(self._ahead),
+            "encode_run_ahead": self._ahead.used,
             **(self._ring.live() if self._ring is not None else {}),
         }
 

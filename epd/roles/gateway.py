@@ -214,25 +214,16 @@ class GatewayRole(Role[Generation]):
                 self._over(received.source, chunk.request_id, chunk.attempt)
 
     def _take(self, machine: Generation, chunk: TokenChunk) -> None:
-        """Numbered tokens: new ones are delivered once, repeats dropped, a hole is an outcome."""
+        """Numbered tokens: new ones are delivered once, copies dropped, a hole is an outcome.
+
+        An attempt says each token in one chunk, so a chunk is new or a copy as a whole.
+        """
         have = len(machine.token_ids)
         if chunk.start > have:
             self.fire(machine, fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost"))
-            return
-        repeated = have - chunk.start
-        if repeated:
-            if repeated >= len(chunk.token_ids):
-                return
-            chunk = TokenChunk(
-                chunk.request_id,
-                chunk.attempt,
-                have,
-                chunk.token_ids[repeated:],
-                chunk.finish_reason,
-                chunk.logprobs[repeated:],
-            )
-        arrived = fsm.FinalTokensArrived if chunk.finish_reason else fsm.TokensArrived
-        self.fire(machine, arrived(chunk))
+        elif chunk.start == have:
+            arrived = fsm.FinalTokensArrived if chunk.finish_reason else fsm.TokensArrived
+            self.fire(machine, arrived(chunk))
 
     @receives(RequestAccepted)
     def on_accepted(self, received: Received) -> None:

@@ -107,7 +107,7 @@ DRILLS: tuple[Drill, ...] = (
         ("F19", "F40", "F44"),
         work=PICTURES,
         faults=(Fault("kill", "e0", duration_s=0.5),),
-        mutants=("answer_without_picture",),
+        mutants=("answer_without_picture", "both_lives_are_members"),
     ),
     Drill(
         "kill-the-only-prefill",
@@ -161,6 +161,7 @@ DRILLS: tuple[Drill, ...] = (
         topology="1e1p2d",
         data=SLOW_LINK,
         faults=(Fault("stall", "d0", duration_s=4.0),),
+        mutants=("each_attempt_has_its_own_deadline",),
     ),
     Drill(
         "stall-prefill",

@@ -8,11 +8,15 @@ from epd.config import EngineConfig
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
+from epd.sim.swarm import Excuse
 from epd.sim.workload import Workload
 
 FEW_BLOCKS = Settings(num_blocks=32)
 """More than any one request can need, and less than all of them do."""
 AHEAD = EngineConfig(max_step_tokens=48, max_chunk_tokens=16, async_scheduling=True)
+
+TOO_FEW_BLOCKS = Settings(num_blocks=12)
+"""Enough for most prompts, not for what some requests may still say."""
 
 IMPATIENT = replace_timing(stall_timeout_s=0.12, max_attempts=1)
 """Shorter than a preempted request waits, and what is lost is not tried again."""
@@ -95,5 +99,15 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(engine=AHEAD, num_blocks=32),
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("gives_way_under_a_step",),
+    ),
+    Drill(
+        "too-long-for-decode",
+        ("F24",),
+        work=Workload(16, image_share=0.2, max_tokens=64),
+        settings=TOO_FEW_BLOCKS,
+        may_fail=Excuse(frozenset({"capacity"}), refusals=False),
+        why="what a request may need is more than the instance has: said at once, and why",
+        fires=("GENERATION:PLACED>FAILED",),
+        mutants=("refusals_are_not_told",),
     ),
 )

@@ -129,6 +129,11 @@ def draw_plan(seed: int) -> Plan:
     count = random.below(3, "faults") + (random.uniform("none") > 0.2)
     faults = tuple(_draw_fault(random.stream("fault", n), names) for n in range(count))
     conditions, data = _draw_conditions(random)
+    settings = _draw_settings(random)
+    may_fail = excuse(topology, faults, conditions, data)
+    if random.chance(0.1, "blocks for few"):
+        settings = replace(settings, num_blocks=12)
+        may_fail = replace(may_fail, kinds=may_fail.kinds | {"capacity"})
     return Plan(
         seed,
         topology,
@@ -136,8 +141,8 @@ def draw_plan(seed: int) -> Plan:
         faults,
         conditions,
         data,
-        _draw_settings(random),
-        may_fail=excuse(topology, faults, conditions, data),
+        settings,
+        may_fail=may_fail,
         engine_faults=any(fault.kind == "oom" for fault in faults),
     )
 
@@ -156,7 +161,7 @@ def _draw_workload(random: KeyedRandom) -> Workload:
 
 
 def _draw_settings(random: KeyedRandom) -> Settings:
-    """Pools that are sometimes too small for everybody at once, never for a single request."""
+    """Pools that are sometimes too small for everybody at once, not for a single request."""
     settings = Settings()
     num_slots = random.pick((12, 24), "slots")
     share = random.pick((0.5, 1.0), "share")

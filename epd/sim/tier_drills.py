@@ -87,7 +87,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=Workload(30, spread_s=0.05, image_share=1.0, num_pictures=30),
         settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),
         fires=("encodes_deferred",),
-        mutants=("grants_do_not_overtake",),
+        mutants=("grants_do_not_overtake", "run_ahead_is_never_given_back"),
     ),
     Drill(
         "small-send-ring",

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from epd.fsm import generation, transfer
+from epd.fsm import generation, instance, transfer
 from epd.fsm.kernel import Event
-from epd.messages import Membership
+from epd.messages import Membership, RequestFailed
 from epd.roles.base import Actor
+from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
 from epd.roles.member import Member
+from epd.roles.registry import Registry
+from epd.roles.run_ahead import RunAhead
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row
@@ -113,4 +116,63 @@ def doubt_waits_for_a_death() -> Iterator[None]:
         return False
 
     with mock.patch.object(SimTransferEngine, "settle", settle):
+        yield
+
+
+# --- slips planted by hand: docs/simulation.md tells how they were found --------------------------
+
+
+@mutant
+def each_attempt_has_its_own_deadline() -> Iterator[None]:
+    """The time that a request has begins anew with each of its attempts."""
+
+    def anew(self: Dispatcher, machine: generation.Generation) -> float:
+        return self._actor.clock.wall_s() + self._timing.request_timeout_s
+
+    with mock.patch.object(Dispatcher, "_deadline_s", anew):
+        yield
+
+
+@mutant
+def run_ahead_is_never_given_back() -> Iterator[None]:
+    """F4: an encoder counts rows that are gone, and in the end begins only what was granted."""
+    leave = RunAhead.leave
+
+    def keep(self: RunAhead, key: str) -> None:
+        used = self.used
+        leave(self, key)
+        self.used = used
+
+    with mock.patch.object(RunAhead, "leave", keep):
+        yield
+
+
+@mutant
+def both_lives_are_members() -> Iterator[None]:
+    """F44: a new life of an instance joins, and the earlier one is not told to be over."""
+    fire = Registry.fire
+
+    def not_replaced(self: Registry, machine: instance.Instance, event: Event) -> None:
+        if not isinstance(event, instance.EpochReplaced):
+            fire(self, machine, event)
+
+    with mock.patch.object(Registry, "fire", not_replaced):
+        yield
+
+
+@mutant
+def refusals_are_not_told() -> Iterator[None]:
+    """F24: decode refuses what it can never hold, and tells prefill alone, without the reason."""
+    on_offer = DecodeRole.on_kv_offer
+
+    def silently(self: DecodeRole, received: Received) -> None:
+        send = Actor.send
+
+        def but_no_failure(actor: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
+            return isinstance(message, RequestFailed) or send(actor, to, message, payloads)
+
+        with mock.patch.object(Actor, "send", but_no_failure):
+            on_offer(self, received)
+
+    with mock.patch.object(DecodeRole, "on_kv_offer", silently):
         yield

@@ -6,23 +6,38 @@ quiescence.  What it finds goes to `World.violate`.
 
 from epd.sim.checkers.answers import Answers
 from epd.sim.checkers.conservation import Conservation
+from epd.sim.checkers.deadlines import Deadlines
 from epd.sim.checkers.faultless import Faultless
 from epd.sim.checkers.integrity import Integrity
 from epd.sim.checkers.liveness import Liveness
+from epd.sim.checkers.lives import Lives
 from epd.sim.checkers.residency import Residency
 from epd.sim.checkers.singleflight import SingleFlight
 from epd.sim.checkers.tokens import GoldenTokens
 
-ALL = (Integrity, GoldenTokens, Answers, SingleFlight, Residency, Conservation, Faultless, Liveness)
+ALL = (
+    Integrity,
+    GoldenTokens,
+    Answers,
+    Deadlines,
+    Lives,
+    SingleFlight,
+    Residency,
+    Conservation,
+    Faultless,
+    Liveness,
+)
 
 __all__ = [
     "ALL",
     "Answers",
     "Conservation",
+    "Deadlines",
     "Faultless",
     "GoldenTokens",
     "Integrity",
     "Liveness",
+    "Lives",
     "Residency",
     "SingleFlight",
 ]

@@ -126,10 +126,8 @@ class EmbeddingWorld(World):
     def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
         self.concluded.add(transfer.key)
         self.slots[transfer.key] = "published"
-        if self._current(transfer.key):
-            self.fire(m.Loaded("rows", (0,)))
-        else:
-            self.slots[transfer.key] = "free"
+        require(self._current(transfer.key), f"room {transfer.key} delivers what nobody loads")
+        self.fire(m.Loaded("rows", (0,)))
 
     def conclude_failed(self, transfer: Transfer, event: Event) -> None:
         self.concluded.add(transfer.key)

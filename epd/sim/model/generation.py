@@ -207,14 +207,15 @@ def _read(world: GenerationWorld, number: int, word: str) -> None:
 
 
 def _read_tokens(world: GenerationWorld, number: int, word: str) -> None:
-    """Numbered tokens: new ones are delivered once, repeats dropped, a hole is an outcome."""
+    """Numbered tokens: new ones are delivered once, copies dropped, a hole is an outcome."""
     _, first, count, *final = word.split()
     start, have = int(first), len(world.generation.token_ids)
     stop = start + int(count)
     if start > have:
         world.fire(g.TokensMissed(f"tokens {have} to {start} were lost"))
     elif stop > have:
+        require(start == have, "a chunk is new or a copy as a whole")
         reason = "length" if final else ""
-        chunk = TokenChunk("id", number, have, tuple(range(have, stop)), reason)
+        chunk = TokenChunk("id", number, start, tuple(range(start, stop)), reason)
         arrived = g.FinalTokensArrived if final else g.TokensArrived
         world.fire(arrived(chunk))

@@ -1,0 +1,32 @@
+"""The registry counts one life of an instance: when a later one is a member, the earlier is over.
+
+Two would be served work, and what the dead one had would be given up only when its silence has
+lasted long enough (F44).
+"""
+
+from __future__ import annotations
+
+from epd.fsm import instance
+from epd.fsm.kernel import Event, Machine, State
+from epd.sim.checkers.base import Checker, Context
+from epd.sim.process import SimProcess
+
+
+class Lives(Checker):
+    name = "lives"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._members: dict[tuple[str, str], instance.Instance] = {}  # by gateway and name
+        context.world.watch(self._watch, instance.JoinAccepted)
+
+    def _watch(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if not isinstance(machine, instance.Instance):
+            return
+        name = process.name, machine.info.address.instance_id
+        earlier = self._members.get(name)
+        if earlier is not None and earlier is not machine and earlier.present:
+            self.violate(f"{earlier.key} and {machine.key} are members at once (F44)")
+        self._members[name] = machine
