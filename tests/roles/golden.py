@@ -1,4 +1,4 @@
-"""Questions whose right answers transformers gives: tokens, and the log-probability of each."""
+"""Questions whose right answers transformers gives: tokens, log-probabilities, and all logits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,29 +27,39 @@ class Question:
     generation: Generation
     token_ids: list[int]
     logprobs: list[float]
+    logits: torch.Tensor  # [number of tokens, vocabulary], raw
 
 
 @cache
-def preparer() -> Preparer:
-    return Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
+def preparer(model_dir: Path = CHECKPOINT) -> Preparer:
+    return Preparer(GatewayConfig(model_dir=str(model_dir)))
 
 
-async def question(text: str, pictures: int = 0, max_tokens: int = 24, seed: int = 1) -> Question:
+async def question(
+    text: str,
+    pictures: int = 0,
+    max_tokens: int = 24,
+    seed: int = 1,
+    model_dir: Path = CHECKPOINT,
+) -> Question:
     """A user turn with so many pictures before the text; greedy, no end token before the limit."""
     images = [picture(seed + n, 70 - 9 * n, 40 + 11 * n) for n in range(pictures)]
-    return await ask([((pictures, text) if pictures else text)], images, max_tokens)
+    return await ask([((pictures, text) if pictures else text)], images, max_tokens, model_dir)
 
 
-async def ask(turns: list[Any], images: list[Any], max_tokens: int = 24) -> Question:
+async def ask(
+    turns: list[Any], images: list[Any], max_tokens: int = 24, model_dir: Path = CHECKPOINT
+) -> Question:
     messages = chat(*turns)
     urls = iter(base64.b64encode(png(image)).decode() for image in images)
     for message in messages:
         if isinstance(parts := message["content"], list):
             message["content"] = [_with_url(part, urls) for part in parts]
-    prompt = await preparer().chat(messages)
-    tokens, logprobs = _reference(tuple(turns), images, max_tokens)
+    prompt = await preparer(model_dir).chat(messages)
+    tokens, logits = _reference(model_dir, tuple(turns), images, max_tokens)
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
     sampling = SamplingParams(max_tokens=max_tokens, num_logprobs=0)
-    return Question(Generation(prompt.token_ids, prompt.items, sampling), tokens, logprobs)
+    return Question(Generation(prompt.token_ids, prompt.items, sampling), tokens, chosen, logits)
 
 
 def _with_url(part: dict[str, str], urls: Iterator[str]) -> dict[str, Any]:
@@ -58,13 +69,13 @@ def _with_url(part: dict[str, str], urls: Iterator[str]) -> dict[str, Any]:
 
 
 def _reference(
-    turns: tuple[Any, ...], images: list[Any], max_tokens: int
-) -> tuple[list[int], list[float]]:
-    """Greedy tokens to the limit, and their log-probabilities by one forward over all of them."""
+    model_dir: Path, turns: tuple[Any, ...], images: list[Any], max_tokens: int
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens to the limit, and the logits behind each by one forward over all of them."""
     messages = chat(*turns)
-    model = reference_model(CHECKPOINT)
-    tokens = reference_generate(CHECKPOINT, messages, images, max_tokens, eos_token_id=None)
-    inputs = reference_inputs(CHECKPOINT, messages, images)
+    model = reference_model(model_dir)
+    tokens = reference_generate(model_dir, messages, images, max_tokens, eos_token_id=None)
+    inputs = reference_inputs(model_dir, messages, images)
     num_prompt = inputs["input_ids"].shape[1]
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], dim=1)
     if "mm_token_type_ids" in inputs:
@@ -72,9 +83,7 @@ def _reference(
         inputs["mm_token_type_ids"] = torch.nn.functional.pad(kinds, (0, len(tokens)))
     model.model.rope_deltas = None
     with torch.inference_mode():
-        logits = model(**inputs).logits[0, num_prompt - 1 : -1].float()
-    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    return tokens, chosen.tolist()
+        return tokens, model(**inputs).logits[0, num_prompt - 1 : -1].float()
 
 
 async def answer(gateway: Gateway, asked: Question) -> list[TokenLogprobs]:

@@ -213,7 +213,9 @@ async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
     long = await question("hello", max_tokens=30)
     end = long.token_ids[11]
     num_said = long.token_ids.index(end) + 1
-    stops = Question(long.generation, long.token_ids[:num_said], long.logprobs[:num_said])
+    stops = Question(
+        long.generation, long.token_ids[:num_said], long.logprobs[:num_said], long.logits
+    )
     change_sampling(stops, stop_token_ids=(end,))
     waits = await question("why?", max_tokens=12)
     change_sampling(waits, min_tokens=12)
