@@ -28,6 +28,7 @@ TOPOLOGIES = {
     "1epd": [("epd0", "encode", "prefill", "decode")],
     "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
 }
+EVERY = TOPOLOGIES | {"1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")]}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ async def serving(
 ) -> AsyncIterator[Cluster]:
     cluster = Cluster()
     config = msgspec.structs.replace(SMALL, **settings)
-    for name, *roles in TOPOLOGIES[topology]:
+    for name, *roles in EVERY[topology]:
         engines = Engines(vision=(vision or shared["vision"]) if "encode" in roles else None)
         if "prefill" in roles or "decode" in roles:
             engines.language = build_language(CHECKPOINT, config, shared["executor"])

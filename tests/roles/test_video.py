@@ -1,0 +1,117 @@
+"""Videos through whole topologies: tokens and log-probabilities are those of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from epd.api.messages_field import read_messages
+from epd.api.port import Generation
+from epd.engine.base import Rows
+from epd.engine.factory import build_executor, build_vision
+from epd.messages import SamplingParams
+from epd.tiny import CHECKPOINT
+from tests.engine.reference import reference_generate, reference_inputs, reference_model
+from tests.engine.video_cases import Case, cases
+from tests.roles.golden import Question, answer, assert_exact, preparer
+from tests.roles.test_exactness import (
+    EVERY,
+    SMALL,
+    SlowVision,
+    ask_all,
+    num_encoded,
+    serving,
+    total,
+)
+
+NEW_TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def shared() -> dict[str, Any]:
+    executor = build_executor(SMALL)
+    return {"executor": executor, "vision": build_vision(CHECKPOINT, SMALL, executor)}
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Question]:
+    """All cases; what transformers says is asked once."""
+    return asyncio.run(_questions())
+
+
+async def _questions() -> list[Question]:
+    return [await asked_of(case) for case in cases()]
+
+
+async def asked_of(case: Case) -> Question:
+    """What the gateway makes of a case, and what transformers says to it."""
+    prompt = await preparer().chat(read_messages(case.asked))
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, num_logprobs=0)
+    generation = Generation(prompt.token_ids, prompt.items, sampling)
+    given = (CHECKPOINT, case.messages, case.images)
+    tokens = reference_generate(*given, NEW_TOKENS, case.videos, eos_token_id=None)
+    inputs = reference_inputs(*given, case.videos)
+    assert list(prompt.token_ids) == inputs["input_ids"][0].tolist()
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], dim=1)
+    kinds = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, len(tokens)))
+    inputs["mm_token_type_ids"] = kinds
+    model = reference_model(CHECKPOINT)
+    model.model.rope_deltas = None
+    with torch.inference_mode():
+        logits = model(**inputs).logits[0, -len(tokens) - 1 : -1].float()
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return Question(generation, tokens, chosen.tolist())
+
+
+@pytest.mark.parametrize("topology", EVERY)
+async def test_exact_in_every_topology(
+    topology: str, shared: dict[str, Any], questions: list[Question]
+) -> None:
+    """Small chunks that end between the frames; then again: nothing is encoded twice, and the
+    prompts are known."""
+    hashes = {item.mm_hash for q in questions for item in q.generation.items}
+    async with serving(shared, topology, max_chunk_tokens=48) as cluster:
+        await ask_all(cluster.gateway, questions)
+        assert num_encoded(cluster) == len(hashes)  # one video is in two of them
+        await ask_all(cluster.gateway, questions)
+        assert num_encoded(cluster) == len(hashes)
+        assert total(cluster, "prefix_cache_hit_tokens") > 0
+
+
+@pytest.mark.parametrize("damage", ["zeroed", "swapped"])
+async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> None:
+    """The comparison of this file can fail."""
+
+    def spoil(rows: Rows) -> Rows:
+        tensor = rows.tensor.clone()
+        if damage == "zeroed":
+            tensor[3] = 0
+        else:
+            tensor[[2, 3]] = tensor[[3, 2]]
+        return Rows(tensor, rows.num_rows, rows.nbytes)
+
+    vision = SlowVision(shared["vision"], spoil)
+    vision.may_give.release()
+    question = await asked_of(Case().film(2, 16, 64, 48, fps=4.0).text("what happens?"))
+    async with serving(shared, "1e1p1d", vision) as cluster:
+        said = await answer(cluster.gateway, question)
+    with pytest.raises(AssertionError):
+        assert_exact(said, question)
+
+
+async def test_a_video_that_breaks_off_is_told_to_its_client(shared: dict[str, Any]) -> None:
+    """Its header can be read, its frames cannot; others are not harmed."""
+    question = await asked_of(Case().film(1).text("what happens?"))
+    (item,) = question.generation.items
+    broken = bytearray(item.image)
+    middle = broken.index(b"mdat") + 40
+    broken[middle:] = bytes(len(broken) - middle)
+    object.__setattr__(item, "image", bytes(broken))
+    async with serving(shared, "1e1p1d") as cluster:
+        (update,) = [u async for u in cluster.gateway.role.submit(question.generation)]
+        assert update.error is not None and update.error.status == 400
+        assert "video" in update.error.message
+        await ask_all(cluster.gateway, [await asked_of(Case().film(6).text("and this?"))])
