@@ -1,8 +1,8 @@
 """Conversations for every family, and what `transformers.generate` answers to them.
 
 One list per family: text alone, one to four pictures, one picture twice, odd sizes, two turns, a
-system message.  The golden answer is token ids with their log-probabilities, so that a damaged row
-shows even where it changes no token.
+system message; videos, alone and among pictures, where the family takes them.  The golden answer is
+token ids with their log-probabilities, so that a damaged row shows even where it changes no token.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.e2e.client import Body, picture_part, png
 from tests.engine.conftest import chat, picture
 from tests.engine.reference import reference_inputs, reference_model, tokenizer
 from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, cached_model
+from tests.engine.video_cases import cases
 
 NEW_TOKENS = 16
 FAMILIES = (*VISION_FAMILIES, "embedded")
@@ -65,12 +66,20 @@ def conversations() -> list[tuple[str, Messages, list[Image.Image]]]:
 @functools.cache
 def goldens(family: str) -> tuple[Golden, ...]:
     directory = directory_of(family)
-    return tuple(_golden(directory, *entry) for entry in conversations())
+    found = [
+        _golden(
+            directory, name, reference_inputs(directory, messages, images), _sent(messages, images)
+        )
+        for name, messages, images in conversations()
+    ]
+    for i, case in enumerate(cases()[1:3] if family != "llava_onevision" else ()):
+        inputs = reference_inputs(directory, case.messages, case.images, case.videos)
+        found.append(_golden(directory, f"video {i}", inputs, case.asked))
+    return tuple(found)
 
 
-def _golden(directory: Path, name: str, messages: Messages, images: Sequence[Any]) -> Golden:
+def _golden(directory: Path, name: str, inputs: dict[str, Any], sent: Messages) -> Golden:
     """By a greedy search of transformers that no end token stops."""
-    inputs = reference_inputs(directory, messages, images)
     model = reference_model(directory)
     model.model.rope_deltas = None
     length = inputs["input_ids"].shape[1]
@@ -90,11 +99,18 @@ def _golden(directory: Path, name: str, messages: Messages, images: Sequence[Any
         float(logits[0].float().log_softmax(-1)[token])
         for logits, token in zip(output.logits, ids, strict=True)
     ]
-    return Golden(name, _body(messages, images), length, tuple(ids), tuple(logprobs))
+    body = {
+        "messages": sent,
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
+    return Golden(name, body, length, tuple(ids), tuple(logprobs))
 
 
-def _body(messages: Messages, images: Sequence[Any]) -> Body:
-    """The same conversation as a client sends it, greedy and without an end."""
+def _sent(messages: Messages, images: Sequence[Any]) -> Messages:
+    """The same conversation as a client sends it."""
     remaining = iter(images)
     sent = []
     for message in messages:
@@ -105,13 +121,7 @@ def _body(messages: Messages, images: Sequence[Any]) -> Body:
                 for part in content
             ]
         sent.append({"role": message["role"], "content": content})
-    return {
-        "messages": sent,
-        "max_tokens": NEW_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": True,
-    }
+    return sent
 
 
 def differences(family: str, golden: Golden, reply: Any) -> list[str]:

@@ -42,7 +42,7 @@ async def burst(server: Server, family: str, times: int = 1) -> list[str]:
 
 @pytest.mark.parametrize(("topology", "family"), ARRANGEMENTS)
 async def test_equals_generate(topology: str, family: str) -> None:
-    """Twelve conversations of each family in one burst, then again from warm caches."""
+    """Conversations of each family in one burst, videos too, then again from warm caches."""
     with serving(topology, model=directory_of(family)) as server:
         assert await burst(server, family) == []
         assert await burst(server, family, times=2) == []

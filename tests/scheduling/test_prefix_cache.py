@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from epd.messages import Address, MediaItem
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.pool import PoolError
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -54,6 +56,22 @@ def test_one_picture_in_two_places_never_collides() -> None:
     assert num_equal(keys_of(text, ("a", 0, 4), ("b", 4, 8)), keys_of(text, ("a", 0, 8))) == 1
     swapped = keys_of(text, ("b", 0, 6), ("a", 6, 6))
     assert num_equal(keys_of(text, ("a", 0, 6), ("b", 6, 6)), swapped) == 0
+
+
+def test_a_video_with_text_between_its_frames_is_seen_in_each_block() -> None:
+    """Its rows reach further than their number: no block behind is taken for text."""
+    nobody = Address("e", 1, "")
+    item = MediaItem(0, "a", 2, 6, (3, 2, 4), "r", nobody, offsets=(2, 7, 14))
+    assert item.end == 16
+    assert item.runs() == [(2, 0, 2), (7, 2, 2), (14, 4, 2)]
+    text = [5] * 20
+    for at, _, count in item.runs():
+        text[at : at + count] = [7] * count
+    far = PrefixKeys(BLOCK, [item])
+    far.keys = [b"x"] * 3  # whatever stands before, the last rows are this video's
+    other = PrefixKeys(BLOCK, [msgspec.structs.replace(item, mm_hash="b")])
+    other.keys = [b"x"] * 3
+    assert far.extend(lambda a, b: text[a:b], 16)[3] != other.extend(lambda a, b: text[a:b], 16)[3]
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(1, 9), max_size=6))
