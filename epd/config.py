@@ -113,6 +113,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     async_scheduling: bool = False  # the next step is launched while one runs: pays on a GPU
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
+    min_partial_tokens: int = 0  # fewer, before a picture that lacks, wait for it
     max_itl_impact: float = (
         0.0  # a step with prompts takes at most so many times one without; 0: any
     )
@@ -165,6 +166,7 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.async_scheduling": True,
     "engine.max_step_tokens": 8192,
     "engine.max_chunk_tokens": 8192,
+    "engine.min_partial_tokens": 1024,
     "encode.max_batch_patches": 8192,
     "encode.cache_device_nbytes": 2 << 30,
     "prefill.pool_nbytes": 2 << 30,

@@ -70,7 +70,12 @@ class Requests(Role[Request]):
         self._scheduler = BatchScheduler(
             self.pool,
             engine.kv_layout.block_size,
-            Bounds(config.max_step_tokens, config.max_chunk_tokens, max_running),
+            Bounds(
+                config.max_step_tokens,
+                config.max_chunk_tokens,
+                max_running,
+                config.min_partial_tokens,
+            ),
             self._cost,
         )
         self._requests: dict[str, Request] = {}

@@ -22,6 +22,8 @@ the oldest sequence always goes on: everybody who holds blocks either is younger
 ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F24).
 
 A prompt whose next picture is not here (`num_ready`) is passed over and keeps its place and blocks.
+So is one with few tokens before that picture, where a step costs as much for few tokens as for
+many (`min_partial_tokens`): a GPU that launches kernels longer than it computes.
 
 A step may be planned while one is under way.  So tokens count as computed when the step that does
 it is launched, and as known when it is certain that they will be: a token that is being sampled
@@ -110,11 +112,16 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a step; `max_running` is of sequences in the batch."""
+    """Limits of a step; `max_running` is of sequences in the batch.
+
+    `min_partial_tokens`: what is ready of a prompt that lacks a picture is computed only if it is
+    as much as that.
+    """
 
     max_step_tokens: int
     max_chunk_tokens: int
     max_running: int
+    min_partial_tokens: int = 0
 
 
 class BatchScheduler:
@@ -223,7 +230,7 @@ class BatchScheduler:
             yield Admission(entry, blocks, entry.num_computed)
 
     def _next(self) -> Entry | None:
-        parked = sum(entry.num_left <= 0 for entry in self._prefilling.values())
+        parked = sum(self._num_due(entry) <= 0 for entry in self._prefilling.values())
         heads = [self._reservations.head()]
         if self.num_running - parked < self._bounds.max_running:
             heads.append(self._line.head())
@@ -238,7 +245,7 @@ class BatchScheduler:
         """
         bounds = self._bounds
         prompts = sorted(
-            (entry for entry in self._prefilling.values() if entry.num_left > 0),
+            (entry for entry in self._prefilling.values() if self._num_due(entry) > 0),
             key=lambda entry: entry.rank,
         )
         kept = int(bounds.max_step_tokens * PROMPT_SHARE) if prompts else 0
@@ -255,6 +262,12 @@ class BatchScheduler:
             step.append((entry, chunk))
             budget -= chunk
         return step
+
+    def _num_due(self, entry: Entry) -> int:
+        """Tokens that are worth a step now."""
+        is_partial = entry.num_ready < entry.num_tokens
+        enough = not is_partial or entry.num_left >= self._bounds.min_partial_tokens
+        return entry.num_left if enough else 0
 
     def _decodes(self, budget: int) -> list[Entry]:
         decodes = [

@@ -262,8 +262,11 @@ class Crowd:
             job = self.jobs[entry.key]
             assert not job.done
             known = len(job.tokens) + bool(job.in_flight and entry.decoding)
-            assert entry.num_computed + count <= min(known, self.ready(job))
+            ready = self.ready(job)
+            assert entry.num_computed + count <= min(known, ready)
             assert len(job.tokens) <= job.shape.prompt + job.shape.output
+            if not entry.decoding and ready < len(job.tokens):
+                assert ready - entry.num_computed >= bounds.min_partial_tokens, "a crumb"
             assert entry.num_computed + count <= len(job.blocks) * BLOCK
         held = [block for job in self.jobs.values() for block in job.blocks]
         assert self.pool.num_leased == len(set(held)) <= self.pool.size
@@ -327,7 +330,8 @@ def main() -> None:
     while done < arguments.requests:
         rng = random.Random(seed)
         blocks = rng.choice((12, 16, 24, 48, 200))
-        bounds = Bounds(rng.choice((2, 8, 16, 64)), rng.choice((1, 7, 16)), rng.choice((1, 4, 32)))
+        limits = (rng.choice((2, 8, 16, 64)), rng.choice((1, 7, 16)), rng.choice((1, 4, 32)))
+        bounds = Bounds(*limits, min_partial_tokens=rng.choice((0, 0, 10)))
         caching, ahead = rng.random() < 0.7, rng.random() < 0.5
         crowd = Crowd(draw(rng, 200, blocks), blocks, bounds, caching=caching, ahead=ahead)
         try:

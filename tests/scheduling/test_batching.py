@@ -65,6 +65,23 @@ def test_who_waits_for_a_picture_is_passed_and_keeps_its_blocks() -> None:
     assert parked.num_blocks == 3
 
 
+def test_a_few_tokens_before_a_picture_are_not_worth_a_step() -> None:
+    pool = BlockPool(8)
+    scheduler = BatchScheduler(pool, BLOCK, Bounds(64, 64, 1, min_partial_tokens=6))
+    scheduler.add(Entry("waits", 12))
+    (entered,) = scheduler.admissions()
+    entered.entry.num_ready = 5
+    assert scheduler.plan() == []
+    scheduler.add(Entry("other", 8))
+    assert [a.entry.key for a in scheduler.admissions()] == ["other"]  # it takes no place
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("other", 8)]
+    entered.entry.num_ready = 6
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 6), ("other", 8)]
+    entered.entry.num_computed = 10
+    entered.entry.num_ready = 1 << 60  # the end of a prompt is worth one, however short
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 2), ("other", 8)]
+
+
 def test_a_bonus_is_worth_waiting_time() -> None:
     """What came 5 s earlier is served before a bonus of 4 s, and after one of 6 s."""
     for bonus, first in ((4.0, "early"), (6.0, "late")):
@@ -154,12 +171,19 @@ SHAPES = st.builds(
     st.sampled_from((1, 7, 16)),
     st.sampled_from((1, 3, 16)),
     st.sampled_from(((False, False), (True, False), (False, True), (True, True))),
+    st.sampled_from((0, 10)),
 )
 def test_every_law_holds_at_every_step(
-    shapes: list[Shape], blocks: int, budget: int, chunk: int, running: int, how: tuple[bool, bool]
+    shapes: list[Shape],
+    blocks: int,
+    budget: int,
+    chunk: int,
+    running: int,
+    how: tuple[bool, bool],
+    partial: int,
 ) -> None:
     """Budgets, blocks, contents, order, and that everybody ends within a bound (F24)."""
-    bounds = Bounds(budget, chunk, running)
+    bounds = Bounds(budget, chunk, running, partial)
     Crowd(shapes, blocks, bounds, caching=how[0], ahead=how[1]).run()
 
 
