@@ -7,7 +7,9 @@ the acknowledgement as well, for it frees the slot.
 Every cell takes turns: some items over each way, round after round, so that what else happens on
 the machine falls on all of them; the median is over all rounds.  The references are ways like any
 other: a memcpy by one thread within the sender, mooncake's engine driven bare, and safetensors
-files in /dev/shm, on disk, and on disk with fsync.
+files in /dev/shm, on disk, and on disk with fsync.  A file that was just written is read from the
+page cache; `-medium` is what a reader on another host has: the file is written through and dropped
+from the cache before the receiver is told.
 """
 
 from __future__ import annotations
@@ -150,9 +152,9 @@ def with_ratios(rows: list[Row]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    lines = ["way                   KiB  fly     p50 us     p99 us    GB/s  cpu s/GB  /memcpy"]
+    lines = ["way                     KiB  fly     p50 us     p99 us    GB/s  cpu s/GB  /memcpy"]
     lines += [
-        f"{row.way:<17}{row.nbytes // KIB:>8}{row.in_flight:>5}{row.latency_us['p50']:>11.1f}"
+        f"{row.way:<19}{row.nbytes // KIB:>8}{row.in_flight:>5}{row.latency_us['p50']:>11.1f}"
         f"{row.latency_us['p99']:>11.1f}{row.gb_per_s:>8.2f}{row.cpu_s_per_gb:>10.3f}"
         f"{row.ratio_to_memcpy:>9.2f}"
         for row in rows

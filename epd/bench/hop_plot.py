@@ -12,8 +12,9 @@ COLOURS = {
     "memcpy": "#52606d", "local": "#0b7a75", "shm": "#2f6fb0", "tcp": "#c05621",
     "mooncake": "#7b3fa0", "mooncake-raw": "#b58ad0", "file": "#2f855a",
     "safetensors-shm": "#b7950b", "safetensors-disk": "#d69e2e", "safetensors-fsync": "#9b2c2c",
+    "file-medium": "#7fb894", "safetensors-medium": "#6b4423",
 }  # fmt: skip
-OURS = {"local", *BACKENDS}
+OURS = {"local", *BACKENDS, "file-medium"}
 WIDTH, HEIGHT = 430, 330  # of a panel's plot area
 LEFT, TOP, GAP = 70, 60, 90
 STYLE = (

@@ -30,8 +30,13 @@ def fingerprint(rows: np.ndarray) -> int:
     return int(rows[PAGE // 2 :: PAGE].sum(dtype=np.uint64))
 
 
+def backend_of(way: str) -> str:
+    """`file-medium` is the file backend, used in another way."""
+    return way.partition("-")[0]
+
+
 class Receiving:
-    """Engines and regions by backend."""
+    """Engines and regions by way."""
 
     def __init__(self) -> None:
         self._engines: dict[str, TransferEngine] = {}
@@ -39,12 +44,12 @@ class Receiving:
         self._raw: dict[int, memoryview] = {}
         self._library: Library | None = None
 
-    async def allocate(self, backend: str, directory: str, slots: int, nbytes: int) -> Any:
-        if backend == "mooncake-raw":
+    async def allocate(self, way: str, directory: str, slots: int, nbytes: int) -> Any:
+        if way == "mooncake-raw":
             return self._allocate_raw(slots * nbytes)
-        settings = BackendSettings("receiver", time.time_ns(), directory=directory)
-        engine = self._engines[backend] = BACKENDS[backend](settings)
-        region = self._regions[backend] = engine.allocate("rows", slots, nbytes)
+        settings = BackendSettings(f"receiver-{way}", time.time_ns(), directory=directory)
+        engine = self._engines[way] = BACKENDS[backend_of(way)](settings)
+        region = self._regions[way] = engine.allocate("rows", slots, nbytes)
         return [getattr(region.remote, name) for name in region.remote.__struct_fields__]
 
     def _allocate_raw(self, nbytes: int) -> list[Any]:
@@ -68,10 +73,10 @@ class Receiving:
             self._library.give_back()
         self._engines, self._regions, self._raw, self._library = {}, {}, {}, None
 
-    def use(self, backend: str, slot: int, nbytes: int, tag: int, expected: int) -> int:
-        views = self._regions[backend].views((slot,), nbytes)
+    def use(self, way: str, slot: int, nbytes: int, tag: int, expected: int) -> int:
+        views = self._regions[way].views((slot,), nbytes)
         usable_ns = _seen([np.frombuffer(view, np.uint8) for view in views], tag, expected)
-        self._regions[backend].forget((slot,))
+        self._regions[way].forget((slot,))
         return usable_ns
 
     def use_raw(self, base: int, slot: int, nbytes: int, tag: int, expected: int) -> int:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from epd.bench.hop_process import TAG_NBYTES, fingerprint
+from epd.bench.hop_process import TAG_NBYTES, backend_of, fingerprint
 from epd.bench.words import Remote
 from epd.messages import RemoteRegion
 from epd.transport.base import TransferEngine, Written
@@ -23,8 +25,36 @@ from epd.transport.routing import BACKENDS, BackendSettings
 
 REFERENCES = (
     "memcpy", "mooncake-raw", "safetensors-shm", "safetensors-disk", "safetensors-fsync",
+    "safetensors-medium",
 )  # fmt: skip
-WAYS = ("memcpy", "local", *BACKENDS, *REFERENCES[1:])
+WAYS = ("memcpy", "local", *BACKENDS, "file-medium", *REFERENCES[1:])
+
+
+def in_cache(path: str) -> None:
+    """Leave a file as it was written."""
+
+
+def to_disk(path: str) -> None:
+    """Wait until a file is on its medium."""
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def to_medium(path: str) -> None:
+    """The same, and let whoever reads it read it from there."""
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+AFTER = {
+    "safetensors-shm": in_cache,
+    "safetensors-disk": in_cache,
+    "safetensors-fsync": to_disk,
+    "safetensors-medium": to_medium,
+}
 
 
 class Rows:
@@ -88,24 +118,45 @@ class Local:
 class ByEngine:
     """A transfer engine of ours."""
 
-    def __init__(self, backend: str, receiver: Remote, directory: str, place: list[Any]) -> None:
-        self._backend = backend
+    def __init__(self, way: str, receiver: Remote, directory: str, place: list[Any]) -> None:
+        self._way = way
         self._receiver = receiver
         settings = BackendSettings("sender", time.time_ns(), directory=directory)
-        self._engine: TransferEngine = BACKENDS[backend](settings)
+        self._engine: TransferEngine = BACKENDS[backend_of(way)](settings)
         self._target = RemoteRegion(*place)
 
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:
         outcome = await self._engine.write([rows], self._target, (slot,))
         if not isinstance(outcome, Written):
-            raise RuntimeError(f"{self._backend}: {outcome}")  # noqa: TRY004 - not a type error
+            raise RuntimeError(f"{self._way}: {outcome}")  # noqa: TRY004 - not a type error
+        await self.written()
         usable_ns: int = await self._receiver.ask(
-            "use", backend=self._backend, slot=slot, nbytes=rows.nbytes, **seen
+            "use", way=self._way, slot=slot, nbytes=rows.nbytes, **seen
         )
         return usable_ns
 
+    async def written(self) -> None:
+        """Before the receiver is told."""
+
     async def finish(self) -> None:
         await self._engine.close()
+
+
+class FromMedium(ByEngine):
+    """Our file transport as another host would see it: written through, and in no page cache."""
+
+    def __init__(self, receiver: Remote, directory: str, place: list[Any]) -> None:
+        super().__init__("file-medium", receiver, directory, place)
+        self._where = os.path.join(directory, self._target.locator)
+
+    async def written(self) -> None:
+        await asyncio.to_thread(self._out_of_cache)
+
+    def _out_of_cache(self) -> None:
+        for name in os.listdir(self._where):
+            if name.endswith(".rows"):
+                with contextlib.suppress(FileNotFoundError):  # another item's, taken meanwhile
+                    to_medium(os.path.join(self._where, name))
 
 
 class RawMooncake:
@@ -133,12 +184,15 @@ class RawMooncake:
 
 
 class Safetensors:
-    """What connectors over shared storage do: a file per item."""
+    """What connectors over shared storage do: a file per item.
 
-    def __init__(self, receiver: Remote, directory: str, *, durable: bool) -> None:
+    `after`: what else happens to the file before the receiver is told.
+    """
+
+    def __init__(self, receiver: Remote, directory: str, after: Callable[[str], None]) -> None:
         self._receiver = receiver
         self._directory = directory
-        self._durable = durable
+        self._after = after
 
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:
         path = os.path.join(self._directory, f"epd-bench-{secrets.token_hex(6)}.safetensors")
@@ -151,10 +205,7 @@ class Safetensors:
         from safetensors.numpy import save_file
 
         save_file({"rows": rows}, path)
-        if self._durable:
-            fd = os.open(path, os.O_RDWR)
-            os.fsync(fd)
-            os.close(fd)
+        self._after(path)
 
     async def finish(self) -> None:
         """Each file was removed behind its item."""
@@ -170,10 +221,12 @@ async def make_sender(
         return Local(in_flight, nbytes)
     if way.startswith("safetensors"):
         where = "/dev/shm" if way == "safetensors-shm" else directory
-        return Safetensors(receiver, where, durable=way == "safetensors-fsync")
+        return Safetensors(receiver, where, AFTER[way])
     place = await receiver.ask(
-        "allocate", backend=way, directory=directory, slots=in_flight, nbytes=nbytes
+        "allocate", way=way, directory=directory, slots=in_flight, nbytes=nbytes
     )
+    if way == "file-medium":
+        return FromMedium(receiver, directory, place)
     if way == "mooncake-raw":
         return RawMooncake(receiver, place)
     return ByEngine(way, receiver, directory, place)

@@ -13,24 +13,27 @@ anywhere is noticed.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from epd.transport.checksum import checksum_of, crc32
 
 LENGTH_NBYTES = 8  # of the header's length, little-endian, before the header
 ALIGNMENT = 64
 MAX_HEADER_NBYTES = 8 << 20
+MAPPED_NBYTES = 256 << 10  # below, reading costs less than mapping and unmapping
+MAX_VECTOR = 1024  # of the kernel
 TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, slots=True)
 class WholeFile:
-    """`payload` is mapped read-only and lives as long as somebody holds it."""
+    """`payload` lives as long as somebody holds it; it may be mapped, read-only."""
 
     note: bytes
     payload: memoryview
@@ -51,8 +54,7 @@ def write_whole(
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            for view in (memoryview(head), *payload):
-                _write_all(fd, view)
+            _write_all(fd, [memoryview(head), *payload])
             if durable:
                 os.fsync(fd)
         finally:
@@ -78,7 +80,7 @@ def head_of(note: bytes, nbytes: int, checksum: int) -> bytes:
         },
         "value": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]},
     }
-    header = json.dumps(described, separators=(",", ":")).encode()
+    header = msgspec.json.encode(described)
     header += b" " * (-(LENGTH_NBYTES + len(header)) % ALIGNMENT)
     return len(header).to_bytes(LENGTH_NBYTES, "little") + header
 
@@ -91,18 +93,12 @@ def read_whole(path: str) -> WholeFile | None:
     except OSError:
         return None
     try:
-        whole = memoryview(bytearray(os.fstat(fd).st_size))
-        at = 0
-        while at < whole.nbytes:
-            count = os.readv(fd, [whole[at:]])
-            if not count:
-                return None
-            at += count
+        whole = _read_all(fd, os.fstat(fd).st_size)
     except OSError:
         return None
     finally:
         os.close(fd)
-    return parse_whole(whole, verify=True)
+    return None if whole is None else parse_whole(whole, verify=True)
 
 
 def open_whole(path: str, *, verify: bool) -> WholeFile | None:
@@ -112,12 +108,28 @@ def open_whole(path: str, *, verify: bool) -> WholeFile | None:
     except OSError:
         return None
     try:
-        whole = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+        nbytes = os.fstat(fd).st_size
+        if nbytes < MAPPED_NBYTES:
+            whole = _read_all(fd, nbytes)
+        else:
+            whole = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError):  # empty, or no plain file
         return None
     finally:
         os.close(fd)
-    return parse_whole(whole, verify=verify)
+    return None if whole is None else parse_whole(whole, verify=verify)
+
+
+def _read_all(fd: int, nbytes: int) -> memoryview | None:
+    """None: the file is shorter."""
+    whole = memoryview(bytearray(nbytes))
+    at = 0
+    while at < nbytes:
+        count = os.readv(fd, [whole[at:]])
+        if not count:
+            return None
+        at += count
+    return whole
 
 
 def parse_whole(whole: memoryview, *, verify: bool) -> WholeFile | None:
@@ -128,7 +140,7 @@ def parse_whole(whole: memoryview, *, verify: bool) -> WholeFile | None:
         return None
     head, payload = bytes(whole[:start]), whole[start:]
     try:
-        metadata = json.loads(head[LENGTH_NBYTES:])["__metadata__"]
+        metadata = msgspec.json.decode(head[LENGTH_NBYTES:])["__metadata__"]
         note = metadata["note"].encode("latin-1")
         checksum = int(metadata["value_crc32"], 16)
         made_anew = head_of(note, payload.nbytes, checksum)
@@ -139,9 +151,13 @@ def parse_whole(whole: memoryview, *, verify: bool) -> WholeFile | None:
     return WholeFile(note, payload, checksum)
 
 
-def _write_all(fd: int, view: memoryview) -> None:
-    while view.nbytes:
-        view = view[os.write(fd, view) :]
+def _write_all(fd: int, views: list[memoryview]) -> None:
+    while views:
+        count = os.writev(fd, views[:MAX_VECTOR])
+        while views and count >= views[0].nbytes:
+            count -= views.pop(0).nbytes
+        if count:
+            views[0] = views[0][count:]
 
 
 def _sync_directory(directory: str) -> None:
