@@ -72,6 +72,8 @@ class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_host_nbytes: int = 0  # rows that left it; 0: none, as a CPU's device memory is the host's
     cache_dir: str = ""  # rows in files, shared by encoders, kept over restarts; empty: none
     cache_disk_nbytes: int = 8 << 30  # of that directory
+    cache_store: str = ""  # rows in Mooncake Store: HOST:PORT of its master, instead of files
+    cache_store_nbytes: int = 1 << 30  # of an encoder's memory, given to that store
     cache_load_timeout_s: float = 2.0  # a storage that is slower is not waited for
     send_buffer_nbytes: int = 0  # ring of send slots; 0: writes read rows where they are
     send_slot_nbytes: int = 0  # 0: from the row width (about 64 rows)

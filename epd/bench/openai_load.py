@@ -113,7 +113,7 @@ class Server:
         return sample
 
     async def _read(self, response: aiohttp.ClientResponse, sample: Sample, began_s: float) -> None:
-        last_s, ended = 0.0, False
+        last_s, finished_s, ended = 0.0, 0.0, False
         async for line in response.content:
             if not line.startswith(b"data: "):
                 continue
@@ -129,6 +129,8 @@ class Server:
                 sample.output_tokens = usage["completion_tokens"]
             choices = event.get("choices") or [{}]
             sample.timeline += choices[0].get("epd", event.get("epd", {})).get("timeline", [])
+            if choices[0].get("finish_reason"):
+                finished_s = time.perf_counter()
             if not _has_token(choices[0]):
                 continue
             now_s = time.perf_counter()
@@ -139,8 +141,10 @@ class Server:
             last_s = now_s
         if not ended:
             sample.error = "the stream ended without [DONE]"
+        elif not last_s and finished_s and sample.output_tokens:
+            sample.ttft_s = finished_s - began_s  # tokens without text, told of in one chunk
         elif not last_s:
-            sample.error = "no text came"
+            sample.error = "no token came"
 
 
 def _has_token(choice: dict[str, Any]) -> bool:

@@ -51,6 +51,9 @@ _MOONCAKE = Connector(
         "device_name": "mooncake.devices",
     },
 )
+_EC_MOONCAKE = Connector(
+    "mooncake", {**_MOONCAKE.extra, "master_server_address": "encode.cache_store"}
+)
 _AUTO = Connector("auto")
 
 EC = Hop(
@@ -61,7 +64,7 @@ EC = Hop(
     {
         "ECExampleConnector": _FILE,
         "ECSharedStorageConnector": _FILE,
-        "ECMooncakeConnector": _MOONCAKE,
+        "ECMooncakeConnector": _EC_MOONCAKE,
         "SHMConnector": Connector("shm"),
         "auto": _AUTO,
     },

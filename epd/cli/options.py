@@ -92,6 +92,14 @@ def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
         help="bound of that directory, default 8GiB",
     )  # fmt: skip
     group.add_argument(
+        "--encoder-cache-store", dest="encode.cache_store", metavar="HOST:PORT",
+        help="rows kept in Mooncake Store, with its master there, instead of files; default: none",
+    )  # fmt: skip
+    group.add_argument(
+        "--encoder-cache-store-nbytes", dest="encode.cache_store_nbytes", type=size,
+        metavar="SIZE", help="memory that each encoder gives to that store, default 1GiB",
+    )  # fmt: skip
+    group.add_argument(
         "--encode-send-buffer-nbytes", dest="encode.send_buffer_nbytes", type=size, metavar="SIZE",
         help="ring of registered memory that rows are sent from; default 0: from where they are",
     )  # fmt: skip

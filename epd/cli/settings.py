@@ -240,6 +240,11 @@ def check_send_ring(settings: Settings) -> None:
 
 def _check_together(settings: Settings) -> None:
     check_send_ring(settings)
+    if settings.encode.cache_dir and settings.encode.cache_store:
+        raise ConfigError(
+            "encode.cache_dir and encode.cache_store are both set: rows are kept in files or in "
+            "Mooncake Store; drop one of them"
+        )
     timing = settings.timing
     if not timing.heartbeat_interval_s < timing.suspect_after_s < timing.lost_after_s:
         raise ConfigError(

@@ -50,7 +50,7 @@ class RowTiers(Role[Encoding]):
         row_nbytes = engine.contract.row_nbytes
         device_nbytes = sized(config.cache_device_nbytes, CACHE_ROWS, row_nbytes)
         self.books = TierBooks(device_nbytes, config.cache_host_nbytes)
-        self._disk = TierCounts()
+        self._stored = TierCounts()
         self._events = events
         self._engine = engine
         self._config = config
@@ -67,9 +67,9 @@ class RowTiers(Role[Encoding]):
         if self._storage is None:
             return tiers
         usage = self._storage.usage()
-        self._disk.evictions = usage.evictions
-        disk = self._disk.report("disk", usage.nbytes, usage.capacity_nbytes)
-        return (*tiers, disk)
+        self._stored.evictions = usage.evictions
+        stored = self._stored.report(self._storage.tier, usage.nbytes, usage.capacity_nbytes)
+        return (*tiers, stored)
 
     def make_room(self) -> None:
         """Move down, or drop, what nobody reads and what was not used for the longest."""
@@ -152,9 +152,9 @@ class RowTiers(Role[Encoding]):
             self.actor.fault(f"load {encoding.key}", error)
             found = None
         if found is None:
-            self._disk.misses += 1
+            self._stored.misses += 1
             return fsm.LoadMissed()
-        self._disk.hits += 1
+        self._stored.hits += 1
         return fsm.LoadSucceeded(Rows(found, encoding.num_rows, nbytes))
 
     @performs(Do.STORE_ROWS)
@@ -165,11 +165,11 @@ class RowTiers(Role[Encoding]):
         assert self._storage is not None
         host = await self._engine.to_host(rows)
         kept = await self._storage.put(encoding.key, self._note(encoding), [host.buffer()])
-        self._disk.failures += not kept
+        self._stored.failures += not kept
         if self._storage_works and not kept:
             self.actor.log.warning(
                 "rows cannot be stored: they are encoded again when they are wanted; "
-                "make room in the cache directory, or check that it can be written"
+                "make room in the cache directory or store, or check that it can be written"
             )
         self._storage_works = kept
 

@@ -27,6 +27,7 @@ from epd.transport.curve import ClusterKey
 from epd.transport.file_storage import FileStorage
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
+from epd.transport.mooncake_store import MooncakeStorage
 from epd.transport.offers import offered
 from epd.transport.routing import RoutingTransferEngine, data_host
 from epd.transport.zmq_bus import ZmqBus
@@ -102,11 +103,18 @@ def make_ports(
 
 
 def open_storage(config: InstanceConfig) -> Storage | None:
-    """An encoder's files of rows, if it shall have any.  Raises TransportError."""
+    """An encoder's tier beyond its memory, if it shall have one.  Raises TransportError."""
     encode = config.encode
-    if "encode" not in config.roles or not encode.cache_dir:
+    if "encode" not in config.roles:
         return None
-    return FileStorage(encode.cache_dir, encode.cache_disk_nbytes)
+    if encode.cache_store:
+        return MooncakeStorage(
+            encode.cache_store, data_host(config.endpoint), encode.cache_store_nbytes,
+            config.mooncake,
+        )  # fmt: skip
+    if encode.cache_dir:
+        return FileStorage(encode.cache_dir, encode.cache_disk_nbytes)
+    return None
 
 
 def load_cluster_key(path: str) -> ClusterKey | None:

@@ -91,6 +91,8 @@ class Disk:
 class SimStorage:
     """The `Storage` port of one simulated process."""
 
+    tier = "disk"
+
     def __init__(self, disk: Disk, process: SimProcess) -> None:
         self._disk = disk
         self._process = process

@@ -200,6 +200,11 @@ class Storage(Protocol):
     this key with this very note, whole.  Neither method raises for what a disk can do.
     """
 
+    @property
+    def tier(self) -> str:
+        """Its name in metrics: `disk`, `store`."""
+        ...
+
     async def get(self, key: str, note: bytes, nbytes: int) -> Buffer | None:
         """The value, in memory of its own; None: not there, torn, other note or length."""
         ...

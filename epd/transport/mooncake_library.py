@@ -95,6 +95,14 @@ def check_devices(devices: str) -> None:
         )
 
 
+def choose_protocol(config: MooncakeConfig) -> None:
+    """For engines that are made in this process from now on."""
+    if config.protocol == "rdma":
+        os.environ.pop(FORCE_TCP, None)
+    else:
+        os.environ[FORCE_TCP] = "1"
+
+
 class Library:
     """One engine of the library, reachable at `host`:`port`; unauthenticated and unencrypted."""
 
@@ -102,9 +110,7 @@ class Library:
         engine_class = load()
         if config.protocol == "rdma":
             check_devices(config.devices)
-            os.environ.pop(FORCE_TCP, None)
-        else:
-            os.environ[FORCE_TCP] = "1"
+        choose_protocol(config)
         self._engine = engine_class()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))  # never destroyed
         if self._engine.initialize(host, "P2PHANDSHAKE", config.protocol, config.devices):

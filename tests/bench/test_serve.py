@@ -37,7 +37,10 @@ GAP_S = 0.01
 
 
 class FakeServer:
-    """Streams `TOKENS` chunks, a second token per word in the prompt; refuses what says REFUSE."""
+    """Streams `TOKENS` chunks, a second token per word in the prompt; refuses what says REFUSE.
+
+    The tokens of what says WORDLESS have no text and are told of with the end; MUTE: there are none.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -58,13 +61,14 @@ class FakeServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self._event(response, {"delta": {"role": "assistant", "content": ""}})
-        for index in range(TOKENS):
+        tokens = 0 if "MUTE" in text else TOKENS
+        for index in range(0 if "WORDLESS" in text else tokens):
             await asyncio.sleep(GAP_S)
             await self._event(response, {"delta": {"content": "x" if index else ""}})
         await self._event(response, {"delta": {}, "finish_reason": "length"})
         if "CUT" not in text:
             words = len(body["messages"][0]["content"][-1]["text"].split())
-            usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": TOKENS}
+            usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": tokens}
             await response.write(_sse({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         self.open -= 1
         return response
@@ -141,14 +145,15 @@ async def test_failures_are_counted_and_named(fake: FakeServer, tmp_path: Path) 
         return json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 4})
 
     file = tmp_path / "mine.jsonl"
-    file.write_text("\n".join(map(line, ("fine", "REFUSE", "CUT"))) + "\n\n")
+    file.write_text("\n".join(map(line, ("fine", "REFUSE", "CUT", "WORDLESS", "MUTE"))) + "\n\n")
     found = named(str(file))
-    assert found.streams[0].count == 3
+    assert found.streams[0].count == 5
     plan = serve.Plan((serve.Target("fake", url=fake.url),), (found,), 1, Slo())
     (row,) = (await serve.measure(plan))["rows"]
-    assert row["figures"]["failed"] == 2.0
+    assert row["figures"]["failed"] == 3.0
     assert row["errors"] == [
         'HTTP 400: {"error": {"message": "no"}}',
+        "no token came",
         "the stream ended without [DONE]",
     ]
 

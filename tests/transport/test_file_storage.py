@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from epd.transport.file_storage import MAX_WAITING, FileStorage
+from epd.transport.file_storage import FileStorage
+from epd.transport.storage_threads import MAX_WAITING
 from tests.contract.transfer_kit import pattern
 
 KEY = "0123456789abcdef" * 4
