@@ -39,7 +39,7 @@ GAP_S = 0.01
 class FakeServer:
     """Streams `TOKENS` chunks, a second token per word in the prompt; refuses what says REFUSE.
 
-    The tokens of what says WORDLESS have no text and are told of with the end; MUTE: there are none.
+    The tokens of what says WORDLESS have no text and come with the end; MUTE: there are none.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class FakeServer:
             await asyncio.sleep(GAP_S)
             await self._event(response, {"delta": {"content": "x" if index else ""}})
         await self._event(response, {"delta": {}, "finish_reason": "length"})
+        self.open -= 1  # now: the client asks anew when it has read the end
         if "CUT" not in text:
             words = len(body["messages"][0]["content"][-1]["text"].split())
             usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": tokens}
             await response.write(_sse({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
-        self.open -= 1
         return response
 
     async def _event(self, response: web.StreamResponse, choice: dict[str, Any]) -> None:

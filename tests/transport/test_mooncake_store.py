@@ -136,7 +136,7 @@ async def test_what_is_not_the_value_is_removed(
 def test_a_master_that_is_not_there_is_told_at_once() -> None:
     began_s = time.monotonic()
     for address in (f"127.0.0.1:{free_port()}", "nowhere", "127.0.0.1:master"):
-        with pytest.raises(TransportError, match="no mooncake_master answers at .*--rpc_port"):
+        with pytest.raises(TransportError, match=r"no mooncake_master answers at .*--rpc_port"):
             opened(address)
     assert time.monotonic() - began_s < 3
 
