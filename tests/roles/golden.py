@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from epd.api.messages_field import read_messages
 from epd.api.port import Generation
 from epd.api.prepare import Preparer
 from epd.config import GatewayConfig
@@ -19,7 +20,13 @@ from epd.roles.compose import Gateway
 from epd.tiny import CHECKPOINT
 from tests.engine.conftest import chat, picture
 from tests.engine.driver import png
-from tests.engine.reference import reference_generate, reference_inputs, reference_model
+from tests.engine.reference import (
+    ReferenceVideo,
+    reference_generate,
+    reference_inputs,
+    reference_model,
+)
+from tests.engine.video_cases import Case
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,31 @@ async def ask(
     for message in messages:
         if isinstance(parts := message["content"], list):
             message["content"] = [_with_url(part, urls) for part in parts]
-    prompt = await preparer(model_dir).chat(messages)
-    tokens, logits = _reference(model_dir, tuple(turns), images, max_tokens)
+    return await _question(messages, list(chat(*turns)), images, (), max_tokens, model_dir)
+
+
+async def ask_case(case: Case, max_tokens: int = 24, model_dir: Path = CHECKPOINT) -> Question:
+    """A turn with videos; the prompt's ids are transformers' too."""
+    messages = read_messages(case.asked)
+    found = await _question(
+        messages, case.messages, case.images, case.videos, max_tokens, model_dir
+    )
+    inputs = reference_inputs(model_dir, case.messages, case.images, case.videos)
+    assert list(found.generation.token_ids) == inputs["input_ids"][0].tolist()
+    return found
+
+
+async def _question(
+    sent: list[Any],
+    messages: list[Any],
+    images: list[Any],
+    videos: Sequence[ReferenceVideo],
+    max_tokens: int,
+    model_dir: Path,
+) -> Question:
+    """`sent` is what the gateway gets, the rest what transformers gets."""
+    prompt = await preparer(model_dir).chat(sent)
+    tokens, logits = _reference(model_dir, messages, images, videos, max_tokens)
     chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
     sampling = SamplingParams(max_tokens=max_tokens, num_logprobs=0)
     return Question(Generation(prompt.token_ids, prompt.items, sampling), tokens, chosen, logits)
@@ -69,13 +99,17 @@ def _with_url(part: dict[str, str], urls: Iterator[str]) -> dict[str, Any]:
 
 
 def _reference(
-    model_dir: Path, turns: tuple[Any, ...], images: list[Any], max_tokens: int
+    model_dir: Path,
+    messages: list[Any],
+    images: list[Any],
+    videos: Sequence[ReferenceVideo],
+    max_tokens: int,
 ) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens to the limit, and the logits behind each by one forward over all of them."""
-    messages = chat(*turns)
     model = reference_model(model_dir)
-    tokens = reference_generate(model_dir, messages, images, max_tokens, eos_token_id=None)
-    inputs = reference_inputs(model_dir, messages, images)
+    asked = (model_dir, messages, images)
+    tokens = reference_generate(*asked, max_tokens, videos, eos_token_id=None)
+    inputs = reference_inputs(*asked, videos)
     num_prompt = inputs["input_ids"].shape[1]
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], dim=1)
     if "mm_token_type_ids" in inputs:

@@ -1,8 +1,8 @@
 """Exactness of everything together: tokens *and logits* are those of transformers.
 
 Each case is a cluster of production roles over real engines that answers several questions at once:
-text, one picture, two pictures.  The logits of every generated position are read where the engine
-of that position makes them, so what is compared has gone through encoder, rows, chunks, KV
+text, one picture, two pictures, a video.  The logits of every generated position are read where the
+engine of that position makes them, so what is compared has gone through encoder, rows, chunks, KV
 transfer, recomputation and steps ahead.  Cases cover every pair of the dimensions below; with
 `EPD_EXACTNESS=whole` they are the whole product (minutes).
 """
@@ -27,8 +27,9 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
 from epd.roles.compose import Engines
 from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, cached_model
+from tests.engine.video_cases import Case
 from tests.roles.cluster import Cluster
-from tests.roles.golden import Question, question
+from tests.roles.golden import Question, ask_case, question
 from tests.roles.pairwise import everything, pairs_of, pairwise
 
 CONFIG = EngineConfig(threads=1)
@@ -85,11 +86,18 @@ def golden(model_dir: Path, text: str, pictures: int, max_tokens: int) -> Questi
     return asyncio.run(question(text, pictures, max_tokens, model_dir=model_dir))
 
 
+@cache
+def golden_video(model_dir: Path) -> Question:
+    return asyncio.run(ask_case(Case().film(1).text("what happens?"), 6, model_dir))
+
+
 def questions(model_dir: Path, *, tight: bool) -> list[Question]:
-    """Text, one picture, two; where blocks are to run out, of like lengths."""
+    """Text, one picture, two, a video; where blocks are to run out, of like lengths."""
     if not tight:
         asked = (("hello there", 0, 6), ("what is it?", 1, 6), ("compare them", 2, 6))
-        return [golden(model_dir, *one) for one in asked]
+        takes_videos = model_dir != cached_model("llava_onevision")
+        videos = [golden_video(model_dir)] if takes_videos else []
+        return [golden(model_dir, *one) for one in asked] + videos
     texts = ("hello", "a longer question than that", "why?")
     found = [golden(model_dir, text, 0, 24) for text in texts]
     seen = golden(model_dir, "what is it?", 1, 6)

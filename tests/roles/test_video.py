@@ -6,17 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
 
-from epd.api.messages_field import read_messages
-from epd.api.port import Generation
 from epd.engine.base import Rows
 from epd.engine.factory import build_executor, build_vision
-from epd.messages import SamplingParams
 from epd.tiny import CHECKPOINT
-from tests.engine.reference import reference_generate, reference_inputs, reference_model
 from tests.engine.video_cases import Case, cases
-from tests.roles.golden import Question, answer, assert_exact, preparer
+from tests.roles.golden import Question, answer, ask_case, assert_exact
 from tests.roles.test_exactness import (
     EVERY,
     SMALL,
@@ -43,27 +38,7 @@ def questions() -> list[Question]:
 
 
 async def _questions() -> list[Question]:
-    return [await asked_of(case) for case in cases()]
-
-
-async def asked_of(case: Case) -> Question:
-    """What the gateway makes of a case, and what transformers says to it."""
-    prompt = await preparer().chat(read_messages(case.asked))
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, num_logprobs=0)
-    generation = Generation(prompt.token_ids, prompt.items, sampling)
-    given = (CHECKPOINT, case.messages, case.images)
-    tokens = reference_generate(*given, NEW_TOKENS, case.videos, eos_token_id=None)
-    inputs = reference_inputs(*given, case.videos)
-    assert list(prompt.token_ids) == inputs["input_ids"][0].tolist()
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], dim=1)
-    kinds = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, len(tokens)))
-    inputs["mm_token_type_ids"] = kinds
-    model = reference_model(CHECKPOINT)
-    model.model.rope_deltas = None
-    with torch.inference_mode():
-        logits = model(**inputs).logits[0, -len(tokens) - 1 : -1].float()
-    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    return Question(generation, tokens, chosen.tolist())
+    return [await ask_case(case, NEW_TOKENS) for case in cases()]
 
 
 @pytest.mark.parametrize("topology", EVERY)
@@ -95,7 +70,7 @@ async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> 
 
     vision = SlowVision(shared["vision"], spoil)
     vision.may_give.release()
-    question = await asked_of(Case().film(2, 16, 64, 48, fps=4.0).text("what happens?"))
+    question = await ask_case(Case().film(2, 16, 64, 48, fps=4.0).text("what happens?"), NEW_TOKENS)
     async with serving(shared, "1e1p1d", vision) as cluster:
         said = await answer(cluster.gateway, question)
     with pytest.raises(AssertionError):
@@ -104,7 +79,7 @@ async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> 
 
 async def test_a_video_that_breaks_off_is_told_to_its_client(shared: dict[str, Any]) -> None:
     """Its header can be read, its frames cannot; others are not harmed."""
-    question = await asked_of(Case().film(1).text("what happens?"))
+    question = await ask_case(Case().film(1).text("what happens?"), NEW_TOKENS)
     (item,) = question.generation.items
     broken = bytearray(item.image)
     middle = broken.index(b"mdat") + 40
@@ -114,4 +89,4 @@ async def test_a_video_that_breaks_off_is_told_to_its_client(shared: dict[str, A
         (update,) = [u async for u in cluster.gateway.role.submit(question.generation)]
         assert update.error is not None and update.error.status == 400
         assert "video" in update.error.message
-        await ask_all(cluster.gateway, [await asked_of(Case().film(6).text("and this?"))])
+        await ask_all(cluster.gateway, [await ask_case(Case().film(6).text("and this?"))])
