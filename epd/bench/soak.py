@@ -142,7 +142,8 @@ class Soak:
         """One attempt; the slot is free, or gone with its owner, when it returns."""
         owner, writer = await self._lives[OWNER], await self._lives[WRITER]
         slot = await self._lease(owner)
-        if slot is None:
+        if slot is None:  # its next life is not begun yet, and nothing above has waited
+            await asyncio.sleep(0.01)
             return False
         try:
             if not await owner.remote.ask("take", slot=slot):
