@@ -71,8 +71,6 @@ def _pictures(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
 
 def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
     """Frames of a file, each as often as it is wanted."""
-    import av
-
     wanted = iter(clip.frames)
     index = next(wanted)
     try:
@@ -83,7 +81,9 @@ def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
                     if (following := next(wanted, None)) is None:
                         return
                     index = following
-    except (av.FFmpegError, OSError, ValueError, IndexError) as error:
+    except MediaError:
+        raise
+    except Exception as error:  # damaged data: decoders raise many types
         raise MediaError(f"the video cannot be decoded ({error}); encode it again") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from epd.api.film import read_film
 from epd.api.prepare import Preparer
 from epd.api.validation import read_chat
 from epd.config import GatewayConfig, Limits
+from epd.engine.base import MediaError
+from epd.engine.video_file import decode_clip
+from epd.messages import Clip
 from epd.tiny import CHECKPOINT
 from tests.api.test_prepare import part as picture_part
 from tests.api.test_prepare import png, user
@@ -213,3 +217,28 @@ def test_a_container_tells_its_frames(container: str) -> None:
 def test_a_video_on_its_side_has_its_sides_swapped() -> None:
     read = read_film(film(6, 4, 64, 32, rotation=90), Limits(), "x")
     assert (read.width, read.height) == (32, 64)
+
+
+def test_no_damage_is_more_than_a_refusal() -> None:
+    """Bytes changed, cut out and cut off: at the gateway a 400, at the encoder a MediaError."""
+    rng = random.Random(11)
+    whole = [film(1), film(5, 9, 96, 64, 24, "webm"), film(5, 9, 96, 64, 24, "avi")]
+    num_read = 0
+    for _ in range(150):
+        data = bytearray(rng.choice(whole))
+        for _ in range(rng.choice([1, 3, 12])):
+            at = rng.randrange(len(data))
+            if rng.random() < 0.7:
+                data[at] = rng.randrange(256)
+            else:
+                del data[at : at + rng.randrange(1, 40)]
+        try:
+            read = read_film(bytes(data), Limits(), "x")
+            num_read += 1
+            frames = tuple(range(0, min(read.num_frames, 8), 3))
+            decode_clip(bytes(data), Clip(read.container, frames), 48, 64, 100_000)
+        except ApiError as error:
+            assert error.status == 400 and error.param == "x"
+        except MediaError:
+            pass
+    assert 10 < num_read < 140

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,11 @@ import pytest
 import torch
 
 from epd.engine.base import MediaError
+from epd.engine.checkpoint import read_checkpoint
 from epd.engine.container import container_of
 from epd.engine.image_ops import QwenImageOps
+from epd.engine.models.registry import adapter_for
+from epd.engine.preprocess import Preprocessor
 from epd.engine.video import (
     Sampling,
     VideoSettings,
@@ -66,7 +71,7 @@ def test_the_same_frames_are_taken(family: str) -> None:
         for ask in ({"fps": fps}, {"num_frames": number}):
             expected = processor.sample_frames(metadata(total, rate), **ask)
             found = sample_frames(settings, total, rate, Sampling(**ask), 1000)
-            off = np.abs(np.array(found) - np.array([int(i) for i in expected]))
+            off = np.abs(np.array(found) - np.asarray(torch.as_tensor(expected)))
             assert off.max(initial=0) <= (family == "qwen2_vl" and total > 4000), (total, rate, ask)
             num_taken += len(found)
             num_other += int(off.sum())
@@ -156,6 +161,25 @@ def test_the_same_patches(family: str) -> None:
         found = ops.patches(torch.from_numpy(taken), geometry.grid_thw, torch.float32)
         torch.testing.assert_close(found, expected["pixel_values_videos"], atol=1e-5, rtol=0)
         assert ops.num_rows(geometry.grid_thw) == geometry.num_rows
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_frames_prepared_for_a_device_become_the_same_patches(
+    family: str, model_dir: Callable[[str], Path]
+) -> None:
+    """There the pool ends with resized bytes, and the device does the rest."""
+    adapter = adapter_for(read_checkpoint(model_dir(family)))
+    here, there = Preprocessor(adapter), Preprocessor(adapter, on_device=True)
+    for clip in (Clip("mp4", (0, 3, 6, 9)), Clip("mp4", (0, 5, 10))):
+        settings = settings_of(family, SMALL)
+        geometry = video_geometry(settings, len(clip.frames), 64, 48)
+        expected = here(film(1), geometry.grid_thw, clip)
+        found = there(film(1), geometry.grid_thw, clip)
+        assert found.pixels.dtype == torch.uint8 and len(found.pixels) == len(clip.frames)
+        ops = there.ops_of(found.pixels)
+        patches = ops.patches(found.pixels, geometry.grid_thw, torch.float32)
+        assert torch.equal(patches, expected.pixels)
+        assert (found.num_patches, found.num_rows) == (expected.num_patches, expected.num_rows)
 
 
 def test_times_are_those_of_transformers() -> None:

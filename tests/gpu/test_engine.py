@@ -70,6 +70,23 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., Driver]) -> None:
+    """Resized on the CPU, normalised and cut on the device."""
+    pytest.importorskip("av")
+    from tests.engine.test_video_equality import prepared
+    from tests.engine.video_cases import cases as video_cases
+
+    serving = gpu_driver(family)
+    for case in video_cases():
+        request = await prepared(serving, "r", case)
+        logits = serving.language.logits([request.next_step(4096)])[0].cpu()
+        serving.release([request])
+        expected = reference_logits(serving.model_dir, case.messages, case.images, case.videos)
+        limit = 5e-2 if case.images else 1e-3
+        torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
+
+
 async def test_graphs_change_nothing(gpu_driver: Callable[..., Driver]) -> None:
     """Padded batches (F25): tokens as without graphs, and no block of a neighbour moves."""
     texts = {}
