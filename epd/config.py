@@ -11,6 +11,7 @@ import msgspec
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
 CACHE_SCOPES = ("tenant", "global")  # who shares rows: epd/api/identity.py
 MOONCAKE_PROTOCOLS = ("tcp", "rdma")
+SPECULATIVE_METHODS = ("ngram",)
 CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
 
 
@@ -103,6 +104,15 @@ class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 MOONCAKE_OVER_TCP = MooncakeConfig()
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Guesses of the next tokens that a step confirms or rejects; names are vLLM's."""
+
+    method: str = ""  # one of SPECULATIVE_METHODS; empty: none
+    num_speculative_tokens: int = 0  # guesses per request and step, at most
+    prompt_lookup_min: int = 0  # n-grams of so many tokens at least are looked up in the text,
+    prompt_lookup_max: int = 0  # and of so many at most; the longest that is found wins
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"  # cpu, cuda, cuda:1 and so on
     dtype: str = "float32"
@@ -120,6 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         0.0  # a step with prompts takes at most so many times one without; 0: any
     )
     prefix_caching: bool = True  # KV blocks that nobody uses are found again by their content
+    speculative: SpeculativeConfig = SpeculativeConfig()
     threads: int = 0  # 0: half of the CPUs; all but one (for the event loop) where they are its own
     cpu_affinity: str = ""  # CPUs of the process, such as 0-3,8; empty: those it was started with
     checksums: str = "auto"  # of what moves, one of CHECKSUMS

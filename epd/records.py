@@ -206,6 +206,8 @@ class TokenChunk(Record):
     token_ids: tuple[int, ...]
     finish_reason: str = ""  # "", "stop", "length"
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_confirmed: int = 0  # of these tokens, those that were guessed before
+    num_rejected: int = 0  # guesses that were computed for them and were wrong
 
 
 class Span(Record):

@@ -40,6 +40,8 @@ class Choice:
     stop_token_ids: tuple[int, ...] = ()  # such a token ends the answer and is no part of its text
     min_tokens: int = 0  # stop strings are not looked for before
     num_tokens: int = 0
+    num_confirmed: int = 0  # of its tokens, those that were guessed
+    num_rejected: int = 0  # wrong guesses
     finish_reason: str = ""
     failed: bool = False  # its stream ended without an answer
     first_token_s: float = 0.0  # wall-clock; of the first choice, for the trace
@@ -62,6 +64,8 @@ class Choice:
         for update in updates:
             count = self._take(update, texts)
             logprobs.extend(update.logprobs[:count])
+            self.num_confirmed += update.num_confirmed
+            self.num_rejected += update.num_rejected
             if self.finish_reason:
                 break
         text, calls = "".join(texts), list[CallPiece]()

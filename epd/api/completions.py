@@ -249,7 +249,7 @@ class Completions:
         await self._each(choices, lambda choice: self._stream(exchange, answer, choice))
         last = b""
         if asked.include_usage:
-            last = answer.usage_chunk(sum(c.num_tokens for c in choices))
+            last = answer.usage_chunk(choices)
         await end_events(exchange, last)
 
     async def _stream(self, exchange: Exchange, answer: Answer, choice: Choice) -> None:

@@ -71,6 +71,8 @@ class GenerationUpdate:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str = ""  # "", "stop", "length"
     error: GenerationError | None = None
+    num_confirmed: int = 0  # of these tokens, those that were guessed before (speculation)
+    num_rejected: int = 0  # wrong guesses meanwhile
 
 
 @dataclass(frozen=True, slots=True)

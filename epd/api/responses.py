@@ -90,7 +90,6 @@ class Answer(ABC):
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]], extras: Extras = NO_EXTRAS) -> bytes:
         """The response of a request that does not stream."""
-        num_tokens = sum(choice.num_tokens for choice, _ in choices)
         value = {
             **self._shared,
             "choices": [
@@ -102,7 +101,7 @@ class Answer(ABC):
                 }
                 for choice, delta in choices
             ],
-            "usage": usage(self._num_prompt_tokens, num_tokens),
+            "usage": usage(self._num_prompt_tokens, [choice for choice, _ in choices]),
         }
         value |= extras.of([choice for choice, _ in choices])
         return _json(value)
@@ -128,7 +127,7 @@ class Answer(ABC):
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
         tail = self._tail
         if self._continuous_usage:
-            so_far = usage(self._num_prompt_tokens, choice.num_tokens)
+            so_far = usage(self._num_prompt_tokens, [choice])
             tail = b',"usage":' + _json(so_far) + b"}\n\n"
         if delta.finish_reason and (added := extras.of([choice])):
             tail = b"," + _json(added)[1:-1] + tail
@@ -147,9 +146,9 @@ class Answer(ABC):
             )
         )
 
-    def usage_chunk(self, num_tokens: int) -> bytes:
+    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
         """The event after the last choice's end, for stream_options.include_usage."""
-        return self._usage_head + _json(usage(self._num_prompt_tokens, num_tokens)) + b"}\n\n"
+        return self._usage_head + _json(usage(self._num_prompt_tokens, choices)) + b"}\n\n"
 
     # --- what differs -----------------------------------------------------------------------------
 
@@ -237,13 +236,26 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
-    """Prompt tokens include the rows of images; completion tokens are of all choices."""
-    return {
+def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Prompt tokens include the rows of images; completion tokens are of all choices.
+
+    Where tokens were guessed (speculative decoding), how many guesses were right and wrong, under
+    OpenAI's names; wrong ones are in no other count.
+    """
+    num_tokens = sum(choice.num_tokens for choice in choices)
+    counts: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
     }
+    accepted = sum(choice.num_confirmed for choice in choices)
+    rejected = sum(choice.num_rejected for choice in choices)
+    if accepted or rejected:
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counts
 
 
 def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:

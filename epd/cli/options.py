@@ -71,6 +71,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--max-itl-impact", dest="engine.max_itl_impact", type=float, metavar="FACTOR",
         help="prompts may make a step so many times as long; default 0: no bound",
     )  # fmt: skip
+    group.add_argument(
+        "--speculative-config", metavar="JSON",
+        help='guess tokens from the text so far: {"method":"ngram","num_speculative_tokens":4,'
+        '"prompt_lookup_min":2,"prompt_lookup_max":4}; answers stay the same; default: none',
+    )  # fmt: skip
 
 
 def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
@@ -174,9 +179,12 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """File, --set and flags, put together and checked.  Raises ConfigError."""
+    from epd.cli import speculative
     from epd.cli.settings import build_settings, leaves
 
     flags = {key: value for key, value in vars(args).items() if key in leaves()}
+    if (text := vars(args).get("speculative_config")) is not None:
+        flags |= speculative.read_flag(text)
     return build_settings(args.config, args.assignments, flags)
 
 

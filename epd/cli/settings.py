@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from epd.cli import speculative
 from epd.cli.parser import parse_nbytes, suggestion
 from epd.config import (
     CACHE_SCOPES,
@@ -53,6 +54,9 @@ MAY_BE_ZERO = frozenset(
         "engine.threads",
         "engine.kv_nbytes",
         "engine.max_itl_impact",
+        "engine.speculative.num_speculative_tokens",
+        "engine.speculative.prompt_lookup_min",
+        "engine.speculative.prompt_lookup_max",
         "limits.max_redirects",
         "encode.cache_device_nbytes",
         "encode.cache_host_nbytes",
@@ -138,6 +142,7 @@ def build_settings(
         values = {**CUDA_DEFAULTS, **values}
     if values.get("engine.kv_nbytes") == 0 and "engine.device" not in values:
         raise ConfigError("engine.kv_nbytes 0 means what is free on a GPU; on a CPU give a size")
+    values = speculative.completed(values)
     settings = msgspec.convert(_nested(values), Settings)
     _check_together(settings)
     return settings
@@ -222,6 +227,8 @@ def _problem(key: str, value: Any) -> str:
             return str(error)
     if key == "otlp_traces_endpoint" and value and not re.match(r"https?://[^/]", value):
         return "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"
+    if key.startswith(speculative.PREFIX):
+        return speculative.problem(key.removeprefix(speculative.PREFIX), value)
     if key == "engine.load_format" and value not in LOAD_FORMATS:
         return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
     if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:

@@ -8,7 +8,7 @@ no request state: what a step needs is in the batch, and the same batch gives th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -130,6 +130,11 @@ class StepSequence:
     output_index: int = 0  # index of the token to be sampled among the output tokens
     prompt_ids: Sequence[int] = ()  # repetition penalty reads them
     output_ids: Sequence[int] = ()  # emitted so far, penalties read them
+    num_guesses: int = 0  # the last of `token_ids` are guesses: each is sampled behind, too
+
+    @property
+    def guesses(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.num_guesses :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +144,37 @@ class StepFailure:
     reason: str
 
 
+Outcome = TokenLogprobs | tuple[TokenLogprobs, ...] | StepFailure | None
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Per sequence of the batch, in order: the sampled token, None (none asked), or failure."""
+    """Per sequence of the batch, in order: the sampled token (a sequence with guesses: the tokens
+    that hold, one at least), None (none asked), or failure."""
 
-    outcomes: list[TokenLogprobs | StepFailure | None]
+    outcomes: list[Outcome]
     elapsed_s: float = 0.0
+
+
+def verify(
+    guesses: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
+) -> tuple[TokenLogprobs, ...] | StepFailure:
+    """The tokens that a sequence with guesses says: those confirmed, and the one behind them.
+
+    `sample(i)` is the model's token behind the first i guesses, drawn as if they had been said.
+    It is asked in order and not beyond the first wrong guess, so whatever follows the text (a
+    grammar's matcher) has never to be taken back.  A failure behind a confirmed guess is left to
+    the next step, where it is that step's own.
+    """
+    said: list[TokenLogprobs] = []
+    for at in range(len(guesses) + 1):
+        token = sample(at)
+        if isinstance(token, StepFailure):
+            return tuple(said) or token
+        said.append(token)
+        if at == len(guesses) or token.token_id != guesses[at]:
+            break
+    return tuple(said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ class Forward(Protocol):
     pool: KvPool
 
     def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
-        """Logits float32 `[n, vocabulary]` of the n sequences that sample, in order.
+        """Logits float32 `[n, vocabulary]` of the sequences that sample, in order: a row for each,
+        and one more for each of its guesses.
 
         `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
         """
@@ -79,8 +80,9 @@ class SeamForward:
             **_deepstack(added, embeds),
         )
         ends = np.cumsum([extent.count for extent in extents]) - 1
-        wanted = ends[[i for i, sequence in enumerate(batch) if sequence.sample is not None]]
-        hidden = output.last_hidden_state[0, torch.from_numpy(wanted).to(self._device)]
+        places = _sampled_places(batch, ends.tolist())
+        wanted = torch.tensor(places, dtype=torch.int64, device=self._device)
+        hidden = output.last_hidden_state[0, wanted]
         return self._model.lm_head(hidden).float()
 
     def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
@@ -95,6 +97,16 @@ class SeamForward:
                 axes.append(np.asarray(sequence.positions, dtype=np.int64))
         positions = torch.from_numpy(np.concatenate(axes, axis=1)).to(self._device)
         return positions[:, None] if self._multi_axis else positions[:1]
+
+
+def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[int]:
+    """Where in the row of tokens the step samples; `ends`: each sequence's last token."""
+    return [
+        place
+        for sequence, end in zip(batch, ends, strict=True)
+        if sequence.sample is not None
+        for place in range(end - sequence.num_guesses, end + 1)
+    ]
 
 
 def _deepstack(added: list[AddedRows], embeds: torch.Tensor) -> dict[str, Any]:
@@ -156,8 +168,8 @@ class FusedForward:
         flat = view(upload(data, self._device), shape, self._tile_size)
         hidden = self.hidden(flat, ordered)
         place = {i: at for at, i in enumerate(order)}
-        ends = np.cumsum([len(s.token_ids) for s in ordered]) - 1
-        wanted = [ends[place[i]] for i, s in enumerate(batch) if s.sample is not None]
+        ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
+        wanted = _sampled_places(batch, [ends[place[i]] for i in range(len(batch))])
         return self.head(hidden[to_device(wanted, torch.int64, self._device)])
 
     def hidden(self, flat: FlatBatch, batch: Sequence[StepSequence] = ()) -> torch.Tensor:

@@ -16,7 +16,7 @@ where the sampler has put it.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -28,10 +28,12 @@ from epd.engine.base import (
     EngineError,
     EngineStats,
     MediaLayout,
+    Outcome,
     RopePositions,
     StepFailure,
     StepResult,
     StepSequence,
+    verify,
 )
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.forward import Forward
@@ -42,8 +44,6 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.sampler import Draft, SampleRequest
 from epd.engine.step_check import StepCheck
 from epd.messages import KvLayout, RowContract, TokenLogprobs
-
-Outcome = TokenLogprobs | None | StepFailure
 
 
 class TorchLanguageEngine:
@@ -150,22 +150,29 @@ class TorchLanguageEngine:
             outcomes.append(StepFailure(fault) if fault else None)
         good = [i for i, fault in enumerate(outcomes) if fault is None]
         asked = [i for i in good if batch[i].sample is not None]
+        guesses = any(batch[i].num_guesses for i in asked)
         draft: Draft | None = None
         if good:
             try:
                 with torch.inference_mode():
                     logits = self._logits([batch[i] for i in good], sampled)
                     if asked:
-                        draft = Draft(logits, [self._request(batch[i]) for i in asked])
-                        self.forward.keep(draft.tokens)
+                        draft = Draft(logits, [r for i in asked for r in self._requests(batch[i])])
+                        if not guesses:
+                            self.forward.keep(draft.tokens)
             except Exception as error:
                 raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
-        self._sampled = {batch[i].request_id: row for row, i in enumerate(asked)}
+        # Behind guesses nobody knows yet which token is the last: no step runs ahead of them.
+        names = () if guesses else (batch[i].request_id for i in asked)
+        self._sampled = {name: row for row, name in enumerate(names)}
         num_tokens = sum(len(batch[i].token_ids) for i in good)
 
         def finish() -> StepResult:
-            for i, outcome in zip(asked, draft.finish() if draft else (), strict=True):
-                outcomes[i] = outcome
+            if draft is not None:
+                outcome, row = draft.finish(), 0
+                for i in asked:
+                    outcomes[i] = _said(batch[i], row, outcome)
+                    row += 1 + batch[i].num_guesses
             ended = time.perf_counter()
             elapsed_s = ended - max(started, self._ended)  # it stood behind the step before
             self._ended = ended
@@ -183,7 +190,8 @@ class TorchLanguageEngine:
         return self.forward(batch, sources)
 
     def logits(self, batch: Sequence[StepSequence]) -> torch.Tensor:
-        """Logits float32 `[n, vocabulary]` of the n sequences with `sample` set, without sampling.
+        """Logits float32 `[n, vocabulary]` of the sequences with `sample` set, without sampling: a
+        row for each, and one more for each of its guesses.
 
         For tests and accuracy studies; on the calling thread, and sequences must be sound.
         """
@@ -202,14 +210,26 @@ class TorchLanguageEngine:
         finally:
             self.forward.pool = pool
 
-    def _request(self, sequence: StepSequence) -> SampleRequest:
-        params = sequence.sample
+    def _requests(self, sequence: StepSequence) -> Iterator[SampleRequest]:
+        """One for each row of logits: what has been said there is the output and the guesses."""
+        params, guesses = sequence.sample, sequence.guesses
         assert params is not None
-        allowed = None
-        if params.grammar:
-            allowed = partial(
-                self._grammars.allowed, sequence.request_id, params.grammar, sequence.output_ids
+        for at in range(1 + sequence.num_guesses):
+            output_ids = [*sequence.output_ids, *guesses[:at]] if at else sequence.output_ids
+            allowed = None
+            if params.grammar:
+                allowed = partial(
+                    self._grammars.allowed, sequence.request_id, params.grammar, output_ids
+                )
+            yield SampleRequest(
+                params, sequence.output_index + at, sequence.prompt_ids, output_ids, allowed
             )
-        return SampleRequest(
-            params, sequence.output_index, sequence.prompt_ids, sequence.output_ids, allowed
-        )
+
+
+def _said(
+    sequence: StepSequence, row: int, outcome: Callable[[int], TokenLogprobs | StepFailure]
+) -> Outcome:
+    """What a sequence whose first sampled row is `row` has to say."""
+    if not sequence.num_guesses:
+        return outcome(row)
+    return verify(sequence.guesses, lambda at: outcome(row + at))

@@ -85,25 +85,30 @@ class Draft:
             else None
         )
 
-    def finish(self) -> list[TokenLogprobs | StepFailure]:
-        """One outcome per row, once the device has passed the end of this draft."""
+    def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
+        """The outcome of a row, for whoever wants it; once the device has passed this draft's end.
+
+        Nothing is sampled on the host for a row that nobody asks about.
+        """
         host = dict(zip(self.host_rows, range(len(self.host_rows)), strict=True))
-        outcomes: list[TokenLogprobs | StepFailure] = []
-        for row, token in enumerate(self._chosen.tolist()):
+        chosen: list[int] = self._chosen.tolist()
+
+        def outcome(row: int) -> TokenLogprobs | StepFailure:
+            token = chosen[row]
             if token < 0:
-                outcomes.append(StepFailure("the model gave logits that are not finite"))
-            elif row in host:
-                assert self._logits is not None
-                raw, request = self._logits[host[row]], self._requests[row]
-                try:
-                    if not is_sampled_on_device(request):
-                        token = _choose(raw, request)
-                    outcomes.append(_with_logprobs(raw, token, request.params.num_logprobs))
-                except ValueError as error:
-                    outcomes.append(StepFailure(str(error)))
-            else:
-                outcomes.append(TokenLogprobs(token, 0.0))
-        return outcomes
+                return StepFailure("the model gave logits that are not finite")
+            if row not in host:
+                return TokenLogprobs(token, 0.0)
+            assert self._logits is not None
+            raw, request = self._logits[host[row]], self._requests[row]
+            try:
+                if not is_sampled_on_device(request):
+                    token = _choose(raw, request)
+                return _with_logprobs(raw, token, request.params.num_logprobs)
+            except ValueError as error:
+                return StepFailure(str(error))
+
+        return outcome
 
 
 def sample(
@@ -113,7 +118,8 @@ def sample(
 
     `logprob` of an outcome is 0.0 when none was asked for (`num_logprobs` below 0).
     """
-    return Draft(logits, requests).finish()
+    outcome = Draft(logits, requests).finish()
+    return [outcome(row) for row in range(len(requests))]
 
 
 def is_sampled_on_device(request: SampleRequest) -> bool:

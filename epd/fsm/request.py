@@ -138,11 +138,13 @@ class LastTokenSampled(Event):
     token: Any
     finish_reason: str
     num_tokens: int = 0
+    confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
 
 
 @dataclass(slots=True)
 class TokenSampled(Event):
     token: Any
+    confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
 
 
 @dataclass(slots=True)
@@ -214,10 +216,13 @@ class Request(Machine):
         "gateway",
         "in_flight",
         "kv_room",
+        "lookup",
         "message",
         "min_early_tokens",
         "missing",
         "num_computed",
+        "num_confirmed",
+        "num_rejected",
         "num_sent",
         "output",
         "prefix",
@@ -249,6 +254,9 @@ class Request(Machine):
         self.in_flight = 0  # steps under way that use the blocks
         self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
         self.num_sent = 0
+        self.lookup: Any = None  # guesses of what it says next; None: it does not speculate
+        self.num_confirmed = 0  # of its guesses, since tokens were sent last
+        self.num_rejected = 0
         self.rope: Any = None
         self.rope_delta = 0
         self.kv_room = ""
@@ -343,12 +351,12 @@ def keep_first_token(request: Request, event: FirstTokenSampled) -> None:
 
 
 def keep_token(request: Request, event: TokenSampled) -> None:
-    request.num_computed += 1
-    request.output.append(event.token)
+    request.num_computed += len(event.confirmed) + 1
+    request.output += (*event.confirmed, event.token)
 
 
 def keep_last_token(request: Request, event: LastTokenSampled) -> None:
-    request.output.append(event.token)
+    request.output += (*event.confirmed, event.token)
     request.finish_reason = event.finish_reason
 
 

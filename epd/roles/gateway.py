@@ -307,16 +307,22 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.DELIVER)
     def deliver(self, machine: Generation, event: fsm.TokensArrived) -> None:
-        self.num_tokens += len(event.chunk.token_ids)
-        machine.stream.push(GenerationUpdate(event.chunk.token_ids, event.chunk.logprobs))
+        self._push(machine, event.chunk)
 
     @performs(Do.DELIVER_FINAL)
     def deliver_final(self, machine: Generation, event: fsm.FinalTokensArrived) -> None:
-        chunk = event.chunk
+        self._push(machine, event.chunk)
+
+    def _push(self, machine: Generation, chunk: TokenChunk) -> None:
         self.num_tokens += len(chunk.token_ids)
-        machine.stream.push(
-            GenerationUpdate(chunk.token_ids, chunk.logprobs, finish_reason=chunk.finish_reason)
+        update = GenerationUpdate(
+            chunk.token_ids,
+            chunk.logprobs,
+            chunk.finish_reason,
+            num_confirmed=chunk.num_confirmed,
+            num_rejected=chunk.num_rejected,
         )
+        machine.stream.push(update)
 
     @performs(Do.ANSWER_ERROR)
     def answer_error(self, machine: Generation, event: Event) -> None:

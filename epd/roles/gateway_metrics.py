@@ -12,6 +12,9 @@ TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
     "prefix_cache_queried_tokens": "prompt tokens that were looked for in the prefix cache",
     "prefix_cache_hit_tokens": "of them, tokens whose KV was found",
+    "spec_decode_num_drafts": "parts of steps that verified guesses of a request",
+    "spec_decode_num_draft_tokens": "guesses that were verified",
+    "spec_decode_num_accepted_tokens": "guesses that were right; each part says one more",
 }
 IN_USE = "memory and work in use by kind; zero when idle"
 

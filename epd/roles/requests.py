@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from epd.config import EngineConfig, Timing
-from epd.engine.base import LanguageEngine, StepFailure
+from epd.engine.base import LanguageEngine, Outcome, StepFailure
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
@@ -32,8 +32,9 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.reports import Reports
-from epd.roles.step import new_tokens, token_event
-from epd.roles.step_loop import Outcome, Part, Plan, StepLoop
+from epd.roles.speculation import Speculation
+from epd.roles.step import new_tokens, token_event, until_end
+from epd.roles.step_loop import Part, Plan, StepLoop
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -82,10 +83,12 @@ class Requests(Role[Request]):
         self._ended: dict[str, None] = {}  # tombstones, oldest first
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
-        self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=config.async_scheduling)
+        runs_ahead = config.async_scheduling and not config.speculative.method
+        self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=runs_ahead)
         self._on_reserved: dict[str, Granted] = {}
         self._caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
+        self._speculation = Speculation(config.speculative, self.totals)
         self.reports = Reports(actor)
         self.extend(self.reports)
 
@@ -198,6 +201,8 @@ class Requests(Role[Request]):
 
     def plan(self, *, alone: bool) -> Plan:
         """The next step; empty: nothing to compute, or who must give way is in a step."""
+        for entry in self._scheduler.decoding:
+            self._speculation.guess(self._requests[entry.key], entry)
         if not self._make_room() and not alone:
             return []
         self.pump()
@@ -242,8 +247,12 @@ class Requests(Role[Request]):
             self.fire(request, fsm.ChunkComputed(count))
         else:
             decoding = entry.decoding
-            self._publish(request, entry, request.num_computed + count)
-            self.fire(request, token_event(request, count, outcome, decoding=decoding))
+            tokens = outcome if isinstance(outcome, tuple) else (outcome,)
+            said = until_end(request, tokens)
+            self._publish(request, entry, request.num_tokens)
+            if decoding and count > 1:
+                self._speculation.verified(request, entry, count - 1, said)
+            self.fire(request, token_event(request, count, said, decoding=decoding))
             entry.num_tokens = max(entry.num_tokens, request.num_tokens)  # or one more is coming
 
     def _publish(self, request: Request, entry: Entry, num_computed: int) -> None:
@@ -315,6 +324,7 @@ class Requests(Role[Request]):
     def emit_tokens(self, request: Request, event: Event) -> None:
         chunk = new_tokens(request)
         request.num_sent = len(request.output)
+        request.num_confirmed = request.num_rejected = 0
         if not self._outbox and not self._settling:  # the step loop sends what its step made
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.setdefault(request.gateway.instance_id, []).append(chunk)

@@ -16,8 +16,13 @@ from epd.fsm.request import Request
 from epd.messages import MediaItem, TokenChunk, TokenLogprobs
 
 
-def sequence_of(request: Request, start: int, count: int) -> StepSequence:
-    """Its tokens `[start, start + count)`; one that the step under way samples is PENDING."""
+def sequence_of(
+    request: Request, start: int, count: int, guesses: Sequence[int] = ()
+) -> StepSequence:
+    """Its tokens `[start, start + count)`; one that the step under way samples is PENDING.
+
+    `guesses` of what it says next stand behind them.
+    """
     stop = start + count
     num_prompt = len(request.prompt)
     sampling = request.sampling
@@ -25,7 +30,9 @@ def sequence_of(request: Request, start: int, count: int) -> StepSequence:
     looks_back = sampling.reads_output
     return StepSequence(
         request_id=request.key,
-        token_ids=request.tokens(start, stop) if start < request.num_tokens else (PENDING,),
+        token_ids=(*request.tokens(start, stop), *guesses)
+        if start < request.num_tokens
+        else (PENDING,),
         start=start,
         block_table=request.block_table,
         positions=_positions(request, start, stop),
@@ -39,6 +46,7 @@ def sequence_of(request: Request, start: int, count: int) -> StepSequence:
             if looks_back
             else ()
         ),
+        num_guesses=len(guesses),
     )
 
 
@@ -52,6 +60,8 @@ def new_tokens(request: Request) -> TokenChunk:
         tuple(token.token_id for token in new),
         request.finish_reason,
         tuple(new) if request.sampling.num_logprobs >= 0 else (),
+        request.num_confirmed,
+        request.num_rejected,
     )
 
 
@@ -63,15 +73,35 @@ def runs_ahead(request: Request, sequence: StepSequence) -> bool:
     return bool(index + 1 < sampling.max_tokens and sampling.is_chosen_on_device(index))
 
 
-def token_event(request: Request, count: int, token: TokenLogprobs, *, decoding: bool) -> Event:
-    """What the token that a step of `count` tokens ended with means."""
+def until_end(request: Request, tokens: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
+    """What counts of the tokens that a step ended with: nothing behind one that ends the answer."""
+    num_said = request.num_emitted + len(request.output)
+    for count, token in enumerate(tokens, 1):
+        if _finish_reason(request, token, num_said + count):
+            return tokens[:count]
+    return tokens
+
+
+def _finish_reason(request: Request, token: TokenLogprobs, total: int) -> str:
+    """Why this token ends the answer, if it does; it is the `total`th."""
     sampling = request.sampling
-    total = request.num_emitted + len(request.output) + 1
     if token.token_id in sampling.stop_token_ids and total > sampling.min_tokens:
-        return fsm.LastTokenSampled(token, "stop")
-    if total >= sampling.max_tokens:
-        return fsm.LastTokenSampled(token, "length")
-    return fsm.TokenSampled(token) if decoding else fsm.FirstTokenSampled(count, token)
+        return "stop"
+    return "length" if total >= sampling.max_tokens else ""
+
+
+def token_event(
+    request: Request, count: int, tokens: Sequence[TokenLogprobs], *, decoding: bool
+) -> Event:
+    """What the tokens that a step of `count` tokens ended with mean: one, or of a sequence with
+    guesses those that were confirmed and the one behind them."""
+    *confirmed, token = tokens
+    total = request.num_emitted + len(request.output) + len(tokens)
+    if reason := _finish_reason(request, token, total):
+        return fsm.LastTokenSampled(token, reason, confirmed=tuple(confirmed))
+    if not decoding:
+        return fsm.FirstTokenSampled(count, token)
+    return fsm.TokenSampled(token, tuple(confirmed))
 
 
 def _positions(request: Request, start: int, stop: int) -> Any:

@@ -30,15 +30,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from epd.engine.base import LanguageEngine, StepFailure, StepResult
+from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult
 from epd.fsm.request import Request
-from epd.messages import TokenLogprobs
 from epd.roles.base import Actor
 from epd.roles.step import runs_ahead, sequence_of
 from epd.scheduling.batching import Entry
 from epd.scheduling.step_cost import StepCost
 
-Outcome = TokenLogprobs | StepFailure | None
 Plan = list[tuple[Entry, int]]
 
 
@@ -114,7 +112,9 @@ class StepLoop:
         for entry, count in plan:
             request = self._batch.get(entry.key)
             assert request is not None  # who is in the batch is served
-            sequence = sequence_of(request, entry.num_computed, count)
+            guesses = entry.guesses[: count - 1] if entry.decoding else ()
+            known = count - len(guesses)
+            sequence = sequence_of(request, entry.num_computed, known, guesses)
             ahead = self._depth > 1 and entry.decoding and runs_ahead(request, sequence)
             entry.launched(count, ahead=ahead)
             request.in_flight += 1

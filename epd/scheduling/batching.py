@@ -35,7 +35,7 @@ Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from epd.scheduling.block_pool import BlockPool, Key
@@ -61,6 +61,7 @@ class Entry:
     decoding: bool = False
     keys: Sequence[Key] = ()  # of the full blocks of `num_tokens`
     num_published: int = 0  # blocks that others can find
+    guesses: Sequence[int] = ()  # tokens that may follow: computed where there is room
 
     @property
     def num_left(self) -> int:
@@ -152,6 +153,10 @@ class BatchScheduler:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
+    @property
+    def decoding(self) -> Iterable[Entry]:
+        return self._decoding.values()
+
     # --- who is here ------------------------------------------------------------------------------
 
     def add(self, entry: Entry) -> None:
@@ -184,6 +189,10 @@ class BatchScheduler:
     def _lacks_block(self, entry: Entry) -> bool:
         return entry.num_blocks * self._block_size < entry.num_tokens
 
+    def _room(self, entry: Entry) -> int:
+        """Tokens behind its last known one that its blocks have room for."""
+        return entry.num_blocks * self._block_size - entry.num_tokens
+
     def _num_lacking(self) -> int:
         return sum(self._lacks_block(entry) for entry in self._decoding.values())
 
@@ -199,11 +208,19 @@ class BatchScheduler:
         return max(young, key=lambda entry: entry.rank, default=None)
 
     def growth(self) -> Iterator[tuple[Entry, tuple[int, ...]]]:
-        """Blocks for the next token of those who decode, the oldest first."""
+        """Blocks for the next token of those who decode, the oldest first; then, while blocks are
+        not scarce, for guesses that do not fit.  Either is a block that they need soon anyway."""
         lacking = [entry for entry in self._decoding.values() if self._lacks_block(entry)]
         for entry in sorted(lacking, key=lambda entry: entry.rank):
             blocks = self._pool.take(1)
             if blocks is None:
+                return
+            entry.num_blocks += 1
+            yield entry, blocks
+        for entry in self._decoding.values():
+            if len(entry.guesses) <= self._room(entry):
+                continue
+            if self._pool.num_free <= self._watermark or (blocks := self._pool.take(1)) is None:
                 return
             entry.num_blocks += 1
             yield entry, blocks
@@ -241,7 +258,8 @@ class BatchScheduler:
     def plan(self) -> list[tuple[Entry, int]]:
         """The next step: `(entry, number of tokens)`, decodes first, then prompts by rank.
 
-        With more decodes than the budget holds, the window rotates, so that none starves.
+        With more decodes than the budget holds, the window rotates, so that none starves.  A decode
+        with more than one token is followed by so many of its guesses less one.
         """
         bounds = self._bounds
         prompts = sorted(
@@ -251,8 +269,8 @@ class BatchScheduler:
         kept = int(bounds.max_step_tokens * PROMPT_SHARE) if prompts else 0
         kept = min(kept, sum(entry.num_left for entry in prompts[:kept]))
         decodes = self._decodes(bounds.max_step_tokens - kept)
-        step = [(entry, 1) for entry in decodes]
-        budget = bounds.max_step_tokens - len(step)
+        step = self._with_guesses(decodes, bounds.max_step_tokens - kept - len(decodes))
+        budget = bounds.max_step_tokens - sum(count for _, count in step)
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens())
         for entry in prompts:
@@ -268,6 +286,18 @@ class BatchScheduler:
         is_partial = entry.num_ready < entry.num_tokens
         enough = not is_partial or entry.num_left >= self._bounds.min_partial_tokens
         return entry.num_left if enough else 0
+
+    def _with_guesses(self, decodes: list[Entry], budget: int) -> list[tuple[Entry, int]]:
+        """Guesses take what is left of the decodes' share of the budget, and of the places in the
+        batch: a step samples in no more places than it could without them, and where many decode
+        and a step is dear anyway, nobody guesses."""
+        spare = min(budget, self._bounds.max_running - self.num_running)
+        step = []
+        for entry in decodes:
+            count = max(0, min(len(entry.guesses), spare, self._room(entry)))
+            spare -= count
+            step.append((entry, 1 + count))
+        return step
 
     def _decodes(self, budget: int) -> list[Entry]:
         decodes = [

@@ -97,6 +97,10 @@ class BlockPool(Pool):
             self._by_key[key] = block
             self._key_of[block] = key
 
+    def is_published(self, block: int) -> bool:
+        """Whether it has a content that others can find."""
+        return block in self._key_of
+
     def give_back(self, units: Iterable[int]) -> None:
         """One reference to each goes; the last of `units` becomes the oldest idle one."""
         for block in reversed(tuple(units)):

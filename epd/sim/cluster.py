@@ -21,7 +21,7 @@ from epd.config import (
     Timing,
 )
 from epd.fsm.kernel import Event, Machine, State
-from epd.fsm.request import Scheduled
+from epd.fsm.request import LastTokenSampled, Request, Scheduled, TokenSampled
 from epd.fsm.transfer import GrantReceived
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
@@ -253,6 +253,7 @@ class Cluster:
         node.language = language
         if language is not None and instance.requests is not None:
             language.is_leased = instance.requests.pool.holds
+            language.is_published = instance.requests.pool.is_published
         self.nodes[process.name] = node
         instance.member.on_expelled = lambda reason: self._expelled(node, reason)
         instance.start()
@@ -271,6 +272,10 @@ class Cluster:
             self.world.fired["prefix_hit"] += 1
         if isinstance(event, GrantReceived) and event.grant.num_held:
             self.world.fired["kv_held"] += 1
+        if isinstance(event, TokenSampled | LastTokenSampled):
+            self.world.fired["guess_confirmed"] += len(event.confirmed)
+        if isinstance(machine, Request) and machine.num_rejected:
+            self.world.fired["guess_rejected"] += 1
 
     # --- healing ----------------------------------------------------------------------------------
 

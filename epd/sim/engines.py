@@ -17,6 +17,7 @@ from epd.engine.base import (
     EngineError,
     MediaError,
     MediaLayout,
+    Outcome,
     Patches,
     RopePositions,
     Rows,
@@ -24,6 +25,7 @@ from epd.engine.base import (
     StepFailure,
     StepResult,
     StepSequence,
+    verify,
 )
 from epd.messages import Clip, RowContract, TokenLogprobs
 from epd.sim import golden
@@ -110,7 +112,7 @@ class _Launched:
     failed: set[str]  # who has, or has not been computed yet
     sampled: dict[str, int] = field(default_factory=dict)  # by request
 
-    def note(self, request_id: str, outcome: TokenLogprobs | StepFailure | None) -> None:
+    def note(self, request_id: str, outcome: Outcome) -> None:
         if not isinstance(outcome, StepFailure):
             self.failed.discard(request_id)
         if isinstance(outcome, TokenLogprobs):
@@ -137,6 +139,7 @@ class SimLanguageEngine:
         self.num_blocks = self.num_landing_blocks = num_blocks
         self.violations: list[str] = []  # what a step found wrong in its own memory
         self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
+        self.is_published: Callable[[int], bool] = lambda block: False
         self._costs = costs
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
         self._last = _Launched(set())
@@ -187,7 +190,7 @@ class SimLanguageEngine:
     def _prefix(self, sequence: StepSequence) -> bytes:
         return b"".join(self.kv_views(sequence.block_table))[: sequence.start * RECORD_NBYTES]
 
-    def _run(self, sequence: StepSequence, prefix: bytes) -> TokenLogprobs | StepFailure | None:
+    def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
         start, table = sequence.start, sequence.block_table
         needed = start + len(sequence.token_ids)
         if PENDING in sequence.token_ids:
@@ -196,10 +199,26 @@ class SimLanguageEngine:
             return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
         if not self.is_leased(table):
             self.violations.append(f"{sequence.request_id}: its blocks were given back in a step")
+        written = {table[at // BLOCK_SIZE] for at in range(start, needed)}
+        if any(map(self.is_published, written)):
+            self.violations.append(f"{sequence.request_id}: wrote what others can find")
         if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
             self.violations.append(f"{sequence.request_id}: KV of another text at its blocks")
+        kv = prefix + self._write(sequence, prefix[-RECORD_NBYTES:])
+        params = sequence.sample
+        if params is None:
+            return None
+
+        def sample(at: int) -> TokenLogprobs:
+            known = kv[: (needed - sequence.num_guesses + at) * RECORD_NBYTES]
+            return TokenLogprobs(golden.next_token(known, params, sequence.output_index + at), -0.5)
+
+        return verify(sequence.guesses, sample) if sequence.num_guesses else sample(0)
+
+    def _write(self, sequence: StepSequence, last: bytes) -> bytes:
+        """The records of its tokens, into its blocks; `last` is the one before them."""
         rows = _rows_by_position(sequence.spans)
-        last = prefix[-RECORD_NBYTES:]
+        start, table = sequence.start, sequence.block_table
         written = bytearray()
         for at, token_id in enumerate(sequence.token_ids):
             if sequence.positions is None:
@@ -215,10 +234,7 @@ class SimLanguageEngine:
             offset = block * BLOCK_NBYTES + within * RECORD_NBYTES
             self._kv[offset : offset + RECORD_NBYTES] = last
             written += last
-        if sequence.sample is None:
-            return None
-        token_id = golden.next_token(prefix + written, sequence.sample, sequence.output_index)
-        return TokenLogprobs(token_id, -0.5)
+        return bytes(written)
 
 
 def _rows_by_position(spans: Sequence[RowSpan]) -> dict[int, bytes]:

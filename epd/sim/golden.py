@@ -70,12 +70,13 @@ def record(previous: bytes, index: int, token_id: int, rope: int, row: bytes) ->
 
 
 def next_token(kv: bytes, sampling: SamplingParams, output_index: int) -> int:
-    """The token that follows the tokens whose records are `kv`."""
+    """The token that follows the tokens whose records are `kv`; with a small `top_k`, one of so few
+    words, so that the answer repeats itself and can be guessed."""
     key = struct.pack("<qi", sampling.seed % (1 << 62), output_index)
     drawn = int.from_bytes(hashlib.blake2b(kv, digest_size=8, key=key).digest(), "little")
     if drawn % 32 == 0 and output_index >= sampling.min_tokens and output_index > 0:
         return EOS
-    return FIRST_WORD + (drawn >> 8) % (VOCABULARY - FIRST_WORD)
+    return FIRST_WORD + (drawn >> 8) % (sampling.top_k or VOCABULARY - FIRST_WORD)
 
 
 def rope_positions(num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:

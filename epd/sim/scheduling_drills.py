@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from epd.config import EngineConfig
+import msgspec
+
+from epd.config import EngineConfig, SpeculativeConfig
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
@@ -20,6 +22,11 @@ TOO_FEW_BLOCKS = Settings(num_blocks=12)
 
 IMPATIENT = replace_timing(stall_timeout_s=0.12, max_attempts=1)
 """Shorter than a preempted request waits, and what is lost is not tried again."""
+
+GUESSING = msgspec.structs.replace(
+    Settings().engine, speculative=SpeculativeConfig("ngram", 5, 1, 3)
+)
+"""With answers of a few words, most steps have guesses, and about half of them hold."""
 
 SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -109,5 +116,31 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         why="what a request may need is more than the instance has: said at once, and why",
         fires=("GENERATION:PLACED>FAILED",),
         mutants=("refusals_are_not_told",),
+    ),
+    Drill(
+        "guesses",
+        ("F24", "F43"),
+        topology="1epd",
+        work=Workload(
+            24, num_words=3, image_share=0.4, spread_s=0.4, max_tokens=40, cancel_share=0.1
+        ),
+        settings=Settings(num_blocks=40, engine=GUESSING),
+        fires=("guess_confirmed", "guess_rejected"),
+        mutants=(
+            "a_wrong_guess_is_said",
+            "a_wrong_guess_keeps_its_place",
+            "a_wrong_guess_is_published",
+            "said_behind_its_end",
+        ),
+    ),
+    Drill(
+        "guesses-at-decode",
+        ("F20", "F24"),
+        topology="1e1p2d",
+        work=Workload(24, num_words=3, image_share=0.4, spread_s=1.0, max_tokens=40),
+        settings=Settings(num_blocks=40, engine=GUESSING),
+        faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
+        fires=("guess_confirmed", "guess_rejected", "kill"),
+        mutants=("a_wrong_guess_is_said",),
     ),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from epd.config import EncodeConfig
+from epd.config import EncodeConfig, EngineConfig, SpeculativeConfig
 from epd.sim import golden
 from epd.sim.client import Record
 from epd.sim.cluster import GATEWAY, Settings, parse_topology
@@ -157,7 +157,13 @@ def _draw_workload(random: KeyedRandom) -> Workload:
         cancel_share=random.pick((0.0, 0.0, 0.3), "cancels"),
         broken_share=random.pick((0.0, 0.0, 0.15), "broken"),
         slow_share=random.pick((0.0, 0.1), "slow pictures"),
+        num_words=3 if _num_guesses(random) else 0,
     )
+
+
+def _num_guesses(random: KeyedRandom) -> int:
+    """Every third run speculates, with answers that can be guessed."""
+    return random.pick((0, 0, 4), "guesses")
 
 
 def _draw_settings(random: KeyedRandom) -> Settings:
@@ -169,12 +175,11 @@ def _draw_settings(random: KeyedRandom) -> Settings:
     prefill = msgspec.structs.replace(
         settings.prefill, pool_nbytes=nbytes, max_slots_share_per_peer=share
     )
-    ahead = random.chance(0.5, "a step ahead")
     return replace(
         settings,
-        engine=msgspec.structs.replace(settings.engine, async_scheduling=ahead),
         prefill=prefill,
         encode=_draw_encode(random, settings.encode),
+        engine=_draw_engine(random, settings.engine),
         disk=_draw_disk(random),
         num_blocks=random.pick((24, 40, 64), "blocks"),
     )
@@ -197,6 +202,14 @@ def _draw_encode(random: KeyedRandom, encode: EncodeConfig) -> EncodeConfig:
         cache_disk_nbytes=random.pick((2048, 16384), "disk"),
         cache_load_timeout_s=0.3,
     )
+
+
+def _draw_engine(random: KeyedRandom, engine: EngineConfig) -> EngineConfig:
+    """Every second instance runs a step ahead, unless it speculates."""
+    count = _num_guesses(random)
+    speculative = SpeculativeConfig("ngram", count, 1, 3) if count else SpeculativeConfig()
+    ahead = random.chance(0.5, "a step ahead")
+    return msgspec.structs.replace(engine, async_scheduling=ahead, speculative=speculative)
 
 
 def _draw_disk(random: KeyedRandom) -> DiskConditions:

@@ -27,6 +27,7 @@ class Ask:
     stops_at_eos: bool = True
     cancel_after_s: float = 0.0  # the client hangs up this long after asking; 0: never
     wants_timeline: bool = False
+    num_words: int = 0  # that its answer is made of: with few it repeats itself; 0: all there are
 
     def __str__(self) -> str:
         pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
@@ -52,7 +53,9 @@ class Ask:
 
     def sampling(self) -> SamplingParams:
         stop = (golden.EOS,) if self.stops_at_eos else ()
-        return SamplingParams(max_tokens=self.max_tokens, seed=self.seed, stop_token_ids=stop)
+        return SamplingParams(
+            max_tokens=self.max_tokens, top_k=self.num_words, seed=self.seed, stop_token_ids=stop
+        )
 
     def generation(self) -> Generation:
         token_ids, placed = self.placed()
@@ -89,6 +92,7 @@ class Workload:
     slow_share: float = 0.0
     num_texts: int = 0  # few: texts, and the places of pictures in them, repeat; 0: all differ
     timeline_share: float = 0.25
+    num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -100,7 +104,7 @@ class Workload:
         if self.num_texts:  # the same draws for all asks of one text
             drawn = KeyedRandom(0, "text", random.below(self.num_texts, "which text"))
         length = 1 + drawn.below(self.max_text, "length")
-        text = tuple(golden.FIRST_WORD + drawn.below(900, "text", n) for n in range(length))
+        text = tuple(self._word(drawn, n) for n in range(length))
         pictures: list[tuple[int, Picture]] = []
         if random.chance(self.image_share, "image"):
             count = 1 + drawn.below(self.max_images, "count")
@@ -117,7 +121,14 @@ class Workload:
             stops_at_eos=random.chance(0.8, "eos"),
             cancel_after_s=0.001 + 0.3 * random.uniform("hang up") if cancels else 0.0,
             wants_timeline=random.chance(self.timeline_share, "timeline"),
+            num_words=self.num_words,
         )
+
+    def _word(self, drawn: KeyedRandom, n: int) -> int:
+        if not self.num_words:
+            return golden.FIRST_WORD + drawn.below(900, "text", n)
+        word = drawn.below(self.num_words + 1, "text", n)
+        return golden.FIRST_WORD + word if word < self.num_words else golden.EOS
 
     def _picture(self, random: KeyedRandom, n: int) -> Picture:
         number = random.below(self.num_pictures, "picture", n)

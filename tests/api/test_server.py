@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -184,6 +185,26 @@ async def test_text_arrives_while_it_is_made():
         assert text_of(first) == "he"
         gate.set()
         assert text_of([chunk async for chunk in stream]) == "llo"
+
+
+async def test_usage_counts_right_and_wrong_guesses():
+    """Over all updates and choices; an answer without guesses has no such field."""
+    script = [
+        replace(said("he"), num_confirmed=1, num_rejected=3),
+        replace(said("llo"), num_confirmed=2),
+        said("", "stop"),
+    ]
+    expected = {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6}
+    async with client_of(script, script) as (client, _, _):
+        answer = await ask(client, n=2)
+    assert answer.usage.completion_tokens == 10
+    assert answer.usage.completion_tokens_details.model_dump(exclude_none=True) == expected
+    async with client_of(script, script) as (client, _, _):
+        chunks = await chunks_of(client, n=2, stream_options={"include_usage": True})
+    details = chunks[-1].usage.completion_tokens_details
+    assert details.model_dump(exclude_none=True) == expected
+    async with client_of() as (client, _, _):
+        assert (await ask(client)).usage.completion_tokens_details is None
 
 
 async def test_stream_of_two_choices():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from epd.cli.settings import Settings, build_settings, flatten, leaves
+from epd.cli.speculative import read_flag
 from epd.config import ConfigError
 
 TOML = """
@@ -97,3 +99,53 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_set_needs_a_value() -> None:
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         build_settings(assignments=["timing.lost_after_s"])
+
+
+def speculative(text: str) -> dict[str, object]:
+    settings = build_settings(flags=read_flag(text))
+    return dict(flatten(settings.engine.speculative))
+
+
+@pytest.mark.parametrize(
+    ("given", "lookup"),
+    [
+        ('"prompt_lookup_min":2,"prompt_lookup_max":4', (2, 4)),
+        ('"prompt_lookup_max":3', (3, 3)),
+        ('"prompt_lookup_min":2', (2, 2)),
+        ('"prompt_lookup_max":null', (5, 5)),
+    ],
+)
+def test_speculative_config_reads_as_vllm_does(given: str, lookup: tuple[int, int]) -> None:
+    found = speculative('{"method":"ngram","num_speculative_tokens":4,' + given + "}")
+    assert found["method"] == "ngram"
+    assert found["num_speculative_tokens"] == 4
+    assert (found["prompt_lookup_min"], found["prompt_lookup_max"]) == lookup
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{method", "is not JSON"),
+        ("[4]", "must be a JSON object"),
+        ('{"method":"ngram","num_speculative_token":4}', "did you mean num_speculative_tokens?"),
+        ('{"model":"ngram","num_speculative_tokens":4}', "it takes method, num_speculative_tokens"),
+        ('{"num_speculative_tokens":4}', "names no method"),
+        ('{"method":"eagle","num_speculative_tokens":4}', "must be one of ngram"),
+        ('{"method":"ngram"}', "num_speculative_tokens is missing"),
+        ('{"method":"ngram","num_speculative_tokens":"4"}', "must be a whole number"),
+        ('{"method":"ngram","num_speculative_tokens":-4}', "may not be negative"),
+        ('{"method":"ngram","num_speculative_tokens":99}', "at most 64"),
+        (
+            '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":6,"prompt_lookup_max":2}',
+            "lower the first or raise the second",
+        ),
+    ],
+)
+def test_a_wrong_speculative_config_says_what_to_do(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        speculative(text)
+
+
+def test_a_part_of_it_alone_needs_the_method() -> None:
+    with pytest.raises(ConfigError, match=r"needs engine\.speculative\.method"):
+        build_settings(assignments=["engine.speculative.prompt_lookup_min=2"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=16))
     computed: int = 0
     output: list[TokenLogprobs] = field(default_factory=list)
+    guess: Callable[[list[int]], Sequence[int]] = lambda output: ()  # of what it says next
+    num_steps: int = 0
 
     @property
     def output_ids(self) -> list[int]:
@@ -64,9 +66,15 @@ class Request:
             "output_index": len(self.output),
         }
         if self.computed >= prompt:
-            ids = [self.output[self.computed - prompt].token_id]
+            guesses = self.guess(self.output_ids)[: self.sampling.max_tokens - len(self.output) - 1]
+            ids = [self.output[self.computed - prompt].token_id, *guesses]
             return StepSequence(
-                token_ids=ids, start=self.computed, positions=None, sample=self.sampling, **common
+                token_ids=ids,
+                start=self.computed,
+                positions=None,
+                sample=self.sampling,
+                num_guesses=len(guesses),
+                **common,
             )
         stop = min(prompt, self.computed + chunk)
         positions = self.rope.positions
@@ -154,6 +162,13 @@ class Driver:
         batch = [request.next_step(chunk) for request in active]
         result = await self.language.step(batch)
         for request, sequence, outcome in zip(active, batch, result.outcomes, strict=True):
+            request.num_steps += 1
+            if isinstance(outcome, tuple):
+                request.computed += len(outcome)
+                for token in outcome:
+                    if not request.finished:
+                        request.output.append(token)
+                continue
             request.computed += len(sequence.token_ids)
             if sequence.sample is not None:
                 assert isinstance(outcome, TokenLogprobs), outcome

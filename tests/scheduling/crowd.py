@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry
@@ -32,6 +33,7 @@ class Shape:
     received: bool = False  # its KV comes from elsewhere, `ready_after` steps after admission
     leaves_after: int = 0  # 0: stays; else the client hangs up so many steps after arrival
     family: int = 0  # requests of one family share their tokens
+    guesses: int = 0  # while it decodes, so many in every step; every third is wrong
 
 
 @dataclass
@@ -50,11 +52,12 @@ class Job:
 
 @dataclass
 class Part:
-    """A job in a step: its tokens `[start, start + count)`."""
+    """A job in a step: its tokens `[start, stop)`, and guesses behind them."""
 
     job: Job
     start: int
-    count: int
+    stop: int
+    guesses: Sequence[int]
 
 
 @dataclass
@@ -99,7 +102,7 @@ class Crowd:
             num_ready=self.ready(job),
             recomputable=self_contained,
             reserves_only=receives,
-            keys=self.keys(job) if self.caching else (),
+            keys=self.keys(job) if self.caching and not receives else (),
         )
         self.scheduler.add(job.entry)
 
@@ -144,7 +147,16 @@ class Crowd:
                 self.settle(part)
         self.now += 1
 
+    def guess(self, job: Job) -> None:
+        """Fewer than it may still say; who runs ahead has nothing to guess from."""
+        known = len(job.tokens)
+        limit = 0 if self.ahead else min(job.shape.guesses, job.shape.output - job.output - 1)
+        right = [job.shape.family * 1000 + known + i for i in range(limit)]
+        job.entry.guesses = [-1 if (known + i) % 3 == 0 else t for i, t in enumerate(right)]
+
     def plan(self) -> list[tuple[Entry, int]]:
+        for entry in self.scheduler.decoding:
+            self.guess(self.jobs[entry.key])
         if not self.preempt():
             return []
         for entry, blocks in self.scheduler.growth():
@@ -191,7 +203,7 @@ class Crowd:
 
     def receive(self, job: Job) -> None:
         """Its KV has landed: it decodes at once."""
-        self.write(job, 0, len(job.tokens))
+        self.write(job, 0, job.tokens)
         entry = job.entry
         entry.num_computed = len(job.tokens)
         self.sample(job)
@@ -201,9 +213,11 @@ class Crowd:
 
     def launch(self, job: Job, count: int) -> Part:
         entry = job.entry
-        part = Part(job, entry.num_computed, count)
-        self.read(job, part.start)
-        self.write(job, part.start, count)
+        guesses = entry.guesses[: count - 1] if entry.decoding else []
+        start, stop = entry.num_computed, entry.num_computed + count - len(guesses)
+        part = Part(job, start, stop, guesses)
+        self.read(job, start)
+        self.write(job, start, [*(self.token(job, i) for i in range(start, stop)), *guesses])
         goes_on = job.output + 1 < job.shape.output  # its limit is known before
         entry.launched(count, ahead=self.ahead and entry.decoding and goes_on)
         job.in_flight += 1
@@ -215,8 +229,12 @@ class Crowd:
         job.in_flight -= 1
         if job.done:
             self.let_go(job)
-        elif part.start + part.count == len(job.tokens):
-            self.sample(job)
+        elif part.stop == len(job.tokens):
+            right = next((n for n, g in enumerate(part.guesses) if g < 0), len(part.guesses))
+            job.entry.num_computed -= len(part.guesses) - right
+            for _ in range(1 + right):
+                if not job.done:
+                    self.sample(job)
             if not job.done:
                 job.entry.num_tokens = max(job.entry.num_tokens, len(job.tokens))
                 if not job.entry.decoding:
@@ -237,14 +255,15 @@ class Crowd:
 
     # --- memory with contents ---------------------------------------------------------------------
 
-    def write(self, job: Job, start: int, count: int) -> None:
-        for index in range(start, start + count):
+    def write(self, job: Job, start: int, tokens: Sequence[int]) -> None:
+        for index, token in enumerate(tokens, start):
             block = job.blocks[index // BLOCK]
+            assert not self.pool.is_published(block), "others can read it"
             if index % BLOCK == 0:
                 self.memory[block] = []
             assert len(self.memory[block]) >= index % BLOCK, "a hole in the block"
             del self.memory[block][index % BLOCK :]
-            self.memory[block].append(self.token(job, index))
+            self.memory[block].append(token)
 
     def read(self, job: Job, num_tokens: int) -> None:
         found = [t for block in job.blocks for t in self.memory.get(block, [None] * BLOCK)]
@@ -263,11 +282,15 @@ class Crowd:
             assert not job.done
             known = len(job.tokens) + bool(job.in_flight and entry.decoding)
             ready = self.ready(job)
-            assert entry.num_computed + count <= min(known, ready)
+            num_guesses = count - 1 if entry.decoding else 0
+            assert num_guesses <= len(entry.guesses)
+            assert entry.num_computed + count - num_guesses <= min(known, ready)
             assert len(job.tokens) <= job.shape.prompt + job.shape.output
             if not entry.decoding and ready < len(job.tokens):
                 assert ready - entry.num_computed >= bounds.min_partial_tokens, "a crumb"
             assert entry.num_computed + count <= len(job.blocks) * BLOCK
+        sampled = sum(n for e, n in plan if e.decoding)
+        assert sampled <= max(self.bounds.max_running, len(plan)), "more rows than places"
         held = [block for job in self.jobs.values() for block in job.blocks]
         assert self.pool.num_leased == len(set(held)) <= self.pool.size
         assert self.pool.num_free + self.pool.num_leased == self.pool.size
@@ -315,6 +338,7 @@ def draw(rng: random.Random, count: int, num_blocks: int) -> list[Shape]:
                 received=kind > 0.8 or kind < 0.1,
                 leaves_after=rng.randint(1, 30) if rng.random() < 0.15 else 0,
                 family=rng.randint(0, 3),
+                guesses=rng.choice((0, 0, 1, 5)),
             )
         )
     return shapes

@@ -23,10 +23,23 @@ from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
-from tests.sim import cache_mutants, recovery_mutants, scheduling_mutants, tier_mutants
+from tests.sim import (
+    cache_mutants,
+    recovery_mutants,
+    scheduling_mutants,
+    speculation_mutants,
+    tier_mutants,
+)
 from tests.sim.planting import MUTANTS, mutant, row, several
 
-__all__ = ["MUTANTS", "cache_mutants", "recovery_mutants", "scheduling_mutants", "tier_mutants"]
+__all__ = [
+    "MUTANTS",
+    "cache_mutants",
+    "recovery_mutants",
+    "scheduling_mutants",
+    "speculation_mutants",
+    "tier_mutants",
+]
 
 T, E, R, C = transfer.S, embedding.S, request.S, encoding.S
 TRANSFER = transfer.Transfer.table

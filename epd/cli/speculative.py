@@ -1,0 +1,75 @@
+"""`--speculative-config`: vLLM's JSON object, and the settings that it stands for.
+
+As there, one of `prompt_lookup_min` and `prompt_lookup_max` stands for the other where that is not
+given, and 5 for both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from epd.cli.parser import suggestion
+from epd.config import SPECULATIVE_METHODS, ConfigError, SpeculativeConfig
+
+FLAG = "--speculative-config"
+EXAMPLE = (
+    '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":2,"prompt_lookup_max":4}'
+)
+PREFIX = "engine.speculative."
+DEFAULT_LOOKUP = 5
+MAX_TOKENS = 64  # more are never worth computing
+
+
+def read_flag(text: str) -> dict[str, Any]:
+    """Dotted key to value.  Raises ConfigError that names what is wrong, and the remedy."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{FLAG} is not JSON: {error}; write {EXAMPLE}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{FLAG} must be a JSON object, not {text}; write {EXAMPLE}")
+    known = msgspec.structs.fields(SpeculativeConfig)
+    names = [field.name for field in known]
+    for name in found:
+        if name not in names:
+            hint = suggestion(name, names) or f"; it takes {', '.join(names)}"
+            raise ConfigError(f"{FLAG}: {name} is not a key of it{hint}")
+    if not found.get("method"):
+        raise ConfigError(f"{FLAG} names no method; write {EXAMPLE}")
+    return {PREFIX + name: value for name, value in found.items() if value is not None}
+
+
+def problem(name: str, value: Any) -> str:
+    """What is wrong with one of its settings, empty if nothing."""
+    if name == "method" and value not in ("", *SPECULATIVE_METHODS):
+        known = ", ".join(SPECULATIVE_METHODS)
+        return f"it must be one of {known}{suggestion(value, SPECULATIVE_METHODS)}"
+    if name == "num_speculative_tokens" and value > MAX_TOKENS:
+        return f"it is at most {MAX_TOKENS}; 3 to 8 pay"
+    return ""
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With what follows from those given.  Raises ConfigError where they do not fit together."""
+    given = {name.removeprefix(PREFIX): v for name, v in values.items() if name.startswith(PREFIX)}
+    if not given.get("method"):
+        if any(given.values()):
+            raise ConfigError(f"{PREFIX}{next(iter(given))} needs {PREFIX}method, such as ngram")
+        return dict(values)
+    if not given.get("num_speculative_tokens"):
+        raise ConfigError(
+            f"{PREFIX}num_speculative_tokens is missing: say how many tokens a step may guess, "
+            "such as 4"
+        )
+    low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+    low, high = low or high or DEFAULT_LOOKUP, high or low or DEFAULT_LOOKUP
+    if low > high:
+        raise ConfigError(
+            f"{PREFIX}prompt_lookup_min is {low}, above prompt_lookup_max, which is {high}; lower "
+            "the first or raise the second"
+        )
+    return {**values, PREFIX + "prompt_lookup_min": low, PREFIX + "prompt_lookup_max": high}

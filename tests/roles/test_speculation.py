@@ -1,0 +1,126 @@
+"""Whole topologies that speculate say, token for token, what transformers says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from epd.api.structured import Constraint, to_grammar
+from epd.config import EngineConfig, SpeculativeConfig
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.messages import SamplingParams
+from epd.roles.compose import Engines, Gateway
+from epd.tiny import CHECKPOINT
+from tests.roles.cluster import Cluster
+from tests.roles.golden import Question, answer, assert_exact, question
+
+BLOCK_NBYTES = 65536
+TOPOLOGIES = {
+    "1epd": [("epd0", "encode", "prefill", "decode")],
+    "1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")],
+    "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
+}
+NGRAM = SpeculativeConfig("ngram", 4, 1, 3)  # one token is enough to guess: many are wrong
+
+
+@pytest.fixture(scope="module")
+def shared() -> dict[str, Any]:
+    config = EngineConfig(threads=1)
+    executor = build_executor(config)
+    return {"executor": executor, "vision": build_vision(CHECKPOINT, config, executor)}
+
+
+def cluster_of(shared: dict[str, Any], topology: str, config: EngineConfig) -> Cluster:
+    cluster = Cluster()
+    for name, *roles in TOPOLOGIES[topology]:
+        engines = Engines(vision=shared["vision"] if "encode" in roles else None)
+        if "prefill" in roles or "decode" in roles:
+            engines.language = build_language(CHECKPOINT, config, shared["executor"])
+        cluster.add(name, tuple(roles), engines, engine=config)
+    return cluster
+
+
+def total(cluster: Cluster, kind: str) -> int:
+    batches = [instance.requests for instance in cluster.instances.values()]
+    return sum(batch.totals[kind] for batch in batches if batch is not None)
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Question]:
+    """Answers of the bundled model repeat themselves; some prompts already hold their answer."""
+
+    async def ask() -> list[Question]:
+        return [
+            await question("one two three one two three one two three one two", max_tokens=40),
+            await question("what?", 1, max_tokens=40),
+            await question("both both both", 2, max_tokens=20),
+            await question("hello", max_tokens=2),
+            await question("hello", max_tokens=1),
+        ]
+
+    return asyncio.run(ask())
+
+
+async def ask_all(gateway: Gateway, questions: list[Question]) -> None:
+    said = await asyncio.gather(*(answer(gateway, one) for one in questions))
+    for tokens, one in zip(said, questions, strict=True):
+        assert_exact(tokens, one)
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_blocks"), [("1epd", 96), ("1e1pd", 96), ("1e1p1d", 96), ("1epd", 11)]
+)
+async def test_guesses_change_no_token(
+    topology: str, num_blocks: int, shared: dict[str, Any], questions: list[Question]
+) -> None:
+    """Twice, so that the second time finds blocks that guesses have run through; with few blocks,
+    requests give way to each other while they guess."""
+    config = EngineConfig(
+        kv_nbytes=num_blocks * BLOCK_NBYTES,
+        threads=1,
+        speculative=NGRAM,
+        async_scheduling=True,  # which speculation overrules
+        max_chunk_tokens=16,
+    )
+    cluster = cluster_of(shared, topology, config)
+    async with cluster.running():
+        for _ in range(2):
+            await ask_all(cluster.gateway, questions)
+        await cluster.settle()
+    drafts = total(cluster, "spec_decode_num_drafts")
+    guessed = total(cluster, "spec_decode_num_draft_tokens")
+    confirmed = total(cluster, "spec_decode_num_accepted_tokens")
+    assert 0 < drafts <= guessed <= 4 * drafts
+    assert 0 < confirmed < guessed
+    assert total(cluster, "prefix_cache_hit_tokens") > 0
+    assert bool(total(cluster, "preemptions")) is (num_blocks < 96)
+
+
+@pytest.mark.parametrize("what", ["drawn", "penalties", "grammar"])
+async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> None:
+    """With and without speculation: equal tokens and counts that add up."""
+    params: dict[str, Any] = {
+        "drawn": {"temperature": 0.7, "seed": 5},
+        "penalties": {"repetition_penalty": 1.05, "num_logprobs": 2},
+        "grammar": {"grammar": to_grammar(Constraint("regex", "(ab|cd|abab)+", ""))},
+    }[what]
+    prompt = (await question("ababababababab cd", max_tokens=2)).generation
+    sampling = SamplingParams(max_tokens=40, **params)
+    prepared = type(prompt)(prompt.token_ids, prompt.items, sampling)
+    said = []
+    for speculative in (SpeculativeConfig(), NGRAM):
+        config = EngineConfig(kv_nbytes=32 * BLOCK_NBYTES, threads=1, speculative=speculative)
+        cluster = cluster_of(shared, "1epd", config)
+        tokens: list[int] = []
+        confirmed = 0
+        async with cluster.running() as gateway:
+            async for update in gateway.role.submit(prepared):
+                assert update.error is None, update.error
+                tokens += update.token_ids
+                confirmed += update.num_confirmed
+        assert confirmed == total(cluster, "spec_decode_num_accepted_tokens")
+        said.append(tokens)
+    assert said[0] == said[1]
+    assert confirmed > 0

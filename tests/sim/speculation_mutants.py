@@ -1,0 +1,72 @@
+"""Bugs of speculative decoding put back: guesses that are believed, kept, shared, or said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+from epd.engine.base import Outcome, StepFailure, verify
+from epd.fsm import request
+from epd.fsm.request_table import TABLE as REQUEST
+from epd.messages import TokenLogprobs
+from epd.roles.requests import Requests
+from epd.scheduling.batching import Entry
+from epd.scheduling.prefix_keys import PrefixKeys
+from tests.sim.planting import mutant, row
+
+R = request.S
+
+
+@mutant
+def a_wrong_guess_is_said() -> Iterator[None]:
+    """One guess too many is accepted: the first one that the model does not confirm."""
+
+    def gullible(
+        guesses: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
+    ) -> Outcome:
+        said = verify(guesses, sample)
+        if isinstance(said, tuple) and len(said) <= len(guesses):
+            return (*said[:-1], TokenLogprobs(guesses[len(said) - 1], -0.5))
+        return said
+
+    with mock.patch("epd.sim.engines.verify", gullible):
+        yield
+
+
+@mutant
+def a_wrong_guess_keeps_its_place() -> Iterator[None]:
+    """The text goes on behind guesses that were wrong, over the KV that they left."""
+
+    def count_all(machine: request.Request, event: request.TokenSampled) -> None:
+        request.keep_token(machine, event)
+        machine.num_computed += machine.num_rejected
+
+    with row(REQUEST, R.DECODING, request.TokenSampled, None, (request.Do.EMIT_TOKENS,), count_all):
+        yield
+
+
+@mutant
+def a_wrong_guess_is_published() -> Iterator[None]:
+    """Blocks that guesses have filled can be found by others before the guesses are verified."""
+    settle = Requests._settle
+
+    def hasty(
+        self: Requests, machine: request.Request, entry: Entry, count: int, outcome: Outcome
+    ) -> None:
+        if entry.decoding and not machine.ended_for_client:
+            text = [*machine.tokens(0, machine.num_tokens), *entry.guesses[: count - 1]]
+            keys = PrefixKeys(self.engine.kv_layout.block_size, machine.message.items)
+            keys.extend(lambda start, stop: text[start:stop], len(text))
+            for block, key in zip(machine.block_table, keys.keys, strict=False):
+                self.pool.publish(block, key)
+        settle(self, machine, entry, count, outcome)
+
+    with mock.patch.object(Requests, "_settle", hasty):
+        yield
+
+
+@mutant
+def said_behind_its_end() -> Iterator[None]:
+    """What was sampled behind a token that ends the answer is said as well."""
+    with mock.patch("epd.roles.requests.until_end", lambda machine, tokens: tokens):
+        yield
