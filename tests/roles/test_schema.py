@@ -1,0 +1,99 @@
+"""JSON schemas hold for models that never saw JSON: random weights, sampled wildly.
+
+Whatever the weights, every answer is valid; the grammar travels from prefill to decode.  (200 of the
+bundled model: tests/e2e/test_structured.py.)  With `EPD_SCHEMA_ANSWERS=200` there are so many here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import pytest
+
+from epd.api.port import Generation
+from epd.api.prepare import Preparer
+from epd.api.validation import read_chat
+from epd.config import EngineConfig, GatewayConfig, Limits
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.roles.compose import Engines, Gateway
+from tests.engine.tiny_models import cached_model
+from tests.roles.cluster import Cluster
+
+NUM_ANSWERS = int(os.environ.get("EPD_SCHEMA_ANSWERS", "8"))
+CONFIG = EngineConfig(threads=1, kv_nbytes=32 << 20)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "shop": {"type": "string", "maxLength": 8},
+        "total": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "kind": {"enum": ["food", "drink", "other"]},
+        "items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["shop", "total", "kind", "items"],
+    "additionalProperties": False,
+}
+BODY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Describe the receipt."}],
+    "response_format": {
+        "type": "json_schema", "json_schema": {"name": "receipt", "schema": SCHEMA}
+    },
+    "temperature": 1.3,
+    "max_tokens": 400,
+}  # fmt: skip
+
+
+def is_valid(text: str) -> bool:
+    found = json.loads(text)
+    return (
+        list(found) == SCHEMA["required"]
+        and len(found["shop"]) <= 8
+        and 0 <= found["total"] <= 9999
+        and found["kind"] in ("food", "drink", "other")
+        and len(found["items"]) <= 3
+        and all(isinstance(item, bool) for item in found["items"])
+    )
+
+
+async def answer(gateway: Gateway, preparer: Preparer, seed: int) -> tuple[str, str]:
+    """Text and finish reason."""
+    asked = read_chat(BODY | {"seed": seed}, preparer, Limits())
+    assert asked.messages is not None
+    prompt = await preparer.chat(asked.messages)
+    assert asked.grammar_source is not None
+    grammar = await preparer.grammar(asked.grammar_source)
+    sampling = asked.sampling(0, seed, 400, preparer, grammar)
+    detokenizer = preparer.detokenizer()
+    text = reason = ""
+    stream = gateway.role.admit()
+    gateway.role.start_generation(stream, Generation(prompt.token_ids, prompt.items, sampling))
+    async for update in stream:
+        assert update.error is None, update.error
+        text += detokenizer.push(update.token_ids)
+        reason = update.finish_reason or reason
+    return text + detokenizer.finish(), reason
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+async def test_every_answer_follows_its_schema(family: str) -> None:
+    directory = cached_model(family)
+    executor = build_executor(CONFIG)
+    preparer = Preparer(GatewayConfig(model_dir=str(directory)))
+    cluster = Cluster()
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        engines = Engines(language=build_language(directory, CONFIG, executor))
+        cluster.add(name, (role,), engines, engine=CONFIG)
+    if family != "llama":  # what could take pictures is not ready without an encoder
+        tower = build_vision(directory, CONFIG, executor)
+        cluster.add("e0", ("encode",), Engines(vision=tower), engine=CONFIG)
+    async with cluster.running() as gateway:
+        found = await asyncio.gather(
+            *(answer(gateway, preparer, seed) for seed in range(NUM_ANSWERS))
+        )
+        await cluster.settle()
+    await preparer.close()
+    assert {reason for _, reason in found} == {"stop"}
+    assert [text for text, _ in found if not is_valid(text)] == []
+    assert len({text for text, _ in found}) > NUM_ANSWERS // 2
