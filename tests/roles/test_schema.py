@@ -1,7 +1,7 @@
 """JSON schemas hold for models that never saw JSON: random weights, sampled wildly.
 
-Whatever the weights, every answer is valid; the grammar travels from prefill to decode.  (200 of the
-bundled model: tests/e2e/test_structured.py.)  With `EPD_SCHEMA_ANSWERS=200` there are so many here.
+Whatever the weights, every answer is valid; the grammar travels from prefill to decode.  (200 of
+the bundled model: tests/e2e/test_structured.py.)  `EPD_SCHEMA_ANSWERS=200` asks for so many here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ import pytest
 from epd.api.port import Generation
 from epd.api.prepare import Preparer
 from epd.api.validation import read_chat
-from epd.config import EngineConfig, GatewayConfig, Limits
+from epd.config import EngineConfig, GatewayConfig, Limits, Timing
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from tests.engine.tiny_models import cached_model
 from tests.roles.cluster import Cluster
 
 NUM_ANSWERS = int(os.environ.get("EPD_SCHEMA_ANSWERS", "8"))
+AT_ONCE = 40
+PATIENT = Timing(request_timeout_s=100.0, suspect_after_s=20.0, lost_after_s=30.0)
 CONFIG = EngineConfig(threads=1, kv_nbytes=32 << 20)
 SCHEMA = {
     "type": "object",
@@ -57,19 +60,25 @@ def is_valid(text: str) -> bool:
     )
 
 
-async def answer(gateway: Gateway, preparer: Preparer, seed: int) -> tuple[str, str]:
-    """Text and finish reason."""
-    asked = read_chat(BODY | {"seed": seed}, preparer, Limits())
-    assert asked.messages is not None
+async def asked_of(preparer: Preparer) -> Callable[[int], Generation]:
+    """The request by its seed, as the gateway makes it."""
+    asked = read_chat(BODY, preparer, Limits())
+    assert asked.messages is not None and asked.grammar_source is not None
     prompt = await preparer.chat(asked.messages)
-    assert asked.grammar_source is not None
     grammar = await preparer.grammar(asked.grammar_source)
-    sampling = asked.sampling(0, seed, 400, preparer, grammar)
+
+    def with_seed(seed: int) -> Generation:
+        sampling = asked.sampling(0, seed, 400, preparer, grammar)
+        return Generation(prompt.token_ids, prompt.items, sampling)
+
+    return with_seed
+
+
+async def answer(gateway: Gateway, preparer: Preparer, asked: Generation) -> tuple[str, str]:
+    """Text and finish reason."""
     detokenizer = preparer.detokenizer()
     text = reason = ""
-    stream = gateway.role.admit()
-    gateway.role.start_generation(stream, Generation(prompt.token_ids, prompt.items, sampling))
-    async for update in stream:
+    async for update in gateway.role.submit(asked):
         assert update.error is None, update.error
         text += detokenizer.push(update.token_ids)
         reason = update.finish_reason or reason
@@ -81,17 +90,19 @@ async def test_every_answer_follows_its_schema(family: str) -> None:
     directory = cached_model(family)
     executor = build_executor(CONFIG)
     preparer = Preparer(GatewayConfig(model_dir=str(directory)))
-    cluster = Cluster()
+    cluster = Cluster(PATIENT)
     for name, role in (("p0", "prefill"), ("d0", "decode")):
         engines = Engines(language=build_language(directory, CONFIG, executor))
         cluster.add(name, (role,), engines, engine=CONFIG)
     if family != "llama":  # what could take pictures is not ready without an encoder
         tower = build_vision(directory, CONFIG, executor)
         cluster.add("e0", ("encode",), Engines(vision=tower), engine=CONFIG)
+    asked = await asked_of(preparer)
+    found: list[tuple[str, str]] = []
     async with cluster.running() as gateway:
-        found = await asyncio.gather(
-            *(answer(gateway, preparer, seed) for seed in range(NUM_ANSWERS))
-        )
+        for first in range(0, NUM_ANSWERS, AT_ONCE):
+            seeds = range(first, min(NUM_ANSWERS, first + AT_ONCE))
+            found += await asyncio.gather(*(answer(gateway, preparer, asked(n)) for n in seeds))
         await cluster.settle()
     await preparer.close()
     assert {reason for _, reason in found} == {"stop"}
