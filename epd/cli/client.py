@@ -42,6 +42,9 @@ def ask(base_url: str, question: Question) -> Answer:
     content: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": _as_url(image)}} for image in question.images
     ]
+    content += [
+        {"type": "video_url", "video_url": {"url": _as_url(video)}} for video in question.videos
+    ]
     content.append({"type": "text", "text": question.text})
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": content}],
@@ -60,11 +63,11 @@ def ask(base_url: str, question: Question) -> Answer:
     )
 
 
-def _as_url(image: str) -> str:
-    if image.startswith(("http://", "https://", "data:")):
-        return image
-    kind = mimetypes.guess_type(image)[0] or "application/octet-stream"
-    return f"data:{kind};base64," + base64.b64encode(Path(image).read_bytes()).decode()
+def _as_url(medium: str) -> str:
+    if medium.startswith(("http://", "https://", "data:")):
+        return medium
+    kind = mimetypes.guess_type(medium)[0] or "application/octet-stream"
+    return f"data:{kind};base64," + base64.b64encode(Path(medium).read_bytes()).decode()
 
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`images`: paths of files, http(s) URLs or data URLs, in the order that the text means.
+    """`images`, `videos`: paths of files, http(s) URLs or data URLs, in the order that is meant.
 
     `seed` None lets the gateway draw one.
     """
@@ -17,3 +17,4 @@ class Question:
     max_tokens: int = 128
     temperature: float = 0.0
     seed: int | None = None
+    videos: tuple[str, ...] = ()

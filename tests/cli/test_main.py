@@ -90,10 +90,11 @@ def test_a_missing_model_is_status_1(capsys: Captured, tmp_path: Path) -> None:
     assert "none does not exist" in capsys.readouterr().err
 
 
-def test_a_missing_picture_is_status_1(capsys: Captured) -> None:
-    assert main(["ask", "hi", "--image", "/none.png"]) == 1
+@pytest.mark.parametrize(("flag", "what"), [("--image", "picture"), ("--video", "video")])
+def test_a_missing_picture_or_video_is_status_1(flag: str, what: str, capsys: Captured) -> None:
+    assert main(["ask", "hi", flag, "/none.png"]) == 1
     assert capsys.readouterr().err == (
-        "epd: picture /none.png does not exist; give a file or an http(s) URL\n"
+        f"epd: {what} /none.png does not exist; give a file or an http(s) URL\n"
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from epd.cli import options
 
 DESCRIPTION = """
-Ask one question about any number of pictures and print the answer. With --url a running server is
-asked; without it a temporary one is started, asked, and stopped.
+Ask one question about any number of pictures and videos and print the answer. With --url a running
+server is asked; without it a temporary one is started, asked, and stopped.
 
 --json prints one object: answer, finish_reason, usage, and the timeline of states with times.
 """
@@ -32,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image", dest="images", action="append", default=[], metavar="FILE",
         help="a picture file or an http(s) URL; may be repeated, the order counts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--video", dest="videos", action="append", default=[], metavar="FILE",
+        help="a video file or an http(s) URL; may be repeated, after the pictures",
     )  # fmt: skip
     parser.add_argument("--url", default="", metavar="URL", help="a running server's base URL")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -61,7 +65,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--topology is for a temporary server; with --url one runs already")
     url = check_url(args.url) if args.url else ""
     question = Question(
-        args.question, check_images(args.images), args.max_tokens, args.temperature, args.seed
+        args.question,
+        check_files("picture", args.images),
+        args.max_tokens,
+        args.temperature,
+        args.seed,
+        check_files("video", args.videos),
     )
     if url:
         from epd.cli.demo import ask_running
@@ -75,16 +84,16 @@ def run(args: argparse.Namespace) -> int:
     return ask_temporary(question, plan, as_json=args.json)
 
 
-def check_images(images: list[str]) -> tuple[str, ...]:
-    """The pictures, all of which are URLs or readable files.  Raises CommandFailed."""
+def check_files(kind: str, names: list[str]) -> tuple[str, ...]:
+    """The names, all of which are URLs or readable files.  Raises CommandFailed."""
     from epd.cli.boundary import CommandFailed
 
-    for image in images:
-        if image.startswith(("http://", "https://", "data:")):
+    for name in names:
+        if name.startswith(("http://", "https://", "data:")):
             continue
-        if not Path(image).is_file():
-            raise CommandFailed(f"picture {image} does not exist; give a file or an http(s) URL")
-    return tuple(images)
+        if not Path(name).is_file():
+            raise CommandFailed(f"{kind} {name} does not exist; give a file or an http(s) URL")
+    return tuple(names)
 
 
 def check_url(url: str) -> str:
