@@ -19,6 +19,7 @@ from tests.engine.conftest import CONFIG
 from tests.engine.driver import Driver
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.test_speculation import oracle
 from tests.engine.tiny_models import FAMILIES
 
 ALL = (*FAMILIES, "embedded")
@@ -96,4 +97,25 @@ async def test_a_pending_token_is_taken_from_the_last_step(
     stranger = StepSequence("c", [PENDING], 3, [7], None, sample=greedy)
     *found, failed = (await serving.language.step([*pending[::-1], stranger])).outcomes
     assert found[::-1] == expected
+    assert isinstance(failed, StepFailure) and "did not sample" in failed.reason
+
+
+async def test_guesses_are_verified(fused: Callable[[str], Driver]) -> None:
+    """As on a GPU: chunks with guesses behind the decodes, several sampled places each; a step
+    without guesses may be captured, and one with them leaves no token for the next."""
+    serving = fused("qwen3_vl")
+    asked = cases("qwen3_vl")[:5]
+    golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in asked]
+    requests = [
+        await serving.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
+        for i, (prompt, images) in enumerate(asked)
+    ]
+    for request, answer in list(zip(requests, golden, strict=True))[::2]:
+        request.guess = oracle(answer, lambda place: place % 3 == 0)
+    assert await serving.run(requests, 16) == golden
+    table = [1, 2]
+    guess = StepSequence("a", [1, 2, 3], 0, table, None, sample=requests[0].sampling, num_guesses=2)
+    await serving.language.step([guess])
+    pending = StepSequence("a", [PENDING], 1, table, None, sample=requests[0].sampling)
+    (failed,) = (await serving.language.step([pending])).outcomes
     assert isinstance(failed, StepFailure) and "did not sample" in failed.reason

@@ -91,6 +91,28 @@ def test_a_bonus_is_worth_waiting_time() -> None:
         assert [a.entry.key for a in scheduler.admissions()] == [first]
 
 
+def test_guesses_take_what_is_left() -> None:
+    """Of the budget, of the places in the batch, of the blocks; each has its token first."""
+    for budget, places, counts in (
+        (16, 16, [6, 6]),
+        (9, 16, [6, 3]),
+        (16, 5, [4, 1]),
+        (2, 2, [1, 1]),
+    ):
+        scheduler = scheduler_of(64, budget, 8, places)
+        for key in ("a", "b"):
+            decoding(scheduler, key, 9).guesses = range(5)
+        assert [len(blocks) for _, blocks in scheduler.growth()] == [1, 1]
+        assert [n for _, n in scheduler.plan()] == counts
+
+
+def test_guesses_are_cut_where_blocks_are_scarce() -> None:
+    scheduler = scheduler_of(3, 16, 8, 8)
+    decoding(scheduler, "a", 10).guesses = range(5)
+    assert not list(scheduler.growth())
+    assert [n for _, n in scheduler.plan()] == [3]
+
+
 def test_the_youngest_gives_way_to_the_oldest() -> None:
     scheduler = scheduler_of(4, 8, 8, 8)
     old = decoding(scheduler, "old", 8, 1.0)
