@@ -7,14 +7,12 @@ from unittest import mock
 
 from epd.engine.base import Outcome, StepFailure, verify
 from epd.fsm import request
-from epd.fsm.request_table import TABLE as REQUEST
 from epd.messages import TokenLogprobs
 from epd.roles.requests import Requests
+from epd.roles.speculation import Speculation
 from epd.scheduling.batching import Entry
 from epd.scheduling.prefix_keys import PrefixKeys
-from tests.sim.planting import mutant, row
-
-R = request.S
+from tests.sim.planting import mutant
 
 
 @mutant
@@ -35,13 +33,21 @@ def a_wrong_guess_is_said() -> Iterator[None]:
 
 @mutant
 def a_wrong_guess_keeps_its_place() -> Iterator[None]:
-    """The text goes on behind guesses that were wrong, over the KV that they left."""
+    """Wrong guesses count as computed, so the token behind the right ones never is."""
+    verified = Speculation.verified
 
-    def count_all(machine: request.Request, event: request.TokenSampled) -> None:
-        request.keep_token(machine, event)
-        machine.num_computed += machine.num_rejected
+    def keep(
+        self: Speculation,
+        machine: request.Request,
+        entry: Entry,
+        count: int,
+        said: Sequence[TokenLogprobs],
+    ) -> None:
+        num_computed = entry.num_computed
+        verified(self, machine, entry, count, said)
+        entry.num_computed = num_computed
 
-    with row(REQUEST, R.DECODING, request.TokenSampled, None, (request.Do.EMIT_TOKENS,), count_all):
+    with mock.patch.object(Speculation, "verified", keep):
         yield
 
 
