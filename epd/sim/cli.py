@@ -68,6 +68,9 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
         help="run each drill, and it with each of its mutants, on N seeds; minutes",
     )
     parser.add_argument(
+        "--missing", action="store_true", help="measure only what is not measured yet"
+    )
+    parser.add_argument(
         "--write", action="store_true", help="write the tables to docs/simulation.md"
     )
     parser.add_argument("--check", action="store_true", help="exit 1 if those tables are stale")

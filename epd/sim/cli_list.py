@@ -22,7 +22,7 @@ def show_list(args: argparse.Namespace) -> int:
         return int(stale)
     if args.measure:
         try:
-            measured = measure(args.measure, args.jobs)
+            measured = measure(args.measure, args.jobs, Measured.stored() if args.missing else None)
         except KeyboardInterrupt:
             print("stopped: nothing is stored of half a measurement", file=sys.stderr)
             return 130

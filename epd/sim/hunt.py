@@ -76,6 +76,12 @@ class Measured:
         count = self.caught.get((drill, mutant))
         return "not measured" if count is None else f"{count} of {self.num_seeds}"
 
+    def knows(self, task: Count) -> bool:
+        """Whether this was counted."""
+        if task.mutant:
+            return (task.drill, task.mutant) in self.caught
+        return task.drill in self.fired
+
     def missed(self) -> list[str]:
         """Drills that never notice what they claim to."""
         return [
@@ -120,10 +126,15 @@ def count(task: Count) -> int:
     return found
 
 
-def measure(num_seeds: int, workers: int) -> Measured:
-    """Raises KeyboardInterrupt when it is stopped: half a table says nothing."""
-    tasks = list(_tasks(num_seeds))
+def measure(num_seeds: int, workers: int, known: Measured | None = None) -> Measured:
+    """What is `known` of as many seeds is not measured again.
+
+    Raises KeyboardInterrupt when it is stopped: half a table says nothing.
+    """
     measured = Measured(num_seeds)
+    if known is not None and known.num_seeds == num_seeds:
+        measured.fired, measured.caught = dict(known.fired), dict(known.caught)
+    tasks = [task for task in _tasks(num_seeds) if not measured.knows(task)]
     progress = Progress("measure", len(tasks), "drills and mutants")
     with interrupts(), contextlib.closing(results(count, tasks, workers)) as counts:
         for done, (task, number) in enumerate(zip(tasks, counts, strict=False), 1):

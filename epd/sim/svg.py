@@ -2,6 +2,7 @@
 
 Virtual time is uneven: milliseconds of work, then seconds of waiting for a clock.  The axis
 therefore cuts out what is longer than `GAP_S` without any change, and says how much it cut.
+A run of many retries has many gaps: together they get a part of the width, never all of it.
 Everything of a bar is in its tooltip; what fits is written on it.
 """
 
@@ -16,7 +17,8 @@ from epd.sim.timeline import Bar, Mark, Timeline
 
 WIDTH, LEFT, TOP = 1500, 190, 74.0
 ROW, BAR_HEIGHT = 13, 10
-GAP_S, GAP_WIDTH = 0.12, 34
+GAP_S, GAP_WIDTH = 0.12, 34.0
+GAP_SHARE = 0.4  # of the width, that all gaps together may take
 GROUPS = ("GENERATION", "ENCODING", "EMBEDDING", "REQUEST", "TRANSFER", "KV blocks")
 CHAR_WIDTH = 5.2
 
@@ -43,19 +45,20 @@ class Axis:
         known = sorted(set(times)) or [0.0, 1.0]
         self.gaps = [(a, b) for a, b in pairwise(known) if b - a > GAP_S]
         self.from_s, self.to_s = known[0], known[-1]
+        self.gap_width = min(GAP_WIDTH, GAP_SHARE * (WIDTH - LEFT) / max(1, len(self.gaps)))
         worked_s = self.to_s - self.from_s - sum(b - a for a, b in self.gaps)
-        width = WIDTH - LEFT - 20 - GAP_WIDTH * len(self.gaps)
-        self.px_per_s = max(width, 200) / max(worked_s, 1e-6)
+        width = WIDTH - LEFT - 20 - self.gap_width * len(self.gaps)
+        self.px_per_s = width / max(worked_s, 1e-6)
 
     def x(self, at_s: float) -> float:
         at_s = min(max(at_s, self.from_s), self.to_s)
         cut_s, cut_px = 0.0, 0.0
         for start, end in self.gaps:
             if at_s >= end:
-                cut_s, cut_px = cut_s + end - start, cut_px + GAP_WIDTH
+                cut_s, cut_px = cut_s + end - start, cut_px + self.gap_width
             elif at_s > start:
                 share = (at_s - start) / (end - start)
-                cut_s, cut_px = cut_s + at_s - start, cut_px + GAP_WIDTH * share
+                cut_s, cut_px = cut_s + at_s - start, cut_px + self.gap_width * share
         return LEFT + (at_s - self.from_s - cut_s) * self.px_per_s + cut_px
 
     def ticks(self) -> list[float]:
@@ -110,22 +113,35 @@ def _head(title: str, found: str) -> str:
 
 
 def _grid(axis: Axis, bottom: float) -> str:
-    parts = []
+    parts, free_x = [], 0.0
     for tick in axis.ticks():
         x = axis.x(tick)
         parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#eee"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{TOP - 4}" text-anchor="middle" fill="#666">{tick:.2f} s</text>'
-        )
-    for start, end in axis.gaps:
+        if free_x < x < WIDTH - 24:
+            label = f'text-anchor="middle" fill="#666">{tick:.2f} s'
+            parts.append(f'<text x="{x:.1f}" y="{TOP - 4}" {label}</text>')
+            free_x = x + 48
+    return "\n".join([*parts, *_gaps(axis, bottom)])
+
+
+def _gaps(axis: Axis, bottom: float) -> list[str]:
+    """Shaded; where they are close together, the first says how much all of them cut."""
+    parts: list[str] = []
+    close: list[tuple[float, float]] = []
+    for n, (start, end) in enumerate(axis.gaps):
         x = axis.x(start)
+        height = f'height="{bottom - TOP}" fill="#f4f4f4"'
+        tip = _tip(f"{start:.3f} s to {end:.3f} s: nothing changed")
         parts.append(
-            f'<rect x="{x:.1f}" y="{TOP}" width="{GAP_WIDTH}" height="{bottom - TOP}" '
-            'fill="#f4f4f4"/>'
-            f'<text x="{x + GAP_WIDTH / 2:.1f}" y="{bottom + 12}" text-anchor="middle" '
-            f'fill="#999">≈ {end - start:.1f} s</text>'
+            f'<g>{tip}<rect x="{x:.1f}" y="{TOP}" width="{axis.gap_width:.1f}" {height}/></g>'
         )
-    return "\n".join(parts)
+        close.append((x, end - start))
+        following = axis.gaps[n + 1 : n + 2]
+        if not following or axis.x(following[0][0]) - close[0][0] > 52:
+            at = f'x="{close[0][0]:.1f}" y="{bottom + 12}" fill="#999"'
+            parts.append(f"<text {at}>≈ {sum(cut for _, cut in close):.1f} s</text>")
+            close = []
+    return parts
 
 
 def _lane(lane: str, bars: list[Bar], marks: list[Mark], axis: Axis, y: float) -> tuple[str, float]:

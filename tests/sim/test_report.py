@@ -54,3 +54,10 @@ def test_the_axis_cuts_out_silence_and_keeps_the_order() -> None:
     places = [axis.x(t) for t in times]
     assert places == sorted(places) and places[0] == LEFT
     assert places[3] - places[2] == pytest.approx(GAP_WIDTH)
+
+
+def test_many_retries_do_not_fill_the_axis() -> None:
+    retries = [at_s for n in range(150) for at_s in (0.2 * n, 0.2 * n + 0.01)]
+    axis = Axis(retries)
+    assert len(axis.gaps) == 149 and LEFT < axis.x(axis.to_s) <= WIDTH
+    assert 149 * axis.gap_width < (WIDTH - LEFT) / 2

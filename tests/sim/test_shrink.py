@@ -12,13 +12,15 @@ from epd.sim.run import Plan, run
 from epd.sim.shrink import MAX_RUNS, Shrinker, checker_of
 
 NUM_REQUESTS = 24
-PLANTED = [  # (drill, mutant): bugs that need no fault, and bugs that need one
+PLANTED = [  # (drill, mutant): bugs that need no fault, one, or memory that runs out
     ("slow-bytes", "publish_before_commit"),
     ("late-pictures", "mid_prompt_is_forgotten"),
     ("same-picture", "deepstack_is_dropped"),
     ("kill-encode", "grants_reach_the_successor"),
     ("kill-decode", "migration_restarts_numbering"),
     ("stall-encode", "lost_peer_frees_slots"),
+    ("hang-up-storm", "abort_frees_blocks"),
+    ("few-blocks", "preempted_keeps_blocks"),
 ]
 
 
