@@ -266,7 +266,7 @@ class Grant(Message):
     contract: RowContract | None  # rows; None for KV, whose layout is checked at the offer
     num_rows: int
     deadline_s: float
-    num_held: int = 0  # blocks of KV that the consumer has already: `slots` are for those behind
+    num_held: int = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
 
 
 class Commit(Message):
@@ -275,7 +275,7 @@ class Commit(Message):
     room: str
     attempt: int
     nbytes: int
-    checksum: int  # of all bytes in slot order; 0: not computed
+    parts: tuple[tuple[int, int], ...]  # of each write: bytes, and their checksum; 0: not computed
     kv: KvState | None = None
 
 

@@ -24,6 +24,9 @@ class RemoteRegion(Record):
     num_slots: int
 
 
+MAX_LAYER_GROUPS = 4
+
+
 class KvLayout(Record):
     """Shape of one KV block, `[num_layers, 2, block_size, num_kv_heads, head_dim]` of `dtype`."""
 
@@ -33,6 +36,15 @@ class KvLayout(Record):
     head_dim: int
     dtype: str
     block_nbytes: int
+
+    @property
+    def slots_per_block(self) -> int:
+        """Groups of layers that are sent one by one (`scheduling/kv_order.py`), all as large."""
+        return max(n for n in range(1, MAX_LAYER_GROUPS + 1) if self.num_layers % n == 0)
+
+    @property
+    def slot_nbytes(self) -> int:
+        return self.block_nbytes // self.slots_per_block
 
 
 class RowContract(Record):
@@ -229,3 +241,4 @@ class KvState(Record):
     rope_delta: int
     num_layers: int
     num_blocks: int
+    num_whole: int  # blocks that were sent before the last chunk; those behind came by layers

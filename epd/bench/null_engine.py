@@ -13,6 +13,7 @@ from typing import Any
 from epd.engine.base import (
     EncodeFailure,
     MediaLayout,
+    OnLayers,
     Patches,
     RopePositions,
     Rows,
@@ -74,13 +75,15 @@ class NullLanguage:
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [memoryview(bytes(LAYOUT.block_nbytes)) for _ in blocks]
 
-    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
-        return self.kv_views(blocks)
+    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+        return [memoryview(bytes(LAYOUT.slot_nbytes)) for _ in slots]
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """In place."""
 
-    async def step(self, batch: Sequence[StepSequence]) -> StepResult:
+    async def step(
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
+    ) -> StepResult:
         await asyncio.sleep(0)  # a device always lets the loop turn
         token = TokenLogprobs(TOKEN_ID, 0.0)
         return StepResult([None if s.sample is None else token for s in batch])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from epd.messages import Clip, KvLayout, RowContract, SamplingParams, TokenLogprobs
 
+OnLayers = Callable[[int], None]
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
 
 
@@ -218,19 +219,29 @@ class LanguageEngine(Protocol):
         """The bytes of blocks, to be written to a decode instance."""
         ...
 
-    async def fetch_kv(self, blocks: Sequence[int]) -> Sequence[memoryview]:
-        """The bytes of blocks in host memory; a copy where the pool is not in place."""
+    async def fetch_kv(self, slots: Sequence[int]) -> Sequence[memoryview]:
+        """The bytes of slots (`block * kv_layout.slots_per_block + group`), in order, in host
+        memory; a copy where the pool is not in place.
+
+        They must be final: computed by a step that has returned, or by layers of one that it said
+        had passed.  They are read until the call has returned, in place until the caller is done.
+        """
         ...
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `slots` of the attached memory into blocks of a pool that is not in place."""
         ...
 
-    def step(self, batch: Sequence[StepSequence]) -> Awaitable[StepResult]:
+    def step(
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
+    ) -> Awaitable[StepResult]:
         """One forward over a mixed batch of prefill chunks and decodes, then sampling.
 
         It is queued when this returns; a second step may be, before the first one is over.  Raises
         EngineError, here or when it is awaited, when the whole step failed.
+
+        `on_layers(n)` is called on the loop before the result, for some n in rising order, when the
+        KV of the batch in the first n layers is final.
         """
         ...
 

@@ -203,6 +203,17 @@ class DeviceExecutor:
         """Run on the launch thread, after everything launched before.  Raises EngineError."""
         return self._launch.submit(function, arguments)
 
+    def mark(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        """From within a launched call: run `callback` on the loop when the device has passed all
+        that the call has launched so far.  It is run before the call's result arrives, or never."""
+
+        def deliver(error: BaseException | None) -> None:
+            if error is None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(callback)
+
+        self._completion.watch(deliver)
+
     def compute(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run on a pool thread, in no promised order.  Raises EngineError."""
         return self._pool.submit(function, arguments)

@@ -1,10 +1,11 @@
 """KV between a GPU and the host memory that the transfer engine can reach.
 
-Blocks to be sent are gathered on the device and come down in one piece; the blocks themselves may
-be given to others as soon as the call is launched, since everything that touches the pool is
-ordered on the compute stream.  Blocks that arrived lie in registered memory (pinned, so that the
-device reads it itself) and go up into one piece, which is then scattered into the pool; the
-landing memory may be written again when the call's future has ended.
+What is to be sent is gathered on the device and comes down in one piece, both on the stream of
+downloads: it is final, so it need not wait for the step that is being computed (later layers of the
+very same prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that
+arrived lie in registered memory (pinned, so that the device reads it itself) and go up into one
+piece, which is then scattered into the pool; the landing memory may be written again when the
+call's future has ended.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ class KvHop:
         usable = buffer.cast("B")[: buffer.nbytes // nbytes * nbytes]
         self._landing = pin(usable).view(-1, nbytes)
 
-    def fetch(self, blocks: Sequence[int]) -> Deferred[list[memoryview]]:
-        """The bytes of blocks in pinned memory of their own."""
-        with torch.inference_mode():
-            gathered = self._bytes.index_select(0, self._index(blocks))
+    def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
+        """The bytes of slots that are final, in pinned memory of their own."""
+        by_slot = self._bytes.view(-1, self._pool.layout.slot_nbytes)
+        with torch.inference_mode(), torch.cuda.stream(self._streams.download_stream):
+            gathered = by_slot.index_select(0, self._index(slots))
             host = self._streams.download(gathered)
-        return Deferred(lambda: [memoryview(host[i].numpy()) for i in range(len(blocks))], DOWNLOAD)
+        return Deferred(lambda: [memoryview(host.numpy()).cast("B")], DOWNLOAD)
 
     def land(self, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
         """Copy what lies in `slots` of the landing memory into `blocks` of the pool."""

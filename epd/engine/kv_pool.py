@@ -11,7 +11,7 @@ behind would be masked anyway, but a masked NaN still poisons a sum: zero times 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,6 +28,7 @@ class KvPool:
         self._dtype = dtype
         self._device = device
         self._tensor: torch.Tensor | None = None
+        self.on_layer: Callable[[int], None] | None = None  # told of each `layer` asked for
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -58,7 +59,13 @@ class KvPool:
         self._tensor = self._shaped(memory)
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, views `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+        """Keys and values of a layer, views `[num_blocks, block_size, num_kv_heads, head_dim]`.
+
+        A step asks for its layers in order, each when it is about to write it: all that it writes
+        into those before is launched.
+        """
+        if self.on_layer is not None:
+            self.on_layer(index)
         layer = self.tensor[:, index]
         return layer[:, 0], layer[:, 1]
 
@@ -67,6 +74,18 @@ class KvPool:
         flat = memoryview(self.tensor.view(torch.uint8).view(-1).numpy())
         nbytes = self.layout.block_nbytes
         return [flat[block * nbytes : (block + 1) * nbytes] for block in blocks]
+
+    def slot_views(self, slots: Sequence[int]) -> list[memoryview]:
+        """The bytes of slots, in order, no copy (host memory); neighbours are one view."""
+        flat = memoryview(self.tensor.view(torch.uint8).view(-1).numpy())
+        nbytes = self.layout.slot_nbytes
+        views: list[memoryview] = []
+        first = 0
+        for at in range(1, len(slots) + 1):
+            if at == len(slots) or slots[at] != slots[at - 1] + 1:
+                views.append(flat[slots[first] * nbytes : (slots[at - 1] + 1) * nbytes])
+                first = at
+        return views
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks."""

@@ -15,6 +15,7 @@ where the sampler has put it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from epd.engine.base import (
     EngineError,
     EngineStats,
     MediaLayout,
+    OnLayers,
     Outcome,
     RopePositions,
     StepFailure,
@@ -116,11 +118,11 @@ class TorchLanguageEngine:
         """The bytes of blocks, `block_nbytes` each, without a copy."""
         return self.pool.views(blocks)
 
-    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of blocks, to be sent; on a GPU a copy in host memory."""
+    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+        """The bytes of slots that are final, to be sent; on a GPU a copy in host memory."""
         if self._hop is None:
-            return self.kv_views(blocks)
-        return await self._executor.launch(self._hop.fetch, tuple(blocks))
+            return self.pool.slot_views(slots)
+        return await self._executor.launch(self._hop.fetch, tuple(slots))
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """What arrived in `slots` of the attached memory becomes the content of `blocks`."""
@@ -128,9 +130,20 @@ class TorchLanguageEngine:
             land: Any = self._hop.land
             await self._executor.launch(land, tuple(slots), tuple(blocks))
 
-    def step(self, batch: Sequence[StepSequence]) -> Awaitable[StepResult]:
+    def step(
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
+    ) -> Awaitable[StepResult]:
         """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError."""
-        return self._executor.launch(self._launch, list(batch))
+        if on_layers is None:
+            return self._executor.launch(self._launch, list(batch))
+        loop, told = asyncio.get_running_loop(), on_layers
+        per_group = self.kv_layout.num_layers // self.kv_layout.slots_per_block
+
+        def on_layer(index: int) -> None:
+            if index and index % per_group == 0:
+                self._executor.mark(loop, partial(told, index))
+
+        return self._executor.launch(self._launch, list(batch), on_layer)
 
     # --- on the launch thread --------------------------------------------------------------------
 
@@ -141,7 +154,17 @@ class TorchLanguageEngine:
             torch.cuda.synchronize()
         return launched.finish()
 
-    def _launch(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
+    def _launch(
+        self, batch: Sequence[StepSequence], on_layer: Callable[[int], None] | None = None
+    ) -> Deferred[StepResult]:
+        """`on_layer(n)` is called when the first n layers' KV is launched."""
+        self.pool.on_layer = on_layer
+        try:
+            return self._launch_step(batch)
+        finally:
+            self.pool.on_layer = None
+
+    def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
         started = time.perf_counter()
         outcomes: list[Outcome] = []
         sampled, self._sampled = self._sampled, {}  # a step that raises has sampled nothing

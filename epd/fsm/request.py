@@ -5,7 +5,8 @@ Theory of operation
 At a prefill instance it asks for its embeddings, waits for a place in the batch (text-only requests
 at once, others when enough of their prompt can be computed), computes its prompt in chunks, waits
 where a picture's rows are still loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands its KV over: to itself if decode lives here too
-(a reference, no copy), else through a TRANSFER.  At a decode instance it begins by waiting for
+(a reference, no copy), else through a TRANSFER, which sends what is final while the rest is still
+being computed.  At a decode instance it begins by waiting for
 remote KV.  Either way it then decodes until a token ends it.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the transfer
@@ -51,6 +52,7 @@ class Do(Effect):
     DEQUEUE = "leave the queue or the batch"
     OFFER_KV = "ask the decode instance for blocks"
     WITHDRAW_OFFER = "the decode instance's blocks are not needed"
+    PUSH_KV = "let decode have the KV that is final"
     HAND_OVER_KV = "give the blocks to the transfer: its bytes are ready"
     START_DECODING = "join the decode batch"
     RESERVE_BLOCKS = "join the queue for blocks, for remote KV"
@@ -121,6 +123,14 @@ class Grown(Event):
 @dataclass(slots=True)
 class ChunkComputed(Event):
     num_tokens: int
+
+
+@dataclass(slots=True)
+class LayersComputed(Event):
+    """Of its last chunk, which begins at token `start`: KV of the first layers is final."""
+
+    start: int
+    num_layers: int
 
 
 @dataclass(slots=True)
@@ -224,6 +234,7 @@ class Request(Machine):
         "num_confirmed",
         "num_rejected",
         "num_sent",
+        "num_whole",
         "output",
         "prefix",
         "prompt",
@@ -260,6 +271,7 @@ class Request(Machine):
         self.rope: Any = None
         self.rope_delta = 0
         self.kv_room = ""
+        self.num_whole = -1  # blocks that were sent before the last chunk; -1: it has not begun
         self.finish_reason = ""
         self.failure = ("", "", True)
         self.culprit = ""  # the instance that failed it, if it was another

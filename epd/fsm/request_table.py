@@ -19,6 +19,7 @@ from epd.fsm.request import (
     KvOffered,
     KvWithdrawn,
     LastTokenSampled,
+    LayersComputed,
     Preempted,
     RemoteKvArrived,
     Request,
@@ -74,8 +75,9 @@ ROWS = (
     Row(S.WAITING, EmbeddingFailed, S.FAILED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE), keep_failure),
     Row(S.PREEMPTED, EmbeddingFailed, S.FAILED, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure),
     # Prompt.
-    Row(S.RUNNING, ChunkComputed, S.WAITING_MID_PROMPT, (), count_chunk, reaches_missing, "others pass it"),
-    Row(S.RUNNING, ChunkComputed, None, (), count_chunk, unless(reaches_missing)),
+    Row(S.RUNNING, ChunkComputed, S.WAITING_MID_PROMPT, (Do.PUSH_KV,), count_chunk, reaches_missing, "others pass it"),
+    Row(S.RUNNING, ChunkComputed, None, (Do.PUSH_KV,), count_chunk, unless(reaches_missing)),
+    Row(S.RUNNING, LayersComputed, None, (Do.PUSH_KV,), note="of its last chunk"),
     Row(S.RUNNING, EmbeddingReady, None, (Do.EXTEND,), keep_rows, note="its load overlapped the steps before it"),
     Row(S.RUNNING, EmbeddingFailed, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight),
     Row(S.RUNNING, EmbeddingFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
@@ -145,7 +147,7 @@ IGNORES = (
     Ignore((S.WAITING_FOR_REMOTE_KV, S.TRANSFERRING, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED, S.RUNNING, S.WAITING_MID_PROMPT, S.DECODING), (StepReturned,), "nothing waits for the step's end"),
     Ignore((S.WAITING, S.RUNNING, S.WAITING_MID_PROMPT, S.PREEMPTED, *_LINGERS, *_ENDED), (EmbeddingsPromised,), "a picture was here already"),
     Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
-    Ignore((S.ABORTING,), (KvDelivered,), "it has ended for the client"),
+    Ignore((S.ABORTING,), (KvDelivered, LayersComputed), "it has ended for the client"),
     Ignore(_LINGERS, (DeadlinePassed, EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
     Ignore((S.DECODING, S.TRANSFERRING), (EmbeddingFailed, EmbeddingReady), "its prompt is computed: it needs rows no longer"),
 )

@@ -4,9 +4,14 @@ Theory of operation
 -------------------
 A room joins two independent facts: the *consumer* leased slots for it (a grant), and the *producer*
 has the bytes.  Either may come first.  Bytes without a grant are PARKED (fault F1); a grant without
-bytes is RESERVED; with both, the producer is WRITING.  A write is followed by a commit, which the
+bytes is RESERVED; with both, the producer is WRITING.  The last write is followed by a commit, which the
 consumer acknowledges; grants, commits and cancels are repeated until answered, so the bus may lose
 any of them.
+
+A source may come in parts (KV, while its prompt is computed): a producer that holds a grant writes
+what is ready, one write at a time, and is STREAMING meanwhile; between writes it is RESERVED again,
+and with all bytes ready it is WRITING until the last one has landed.  What is ready is one number of
+bytes in an order that both owners know, so a consumer learns of parts only from the commit.
 
 Both ends run this table, each with its own machine and its own memory: the producer owns the
 *source* (rows in its cache, KV blocks), the consumer owns the *slots*.  What cannot be interrupted
@@ -50,6 +55,7 @@ class S(State):
     PENDING = "nothing yet: the consumer waits for slots, the producer for bytes and grant"
     RESERVED = "consumer: slots leased, grant sent; producer: holds a grant, waits for the bytes"
     PARKED = "producer: owns the source, waits for the grant"
+    STREAMING = "producer: owns parts of the source, a write of one is under way, more are to come"
     WRITING = "producer: owns the source, a write is under way"
     COMPLETE = "producer: source kept until the commit is acknowledged; consumer: being published"
     CANCEL_PENDING = "memory still owned: cancelled, the outcome is awaited"
@@ -64,7 +70,8 @@ class S(State):
 class Do(Effect):
     SEND_OFFER = "ask the consumer for slots"
     SEND_GRANT = "tell the producer where to write"
-    START_WRITE = "write the source into the granted slots"
+    HOLD_PART = "own what is ready and not written, and nothing else"
+    START_WRITE = "write what is ready into the granted slots"
     SEND_COMMIT = "tell the consumer that every byte has landed"
     SEND_COMMIT_ACK = "tell the producer that the commit arrived"
     SEND_CANCEL = "ask the producer to stop"
@@ -96,6 +103,13 @@ class BytesReady(Event):
     """The producing stream has finished: the source may be read (fault F2)."""
 
     source: Any
+    nbytes: int
+
+
+@dataclass(slots=True)
+class PartReady(Event):
+    """So many bytes, in the order of sending, may be read; the rest is being made."""
+
     nbytes: int
 
 
@@ -136,7 +150,7 @@ class WriteSettled(Event):
 @dataclass(slots=True)
 class CommitReceived(Event):
     nbytes: int
-    checksum: int
+    parts: Any  # of each write: bytes and checksum
     kv: Any = None
 
 
@@ -235,17 +249,20 @@ class Transfer(Machine):
 
     __slots__ = (
         "attempt",
-        "checksum",
         "failure",
         "grant",
         "kv",
         "meta",
         "nbytes",
         "owner",
+        "part_nbytes",
+        "parts",
         "peer",
+        "ready_nbytes",
         "side",
         "slots",
         "source",
+        "written_nbytes",
     )
 
     def __init__(
@@ -266,7 +283,10 @@ class Transfer(Machine):
         self.source: Any = None
         self.grant: Any = None
         self.nbytes = 0
-        self.checksum = 0
+        self.ready_nbytes = 0  # producer: of what is sent, in that order: may be read,
+        self.part_nbytes = 0  # is being written,
+        self.written_nbytes = 0  # has landed
+        self.parts: tuple[tuple[int, int], ...] = ()  # bytes and checksum of each write
         self.kv: Any = None
         self.meta: Any = None  # what the role needs to build the grant or the commit
         self.failure = ("", "", True)  # kind, reason, retryable
@@ -301,6 +321,14 @@ def offers(transfer: Transfer, event: Event) -> bool:
     return transfer.side is Side.PRODUCER and transfer.meta is not None and transfer.meta.offers
 
 
+def is_news(transfer: Transfer, event: PartReady) -> bool:
+    return event.nbytes > transfer.written_nbytes
+
+
+def more_is_ready(transfer: Transfer, event: WriteSucceeded) -> bool:
+    return transfer.ready_nbytes > transfer.written_nbytes + transfer.part_nbytes
+
+
 def length_matches(transfer: Transfer, event: CommitReceived) -> bool:
     return event.nbytes == transfer.nbytes
 
@@ -320,12 +348,49 @@ def keep_grant(transfer: Transfer, event: GrantReceived) -> None:
     transfer.grant = event.grant
 
 
-def keep_checksum(transfer: Transfer, event: WriteSucceeded) -> None:
-    transfer.checksum = event.checksum
+def keep_last_part(transfer: Transfer, event: BytesReady) -> None:
+    """All is ready, while a part is being written."""
+    keep_source(transfer, event)
+    transfer.ready_nbytes = transfer.sent_nbytes
+
+
+def write_source(transfer: Transfer, event: BytesReady) -> None:
+    keep_last_part(transfer, event)
+    _write_ready(transfer)
+
+
+def write_granted(transfer: Transfer, event: GrantReceived) -> None:
+    keep_grant(transfer, event)
+    transfer.ready_nbytes = transfer.sent_nbytes
+    _write_ready(transfer)
+
+
+def keep_part(transfer: Transfer, event: PartReady) -> None:
+    transfer.ready_nbytes = max(transfer.ready_nbytes, event.nbytes)
+
+
+def write_part(transfer: Transfer, event: PartReady) -> None:
+    keep_part(transfer, event)
+    _write_ready(transfer)
+
+
+def _write_ready(transfer: Transfer) -> None:
+    transfer.part_nbytes = transfer.ready_nbytes - transfer.written_nbytes
+
+
+def keep_written(transfer: Transfer, event: WriteSucceeded) -> None:
+    transfer.parts += ((transfer.part_nbytes, event.checksum),)
+    transfer.written_nbytes += transfer.part_nbytes
+    transfer.part_nbytes = 0
+
+
+def write_next(transfer: Transfer, event: WriteSucceeded) -> None:
+    keep_written(transfer, event)
+    _write_ready(transfer)
 
 
 def keep_commit(transfer: Transfer, event: CommitReceived) -> None:
-    transfer.checksum, transfer.kv = event.checksum, event.kv
+    transfer.parts, transfer.kv = event.parts, event.kv
 
 
 def keep_failure(transfer: Transfer, event: SourceFailed | AbortReceived | DoubtReceived) -> None:

@@ -4,8 +4,9 @@ An offer becomes a request that waits for blocks, then for the bytes.  It gets b
 and the next token; with pictures, whose rows are not here to compute it again, all it can need.
 The grant names the blocks of the prompt, without the first ones if their contents are here already
 (`scheduling/prefix_keys.py`), but always the last; the commit carries what decoding needs besides
-KV: the first token, the rope delta (fault F26), the number of tokens, blocks and layers, which are
-checked against what was granted before a single token is decoded.
+KV: the first token, the rope delta (fault F26), the number of tokens, blocks and layers, and the
+bytes of each part that was written while prefill computed, which are checked against what was
+granted before a single token is decoded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.landing import Landing
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
+from epd.scheduling.kv_order import KvOrder
 from epd.transport.base import Received
 
 
@@ -34,6 +36,7 @@ class DecodeRole(Role[Request]):
         self._transfers = transfers
         self._requests = requests
         self._config = config
+        self._layout = requests.engine.kv_layout
         self._landing = Landing(requests.engine, requests.return_blocks)
         self.draining = False
         requests.extend(self)
@@ -81,7 +84,7 @@ class DecodeRole(Role[Request]):
         self._requests.fire(request, fsm.KvOffered())
 
     def _refusal(self, message: KvOffer) -> tuple[str, str, bool]:
-        own = self._requests.engine.kv_layout
+        own = self._layout
         if self.draining:
             return "busy", "the decode instance is draining", True
         if len(self._requests) >= self._config.max_queue:
@@ -117,14 +120,13 @@ class DecodeRole(Role[Request]):
                 self._requests.return_blocks(blocks)
             else:
                 received = range(num_held, self._prompt_blocks(request.message))
-                layout = self._requests.engine.kv_layout
-                transfer.nbytes = len(received) * layout.block_nbytes
+                transfer.nbytes = len(received) * self._layout.block_nbytes
                 self._landing.lease(request.kv_room, blocks, received, ready)
 
         def ready(slots: tuple[int, ...]) -> None:
             transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
             if transfer is None:
-                self._landing.release(request.kv_room, slots)
+                self._landing.release(request.kv_room)
             else:
                 self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
 
@@ -149,24 +151,30 @@ class DecodeRole(Role[Request]):
             None,
             offer.num_prompt_tokens,
             offer.deadline_s,
-            self._prompt_blocks(offer) - len(transfer.slots),
+            self._prompt_blocks(offer) * self._layout.slots_per_block - len(transfer.slots),
         )
 
     async def publish(self, transfer: Transfer) -> Event:
         kv: KvState | None = transfer.kv
         offer: KvOffer = transfer.meta
-        layers = self._requests.engine.kv_layout.num_layers
-        expected = (offer.num_prompt_tokens, self._prompt_blocks(offer), layers)
+        num_blocks = self._prompt_blocks(offer)
+        expected = (offer.num_prompt_tokens, num_blocks, self._layout.num_layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return transfer_fsm.PublishFailed(f"KV state {kv} does not match {expected}")
-        region = self._requests.region
-        checked = await self._transfers.check_bytes(transfer, region, transfer.slots)
+        size = self._layout.slots_per_block
+        num_held = num_blocks - len(transfer.slots) // size
+        if not num_held <= kv.num_whole <= num_blocks:
+            return transfer_fsm.PublishFailed(f"{kv.num_whole} blocks were not sent whole")
+        order = KvOrder(num_held, kv.num_whole, num_blocks, size)
+        places = order.places(0, order.num_slots)
+        slots = [transfer.slots[place - num_held * size] for place in places]
+        checked = await self._transfers.check_bytes(transfer, self._requests.region, slots)
         if isinstance(checked, transfer_fsm.Published):
-            await self._landing.land(transfer.key, transfer.slots)
+            await self._landing.land(transfer.key)
         return checked
 
     def release_slots(self, transfer: Transfer) -> None:
-        self._landing.release(transfer.key, transfer.slots)
+        self._landing.release(transfer.key)
 
     def withdraw_lease(self, transfer: Transfer) -> None:
         self._requests.leave_line(transfer.key)
@@ -176,10 +184,10 @@ class DecodeRole(Role[Request]):
         request = self._requests.get(transfer.owner)
         if request is None:
             if delivered:
-                self._landing.release(transfer.key, transfer.slots)
+                self._landing.release(transfer.key)
             return
         if delivered:
-            blocks = self._landing.take(transfer.key, transfer.slots)
+            blocks = self._landing.take(transfer.key)
             outcome: Event = fsm.RemoteKvArrived(blocks, transfer.kv)
         elif transfer.failure[0] == "withdrawn":
             outcome = fsm.KvWithdrawn()

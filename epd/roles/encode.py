@@ -11,7 +11,6 @@ where it lies goes through the send ring (`send_ring`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +24,13 @@ from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, StageReport
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.cache_events import CachePublisher
+from epd.roles.room_owners import Staged
 from epd.roles.row_tiers import RowTiers
 from epd.roles.run_ahead import RunAhead
 from epd.roles.send_ring import SendRing
 from epd.roles.transfers import Transfers
 from epd.scheduling.vision_batching import next_batch
-from epd.transport.base import Buffer, Received
+from epd.transport.base import Received
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,12 +295,17 @@ class EncodeRole(Role[Encoding]):
     def granted(self, transfer: Transfer) -> None:
         self._ahead.pump()
 
-    async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
+    def hold_part(self, transfer: Transfer) -> None:
+        """Rows are ready all at once."""
+
+    async def stage(self, transfer: Transfer) -> Staged | None:
         rows: Rows = transfer.source
+        slots = transfer.grant.slots
         if self._ring is not None and not self.actor.is_self(transfer.peer):
-            return await self._ring.stage(transfer.key, transfer.peer.instance_id, rows)
+            views = await self._ring.stage(transfer.key, transfer.peer.instance_id, rows)
+            return Staged(views, slots) if views is not None else None
         host = rows if rows.on_host else await self._engine.to_host(rows)
-        return [host.buffer()]
+        return Staged([host.buffer()], slots)
 
     def release_source(self, transfer: Transfer) -> None:
         if self._ring is not None:

@@ -1,11 +1,12 @@
 """Where KV from elsewhere lands: in its own blocks, or in host memory in front of a device's pool.
 
-On a CPU the KV pool is registered memory, so the slots of a transfer are the blocks themselves and
-what has arrived is in place.  A GPU's pool cannot be written by the transfer engine: bytes land in
-slots of a smaller region, and publishing them copies them into the blocks that the request has
-leased.  Then the slots are free for the next; a line in order of arrival waits for them.  Slots are
-needed only for blocks that are not here yet (the prefix cache may have the first ones).  Blocks and
-slots of a room have one owner, its transfer, until they are taken or released together.
+On a CPU the KV pool is registered memory, so what has arrived is in place.  A GPU's pool cannot be
+written by the transfer engine: bytes land in blocks of a smaller region, and publishing them copies
+them into the blocks that the request has leased.  Then the landing blocks are free for the next; a
+line in order of arrival waits for them.  They are needed only for what is not here yet (the prefix
+cache may have the first blocks).  Both kinds of blocks of a room have one owner, its transfer,
+until they are taken or released together.  A transfer fills *slots*, a few of each block
+(`scheduling/kv_order.py`).
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ Blocks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    count: int
+    room: str
+    blocks: Blocks
+    received: range
     leased: Callable[[Blocks], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """A room's blocks, and which of them its transfer fills."""
+    """A room's blocks, those of them that its transfer fills, and where that lands."""
 
     blocks: Blocks
-    received: range
+    received: Blocks
+    landing: Blocks
 
 
 class Landing:
-    """Slots for the prompts' KV of the rooms of one decode instance."""
+    """Room for the prompts' KV of the rooms of one decode instance."""
 
     def __init__(self, engine: LanguageEngine, return_blocks: Callable[[Blocks], None]) -> None:
         self._engine = engine
@@ -54,42 +58,48 @@ class Landing:
         self, room: str, blocks: Blocks, received: range, leased: Callable[[Blocks], None]
     ) -> None:
         """Call `leased(slots)` when the blocks with these places among `blocks` can arrive."""
-        self._reserved[room] = _Reserved(blocks, received)
+        waiting = _Waiting(room, blocks, received, leased)
         if self._engine.kv_in_place:
-            leased(blocks[received.start : received.stop])
-            return
-        self._line[room] = _Waiting(len(received), leased)
-        self._pump()
+            self._reserve(waiting, blocks[received.start : received.stop])
+        else:
+            self._line[room] = waiting
+            self._pump()
 
     def leave(self, room: str) -> None:
         """The transfer ended before it had slots."""
-        if self._line.pop(room, None) is not None:
-            self._return_blocks(self._reserved.pop(room).blocks)
+        if (waiting := self._line.pop(room, None)) is not None:
+            self._return_blocks(waiting.blocks)
             self._pump()
 
-    async def land(self, room: str, slots: Blocks) -> None:
-        """What arrived in the slots becomes the content of the room's blocks."""
+    async def land(self, room: str) -> None:
+        """What arrived becomes the content of the room's blocks."""
         if not self._engine.kv_in_place:
             reserved = self._reserved[room]
-            blocks = reserved.blocks[reserved.received.start : reserved.received.stop]
-            await self._engine.land_kv(slots, blocks)
+            await self._engine.land_kv(reserved.landing, reserved.received)
 
-    def take(self, room: str, slots: Blocks) -> Blocks:
-        """The room's blocks, filled; its slots are free."""
+    def take(self, room: str) -> Blocks:
+        """The room's blocks, filled; where they landed is free."""
+        reserved = self._reserved.pop(room)
         if not self._engine.kv_in_place:
-            self._pool.give_back(slots)
+            self._pool.give_back(reserved.landing)
             self._pump()
-        return self._reserved.pop(room).blocks
+        return reserved.blocks
 
-    def release(self, room: str, slots: Blocks) -> None:
-        """Nothing writes into the slots any more, and nobody wants the blocks."""
-        self._return_blocks(self.take(room, slots))
+    def release(self, room: str) -> None:
+        """Nothing writes any more, and nobody wants the blocks."""
+        self._return_blocks(self.take(room))
 
     def _pump(self) -> None:
         while self._line:
             room, waiting = next(iter(self._line.items()))
-            slots = self._pool.take(waiting.count)
-            if slots is None:
+            landing = self._pool.take(len(waiting.received))
+            if landing is None:
                 return
             del self._line[room]
-            waiting.leased(slots)
+            self._reserve(waiting, landing)
+
+    def _reserve(self, waiting: _Waiting, landing: Blocks) -> None:
+        received = waiting.blocks[waiting.received.start : waiting.received.stop]
+        self._reserved[waiting.room] = _Reserved(waiting.blocks, received, landing)
+        size = self._engine.kv_layout.slots_per_block
+        waiting.leased(tuple(block * size + group for block in landing for group in range(size)))

@@ -2,15 +2,12 @@
 
 A request with pictures waits until all slots for its rows are promised, then wants each item's
 rows, and joins the batch when enough of its prompt can be computed without those that still load;
-text-only requests go straight to the batch.  When its first chunk is scheduled, blocks are
-asked for at the decode instance, so that asking and computing overlap; when the prompt is computed,
-its blocks belong to the transfer.  If decode lives here too, the hand-over is a row of the table
-and no bytes move.
+text-only requests go straight to the batch.  What becomes of its KV is `kv_producer.py`'s business;
+if decode lives here too, the hand-over is a row of the table and no bytes move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,10 +16,7 @@ from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
-from epd.fsm.transfer import Manifest, Transfer
 from epd.messages import (
-    KvOffer,
-    KvState,
     MediaItem,
     PrefillRequest,
     RequestAborted,
@@ -31,10 +25,11 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.embeddings import Embeddings, Want
+from epd.roles.kv_producer import KvProducer
 from epd.roles.requests import Requests
 from epd.roles.step import layouts_of
 from epd.roles.transfers import Transfers
-from epd.transport.base import Buffer, Received
+from epd.transport.base import Received
 
 
 class PrefillRole(Role[Request]):
@@ -53,7 +48,7 @@ class PrefillRole(Role[Request]):
         self._requests = requests
         self._embeddings = embeddings  # None: a text-only model
         self._config = config
-        self._handed_over: dict[str, Request] = {}
+        self._kv = KvProducer(actor, transfers, requests)
         self.draining = False
         requests.extend(self)
         requests.reports.related.append(self._transfers_of)
@@ -61,10 +56,7 @@ class PrefillRole(Role[Request]):
     def _transfers_of(self, request: Request) -> list[Machine | None]:
         items = getattr(request.message, "items", ())
         rooms = [self._transfers.find(i.room, transfer_fsm.Side.CONSUMER) for i in items]
-        return [*rooms, self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)]
-
-    def live(self) -> dict[str, int]:
-        return {"kv_handed_over": len(self._handed_over)}
+        return [*rooms, self._kv.find(request)]
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -165,104 +157,3 @@ class PrefillRole(Role[Request]):
         if self._embeddings is not None:
             for item in message.items:
                 self._embeddings.dismiss(item, message.attempt)
-
-    # --- effects: KV ------------------------------------------------------------------------------
-
-    @performs(Do.OFFER_KV)
-    def offer_kv(self, request: Request, event: Event) -> None:
-        message: PrefillRequest = request.message
-        request.kv_room = f"{request.key}/kv"
-        offer = KvOffer(
-            request.kv_room,
-            message.request_id,
-            message.attempt,
-            len(message.token_ids),
-            message.num_emitted,
-            message.token_ids,
-            message.sampling,
-            self._requests.engine.kv_layout,
-            message.gateway,
-            message.deadline_s,
-            message.items,
-            message.reports,
-        )
-        self._transfers.open_producer(
-            request.kv_room,
-            message.attempt,
-            message.decode,
-            self,
-            request.key,
-            Manifest(None, len(message.token_ids), offers=True, offer=offer),
-            message.deadline_s,
-        )
-        self.actor.send(message.decode, offer)
-
-    @performs(Do.WITHDRAW_OFFER)
-    def withdraw_offer(self, request: Request, event: Event) -> None:
-        transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
-        if transfer is not None:
-            withdrawn = transfer_fsm.SourceFailed("withdrawn", "prefill ended the request", False)
-            self._transfers.fire(transfer, withdrawn)
-
-    @performs(Do.HAND_OVER_KV)
-    def hand_over_kv(self, request: Request, event: Event) -> None:
-        transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
-        assert transfer is not None  # opened when the first chunk was scheduled
-        self._handed_over[request.kv_room] = request
-        blocks = request.block_table
-        nbytes = len(blocks) * self._requests.engine.kv_layout.block_nbytes
-        if self._requests.engine.kv_in_place:
-            source = self._requests.engine.kv_views(blocks)
-            self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
-        else:
-            self.actor.spawn(f"fetch {request.kv_room}", self._fetch_kv(transfer, blocks, nbytes))
-
-    async def _fetch_kv(self, transfer: Transfer, blocks: tuple[int, ...], nbytes: int) -> None:
-        """Bring blocks of a device's pool into host memory, and hand them over then.
-
-        A transfer that ended meanwhile still owns them, and releases them when it is told.
-        """
-        try:
-            source = await self._requests.engine.fetch_kv(blocks)
-        except Exception as error:
-            self.actor.fault(f"fetch {transfer.key}", error)
-            failed = transfer_fsm.SourceFailed("engine", "the KV could not be read", True)
-            self._transfers.fire(transfer, failed)
-            self.release_source(transfer)
-        else:
-            self._transfers.fire(transfer, transfer_fsm.BytesReady(source, nbytes))
-
-    # --- producer of KV ---------------------------------------------------------------------------
-
-    def commit_state(self, transfer: Transfer) -> KvState | None:
-        request = self._handed_over.get(transfer.key)
-        if request is None:
-            return None
-        return KvState(
-            num_tokens=len(request.prompt),
-            first_token=request.output[0],
-            rope_delta=request.rope_delta,
-            num_layers=self._requests.engine.kv_layout.num_layers,
-            num_blocks=len(request.block_table),
-        )
-
-    def granted(self, transfer: Transfer) -> None:
-        """Blocks are computed in their turn, granted or not."""
-
-    async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
-        """Blocks lie in registered memory; decode may hold the first ones already."""
-        views: Sequence[Buffer] = transfer.source
-        return views[transfer.grant.num_held :]
-
-    def release_source(self, transfer: Transfer) -> None:
-        request = self._handed_over.pop(transfer.key, None)
-        if request is not None:
-            self._requests.return_blocks(request.block_table)
-
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        request = self._requests.get(transfer.owner)
-        if request is None:
-            return
-        peer = transfer.peer.instance_id
-        failed = fsm.KvFailed(*transfer.failure, peer)
-        self._requests.fire(request, fsm.KvDelivered() if delivered else failed)

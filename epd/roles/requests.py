@@ -63,7 +63,9 @@ class Requests(Role[Request]):
         self.engine = engine
         self.pool = BlockPool(engine.num_blocks)
         self.region = actor.ports.transfers.allocate(
-            "kv", engine.num_landing_blocks, engine.kv_layout.block_nbytes
+            "kv",
+            engine.num_landing_blocks * engine.kv_layout.slots_per_block,
+            engine.kv_layout.slot_nbytes,
         )
         engine.attach_kv(self.region.buffer)
         self._timing = timing
@@ -220,6 +222,9 @@ class Requests(Role[Request]):
             self.fire(self._requests[entry.key], fsm.Grown(blocks))
         return could
 
+    def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
+        self.fire(request, fsm.LayersComputed(start, num_layers))
+
     def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
         """A step is over: each outcome is an event of its own; tokens leave together."""
         self._settling = True
@@ -319,6 +324,7 @@ class Requests(Role[Request]):
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:
         self.return_blocks(request.block_table)
+        request.block_table = ()
 
     @performs(Do.EMIT_TOKENS)
     def emit_tokens(self, request: Request, event: Event) -> None:
@@ -334,9 +340,9 @@ class Requests(Role[Request]):
             self.actor.send(gateway, Tokens(tuple(chunks)))
         self._outbox.clear()
 
-    @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER)
+    @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.PUSH_KV)
     def nothing_to_release(self, request: Request, event: Event) -> None:
-        """An instance without the prefill role holds neither (the prefill role takes this over)."""
+        """An instance without the prefill role has none of it (that role takes this over)."""
 
     @performs(Do.ARM_GRACE)
     def arm_grace(self, request: Request, event: Event) -> None:

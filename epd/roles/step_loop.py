@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult
@@ -49,6 +50,10 @@ class Batch(Protocol):
         ...
 
     def get(self, key: str) -> Request | None: ...
+
+    def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
+        """The first layers of a prompt's last chunk, which begins at `start`, are computed."""
+        ...
 
     def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
         """A step is over; it took so long on the device (0: it failed)."""
@@ -109,6 +114,7 @@ class StepLoop:
     def _launch(self, plan: Plan) -> None:
         parts: list[Part] = []
         sequences = []
+        leaving: list[tuple[Request, int]] = []  # whose KV others wait for
         for entry, count in plan:
             request = self._batch.get(entry.key)
             assert request is not None  # who is in the batch is served
@@ -119,15 +125,23 @@ class StepLoop:
             entry.launched(count, ahead=ahead)
             request.in_flight += 1
             sequences.append(sequence)
+            if sequence.sample is not None and not (entry.decoding or request.decode_here):
+                leaving.append((request, sequence.start))
             parts.append(Part(request, entry, count))
         result: asyncio.Future[StepResult]
         try:
-            result = asyncio.ensure_future(self._engine.step(sequences))
+            tell = partial(self._passed, leaving) if leaving else None
+            result = asyncio.ensure_future(self._engine.step(sequences, tell))
         except Exception as error:
             result = asyncio.get_running_loop().create_future()
             result.set_exception(error)
         result.add_done_callback(lambda _: self.wake())
         self._under_way.append(_Step(parts, result))
+
+    def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:
+        for request, start in leaving:
+            if request.in_flight:
+                self._batch.layers_computed(request, start, num_layers)
 
     def _settle(self, step: _Step) -> None:
         outcomes: list[Outcome]

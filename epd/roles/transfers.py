@@ -1,8 +1,8 @@
 """Both ends of every room at this instance: TRANSFER machines over the bus and the data plane.
 
 The table says what may happen; this role says how: a grant becomes a message, a write goes to the
-transfer engine, a fence is asked until it holds.  What the bytes mean is the owner's: a `Producer`
-gives the memory, a `Consumer` takes it.  A room has at most one machine per side here; when both
+transfer engine, a fence is asked until it holds.  What the bytes mean is the owner's
+(`room_owners.py`).  A room has at most one machine per side here; when both
 ends live in one instance the messages take the loop's next turn and the write deposits a reference.
 
 Ended transfers stay as tombstones for `tombstone_s`, so that late messages find an answer and a
@@ -13,7 +13,6 @@ the epoch that the room was opened with (fault F44).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from epd.config import Timing
 from epd.fsm import transfer as fsm
@@ -28,62 +27,17 @@ from epd.messages import (
     Commit,
     CommitAck,
     Grant,
-    KvState,
     RemoteRegion,
     TransferAborted,
     TransferInDoubt,
 )
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.doubts import Doubts
+from epd.roles.room_owners import Consumer, Producer
 from epd.scheduling.pairing import common
-from epd.transport.base import Buffer, Received, Region, WriteFailed, Written
+from epd.transport.base import Received, Region, WriteFailed, Written
 
 assert Transfer.table is TABLE  # importing the table binds it to the machine
-
-
-class Producer(Protocol):
-    """Who makes the bytes of a room and owns the source."""
-
-    def commit_state(self, transfer: Transfer) -> KvState | None:
-        """What the consumer needs besides the bytes."""
-        ...
-
-    def granted(self, transfer: Transfer) -> None:
-        """The consumer has memory for it."""
-        ...
-
-    async def stage(self, transfer: Transfer) -> Sequence[Buffer] | None:
-        """The source's bytes where a write may read them until `release_source`; None: the room was
-        concluded while this waited for memory.  Nothing has been written when it raises."""
-        ...
-
-    def release_source(self, transfer: Transfer) -> None:
-        """Nothing reads the source any more."""
-        ...
-
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None: ...
-
-
-class Consumer(Protocol):
-    """Who wants the bytes of a room and owns the slots."""
-
-    def withdraw_lease(self, transfer: Transfer) -> None:
-        """Leave the line for slots."""
-        ...
-
-    def grant(self, transfer: Transfer) -> Grant:
-        """Where the producer may write, now that slots are leased."""
-        ...
-
-    async def publish(self, transfer: Transfer) -> Event:
-        """Check what landed: Published or PublishFailed."""
-        ...
-
-    def release_slots(self, transfer: Transfer) -> None:
-        """Nothing writes into the slots any more."""
-        ...
-
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None: ...
 
 
 class Transfers(Role[Transfer]):
@@ -212,7 +166,7 @@ class Transfers(Role[Transfer]):
     @receives(Commit)
     def on_commit(self, received: Received) -> None:
         message: Commit = received.message
-        event = fsm.CommitReceived(message.nbytes, message.checksum, message.kv)
+        event = fsm.CommitReceived(message.nbytes, message.parts, message.kv)
         self._fire_consumer(received, event)
 
     @receives(CancelAck)
@@ -270,7 +224,7 @@ class Transfers(Role[Transfer]):
         kv = producer.commit_state(transfer) if producer is not None else None
         self.actor.send(
             transfer.peer,
-            Commit(transfer.key, transfer.attempt, transfer.sent_nbytes, transfer.checksum, kv),
+            Commit(transfer.key, transfer.attempt, transfer.sent_nbytes, transfer.parts, kv),
         )
 
     @performs(Do.SEND_COMMIT_ACK)
@@ -306,18 +260,22 @@ class Transfers(Role[Transfer]):
 
     # --- effects: memory --------------------------------------------------------------------------
 
+    @performs(Do.HOLD_PART)
+    def hold_part(self, transfer: Transfer, event: Event) -> None:
+        self._producers[transfer.key].hold_part(transfer)
+
     @performs(Do.START_WRITE)
     async def start_write(self, transfer: Transfer, event: Event) -> Event:
         try:
-            source = await self._producers[transfer.key].stage(transfer)
+            staged = await self._producers[transfer.key].stage(transfer)
         except Exception as error:
             self.actor.fault(f"staging {transfer.key}", error)
             return fsm.WriteRefused(repr(error))
-        if source is None:
+        if staged is None:
             return fsm.WriteRefused("withdrawn before the write began")
-        grant = transfer.grant
+        region = transfer.grant.region
         try:
-            outcome = await self.actor.ports.transfers.write(source, grant.region, grant.slots)
+            outcome = await self.actor.ports.transfers.write(staged.views, region, staged.slots)
         except Exception as error:
             self.actor.fault(f"write {transfer.key}", error)
             return fsm.WriteOutcomeUnknown(repr(error))
@@ -339,15 +297,21 @@ class Transfers(Role[Transfer]):
             return fsm.PublishFailed(repr(error))
 
     async def check_bytes(self, transfer: Transfer, region: Region, slots: Sequence[int]) -> Event:
-        """Whether what landed in these slots is what the producer wrote, if it computed a sum."""
-        if transfer.checksum:
-            views = region.views(slots, transfer.nbytes)
-            found = await self.actor.ports.transfers.checksum(views)
-            if found != transfer.checksum:
-                return fsm.PublishFailed(
-                    f"checksum of {transfer.key} is {found:#x}, its producer wrote "
-                    f"{transfer.checksum:#x}"
-                )
+        """Whether all that was wanted was written, and what landed in these slots, in the order of
+        writing, is what the producer wrote, where it computed a sum."""
+        written_nbytes = sum(nbytes for nbytes, _ in transfer.parts)
+        if written_nbytes != transfer.nbytes:
+            return fsm.PublishFailed(f"{written_nbytes} of {transfer.nbytes} bytes were written")
+        at = 0
+        for nbytes, checksum in transfer.parts:
+            stop = at - (-nbytes // region.remote.slot_nbytes)
+            if checksum:
+                views = region.views(slots[at:stop], nbytes)
+                found = await self.actor.ports.transfers.checksum(views)
+                if found != checksum:
+                    wrote = f"its producer wrote {checksum:#x}"
+                    return fsm.PublishFailed(f"checksum of {transfer.key} is {found:#x}, {wrote}")
+            at = stop
         return fsm.Published()
 
     @performs(Do.RELEASE_SOURCE)

@@ -61,6 +61,13 @@ class BlockPool(Pool):
         self._references.update(dict.fromkeys(blocks, 1))
         return blocks
 
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more owner for each; all of them are leased by somebody."""
+        for block in blocks:
+            if block not in self._references:
+                raise PoolError(f"block {block} was shared but is not leased")
+            self._references[block] += 1
+
     def take_prefix(
         self, keys: Sequence[Key], count: int, spare: int = 0
     ) -> tuple[tuple[int, ...], int] | None:

@@ -50,9 +50,15 @@ class SimDevice:
         self._free_at_s = [0.0] * width
         return self
 
-    def run(self, cost_s: float, jitter: float, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    def run(
+        self,
+        cost_s: float,
+        jitter: float,
+        work: Callable[[], Any],
+        halfway: Callable[[], None] | None = None,
+    ) -> asyncio.Future[Any]:
         """Launched when this returns.  The future has what `work` returns or raises, or EngineError
-        when the device was told to fail."""
+        when the device was told to fail.  `halfway` is what has an effect before the end."""
         self.num_started += 1
         loop = self._loop
         fails = int(self.fail_next > 0)
@@ -64,6 +70,8 @@ class SimDevice:
         self._free_at_s[lane] = ends_s
         future: asyncio.Future[Any] = loop.create_future()
         context = self._process.context
+        if halfway is not None and not fails:
+            loop.call_at(ends_s - cost_s / 2, self._pass, halfway, context=context)
         loop.call_at(ends_s, self._finish, future, work, fails, context=context)
         return future
 
@@ -82,6 +90,10 @@ class SimDevice:
         else:
             if not future.done():
                 future.set_result(result)
+
+    def _pass(self, halfway: Callable[[], None]) -> None:
+        if not self.hung:
+            halfway()
 
     def release(self) -> None:
         """The device goes on after a hang."""

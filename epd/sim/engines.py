@@ -6,7 +6,8 @@ transfer wrote, or another request overwrote, are what it computes with.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from epd.engine.base import (
     EngineError,
     MediaError,
     MediaLayout,
+    OnLayers,
     Outcome,
     Patches,
     RopePositions,
@@ -30,9 +32,12 @@ from epd.engine.base import (
 from epd.messages import Clip, RowContract, TokenLogprobs
 from epd.sim import golden
 from epd.sim.device import Costs, SimDevice
-from epd.sim.golden import BLOCK_SIZE, RECORD_NBYTES, ROW_NBYTES, Picture
+from epd.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Picture
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
+SLOT_NBYTES = golden.KV_LAYOUT.slot_nbytes
+PART_NBYTES = RECORD_NBYTES // NUM_LAYERS  # of a record in one layer
+_BLOCK_WORDS = BLOCK_NBYTES // PART_NBYTES
 _INDEX_LOW = bytes(index & 0xFF for index in range(65536))
 
 
@@ -153,20 +158,32 @@ class SimLanguageEngine:
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
 
-    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
-        return self.kv_views(blocks)
+    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+        return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """In place."""
 
-    def step(self, batch: Sequence[StepSequence]) -> Awaitable[StepResult]:
+    def step(
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
+    ) -> Awaitable[StepResult]:
         if not batch:
             raise EngineError("an empty step")
         num_tokens = sum(len(sequence.token_ids) for sequence in batch)
         cost_s = self._costs.step_base_s + num_tokens * self._costs.step_per_token_s
         before, self._last = self._last, _Launched({s.request_id for s in batch})
         work = partial(self._forward, batch, cost_s, before, self._last)
-        return self.device.run(cost_s, self._costs.jitter, work)
+        halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
+        return self.device.run(cost_s, self._costs.jitter, work, halfway)
+
+    def _halfway(
+        self, batch: Sequence[StepSequence], before: _Launched, on_layers: OnLayers
+    ) -> None:
+        """The first layer is computed."""
+        for sequence in map(before.known, batch):
+            if sequence.request_id not in before.failed and PENDING not in sequence.token_ids:
+                self._store(sequence, self._records(sequence, self._prefix(sequence)), last_layer=0)
+        on_layers(1)
 
     def _forward(
         self, batch: Sequence[StepSequence], cost_s: float, before: _Launched, now: _Launched
@@ -188,7 +205,14 @@ class SimLanguageEngine:
         return StepResult(outcomes, cost_s)
 
     def _prefix(self, sequence: StepSequence) -> bytes:
-        return b"".join(self.kv_views(sequence.block_table))[: sequence.start * RECORD_NBYTES]
+        """The records of the tokens before it, put together from both layers."""
+        words = array("Q", b"".join(self.kv_views(sequence.block_table)))
+        records = array("Q", bytes(len(words) * 8))
+        for token in range(BLOCK_SIZE):
+            for layer in range(NUM_LAYERS):
+                place = layer * BLOCK_SIZE + token
+                records[token * NUM_LAYERS + layer :: _BLOCK_WORDS] = words[place::_BLOCK_WORDS]
+        return records.tobytes()[: sequence.start * RECORD_NBYTES]
 
     def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
         start, table = sequence.start, sequence.block_table
@@ -204,7 +228,13 @@ class SimLanguageEngine:
             self.violations.append(f"{sequence.request_id}: wrote what others can find")
         if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
             self.violations.append(f"{sequence.request_id}: KV of another text at its blocks")
-        kv = prefix + self._write(sequence, prefix[-RECORD_NBYTES:])
+        if golden.IMAGE_TOKEN in sequence.token_ids:
+            rows = _rows_by_position(sequence.spans)
+            if not all(rows.get(at) for at in _placeholders(sequence)):
+                self.violations.append(f"{sequence.request_id}: a placeholder without its row")
+        records = self._records(sequence, prefix)
+        self._store(sequence, records, last_layer=NUM_LAYERS - 1)
+        kv = prefix + b"".join(records)
         params = sequence.sample
         if params is None:
             return None
@@ -215,26 +245,34 @@ class SimLanguageEngine:
 
         return verify(sequence.guesses, sample) if sequence.num_guesses else sample(0)
 
-    def _write(self, sequence: StepSequence, last: bytes) -> bytes:
-        """The records of its tokens, into its blocks; `last` is the one before them."""
+    def _records(self, sequence: StepSequence, prefix: bytes) -> list[bytes]:
+        """Of the chunk's tokens."""
+        start = sequence.start
         rows = _rows_by_position(sequence.spans)
-        start, table = sequence.start, sequence.block_table
-        written = bytearray()
+        last = prefix[-RECORD_NBYTES:]
+        records = []
         for at, token_id in enumerate(sequence.token_ids):
             if sequence.positions is None:
                 rope = golden.linear_key(start + at + sequence.rope_delta)
             else:
                 rope = golden.rope_key(sequence.positions, at)
-            row = rows.get(at, b"")
-            if token_id == golden.IMAGE_TOKEN and not row:
-                self.violations.append(f"{sequence.request_id}: a placeholder without its row")
-            last = golden.record(last, start + at, token_id, rope, row)
-            index = start + at
-            block, within = table[index // BLOCK_SIZE], index % BLOCK_SIZE
-            offset = block * BLOCK_NBYTES + within * RECORD_NBYTES
-            self._kv[offset : offset + RECORD_NBYTES] = last
-            written += last
-        return bytes(written)
+            last = golden.record(last, start + at, token_id, rope, rows.get(at, b""))
+            records.append(last)
+        return records
+
+    def _store(self, sequence: StepSequence, records: list[bytes], last_layer: int) -> None:
+        """Each layer's part of them, up to this layer, at the places of the chunk's tokens."""
+        for index, record in enumerate(records, sequence.start):
+            block = sequence.block_table[index // BLOCK_SIZE]
+            for layer in range(last_layer + 1):
+                place = layer * BLOCK_SIZE + index % BLOCK_SIZE
+                at = block * BLOCK_NBYTES + place * PART_NBYTES
+                part = record[layer * PART_NBYTES : (layer + 1) * PART_NBYTES]
+                self._kv[at : at + PART_NBYTES] = part
+
+
+def _placeholders(sequence: StepSequence) -> Iterator[int]:
+    return (at for at, token in enumerate(sequence.token_ids) if token == golden.IMAGE_TOKEN)
 
 
 def _rows_by_position(spans: Sequence[RowSpan]) -> dict[int, bytes]:

@@ -26,7 +26,8 @@ VOCABULARY = 1000
 FIRST_WORD = 10
 ROW_NBYTES = 32
 
-KV_LAYOUT = KvLayout(1, BLOCK_SIZE, 1, 2, "float32", BLOCK_SIZE * RECORD_NBYTES)
+NUM_LAYERS = 2  # a record's first half is the KV of the first layer, its second half of the second
+KV_LAYOUT = KvLayout(NUM_LAYERS, BLOCK_SIZE, 1, 1, "float32", BLOCK_SIZE * RECORD_NBYTES)
 ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float32", row_nbytes=32)
 
 

@@ -11,6 +11,7 @@ from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.swarm import Excuse
+from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
 FEW_BLOCKS = Settings(num_blocks=32)
@@ -63,6 +64,50 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=48),
         fires=("kv_held",),
         mutants=("first_blocks_are_sent", "prefix_ignores_pictures"),
+    ),
+    Drill(
+        "kv-in-parts",
+        ("F2", "F28"),
+        work=Workload(20, image_share=0.6, max_text=60, spread_s=1.0),
+        data=DataConditions(jitter_s=0.004, nbytes_per_s=2e5),
+        fires=("TRANSFER:RESERVED>STREAMING", "TRANSFER:STREAMING>WRITING"),
+        mutants=("commit_before_the_last_layer", "layers_are_final_too_early"),
+    ),
+    Drill(
+        "kill-prefill-in-parts",
+        ("F7", "F20"),
+        topology="1e2p1d",
+        work=Workload(24, image_share=0.5, max_text=60, spread_s=1.0),
+        faults=(
+            Fault("kill", "here", duration_s=0.5, point="TRANSFER:RESERVED>STREAMING", nth=20),
+        ),
+    ),
+    Drill(
+        "kill-decode-in-parts",
+        ("F6", "F20"),
+        topology="1e1p2d",
+        work=Workload(24, image_share=0.5, max_text=60, spread_s=1.0),
+        faults=(
+            Fault("kill", "peer", duration_s=0.5, point="TRANSFER:RESERVED>STREAMING", nth=20),
+        ),
+    ),
+    Drill(
+        "leave-in-parts",
+        ("F6", "F24", "F43"),
+        work=Workload(40, image_share=0.0, max_text=150, spread_s=0.5, cancel_share=0.9),
+        data=DataConditions(jitter_s=0.02, nbytes_per_s=2e4),
+        fires=("TRANSFER:STREAMING>CANCEL_PENDING",),
+        must_fire=0.4,
+    ),
+    Drill(
+        "give-way-in-parts",
+        ("F6", "F24"),
+        topology="1e1pd1d",
+        work=Workload(30, image_share=0.0, max_text=60, spread_s=0.2, max_tokens=40),
+        data=DataConditions(jitter_s=0.05, nbytes_per_s=2e4),
+        settings=FEW_BLOCKS,
+        fires=("TRANSFER:RESERVED>STREAMING", "REQUEST:RUNNING>PREEMPTED"),
+        mutants=("parts_are_not_held",),
     ),
     Drill(
         "few-blocks",

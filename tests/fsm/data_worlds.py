@@ -22,6 +22,7 @@ class TransferWorld(World):
         self.side = side
         self.writing = False
         self.owned = False
+        self.num_leases = 0
         self.given = False
         self.withdrawn = False
         self.publishing = False
@@ -47,6 +48,8 @@ class TransferWorld(World):
     def _producer(self) -> Choices:
         if not self.given and not self.withdrawn:
             yield t.BytesReady("source", 64)
+            if self.machine.grant is not None:
+                yield from (t.PartReady(16), t.PartReady(32))
         if not self.withdrawn:
             yield t.SourceFailed("engine", "because", True)
         yield from (make_event(t.GrantReceived), t.CancelReceived(), t.CommitAcked())
@@ -55,7 +58,8 @@ class TransferWorld(World):
 
     def before(self, event: Event) -> None:
         if isinstance(event, t.SlotsLeased | t.BytesReady):
-            self.given = self.owned = True
+            self.given = True
+            self.own()
         elif isinstance(event, t.SourceFailed):
             self.withdrawn = True
         elif isinstance(event, t.Published | t.PublishFailed):
@@ -69,15 +73,26 @@ class TransferWorld(World):
             self.need(self.owned, f"{effect.name} of what is not owned")
             self.need(not self.writing, f"{effect.name} under the write (F6)")
             self.owned = False
+        elif effect is t.Do.HOLD_PART:
+            self.own()
         elif effect is t.Do.START_WRITE:
-            self.need(self.done[effect] == 1, "a room is written once")
+            self.need(not self.writing, "one write at a time")
+            self.need(self.owned, "writes what is not owned")
+            self.need(self.machine.part_nbytes > 0, "writes nothing")
             self.writing = True
+        elif effect is t.Do.SEND_COMMIT:
+            self.need(self.machine.written_nbytes == 64, "what is committed was written")
         elif effect is t.Do.PUBLISH:
             self.need(self.done[effect] == 1, "a room is received once (F10)")
             self.publishing = True
         elif effect is t.Do.CONCLUDE_DELIVERED and self.side is t.Side.CONSUMER:
             self.need(self.owned, "publishes slots that it does not own")
             self.owned = False
+
+    def own(self) -> None:
+        """Memory is its from now on, if it was not."""
+        self.num_leases += not self.owned
+        self.owned = True
 
     def in_flight(self) -> bool:
         """Whether, as far as this end can know, a write may be under way."""

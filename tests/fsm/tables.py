@@ -50,7 +50,9 @@ CARRIES: dict[str, Any] = {
     "kv": KV,
     "load": "load",
     "nbytes": 64,
+    "num_layers": 1,
     "num_tokens": 2,
+    "parts": ((64, 11),),
     "patches": "patches",
     "placement": "placement",
     "reason": "because",
@@ -59,6 +61,7 @@ CARRIES: dict[str, Any] = {
     "rows": "rows",
     "slots": (1, 2),
     "source": "source",
+    "start": 0,
     "token": TokenLogprobs(9, 0.0),
 }
 

@@ -71,7 +71,7 @@ def test_text_only_never_waits_for_pictures() -> None:
         made,
         (TextOnly(), S.WAITING, (Do.ENQUEUE,)),
         (Scheduled((3, 4)), S.RUNNING, ()),
-        (ChunkComputed(2), S.RUNNING, ()),
+        (ChunkComputed(2), S.RUNNING, (Do.PUSH_KV,)),
         (FirstTokenSampled(1, TOKEN), S.DECODING, started),
         (TokenSampled(TOKEN), S.DECODING, (Do.EMIT_TOKENS,)),
         (
@@ -107,7 +107,7 @@ def test_a_prompt_waits_in_its_middle_and_keeps_its_blocks() -> None:
         (EmbeddingsRequired(), S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
         (EmbeddingsPromised(), S.WAITING, (Do.ENQUEUE,)),
         (Scheduled((3, 4)), S.RUNNING, ()),
-        (ChunkComputed(1), S.WAITING_MID_PROMPT, ()),
+        (ChunkComputed(1), S.WAITING_MID_PROMPT, (Do.PUSH_KV,)),
         (EmbeddingReady("b", "rows b"), S.WAITING_MID_PROMPT, ()),
         (EmbeddingReady("a", "rows a"), S.RUNNING, (Do.EXTEND,)),
     )
@@ -124,7 +124,7 @@ def test_a_load_that_overlaps_the_step_stops_nobody() -> None:
     follow(
         made,
         (EmbeddingReady("b", "rows b"), S.RUNNING, (Do.EXTEND,)),
-        (ChunkComputed(2), S.RUNNING, ()),
+        (ChunkComputed(2), S.RUNNING, (Do.PUSH_KV,)),
     )
 
 

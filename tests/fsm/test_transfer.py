@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from epd.fsm.transfer import (
     GraceEnded,
     GrantReceived,
     Manifest,
+    PartReady,
     PeerFenced,
     PeerLost,
     Published,
@@ -67,7 +69,54 @@ def test_bytes_before_the_grant_are_parked_and_flushed_then(producer: Transfer) 
         (WriteSucceeded(7), S.COMPLETE, (Do.SEND_COMMIT, Do.ARM_RETRY)),
         (CommitAcked(), S.RELEASED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
     )
-    assert producer.checksum == 7
+    assert producer.parts == ((64, 7),)
+
+
+def test_parts_go_while_the_rest_is_made(producer: Transfer) -> None:
+    """RESERVED -> STREAMING -> STREAMING -> RESERVED -> STREAMING -> WRITING -> COMPLETE."""
+    ready = BytesReady("source", 2 * 64)
+    held = SimpleNamespace(**{**vars(GRANT), "slots": (0, 1, 2)})
+    follow(
+        producer,
+        (PartReady(16), S.PENDING, ()),
+        (GrantReceived(held), S.RESERVED, ()),
+        (PartReady(16), S.STREAMING, (Do.HOLD_PART, Do.START_WRITE)),
+        (PartReady(16), S.STREAMING, (Do.HOLD_PART,)),
+        (PartReady(32), S.STREAMING, (Do.HOLD_PART,)),
+        (WriteSucceeded(1), S.STREAMING, (Do.HOLD_PART, Do.START_WRITE)),
+        (WriteSucceeded(2), S.RESERVED, (Do.RELEASE_SOURCE,)),
+        (PartReady(32), S.RESERVED, ()),
+        (PartReady(48), S.STREAMING, (Do.HOLD_PART, Do.START_WRITE)),
+        (ready, S.WRITING, ()),
+        (WriteSucceeded(3), S.WRITING, (Do.START_WRITE,)),
+        (WriteSucceeded(4), S.COMPLETE, (Do.SEND_COMMIT, Do.ARM_RETRY)),
+        (PartReady(48), S.COMPLETE, ()),
+        (CommitAcked(), S.RELEASED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
+    )
+    assert producer.parts == ((16, 1), (16, 2), (16, 3), (80, 4))
+
+
+@pytest.mark.parametrize(
+    ("event", "effects"),
+    [
+        (CancelReceived(), (Do.CONCLUDE_FAILED,)),
+        (PeerLost(), (Do.CONCLUDE_FAILED,)),
+        (SourceFailed("engine", "failed", True), ()),
+    ],
+    ids=["cancelled", "lost", "withdrawn"],
+)
+def test_a_part_under_way_keeps_its_source(
+    producer: Transfer, event: Any, effects: tuple[Do, ...]
+) -> None:
+    """F6: STREAMING -> CANCEL_PENDING -> CANCELLED; what comes of the request changes nothing."""
+    follow(
+        producer,
+        (GRANTED, S.RESERVED, ()),
+        (PartReady(16), S.STREAMING, (Do.HOLD_PART, Do.START_WRITE)),
+        (event, S.CANCEL_PENDING, effects),
+        (PartReady(32), S.CANCEL_PENDING, ()),
+        (WriteSucceeded(1), S.CANCELLED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
+    )
 
 
 def test_a_grant_before_the_bytes(producer: Transfer) -> None:

@@ -37,7 +37,7 @@ def test_TRANSFER_balances(side: t.Side, data: st.DataObject) -> None:
     walk(world, drawn(data))
     wrong = t.Do.RELEASE_SOURCE if side is t.Side.CONSUMER else t.Do.RELEASE_SLOTS
     world.need(world.done[wrong] == 0, "gives back what the other end owns")
-    given = int(world.given)
+    given = world.num_leases
     released = world.done[t.Do.RELEASE_SLOTS] + world.done[t.Do.RELEASE_SOURCE]
     published = world.done[t.Do.CONCLUDE_DELIVERED] if side is t.Side.CONSUMER else 0
     world.need(released + published + int(world.owned) == given, "each lease ends exactly once")

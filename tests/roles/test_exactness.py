@@ -226,12 +226,12 @@ async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
         assert requests is not None
         step = requests.engine.step
 
-        def watch(batch: Sequence[StepSequence]) -> Any:
+        def watch(batch: Sequence[StepSequence], on_layers: Any = None) -> Any:
             for sequence in batch:
                 pending = tuple(sequence.token_ids) == (PENDING,)
                 waiting = sequence.sample is not None and sequence.sample.min_tokens > 0
                 seen[pending, waiting] += 1
-            return step(batch)
+            return step(batch, on_layers)
 
         requests.engine.step = watch  # type: ignore[method-assign]
         await ask_all(cluster.gateway, [stops, waits, await question("what?", 1, max_tokens=30)])

@@ -8,6 +8,7 @@ from typing import Any
 
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
+from epd.messages import KvLayout
 from epd.roles.compose import Engines
 from epd.roles.landing import Landing
 from epd.tiny import CHECKPOINT
@@ -38,9 +39,9 @@ class Staged:
     def attach_kv(self, buffer: memoryview) -> None:
         self._landing = buffer
 
-    async def fetch_kv(self, blocks: Sequence[int]) -> list[memoryview]:
+    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
         await asyncio.sleep(0.002)
-        return [memoryview(bytes(view)) for view in self._engine.kv_views(blocks)]
+        return [memoryview(bytes(view)) for view in self._engine.pool.slot_views(slots)]
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         await asyncio.sleep(0.002)
@@ -78,6 +79,7 @@ class Pooled:
 
     kv_in_place = False
     num_landing_blocks = 4
+    kv_layout = KvLayout(3, 16, 1, 8, "float32", 3 * 1024)
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self.landed = (tuple(slots), tuple(blocks))
@@ -87,18 +89,21 @@ async def test_the_line_is_in_order_and_lets_go() -> None:
     returned: list[tuple[int, ...]] = []
     engine: Any = Pooled()
     landing = Landing(engine, returned.append)
+    assert engine.kv_layout.slots_per_block == 3
     leased: dict[str, tuple[int, ...]] = {}
     for room, count in (("a", 3), ("b", 2), ("c", 1)):
         blocks = tuple(range(10 * count, 10 * count + 5))
         received = range(1, 1 + count)  # the first block is here already
         landing.lease(room, blocks, received, lambda slots, room=room: leased.update({room: slots}))
     assert list(leased) == ["a"], "b is first in the line: c must not overtake it"
-    await landing.land("a", leased["a"])
-    assert engine.landed == (leased["a"], (31, 32, 33))
+    assert leased["a"] == tuple(range(9)), "three slots of each of three blocks"
+    await landing.land("a")
+    assert engine.landed == ((0, 1, 2), (31, 32, 33))
     landing.leave("b")
     assert returned == [(20, 21, 22, 23, 24)] and list(leased) == ["a", "c"]
-    assert landing.take("a", leased["a"]) == (30, 31, 32, 33, 34)
-    landing.release("c", leased["c"])
+    assert leased["c"] == (9, 10, 11)
+    assert landing.take("a") == (30, 31, 32, 33, 34)
+    landing.release("c")
     landing.leave("c")
     assert returned[1:] == [(10, 11, 12, 13, 14)]
     assert landing.num_leased == 0

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from epd.engine.base import Rows
 from epd.fsm import embedding, encoding, generation, request, transfer
 from epd.fsm.kernel import Event
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
 from epd.roles.encode import EncodeRole
+from epd.roles.kv_producer import KvProducer
 from epd.roles.member import Member
-from epd.roles.prefill import PrefillRole
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
@@ -58,11 +60,12 @@ def publish_before_commit() -> Iterator[None]:
     """F2, F28: the producer says that every byte has landed when it has only begun to write."""
 
     async def start_write(self: Transfers, machine: transfer.Transfer, event: Event) -> Event:
-        async def write() -> None:
-            grant = machine.grant
-            await self.actor.ports.transfers.write(source, grant.region, grant.slots)
+        staged = await self._producers[machine.key].stage(machine)
 
-        source = machine.source
+        async def write() -> None:
+            region = machine.grant.region
+            await self.actor.ports.transfers.write(staged.views, region, staged.slots)
+
         self.actor.spawn("write", write())
         return transfer.WriteSucceeded(0)
 
@@ -75,8 +78,8 @@ def release_source_early() -> Iterator[None]:
     """F6, F8: the source is given back while the write still reads it."""
     do = (transfer.Do.START_WRITE, transfer.Do.RELEASE_SOURCE)
     with several(
-        row(TRANSFER, T.PARKED, transfer.GrantReceived, T.WRITING, do, transfer.keep_grant),
-        row(TRANSFER, T.RESERVED, transfer.BytesReady, T.WRITING, do, transfer.keep_source),
+        row(TRANSFER, T.PARKED, transfer.GrantReceived, T.WRITING, do, transfer.write_granted),
+        row(TRANSFER, T.RESERVED, transfer.BytesReady, T.WRITING, do, transfer.write_source),
     ):
         yield
 
@@ -277,15 +280,15 @@ def new_registry_loses_the_absent() -> Iterator[None]:
 @mutant
 def rope_delta_stays_home() -> Iterator[None]:
     """F26: decoding goes on at linear positions."""
-    state = PrefillRole.commit_state
+    state = KvProducer.commit_state
 
-    def without_delta(self: PrefillRole, machine: transfer.Transfer) -> KvState | None:
+    def without_delta(self: KvProducer, machine: transfer.Transfer) -> KvState | None:
         kv = state(self, machine)
         if kv is None:
             return None
-        return KvState(kv.num_tokens, kv.first_token, 0, kv.num_layers, kv.num_blocks)
+        return msgspec.structs.replace(kv, rope_delta=0)
 
-    with mock.patch.object(PrefillRole, "commit_state", without_delta):
+    with mock.patch.object(KvProducer, "commit_state", without_delta):
         yield
 
 

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from epd.engine.base import PENDING, StepSequence
+from epd.engine.base import PENDING, OnLayers, StepSequence
 from epd.fsm import generation, request, transfer
 from epd.fsm.request_table import TABLE as REQUEST
-from epd.roles.prefill import PrefillRole
+from epd.roles.kv_producer import KvProducer
+from epd.roles.room_owners import Staged
 from epd.roles.step import _spans as spans
 from epd.roles.step import sequence_of
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.prefix_keys import PrefixKeys
+from epd.sim.engines import SimLanguageEngine
 from tests.sim.planting import mutant, row, several
 
 R = request.S
@@ -116,10 +118,63 @@ def prefix_ignores_what_is_before() -> Iterator[None]:
 def first_blocks_are_sent() -> Iterator[None]:
     """F28: decode holds the beginning of a prompt and is sent it again, in place of its end."""
 
-    async def stage(self: PrefillRole, machine: transfer.Transfer) -> Any:
-        return machine.source[: len(machine.grant.slots)]
+    stage = KvProducer.stage
 
-    with mock.patch.object(PrefillRole, "stage", stage):
+    async def first_ones(self: KvProducer, machine: transfer.Transfer) -> Staged | None:
+        staged = await stage(self, machine)
+        request = self._requests.get(machine.owner)
+        if staged is None or request is None:
+            return staged
+        size = self._requests.engine.kv_layout.slots_per_block
+        first = [block * size + n for block in request.block_table for n in range(size)]
+        return Staged(
+            await self._requests.engine.fetch_kv(first[: len(staged.slots)]), staged.slots
+        )
+
+    with mock.patch.object(KvProducer, "stage", first_ones):
+        yield
+
+
+@mutant
+def commit_before_the_last_layer() -> Iterator[None]:
+    """F28: with a part landed, the commit says that all has."""
+
+    def claim(machine: transfer.Transfer, event: transfer.WriteSucceeded) -> None:
+        machine.part_nbytes = machine.sent_nbytes - machine.written_nbytes
+        transfer.keep_written(machine, event)
+
+    table, state, do = transfer.Transfer.table, transfer.S.WRITING, transfer.Do
+    with row(
+        table,
+        state,
+        transfer.WriteSucceeded,
+        transfer.S.COMPLETE,
+        (do.SEND_COMMIT, do.ARM_RETRY),
+        claim,
+    ):
+        yield
+
+
+@mutant
+def layers_are_final_too_early() -> Iterator[None]:
+    """F2: a layer is said to be computed when the one before it is."""
+    halfway = SimLanguageEngine._halfway
+
+    def boast(self: SimLanguageEngine, batch: Any, before: Any, on_layers: OnLayers) -> None:
+        halfway(self, batch, before, lambda num_layers: on_layers(num_layers + 1))
+
+    with mock.patch.object(SimLanguageEngine, "_halfway", boast):
+        yield
+
+
+@mutant
+def parts_are_not_held() -> Iterator[None]:
+    """F6: a write reads blocks that its request may give up under it."""
+
+    def nothing(self: KvProducer, machine: transfer.Transfer) -> None:
+        """As if the request's own lease were enough."""
+
+    with mock.patch.object(KvProducer, "hold_part", nothing):
         yield
 
 

@@ -25,7 +25,7 @@ from epd.fsm.transfer_table import TABLE
 from epd.sim.model.laws import Step, require
 
 TERMINAL = TABLE.terminal
-MAY_WRITE = frozenset({S.WRITING, S.CANCEL_PENDING, S.EXPIRE_PENDING, S.QUARANTINED})
+MAY_WRITE = frozenset({S.STREAMING, S.WRITING, S.CANCEL_PENDING, S.EXPIRE_PENDING, S.QUARANTINED})
 PEER = SimpleNamespace(instance_id="peer")
 NBYTES = 64
 
@@ -62,6 +62,7 @@ class Scenario:
     may_be_declared_lost: bool = True
     forgetful: bool = False  # words may be lost for good: only retries can bring them back
     max_lost: int = 0  # how many, at most; 0: any number
+    in_parts: bool = False  # half of the bytes may be ready, and be sent, before the rest
 
     @property
     def grant(self) -> SimpleNamespace:
@@ -91,6 +92,9 @@ class End:
     granted: bool = False  # producer: has read a grant
     cancelled: bool = False  # the owner has called it off
     publishing: bool = False
+    ready_nbytes: int = 0  # producer: as its machine counts
+    part_nbytes: int = 0
+    written_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class Pair:
     producer: End
     consumer: End
     write: str = "none"  # none, running, over, zombie
+    landed_nbytes: int = 0
     network: frozenset[str] = frozenset()
     num_lost: int = 0  # words; counted only where their number is bounded
 
@@ -135,6 +140,8 @@ class PairModel:
         machine.nbytes = NBYTES
         machine.meta = Manifest(None, 4, offers=self.scenario.offers)
         machine.grant = self.scenario.grant if end.granted else None
+        machine.ready_nbytes, machine.part_nbytes = end.ready_nbytes, end.part_nbytes
+        machine.written_nbytes = end.written_nbytes
         return machine
 
     def fire(self, pair: Pair, side: Side, event: Event, **changes: object) -> Pair:
@@ -143,13 +150,20 @@ class PairModel:
         end: End = replace(getattr(pair, name), **changes)
         machine = self._machine(end, side)
         effects = machine.fire(event)
-        pair = _with(pair, side, replace(end, state=machine.state))
+        end = replace(
+            end,
+            state=machine.state,
+            ready_nbytes=machine.ready_nbytes,
+            part_nbytes=machine.part_nbytes,
+            written_nbytes=machine.written_nbytes,
+        )
+        pair = _with(pair, side, end)
         for effect in effects:
             pair = self._perform(pair, side, effect)
         end = getattr(pair, name)
         if end.state in TERMINAL:  # the role disarms the timers of an ended machine
             end = replace(end, retry=False, grace=False, deadline=False, fencing=False)
-            end = replace(end, settling=False)
+            end = replace(end, settling=False, ready_nbytes=0, part_nbytes=0, written_nbytes=0)
             pair = _with(pair, side, end)
         check(pair)
         return pair
@@ -163,10 +177,13 @@ class PairModel:
                 word = "ShortCommit"
             return replace(pair, network=pair.network | {word})
         if effect is Do.START_WRITE:
-            require(pair.write == "none", "a room is written once")
+            require(pair.write not in ("running", "zombie"), "one write at a time")
+            require(pair.landed_nbytes < NBYTES, "a room is written once")
             require(self.scenario.rows_granted == 4, "a write starts against its contract (F11)")
             return replace(pair, write="running")
-        if effect in (Do.RELEASE_SOURCE, Do.RELEASE_SLOTS):
+        if effect is Do.HOLD_PART:
+            end = replace(end, memory="owned")
+        elif effect in (Do.RELEASE_SOURCE, Do.RELEASE_SLOTS):
             own = Side.PRODUCER if effect is Do.RELEASE_SOURCE else Side.CONSUMER
             require(side is own, f"{name} performs {effect.name}")
             require(end.memory == "owned", f"{effect.name} of memory that is {end.memory}")
@@ -175,6 +192,7 @@ class PairModel:
             end = replace(end, concluded=end.concluded + 1)
             if effect is Do.CONCLUDE_DELIVERED and side is Side.CONSUMER:
                 require(end.memory == "owned", f"published memory that is {end.memory}")
+                require(pair.landed_nbytes == NBYTES, "what was published has not landed (F28)")
                 end = replace(end, memory="published")
         else:
             changes: dict[Effect, dict[str, bool]] = {
@@ -233,7 +251,8 @@ class PairModel:
         def end(outcome: Event, after: Pair) -> Pair:
             return self.fire(after, Side.PRODUCER, outcome) if alive else after
 
-        yield Step("the write succeeds", "work", lambda: end(t.WriteSucceeded(1), over))
+        landed = replace(over, landed_nbytes=pair.landed_nbytes + pair.producer.part_nbytes)
+        yield Step("the write succeeds", "work", lambda: end(t.WriteSucceeded(1), landed))
         yield Step("the write is refused", "fault", lambda: end(t.WriteRefused("no"), over))
         if not self.scenario.engine_is_certain:
             zombie = replace(pair, write="zombie")
@@ -304,6 +323,9 @@ class PairModel:
 
     def _producer(self, pair: Pair) -> Iterator[Step[Pair]]:
         end = pair.producer
+        if self.scenario.in_parts and end.granted and not (end.started or end.cancelled):
+            part = t.PartReady(NBYTES // 2)
+            yield Step("half is ready", "work", lambda: self.fire(pair, Side.PRODUCER, part))
         if not end.started and not end.cancelled:
             ready = t.BytesReady("source", NBYTES)
             yield Step(

@@ -221,7 +221,7 @@ class RequestWorld(World):
     def _transfer(self) -> Iterator[Step[RequestWorld]]:
         yield self._over(r.KvFailed("lost", "instance lost", True), "fault")
         if self.remote_kv:
-            kv = KvState(2, token(0), 0, 1, 2)
+            kv = KvState(2, token(0), 0, 1, 2, 2)
             yield self._over(r.RemoteKvArrived(BLOCKS, kv), "work", "owned")
             yield self._over(r.KvWithdrawn(), "fault")
         elif self.blocks == "transfer":

@@ -55,6 +55,12 @@ TRANSFER = (
         3_000,
     ),
     _transfer("kv", Scenario(offers=True, may_die=False), 3_000),
+    _transfer("kv in parts", Scenario(offers=True, may_die=False, in_parts=True), 3_000),
+    _transfer(
+        "kv in parts, unknown outcomes",
+        Scenario(offers=True, in_parts=True, engine_is_certain=False, **ALIVE),
+        1_000,
+    ),
     _transfer("contract drift (F11)", Scenario(rows_granted=3), 5_000),
     _transfer("short commit (F11)", Scenario(commit_is_short=True, may_die=False), 3_000),
     _transfer("words lost for good", Scenario(forgetful=True, **ALIVE), 3_000),
@@ -62,6 +68,7 @@ TRANSFER = (
     _transfer("declared lost, wrongly", Scenario(forgetful=True, may_die=False), 10_000),
     _transfer("timers last", Scenario(**ALIVE), 10, LAST),
     _transfer("timers last, kv", Scenario(offers=True, **ALIVE), 10, LAST),
+    _transfer("timers last, kv in parts", Scenario(offers=True, in_parts=True, **ALIVE), 10, LAST),
     _transfer("timers last, words lost", Scenario(forgetful=True, max_lost=4, **ALIVE), 100, LAST),
     _transfer(
         "timers last, words lost, kv",

@@ -1,0 +1,198 @@
+"""The producer of KV: what prefill computes moves to decode while it is being computed.
+
+When a prompt's first chunk is scheduled, blocks are asked for at the decode instance.  As soon as
+it has granted them, whatever is final is sent, in the order of `scheduling/kv_order.py`: full
+blocks when their chunk has been computed, and while the last chunk runs, group after group of its
+layers.
+One write at a time; what becomes ready meanwhile goes with the next.  So when the first token is
+there, only the last layers are still to be sent.
+
+Until then the request owns its blocks.  It may give them up (preempted, aborted) while a write
+reads them, so parts are held by a reference of their own, from when they are ready until they have
+landed.  With the first token the transfer takes all blocks over.
+"""
+
+from __future__ import annotations
+
+from epd.fsm import request as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.kernel import Event
+from epd.fsm.request import Do, Request
+from epd.fsm.transfer import Manifest, Transfer
+from epd.messages import KvOffer, KvState, PrefillRequest
+from epd.roles.base import Actor, Role, performs
+from epd.roles.requests import Requests
+from epd.roles.room_owners import Staged
+from epd.roles.transfers import Transfers
+from epd.scheduling.kv_order import KvOrder
+
+
+class KvProducer(Role[Request]):
+    """Performs what REQUEST says of KV at a prefill instance."""
+
+    def __init__(self, actor: Actor, transfers: Transfers, requests: Requests) -> None:
+        super().__init__(actor)
+        self._transfers = transfers
+        self._requests = requests
+        self._layout = requests.engine.kv_layout
+        self._held: dict[str, dict[int, int]] = {}  # by room: parts, place in prompt to block
+        self._handed_over: dict[str, Request] = {}  # by room: all of its blocks
+        requests.extend(self)
+
+    def live(self) -> dict[str, int]:
+        return {"kv_handed_over": len(self._handed_over), "kv_parts_held": len(self._held)}
+
+    def find(self, request: Request) -> Transfer | None:
+        return self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
+
+    # --- effects of REQUEST -----------------------------------------------------------------------
+
+    @performs(Do.OFFER_KV)
+    def offer_kv(self, request: Request, event: Event) -> None:
+        message: PrefillRequest = request.message
+        request.kv_room = f"{request.key}/kv"
+        offer = KvOffer(
+            request.kv_room,
+            message.request_id,
+            message.attempt,
+            len(message.token_ids),
+            message.num_emitted,
+            message.token_ids,
+            message.sampling,
+            self._layout,
+            message.gateway,
+            message.deadline_s,
+            message.items,
+            message.reports,
+        )
+        self._transfers.open_producer(
+            request.kv_room,
+            message.attempt,
+            message.decode,
+            self,
+            request.key,
+            Manifest(None, len(message.token_ids), offers=True, offer=offer),
+            message.deadline_s,
+        )
+        self.actor.send(message.decode, offer)
+
+    @performs(Do.WITHDRAW_OFFER)
+    def withdraw_offer(self, request: Request, event: Event) -> None:
+        if (transfer := self.find(request)) is not None:
+            withdrawn = transfer_fsm.SourceFailed("withdrawn", "prefill ended the request", False)
+            self._transfers.fire(transfer, withdrawn)
+
+    @performs(Do.PUSH_KV)
+    def push_kv(self, request: Request, event: Event) -> None:
+        """Let decode have what is final now, if it has room for it already."""
+        transfer = self.find(request)
+        if transfer is None or transfer.grant is None:
+            return
+        num_groups = 0
+        if isinstance(event, fsm.LayersComputed):
+            num_full = event.start // self._layout.block_size
+            num_groups = event.num_layers * self._layout.slots_per_block // self._layout.num_layers
+            num_said = self._num_held(transfer) + transfer.ready_nbytes // self._layout.block_nbytes
+            if request.num_whole < 0:  # computed again, it may begin before what was sent
+                request.num_whole = max(num_full, num_said)
+        else:
+            num_full = request.num_computed // self._layout.block_size
+        order = self._order(transfer, request, min(num_full, len(request.block_table)))
+        ready = transfer_fsm.PartReady(order.num_ready(num_groups) * self._layout.slot_nbytes)
+        self._transfers.fire(transfer, ready)
+
+    @performs(Do.HAND_OVER_KV)
+    def hand_over_kv(self, request: Request, event: Event) -> None:
+        transfer = self.find(request)
+        assert transfer is not None  # opened when the first chunk was scheduled
+        self._handed_over[request.kv_room] = request
+        nbytes = len(request.block_table) * self._layout.block_nbytes
+        self._transfers.fire(transfer, transfer_fsm.BytesReady(request.block_table, nbytes))
+
+    # --- the order of sending ---------------------------------------------------------------------
+
+    def _num_held(self, transfer: Transfer) -> int:
+        """Blocks that decode has already."""
+        return int(transfer.grant.num_held) // self._layout.slots_per_block
+
+    def _order(self, transfer: Transfer, request: Request, num_full: int) -> KvOrder:
+        """`num_full`: blocks that can be sent whole, as far as is known."""
+        num_held = self._num_held(transfer)
+        num_blocks = self._requests.num_blocks_for(len(request.prompt))
+        num_whole = request.num_whole if request.num_whole >= 0 else num_full
+        num_whole = min(max(num_whole, num_held), num_blocks)
+        return KvOrder(num_held, num_whole, num_blocks, self._layout.slots_per_block)
+
+    def _places(self, transfer: Transfer, request: Request, start: int, stop: int) -> list[int]:
+        """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
+        order = self._order(transfer, request, self._requests.num_blocks_for(len(request.prompt)))
+        size = self._layout.slot_nbytes
+        return order.places(start // size, stop // size)
+
+    # --- producer of KV ---------------------------------------------------------------------------
+
+    def commit_state(self, transfer: Transfer) -> KvState | None:
+        request = self._handed_over.get(transfer.key)
+        if request is None:
+            return None
+        num_blocks = len(request.block_table)
+        return KvState(
+            num_tokens=len(request.prompt),
+            first_token=request.output[0],
+            rope_delta=request.rope_delta,
+            num_layers=self._layout.num_layers,
+            num_blocks=num_blocks,
+            num_whole=request.num_whole if request.num_whole >= 0 else num_blocks,
+        )
+
+    def granted(self, transfer: Transfer) -> None:
+        """What was computed before the grant came need not wait for the next chunk."""
+        request = self._requests.get(transfer.owner)
+        if request is not None:
+            self.push_kv(request, fsm.ChunkComputed(0))
+
+    def hold_part(self, transfer: Transfer) -> None:
+        """Own what is ready and has not landed, whatever the request does with its blocks."""
+        request = self._requests.get(transfer.owner)
+        held = self._held.setdefault(transfer.key, {})
+        if request is None:  # what is ready was held when it became so
+            return
+        slots_per_block = self._layout.slots_per_block
+        places = self._places(transfer, request, transfer.written_nbytes, transfer.ready_nbytes)
+        wanted = dict.fromkeys(place // slots_per_block for place in places)
+        landed = [held.pop(index) for index in list(held) if index not in wanted]
+        new = {i: request.block_table[i] for i in wanted if i not in held}
+        self._requests.pool.share(new.values())
+        held.update(new)
+        self._requests.return_blocks(tuple(landed))
+
+    async def stage(self, transfer: Transfer) -> Staged | None:
+        """The part's bytes: views of the pool on a CPU, a copy in host memory of a device's."""
+        start = transfer.written_nbytes
+        request = self._handed_over.get(transfer.key) or self._requests.get(transfer.owner)
+        if request is None:
+            return None
+        places = self._places(transfer, request, start, start + transfer.part_nbytes)
+        size, held = self._layout.slots_per_block, self._held.get(transfer.key, {})
+        table = {**dict(enumerate(request.block_table)), **held}
+        source = await self._requests.engine.fetch_kv(
+            [table[place // size] * size + place % size for place in places]
+        )
+        first = int(transfer.grant.num_held)
+        return Staged(source, [transfer.grant.slots[place - first] for place in places])
+
+    def release_source(self, transfer: Transfer) -> None:
+        held = self._held.pop(transfer.key, None)
+        if held:
+            self._requests.return_blocks(tuple(held.values()))
+        request = self._handed_over.pop(transfer.key, None)
+        if request is not None:
+            self._requests.return_blocks(request.block_table)
+
+    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
+        request = self._requests.get(transfer.owner)
+        if request is None:
+            return
+        peer = transfer.peer.instance_id
+        failed = fsm.KvFailed(*transfer.failure, peer)
+        self._requests.fire(request, fsm.KvDelivered() if delivered else failed)
