@@ -128,10 +128,12 @@ async def test_kv_lands_and_leaves_as_it_was(device: Device) -> None:
     device.hop.attach(landing)
     device.pool.tensor.copy_(torch.randn(device.pool.tensor.shape, device="cuda"))
     before = device.pool.tensor.clone()
-    views = await device.executor.launch(device.hop.fetch, (5, 2))
-    for slot, view in zip((3, 0), views, strict=True):
-        at = slot * LAYOUT.block_nbytes
-        landing[at : at + LAYOUT.block_nbytes] = view.cast("B")
+    torch.cuda.synchronize()  # what is fetched is final
+    nbytes = LAYOUT.block_nbytes
+    for slot, block in ((3, 5), (0, 2)):
+        slots = [block * LAYOUT.slots_per_block + n for n in range(LAYOUT.slots_per_block)]
+        views = await device.executor.launch(device.hop.fetch, slots)
+        landing[slot * nbytes : (slot + 1) * nbytes] = b"".join(views)
     await device.executor.launch(device.hop.land, (3, 0), (1, 7))
     after = device.pool.tensor
     assert torch.equal(after[1], before[5]) and torch.equal(after[7], before[2])
@@ -153,4 +155,16 @@ async def test_blocks_may_be_reused_once_their_fetch_is_launched(device: Device)
     device.executor.launch(lambda: device.pool.tensor.fill_(9.0))
     (view,) = await fetched
     assert bool((torch.frombuffer(view, dtype=torch.float32) == 1.0).all())
+    await device.executor.close()
+
+
+async def test_what_is_final_leaves_while_more_is_computed(device: Device) -> None:
+    """Layers of a step that goes on: its kernels do not hold up the KV of those before."""
+    device.pool.tensor.fill_(3.0)
+    torch.cuda.synchronize()
+    computing = device.executor.launch(slow_rows, device)
+    (view,) = await device.executor.launch(device.hop.fetch, (4,))
+    assert not computing.done()
+    assert set(memoryview(view).cast("f")) == {3.0} and view.nbytes == LAYOUT.slot_nbytes
+    await computing
     await device.executor.close()
