@@ -33,7 +33,7 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.engine.pinned import PinnedArena
 from epd.engine.row_splice import RowSplicer
-from epd.engine.streams import DOWNLOAD, DeviceStreams
+from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.engine.vision import TorchVisionEngine
 
 __all__ = [
@@ -70,7 +70,9 @@ def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
     index = torch.device(device).index or 0
     torch.cuda.set_device(index)
     streams = DeviceStreams(torch.device("cuda", index))
-    bridge = CudaEventBridge(lanes={DOWNLOAD: streams.download_stream})
+    bridge = CudaEventBridge(
+        lanes={DOWNLOAD: streams.download_stream, KV_OUT: streams.kv_out_stream}
+    )
     return DeviceExecutor(
         device,
         num_pool_threads=threads,

@@ -1,8 +1,8 @@
 """KV between a GPU and the host memory that the transfer engine can reach.
 
-What is to be sent is gathered on the device and comes down in one piece, both on the stream of
-downloads: it is final, so it need not wait for the step that is being computed (later layers of the
-very same prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that
+What is to be sent is gathered on the device and comes down in one piece, both on a stream of their
+own: it is final, so it need not wait for the step that is being computed (later layers of the very
+same prompt).  Its blocks may be given to others when the call's future has ended.  Blocks that
 arrived lie in registered memory (pinned, so that the device reads it itself) and go up into one
 piece, which is then scattered into the pool; the landing memory may be written again when the
 call's future has ended.
@@ -10,6 +10,7 @@ call's future has ended.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from epd.engine.copies import to_device
 from epd.engine.executor import Deferred
 from epd.engine.kv_pool import KvPool
-from epd.engine.streams import DOWNLOAD, DeviceStreams
+from epd.engine.streams import KV_OUT, DeviceStreams
 
 
 def pin(buffer: memoryview) -> torch.Tensor:
@@ -39,15 +40,19 @@ class KvHop:
     def attach(self, buffer: memoryview) -> None:
         nbytes = self._pool.layout.block_nbytes
         usable = buffer.cast("B")[: buffer.nbytes // nbytes * nbytes]
-        self._landing = pin(usable).view(-1, nbytes)
+        pinned = pin(usable)
+        self._landing = pinned.view(-1, nbytes)
+        unpin = torch.cuda.cudart().cudaHostUnregister
+        weakref.finalize(self, unpin, pinned.data_ptr()).atexit = False
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
         by_slot = self._bytes.view(-1, self._pool.layout.slot_nbytes)
-        with torch.inference_mode(), torch.cuda.stream(self._streams.download_stream):
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
             gathered = by_slot.index_select(0, self._index(slots))
-            host = self._streams.download(gathered)
-        return Deferred(lambda: [memoryview(host.numpy()).cast("B")], DOWNLOAD)
+            host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+            host.copy_(gathered, non_blocking=True)
+        return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
     def land(self, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
         """Copy what lies in `slots` of the landing memory into `blocks` of the pool."""

@@ -13,6 +13,10 @@ again before the copy has passed; an upload's target is fresh memory, and comput
 upload before the first kernel that reads it (faults F23, F28).  A download is over, for the host,
 when an event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
 `DOWNLOAD`.
+
+KV that is sent while later layers of its step are computed must not wait for them, nor behind a
+download that does.  It is final for the host, which has seen the event behind it, so it waits for
+nothing and has a stream of its own (`KV_OUT`).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import torch
 from epd.engine.pinned import PinnedArena
 
 DOWNLOAD = "download"
+KV_OUT = "kv-out"
 
 
 class DeviceStreams:
@@ -33,6 +38,7 @@ class DeviceStreams:
         self.device = device
         self.upload_stream = torch.cuda.Stream(device)
         self.download_stream = torch.cuda.Stream(device)
+        self.kv_out_stream = torch.cuda.Stream(device)
         self.arena = PinnedArena(0)  # of what comes down; torch's own allocator where it is full
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from typing import Any
 
+from PIL import Image
+
 from epd.api.port import Generation
-from epd.config import EngineConfig
+from epd.api.prepare import Preparer
+from epd.config import EngineConfig, GatewayConfig
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster
-from tests.roles.golden import preparer
-from tests.roles.second_turn import FILLER, conversation
+
+FILLER = "It was a long day at the harbour and the gauges had to be read twice. " * 26
 
 SPLIT = [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")]
 TOGETHER = [("epd0", "encode", "prefill", "decode")]
+
+
+def conversation() -> list[list[dict[str, Any]]]:
+    """Messages of two turns: about 2,000 tokens and a picture, then a few more."""
+    data = io.BytesIO()
+    Image.linear_gradient("L").resize((150, 200)).convert("RGB").save(data, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": FILLER}]
+    first = [{"role": "user", "content": parts}]
+    more = [{"role": "assistant", "content": "One."}, {"role": "user", "content": "And now?"}]
+    return [first, [*first, *more]]
 
 
 async def said_by(
@@ -34,9 +50,10 @@ async def said_by(
         if instance.decode is not None:
             _count(instance.decode, parts)
     answers = []
+    preparer = Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
     async with cluster.running():
-        for turn in conversation(FILLER):
-            prompt = await preparer().chat(turn)
+        for turn in conversation():
+            prompt = await preparer.chat(turn)
             generation = Generation(prompt.token_ids, prompt.items, SamplingParams(max_tokens=8))
             said: list[int] = []
             async for update in cluster.gateway.role.submit(generation):

@@ -14,7 +14,7 @@ from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
-from epd.engine.streams import DOWNLOAD, DeviceStreams
+from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.messages import KvLayout
 
 DELAY_CYCLES = 200_000_000  # about a tenth of a second
@@ -25,7 +25,8 @@ class Device:
     def __init__(self) -> None:
         device = torch.device("cuda")
         self.streams = DeviceStreams(device)
-        bridge = CudaEventBridge(lanes={DOWNLOAD: self.streams.download_stream})
+        lanes = {DOWNLOAD: self.streams.download_stream, KV_OUT: self.streams.kv_out_stream}
+        bridge = CudaEventBridge(lanes=lanes)
         self.executor = DeviceExecutor(completion=bridge, streams=self.streams)
         self.pool = KvPool(LAYOUT, 8, torch.float32, "cuda")
         self.hop = KvHop(self.pool, self.streams)
