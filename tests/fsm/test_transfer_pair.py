@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 
 from epd.fsm import transfer as t
+from epd.fsm import transfer_parts
 from epd.fsm.kernel import Row, Table, TableError, unless
 from epd.fsm.transfer import Do, S, is_consumer
 from epd.fsm.transfer_table import TABLE
@@ -128,7 +129,15 @@ MUTANTS: dict[str, tuple[list[tuple[S, type]], list[Row]]] = {
     ),
     "F11: a grant of other rows is written to": (
         [(S.PARKED, t.GrantReceived)],
-        [Row(S.PARKED, t.GrantReceived, S.WRITING, (Do.START_WRITE,), t.write_granted)],
+        [
+            Row(
+                S.PARKED,
+                t.GrantReceived,
+                S.WRITING,
+                (Do.START_WRITE,),
+                transfer_parts.write_granted,
+            )
+        ],
     ),
     "F28: a commit before the last part has landed": (
         [(S.WRITING, t.WriteSucceeded)],
@@ -138,7 +147,7 @@ MUTANTS: dict[str, tuple[list[tuple[S, type]], list[Row]]] = {
                 t.WriteSucceeded,
                 S.COMPLETE,
                 (Do.SEND_COMMIT, Do.ARM_RETRY),
-                t.keep_written,
+                transfer_parts.keep_written,
             )
         ],
     ),

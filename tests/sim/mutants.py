@@ -13,7 +13,7 @@ from unittest import mock
 import msgspec
 
 from epd.engine.base import Rows
-from epd.fsm import embedding, encoding, generation, request, transfer
+from epd.fsm import embedding, encoding, generation, request, transfer, transfer_parts
 from epd.fsm.kernel import Event
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
@@ -78,8 +78,10 @@ def release_source_early() -> Iterator[None]:
     """F6, F8: the source is given back while the write still reads it."""
     do = (transfer.Do.START_WRITE, transfer.Do.RELEASE_SOURCE)
     with several(
-        row(TRANSFER, T.PARKED, transfer.GrantReceived, T.WRITING, do, transfer.write_granted),
-        row(TRANSFER, T.RESERVED, transfer.BytesReady, T.WRITING, do, transfer.write_source),
+        row(
+            TRANSFER, T.PARKED, transfer.GrantReceived, T.WRITING, do, transfer_parts.write_granted
+        ),
+        row(TRANSFER, T.RESERVED, transfer.BytesReady, T.WRITING, do, transfer_parts.write_source),
     ):
         yield
 

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.engine.base import PENDING, OnLayers, StepSequence
-from epd.fsm import generation, request, transfer
+from epd.fsm import generation, request, transfer, transfer_parts
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.roles.kv_producer import KvProducer
 from epd.roles.room_owners import Staged
@@ -141,7 +141,7 @@ def commit_before_the_last_layer() -> Iterator[None]:
 
     def claim(machine: transfer.Transfer, event: transfer.WriteSucceeded) -> None:
         machine.part_nbytes = machine.sent_nbytes - machine.written_nbytes
-        transfer.keep_written(machine, event)
+        transfer_parts.keep_written(machine, event)
 
     table, state, do = transfer.Transfer.table, transfer.S.WRITING, transfer.Do
     with row(
