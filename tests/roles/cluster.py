@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from epd.config import EngineConfig, GatewayConfig, InstanceConfig, Timing
 from epd.fsm.story import RecordingJournal
 from epd.roles.base import Ports
@@ -25,6 +27,11 @@ FAST = Timing(
     heartbeat_interval_s=0.05,
     suspect_after_s=0.5,
     lost_after_s=1.0,
+)
+
+# For long cases: what a crowded machine delays is neither lost nor late.
+PATIENT = msgspec.structs.replace(
+    FAST, request_timeout_s=100.0, suspect_after_s=20.0, lost_after_s=30.0
 )
 
 

@@ -17,15 +17,14 @@ import pytest
 from epd.api.port import Generation
 from epd.api.prepare import Preparer
 from epd.api.validation import read_chat
-from epd.config import EngineConfig, GatewayConfig, Limits, Timing
+from epd.config import EngineConfig, GatewayConfig, Limits
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from tests.engine.tiny_models import cached_model
-from tests.roles.cluster import Cluster
+from tests.roles.cluster import PATIENT, Cluster
 
 NUM_ANSWERS = int(os.environ.get("EPD_SCHEMA_ANSWERS", "8"))
 AT_ONCE = 40
-PATIENT = Timing(request_timeout_s=100.0, suspect_after_s=20.0, lost_after_s=30.0)
 CONFIG = EngineConfig(threads=1, kv_nbytes=32 << 20)
 SCHEMA = {
     "type": "object",
