@@ -265,8 +265,12 @@ def test_one_wrong_block_on_its_way_is_noticed(family: str, damage: Damage) -> N
     """
 
     def send_kv(engine: TorchLanguageEngine) -> None:
-        views = engine.kv_views
-        engine.kv_views = lambda blocks: damage(views(blocks))  # type: ignore[method-assign]
+        fetch = engine.fetch_kv
+
+        async def fetch_wrong(slots: Sequence[int]) -> list[Any]:
+            return damage(list(await fetch(slots)))
+
+        engine.fetch_kv = fetch_wrong  # type: ignore[method-assign]
 
     directory = model_dir(family)
     served = Served(directory, "1e1p1d", CONFIG, send_kv=send_kv)
