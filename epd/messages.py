@@ -285,10 +285,15 @@ class CommitAck(Message):
 
 
 class CancelTransfer(Message):
-    """The consumer does not want it any more; its slots stay leased until CancelAck (fault F7)."""
+    """The consumer does not want it any more; its slots stay leased until CancelAck (fault F7).
+
+    `failure`: kind, reason and retryable, where it never wanted it.  The reason goes the way of the
+    offer, so that who learns of the refusal learns why.
+    """
 
     room: str
     attempt: int
+    failure: tuple[str, str, bool] | None = None
 
 
 class CancelAck(Message):

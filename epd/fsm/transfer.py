@@ -178,6 +178,8 @@ class CancelRequested(Event):
 class CancelReceived(Event):
     """The consumer, or the gateway in its place, told this producer to stop."""
 
+    failure: tuple[str, str, bool] | None = None
+
 
 @dataclass(slots=True)
 class CancelAcked(Event):
@@ -383,9 +385,8 @@ def note_bad_bytes(transfer: Transfer, event: PublishFailed) -> None:
 
 
 def note_called_off(transfer: Transfer, event: CancelReceived) -> None:
-    """Who called it off has its own reason, and tells it to the gateway if it is a failure."""
     reason = f"instance {transfer.peer.instance_id} does not want it any more"
-    transfer.failure = ("transfer", reason, True)
+    transfer.failure = event.failure or ("transfer", reason, True)
 
 
 def note_lost(transfer: Transfer, event: Event) -> None:

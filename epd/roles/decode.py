@@ -17,7 +17,7 @@ from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
 from epd.fsm.transfer import Transfer
-from epd.messages import Address, CancelTransfer, Grant, KvOffer, KvState, RequestFailed
+from epd.messages import Address, CancelTransfer, Grant, KvOffer, KvState
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.landing import Landing
 from epd.roles.requests import Requests
@@ -60,13 +60,8 @@ class DecodeRole(Role[Request]):
         if self._requests.has_ended(key):
             self.actor.send(received.source, CancelTransfer(message.room, message.attempt))
             return
-        kind, reason, retryable = self._refusal(message)
-        if reason:
-            self.actor.send(received.source, CancelTransfer(message.room, message.attempt))
-            self.actor.send(
-                message.gateway,
-                RequestFailed(message.request_id, message.attempt, kind, reason, retryable),
-            )
+        if (refusal := self._refusal(message)) is not None:
+            self.actor.send(received.source, CancelTransfer(message.room, message.attempt, refusal))
             return
         request = Request(key, message, message.token_ids, self.actor.journal)
         request.kv_room = message.room
@@ -83,7 +78,8 @@ class DecodeRole(Role[Request]):
         transfer.meta = message
         self._requests.fire(request, fsm.KvOffered())
 
-    def _refusal(self, message: KvOffer) -> tuple[str, str, bool]:
+    def _refusal(self, message: KvOffer) -> tuple[str, str, bool] | None:
+        """Kind, reason, and whether another attempt may do better."""
         own = self._layout
         if self.draining:
             return "busy", "the decode instance is draining", True
@@ -105,7 +101,7 @@ class DecodeRole(Role[Request]):
                 "landing memory; raise engine.kv_landing_nbytes"
             )
             return "capacity", reason, False
-        return "", "", False
+        return None
 
     def _prompt_blocks(self, offer: KvOffer) -> int:
         return self._requests.num_blocks_for(offer.num_prompt_tokens)

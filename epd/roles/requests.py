@@ -295,11 +295,13 @@ class Requests(Role[Request]):
     def _promised_tokens(self, request: Request) -> int:
         """Tokens that it must have blocks for from the start: with pictures, all that it can need.
 
-        Once its prompt is computed their rows are gone, and it cannot give way any more.
+        Once its prompt is computed their rows are gone, and it cannot give way any more.  The last
+        token of an answer is never computed.  No more than `_refusal` of the roles compares with
+        the pool, or it would wait for ever.
         """
         if not request.decode_here or not request.message.items:
             return 0
-        return len(request.prompt) + int(request.sampling.max_tokens) - request.num_emitted
+        return len(request.prompt) + int(request.sampling.max_tokens) - request.num_emitted - 1
 
     @performs(Do.EXTEND)
     def extend_ready(self, request: Request, event: Event) -> None:

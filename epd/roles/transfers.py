@@ -154,7 +154,7 @@ class Transfers(Role[Transfer]):
             soon_s = self.clock.wall_s() + self._timing.tombstone_s
             transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, soon_s)
         if self._is_from_peer(transfer, received):
-            self.fire(transfer, fsm.CancelReceived())
+            self.fire(transfer, fsm.CancelReceived(message.failure))
 
     @receives(AbortEncode)
     def on_abort_encode(self, received: Received) -> None:

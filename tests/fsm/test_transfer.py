@@ -376,6 +376,12 @@ def test_who_was_called_off_has_a_reason(producer: Transfer) -> None:
     assert producer.failure[0] == "transfer" and "does not want it" in producer.failure[1]
 
 
+def test_a_refusal_comes_with_its_reason(producer: Transfer) -> None:
+    """PENDING -> CANCELLED: what the consumer could never take is not tried again."""
+    producer.fire(CancelReceived(("capacity", "too long", False)))
+    assert producer.failure == ("capacity", "too long", False)
+
+
 def test_a_short_commit_fails_the_room(consumer: Transfer) -> None:
     """F11: RESERVED -> FAILED; the writer is done, so the slots are free."""
     ends = (Do.SEND_COMMIT_ACK, Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED)
