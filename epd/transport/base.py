@@ -130,6 +130,13 @@ class Region(Protocol):
         """What was written to `slots`, in order, `nbytes` in all; no copy."""
         ...
 
+    def put_in_place(self) -> None:
+        """Bring what has arrived into the memory, for who reads that and no views.
+
+        Only the file backend has it elsewhere before, and copies it now.
+        """
+        ...
+
     def forget(self, slots: Sequence[int]) -> None:
         """The lease ended: drop references deposited for these slots (local backend)."""
         ...

@@ -164,10 +164,14 @@ class SlotRegion:
     @property
     def buffer(self) -> memoryview:
         """The whole memory, writable, with all that has arrived; deposits are not in it."""
+        self.put_in_place()
+        return self._memory
+
+    def put_in_place(self) -> None:
+        """See `Region.put_in_place`."""
         self._take_in()
         for inbox in self.inboxes:
             inbox.spill(self, self._memory)
-        return self._memory
 
     def _take_in(self) -> None:
         if self.revoked or self._taking_in:

@@ -217,8 +217,24 @@ async def half_a_gibibyte(world: TransferWorld) -> None:
     assert await consumer.checksum([memory[2 * slot_nbytes : 3 * slot_nbytes]]) == untouched
 
 
+async def memory_that_was_taken_before_has_what_came(world: TransferWorld) -> None:
+    """As an engine does whose KV pool this is: it never asks for the buffer again."""
+    producer, consumer = world.engine("producer"), world.engine("consumer")
+    region = consumer.allocate("kv", 6, 4096)
+    memory = region.buffer
+    first, second = pattern(2 * 4096), bytes(reversed(pattern(3 * 4096)))
+    assert isinstance(await write(producer, [first], region, (4, 1)), Written)
+    assert isinstance(await write(producer, [second], region, (0, 5, 2)), Written)
+    region.put_in_place()
+    found = {slot: bytes(memory[slot * 4096 : (slot + 1) * 4096]) for slot in range(6)}
+    assert found[4] + found[1] == first
+    assert found[0] + found[5] + found[2] == second
+    assert found[3] == bytes(4096)
+
+
 TRANSFER_CHECKS: list[Check] = [
     one_byte,
+    memory_that_was_taken_before_has_what_came,
     one_page,
     three_hundred_kib,
     seven_mib,
