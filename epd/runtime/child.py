@@ -108,7 +108,10 @@ def _say(state: str, detail: str = "") -> None:
 
 
 def main() -> int:
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=ChildSpec)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):  # the supervisor died before it had said what to be
+        return 1
+    spec = msgspec.json.decode(line, type=ChildSpec)
     from epd.cli.boundary import explain
 
     try:

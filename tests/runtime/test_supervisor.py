@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from epd.runtime.supervisor import _read_status
@@ -18,3 +21,10 @@ def test_a_status_line_is_read() -> None:
 )
 def test_other_lines_are_not_taken_for_one(line: bytes) -> None:
     assert _read_status(line) is None
+
+
+@pytest.mark.parametrize("said", [b"", b'{"instance":'])
+def test_a_child_whose_supervisor_died_first_ends_without_a_word(said: bytes) -> None:
+    command = [sys.executable, "-m", "epd.runtime.child"]
+    ended = subprocess.run(command, input=said, capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", b"")
