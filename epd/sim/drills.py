@@ -261,7 +261,7 @@ DRILLS: tuple[Drill, ...] = (
         ("F6", "F8", "F14"),
         topology="2e1p1d",
         work=Workload(16),
-        data=DataConditions(failed=0.2),
+        data=DataConditions(failed=0.3),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a failed write",
         fires=("TRANSFER:WRITING>FAILED",),

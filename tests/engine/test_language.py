@@ -96,10 +96,13 @@ async def test_an_empty_or_all_bad_batch_gives_no_forward(language: TorchLanguag
 async def test_a_failing_forward_is_an_engine_error(
     language: TorchLanguageEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("out of memory")
+    class Failing:
+        pool = language.pool
 
-    monkeypatch.setattr(language, "forward", fail)
+        def __call__(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(language, "forward", Failing())
     with pytest.raises(EngineError, match="out of memory"):
         await language.step([sequence("a", [1, 2])])
 

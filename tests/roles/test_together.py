@@ -3,8 +3,8 @@
 Each case is a cluster of production roles over real engines that answers several questions at once:
 text, one picture, two pictures, a video.  The logits of every generated position are read where the
 engine of that position makes them, so what is compared has gone through encoder, rows, chunks, KV
-transfer, recomputation and steps ahead.  Cases cover every pair of the dimensions below; with
-`EPD_EXACTNESS=whole` they are the whole product (minutes).
+transfer, recomputation, steps ahead and guesses.  Cases cover every pair of the dimensions below;
+with `EPD_EXACTNESS=whole` they are the whole product, chunks of one token too (an hour).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import pytest
 import torch
 
-from epd.config import EncodeConfig, EngineConfig, PrefillConfig
+from epd.config import EncodeConfig, EngineConfig, PrefillConfig, SpeculativeConfig
 from epd.engine.base import Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
@@ -37,13 +37,14 @@ TOLERANCE = 1e-4
 WRONG = r"differ by|assert \["  # logits, or tokens
 DIMENSIONS: dict[str, Sequence[Any]] = {
     "family": ("embedded", "qwen2_5_vl", "qwen3_vl_moe", "llava_onevision"),
-    "chunk": (1, 7, 16, 64, 1024),
+    "chunk": (7, 16, 64, 1024),
     "topology": ("1epd", "1e1pd", "1e1p1d"),
     "caching": (False, True),
     "tight": (False, True),  # blocks for one answer and a half: the younger ones give way
     "ahead": (False, True),
+    "guessing": (False, True),  # speculative decoding by prompt lookup
 }
-WHOLE = {**DIMENSIONS, "family": ("embedded", *VISION_FAMILIES)}
+WHOLE = {**DIMENSIONS, "chunk": (1, 7, 16, 64, 1024), "family": ("embedded", *VISION_FAMILIES)}
 IS_WHOLE = os.environ.get("EPD_EXACTNESS") == "whole"
 CASES = everything(WHOLE) if IS_WHOLE else pairwise(DIMENSIONS)
 INSTANCES = {
@@ -51,7 +52,9 @@ INSTANCES = {
     "1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")],
     "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
 }
-Seen = dict[tuple[str, int], list[torch.Tensor]]  # request and output index to logits
+NGRAM = SpeculativeConfig("ngram", 3, 1, 3)
+# Request and output index to logits, and the guesses that stood before them.
+Seen = dict[tuple[str, int], list[tuple[torch.Tensor, tuple[int, ...]]]]
 Damage = Callable[[Any], Any]
 
 
@@ -114,10 +117,15 @@ def watch(engine: TorchLanguageEngine, seen: Seen) -> None:
 
     def watching(batch: Sequence[StepSequence], *sampled: Any) -> torch.Tensor:
         logits = compute(batch, *sampled)
-        asked = [sequence for sequence in batch if sequence.sample is not None]
-        for sequence, row in zip(asked, logits, strict=True):
-            request = sequence.request_id.rpartition("/")[0]
-            seen[request, sequence.output_index].append(row.clone())
+        rows = iter(logits)
+        for sequence in batch:
+            if sequence.sample is None:
+                continue
+            request, guesses = sequence.request_id.rpartition("/")[0], tuple(sequence.guesses)
+            for at in range(1 + sequence.num_guesses):
+                position = seen[request, sequence.output_index + at]
+                position.append((next(rows).clone(), guesses[:at]))
+        assert next(rows, None) is None
         return logits
 
     engine._logits = watching  # type: ignore[method-assign]
@@ -169,11 +177,19 @@ class Served:
             said += update.token_ids
         assert said == asked.token_ids
         for index, expected in enumerate(asked.logits):
-            computed = self.seen[stream.request_id, index]
+            computed = [
+                logits
+                for logits, guesses in self.seen[stream.request_id, index]
+                if guesses == tuple(said[index - len(guesses) : index])  # else: behind a wrong one
+            ]
             assert computed, f"position {index} was not computed"
             for logits in computed:
                 worst = (logits - expected).abs().max().item()
                 assert worst < TOLERANCE, f"logits of position {index} differ by {worst:.1e}"
+
+    @property
+    def num_guessed(self) -> int:
+        return sum(bool(guesses) for rows in self.seen.values() for _, guesses in rows)
 
     def total(self, what: str) -> int:
         found = [instance.requests for instance in self.cluster.instances.values()]
@@ -191,10 +207,12 @@ def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> No
         max_chunk_tokens=case["chunk"],
         prefix_caching=case["caching"],
         async_scheduling=case["ahead"],
+        speculative=NGRAM if case["guessing"] else SpeculativeConfig(),
     )
     served = Served(directory, case["topology"], config)
     asyncio.run(served.play(asked, rounds=1 if case["tight"] else 2))
     assert bool(served.total("preemptions")) is case["tight"]
+    assert served.num_guessed > 0 if case["guessing"] else served.num_guessed == 0
     if not case["tight"]:
         assert bool(served.total("prefix_cache_hit_tokens")) is case["caching"]
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 from epd.fsm import generation, instance, transfer
 from epd.fsm.kernel import Event
-from epd.messages import Membership, RequestFailed
+from epd.messages import CancelTransfer, Membership
 from epd.roles.base import Actor
 from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
@@ -162,16 +162,18 @@ def both_lives_are_members() -> Iterator[None]:
 
 @mutant
 def refusals_are_not_told() -> Iterator[None]:
-    """F24: decode refuses what it can never hold, and tells prefill alone, without the reason."""
+    """F24: decode refuses what it can never hold, and does not say why."""
     on_offer = DecodeRole.on_kv_offer
 
     def silently(self: DecodeRole, received: Received) -> None:
         send = Actor.send
 
-        def but_no_failure(actor: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
-            return isinstance(message, RequestFailed) or send(actor, to, message, payloads)
+        def but_no_reason(actor: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
+            if isinstance(message, CancelTransfer):
+                message = CancelTransfer(message.room, message.attempt)
+            return send(actor, to, message, payloads)
 
-        with mock.patch.object(Actor, "send", but_no_failure):
+        with mock.patch.object(Actor, "send", but_no_reason):
             on_offer(self, received)
 
     with mock.patch.object(DecodeRole, "on_kv_offer", silently):

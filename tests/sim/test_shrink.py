@@ -18,7 +18,6 @@ PLANTED = [  # (drill, mutant): bugs that need no fault, one, or memory that run
     ("same-picture", "deepstack_is_dropped"),
     ("kill-encode", "grants_reach_the_successor"),
     ("kill-decode", "migration_restarts_numbering"),
-    ("stall-encode", "lost_peer_frees_slots"),
     ("hang-up-storm", "abort_frees_blocks"),
     ("few-blocks", "preempted_keeps_blocks"),
 ]
