@@ -26,7 +26,7 @@ HEAVY_PICTURES = 24
 ARRANGEMENTS = [
     *(("1e1p1d", family) for family in FAMILIES),
     *((topology, "embedded") for topology in ("1e1pd", "1epd", "2e1p2d", "all")),
-    *((topology, "qwen2_5_vl") for topology in ("1e1pd", "1epd", "2e1p2d", "all")),
+    *((topology, "qwen2_5_vl") for topology in ("1e1pd", "1epd")),
 ]
 
 
