@@ -6,7 +6,8 @@ The loop only takes part at the ends of a request: at its head it reads `tracepa
 at its end it puts the record into a bounded queue.  A thread of its own makes spans of records, and
 the SDK's batch processor sends them from another.  What the queue cannot take is dropped and
 counted: a collector that is slow, or dead, costs its own traces and nothing else.  Closing gives
-the threads a moment and then leaves them behind; they end with the process.
+the threads a moment, then forbids further tries and leaves them behind; they end with the answer
+that they wait for.
 
 The library is optional (`pip install epd[otel]`).  It reads `OTEL_SERVICE_NAME`, the
 `OTEL_EXPORTER_OTLP_*`, `OTEL_TRACES_SAMPLER*` and `OTEL_BSP_*` variables by itself.
@@ -125,7 +126,8 @@ class OtelTracer:
         ended = asyncio.Event()
 
         def wait() -> None:
-            self._ended.wait(CLOSE_S)
+            if not self._ended.wait(CLOSE_S):
+                self._exporter.shutdown()  # nothing is tried again; its threads end soon
             loop.call_soon_threadsafe(ended.set)
 
         try:

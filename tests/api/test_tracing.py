@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +25,18 @@ from tests.api.fakes import FakeFrontend, failed, said, serving
 from tests.api.test_server import HI, openai_client
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture(autouse=True)
+def no_thread_outlives_its_tracer() -> Iterator[None]:
+    """One that does would go on drawing random back-off times, in the middle of other tests."""
+    before = set(threading.enumerate())
+    yield
+    give_up_s = time.monotonic() + 5
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.lower().startswith(("epd-otel", "otel")):
+            thread.join(max(0.0, give_up_s - time.monotonic()))
+            assert not thread.is_alive(), thread
 
 
 @asynccontextmanager
