@@ -71,7 +71,7 @@ class OtelTracer:
 
         self._counts: Counter[str] = Counter()
         self._num_made = 0  # spans that were given to the processor
-        self._exporter = OTLPSpanExporter(endpoint=endpoint or None)
+        self._exporter: Any = OTLPSpanExporter(endpoint=endpoint or None)  # its stop is untyped
         _count_exports(self._exporter, self._counts)
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "epd"}
         resource = Resource.create({**named, "service.version": __version__})
