@@ -15,8 +15,9 @@ PIP_FLAGS ?=
 TORCH_FLAGS ?=
 # Extras to install besides `dev`: make demo EXTRAS=,mooncake
 EXTRAS ?=
-# pytest processes of the fast part of the tests
+# pytest processes, which take whole files of tests
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help
 help:  ## Say what there is to make
@@ -32,9 +33,13 @@ demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three pictures
 	$(BIN)/python -m epd demo
 
 .PHONY: test
-test: $(STAMP)  ## Pass the tests: the fast ones side by side, then those with real processes
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not e2e and not gpu"
-	@if [ -d tests/e2e ]; then $(BIN)/python -m pytest -m "e2e and not gpu"; fi
+test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
+	$(PYTEST) -m "not e2e and not gpu and not long"
+	$(PYTEST) -m "e2e and not gpu and not long"
+
+.PHONY: test-long
+test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and pictures
+	$(PYTEST) -m "long and not gpu"
 
 .PHONY: check
 check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagrams

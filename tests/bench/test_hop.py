@@ -20,7 +20,6 @@ from epd.transport.mooncake_library import missing
 SMALL = Plan(max_nbytes=MIB, volume_nbytes=MIB, min_items=4, max_items=4, rounds=2)
 
 
-@pytest.mark.slow
 async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hop, "SIZES", (64 << 10, MIB, 4 * MIB))
     monkeypatch.setattr(hop, "IN_FLIGHT", (1, 2))

@@ -12,9 +12,12 @@ from epd.bench.soak import Plan, Soak, judge
 from epd.bench.soak_process import Side, content
 from epd.transport.mooncake_library import missing
 
+LONG = pytest.mark.long
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["shm", "tcp", "file", "mooncake"])
+
+@pytest.mark.parametrize(
+    "backend", ["shm", *(pytest.param(b, marks=LONG) for b in ("tcp", "file", "mooncake"))]
+)
 async def test_either_side_is_killed_and_every_item_arrives(backend: str, tmp_path: Path) -> None:
     if backend == "mooncake" and (reason := missing()):
         pytest.skip(reason)

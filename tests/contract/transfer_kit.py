@@ -260,7 +260,6 @@ TRANSFER_CHECKS: list[Check] = [
     ends.a_dead_peer_is_fenced,
     ends.once_fenced_a_peer_writes_no_more,
 ]
-BIG_TRANSFER_CHECKS: list[Check] = [sixty_four_mib, half_a_gibibyte]
 DOUBT_CHECKS: list[Check] = [
     ends.an_unknown_outcome_is_owned_until_it_is_fenced
 ]  # not for all backends
@@ -271,7 +270,6 @@ def name_of(check: Check) -> str:
 
 
 __all__ = [
-    "BIG_TRANSFER_CHECKS",
     "DOUBT_CHECKS",
     "GUARD",
     "TRANSFER_CHECKS",

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from epd.cli.ports import any_free
-from epd.transport.shm_segment import NAME, is_locked
+from epd.transport.shm_segment import NAME, is_locked, sweep
 
 MARK = "EPD_E2E_MARK"
 SHM = Path("/dev/shm")
@@ -123,6 +123,7 @@ class Command:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait(STOP_S)
+        sweep()  # another test, beside this one, may be looking for what is left behind
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self.log.unlink(missing_ok=True)
 

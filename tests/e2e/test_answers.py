@@ -15,14 +15,13 @@ from tests.e2e.server import serving
 
 pytestmark = pytest.mark.timeout(400)
 
-PER_TASK = 25
 README = Path(epd.tiny.__file__).parent / "README.md"
 
 
 @functools.cache
-def samples() -> list[Sample]:
-    """200 conversations about fresh pictures, all tasks in turn."""
-    of_task = [fresh_samples(task, PER_TASK) for task in TASKS]
+def samples(per_task: int) -> list[Sample]:
+    """Conversations about fresh pictures, all tasks in turn."""
+    of_task = [fresh_samples(task, per_task) for task in TASKS]
     return [sample for group in zip(*of_task, strict=True) for sample in group]
 
 
@@ -34,21 +33,23 @@ def evaluated() -> float:
     return sum(scores.values()) / len(scores)
 
 
-async def answers(topology: str) -> list[str]:
+async def answers(topology: str, asked: list[Sample]) -> list[str]:
     with serving(topology) as server:
         bodies = [
             {"messages": sample.openai_messages(), "temperature": 0, "max_tokens": 128}
-            for sample in samples()
+            for sample in asked
         ]
         return [reply.text for reply in await post_all(server.base_url, bodies)]
 
 
-async def test_answers_are_those_of_one_process_and_right() -> None:
-    together = await answers("1epd")
-    apart = await answers("1e1p1d")
+@pytest.mark.parametrize("per_task", [6, pytest.param(25, marks=pytest.mark.long)])
+async def test_answers_are_those_of_one_process_and_right(per_task: int) -> None:
+    asked = samples(per_task)
+    together = await answers("1epd", asked)
+    apart = await answers("1e1p1d", asked)
     assert apart == together
     right = sum(
-        exact_match(answer, sample.answer) for answer, sample in zip(apart, samples(), strict=True)
+        exact_match(answer, sample.answer) for answer, sample in zip(apart, asked, strict=True)
     )
     rate = right / len(apart)
     print(f"{right} of {len(apart)} right; the evaluation's table has {evaluated():.3f}")

@@ -298,16 +298,20 @@ async def test_a_client_that_hangs_up(server: Server) -> None:
 
 # --- F11: contracts -------------------------------------------------------------------------------
 
-STRANGERS: list[tuple[str, list[str], tuple[str, ...]]] = [
-    ("model", ["--role", "prefill", "--model", "qwen3_vl"], ("models differ",)),
-    ("dtype", ["--role", "encode", "--dtype", "bfloat16"], ("float32", "bfloat16")),
-    ("block", ["--role", "prefill", "--set", "engine.block_size=32"], ("16", "32")),
+
+def joining(*flags: str, tells: tuple[str, ...], often: bool = False) -> Any:
+    marks = () if often else pytest.mark.long
+    return pytest.param(list(flags), tells, marks=marks, id=flags[-2].strip("-"))
+
+
+STRANGERS = [
+    joining("--role", "prefill", "--model", "qwen3_vl", tells=("models differ",)),
+    joining("--role", "encode", "--dtype", "bfloat16", tells=("float32", "bfloat16")),
+    joining("--role", "prefill", "--set", "engine.block_size=32", tells=("16", "32"), often=True),
 ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"), [entry[1:] for entry in STRANGERS], ids=[entry[0] for entry in STRANGERS]
-)
+@pytest.mark.parametrize(("flags", "words"), STRANGERS)
 async def test_a_stranger_is_refused_at_join(
     server: Server, flags: list[str], words: tuple[str, ...]
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 
 HEAVY_PICTURES = 24
 
+OFTEN = [("1e1p1d", "embedded"), ("1e1p1d", "qwen3_vl"), ("1epd", "embedded")]
 ARRANGEMENTS = [
     *(("1e1p1d", family) for family in FAMILIES),
     *((topology, "embedded") for topology in ("1e1pd", "1epd", "2e1p2d", "all")),
@@ -42,14 +43,24 @@ async def burst(server: Server, family: str, times: int = 1, every: int = 1) -> 
     ]
 
 
-@pytest.mark.parametrize(("topology", "family"), ARRANGEMENTS)
+@pytest.mark.parametrize(("topology", "family"), OFTEN)
 async def test_equals_generate(topology: str, family: str) -> None:
-    """Conversations of each family in one burst, videos too, then again from warm caches."""
+    """Conversations in one burst, videos too, then again from warm caches."""
     with serving(topology, model=directory_of(family)) as server:
         assert await burst(server, family, every=2) == []
         assert await burst(server, family, every=3) == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("topology", "family"), ARRANGEMENTS)
+async def test_all_of_every_family_equal_generate(topology: str, family: str) -> None:
+    """All conversations in one burst, then twice over from warm caches."""
+    with serving(topology, model=directory_of(family)) as server:
+        assert await burst(server, family) == []
+        assert await burst(server, family, times=2) == []
+
+
+@pytest.mark.long
 async def test_chunked_prefill() -> None:
     """Fault F10: pictures longer than a chunk are received once and read by every chunk."""
     settings = {"engine__max_chunk_tokens": 16, "engine__max_step_tokens": 48}

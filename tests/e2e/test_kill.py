@@ -28,6 +28,7 @@ from tests.engine.conftest import picture
 from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(400)
+LONG = pytest.mark.long
 
 DEADLINE_S = 60.0
 TIMING = Timing()
@@ -154,7 +155,7 @@ def wait_until_replaced(server: Server, name: str, epoch: int) -> None:
     wait_for(healthy, READY_S, f"{name} serves again")
 
 
-@pytest.mark.parametrize("name", ["e0", "p0", "d0"])
+@pytest.mark.parametrize("name", [pytest.param("e0", marks=LONG), "p0", "d0"])
 async def test_kill_of_the_only_one(server: Server, name: str) -> None:
     """Fault F19, F20 without a second instance: one end each, then a new epoch serves."""
     entry = server.instances()[name]
@@ -175,7 +176,7 @@ async def test_kill_of_the_only_one(server: Server, name: str) -> None:
     server.check_all_returned()
 
 
-@pytest.mark.parametrize("name", ["e0", "p0", "d0"])
+@pytest.mark.parametrize("name", ["p0", *(pytest.param(n, marks=LONG) for n in ("e0", "d0"))])
 async def test_stopped_for_too_long(server: Server, name: str) -> None:
     """A worker that is silent for longer than allowed is expelled when it wakes, and replaced."""
     entry = server.instances()[name]
@@ -253,7 +254,8 @@ def send(number: int) -> Callable[[Server, str], None]:
     return lambda server, name: os.kill(server.pid(name), number)
 
 
-async def test_with_a_second_instance_nothing_is_lost() -> None:
+@pytest.mark.parametrize("part", [slice(2), pytest.param(slice(2, 6), marks=LONG)], ids=repr)
+async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
     """Faults F19, F20, F41, F43: each stage loses one of its two under load; all is answered."""
     rounds: list[tuple[str, str, Callable[[Server, str], None]]] = [
         ("e0", "kill encode", kill_mid_transfer),
@@ -264,7 +266,7 @@ async def test_with_a_second_instance_nothing_is_lost() -> None:
         ("d1", "", send(signal.SIGTERM)),
     ]
     with serving("2e2p2d", timing__request_timeout_s=DEADLINE_S) as server:
-        for number, (name, scenario, act) in enumerate(rounds):
+        for number, (name, scenario, act) in enumerate(rounds[part]):
             epoch = server.instances()[name]["epoch"]
             bodies = questions(50 + number, 12, side=250, num_tokens=120)
             replies = await ask_during(

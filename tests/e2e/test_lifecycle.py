@@ -24,6 +24,7 @@ from tests.e2e.client import Body, data_url, question
 from tests.e2e.server import READY_S, SLOW, STOP_S, Command, Server, discarding, wait_for
 
 pytestmark = pytest.mark.timeout(300)
+LONG = pytest.mark.long
 
 RECEIPT = question("What is the total?", data_url((SAMPLES / "receipt-cafe.png").read_bytes()))
 ANSWER = "10.85"
@@ -161,8 +162,14 @@ def ask_to_the_end(server: Server, body: Body) -> None:
         return
 
 
-@pytest.mark.parametrize("topology", ["1e1p1d", "all"])
-@pytest.mark.parametrize("after_s", [0.3, 0.7, 1.5, 4.0])
+PHASES = [(topology, after_s) for topology in ("1e1p1d", "all") for after_s in (0.3, 0.7, 1.5, 4)]
+OFTEN = [("1e1p1d", 0.7), ("1e1p1d", 4), ("all", 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("topology", "after_s"),
+    [pytest.param(*p, marks=() if p in OFTEN else LONG) for p in PHASES],
+)
 def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
     """Before, while and after loading: no process, no segment, no socket stays, no traceback."""
     with discarding(Server(topology)) as server:
@@ -172,7 +179,7 @@ def test_ctrl_c_in_every_phase(topology: str, after_s: float) -> None:
         assert "Traceback" not in server.text, server.text
 
 
-@pytest.mark.parametrize("words", ["loading", "Ctrl-C stops it"])
+@pytest.mark.parametrize("words", [pytest.param("loading", marks=LONG), "Ctrl-C stops it"])
 def test_ctrl_c_of_the_demo(words: str) -> None:
     """While its cluster starts, and when its three answers are there and it waits."""
     with discarding(command_in_own_dir("demo", "--keep")) as demo:
@@ -210,6 +217,7 @@ def test_kill_of_the_supervisor_leaves_nothing() -> None:
         server.check_nothing_left()
 
 
+@pytest.mark.long
 def test_kill_of_the_supervisor_while_loading_leaves_nothing() -> None:
     with discarding(Server("1e1p1d")) as server:
         wait_for(lambda: len(server.processes()) == 6, READY_S, "six processes")
@@ -288,9 +296,9 @@ def test_port_in_use(taken_port: int, what: tuple[str, str]) -> None:
     ("what", "damage"),
     [
         (("--topology", "1e1p1d"), "missing"),
-        (("--role", "all"), "missing"),
-        (("--role", "all"), "shape"),
-        (("--topology", "1e1p1d"), "truncated"),
+        pytest.param(("--role", "all"), "missing", marks=LONG),
+        pytest.param(("--role", "all"), "shape", marks=LONG),
+        pytest.param(("--topology", "1e1p1d"), "truncated", marks=LONG),
         (("--topology", "1e1p1d"), "no tokenizer"),
         (("--topology", "1e1p1d"), "config"),
     ],

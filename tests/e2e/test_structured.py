@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from epd.cli.model_check import BUNDLED_NAME
 from epd.tiny import CHECKPOINT
 from tests.e2e.server import Server, serving
+from tests.receipt import RECEIPT, is_receipt
 
 TOOLS_SHOWN = """\
 {%- if tools %}<|im_start|>system
@@ -45,32 +45,8 @@ def settings(server: Server) -> dict[str, object]:
     return {"base_url": f"{server.base_url}/v1", "api_key": "none", "max_retries": 0}
 
 
-RECEIPT = {
-    "type": "object",
-    "properties": {
-        "shop": {"type": "string", "maxLength": 8},
-        "total": {"type": "integer", "minimum": 0, "maximum": 9999},
-        "kind": {"enum": ["food", "drink", "other"]},
-        "items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-    },
-    "required": ["shop", "total", "kind", "items"],
-    "additionalProperties": False,
-}
-
-
-def is_receipt(text: str) -> bool:
-    found = json.loads(text)
-    return (
-        list(found) == RECEIPT["required"]
-        and len(found["shop"]) <= 8
-        and 0 <= found["total"] <= 9999
-        and found["kind"] in ("food", "drink", "other")
-        and len(found["items"]) <= 3
-        and all(isinstance(item, bool) for item in found["items"])
-    )
-
-
-async def test_200_answers_follow_their_schema(server: Server) -> None:
+@pytest.mark.parametrize("num_answers", [60, pytest.param(200, marks=pytest.mark.long)])
+async def test_answers_follow_their_schema(server: Server, num_answers: int) -> None:
     """Each with a draw of its own: the first token is sampled by prefill, the others by decode."""
     wanted = {"type": "json_schema", "json_schema": {"name": "receipt", "schema": RECEIPT}}
 
@@ -87,9 +63,9 @@ async def test_200_answers_follow_their_schema(server: Server) -> None:
         return answer.choices[0].message.content
 
     async with AsyncOpenAI(**settings(server)) as client:
-        texts = await asyncio.gather(*(ask(client, seed) for seed in range(200)))
+        texts = await asyncio.gather(*(ask(client, seed) for seed in range(num_answers)))
     assert [text for text in texts if not is_receipt(text)] == []
-    assert len(set(texts)) > 100
+    assert len(set(texts)) > num_answers / 2
 
 
 def test_choice_and_regex_stream(server: Server) -> None:

@@ -105,7 +105,7 @@ for stage in ("vision", "language"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resident_memory_of_each_stage(tmp_path: Path) -> None:
     """Of a model with an 80 MB language part, a vision stage adds next to nothing to a process."""
     small = make_model("qwen3_vl", tmp_path / "small")

@@ -21,6 +21,7 @@ from tests.engine.conftest import picture
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, ask, assert_exact, question
 
+LONG = pytest.mark.long
 BLOCK_NBYTES = 65536
 SMALL = EngineConfig(kv_nbytes=96 * BLOCK_NBYTES, threads=1)
 TOPOLOGIES = {
@@ -34,6 +35,23 @@ EVERY = TOPOLOGIES | {"1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")]}
 def shared() -> dict[str, Any]:
     executor = build_executor(SMALL)
     return {"executor": executor, "vision": build_vision(CHECKPOINT, SMALL, executor)}
+
+
+def zeroed(rows: Rows) -> Rows:
+    """One row is nothing."""
+    tensor = rows.tensor.clone()
+    tensor[3] = 0
+    return Rows(tensor, rows.num_rows, rows.nbytes)
+
+
+def swapped(rows: Rows) -> Rows:
+    """Two rows stand in each other's place."""
+    tensor = rows.tensor.clone()
+    tensor[[2, 3]] = tensor[[3, 2]]
+    return Rows(tensor, rows.num_rows, rows.nbytes)
+
+
+DAMAGES = {"zeroed": zeroed, "swapped": swapped}
 
 
 class SlowVision:
@@ -84,7 +102,7 @@ async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
 
 
 @pytest.mark.parametrize(("caching", "ahead"), [(False, False), (True, True)])
-@pytest.mark.parametrize("chunk", [1, 16])  # others: test_together
+@pytest.mark.parametrize("chunk", [1, 16, *(pytest.param(n, marks=LONG) for n in (7, 64, 1024))])
 async def test_any_chunk_size(
     chunk: int, caching: bool, ahead: bool, shared: dict[str, Any]
 ) -> None:
@@ -99,7 +117,9 @@ async def test_any_chunk_size(
         assert bool(total(cluster, "prefix_cache_hit_tokens")) is caching
 
 
-@pytest.mark.parametrize(("caching", "ahead"), [(False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("caching", "ahead"), [pytest.param(False, True, marks=LONG), (True, True)]
+)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 async def test_who_gives_way_says_the_same(
     topology: str, caching: bool, ahead: bool, shared: dict[str, Any]
@@ -253,19 +273,10 @@ async def test_who_waits_in_its_middle_can_leave(shared: dict[str, Any]) -> None
         await ask_all(cluster.gateway, [asked])
 
 
-@pytest.mark.parametrize("damage", ["zeroed", "swapped"])
+@pytest.mark.parametrize("damage", DAMAGES)
 async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> None:
     """The comparison of this file can fail."""
-
-    def spoil(rows: Rows) -> Rows:
-        tensor = rows.tensor.clone()
-        if damage == "zeroed":
-            tensor[3] = 0
-        else:
-            tensor[[2, 3]] = tensor[[3, 2]]
-        return Rows(tensor, rows.num_rows, rows.nbytes)
-
-    vision = SlowVision(shared["vision"], spoil)
+    vision = SlowVision(shared["vision"], DAMAGES[damage])
     vision.may_give.release()
     asked = await question("what?", 1)
     async with serving(shared, vision=vision) as cluster:

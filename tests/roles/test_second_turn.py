@@ -75,8 +75,15 @@ async def plain(config: EngineConfig, executor: Any) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("topology", ["1e1p1d", "2e2p2d"])
+@pytest.mark.parametrize(
+    ("topology", "staged"),
+    [
+        ("1e1p1d", False),
+        ("2e2p2d", True),
+        pytest.param("1e1p1d", True, marks=pytest.mark.long),
+        pytest.param("2e2p2d", False, marks=pytest.mark.long),
+    ],
+)
 async def test_only_what_is_new(topology: str, staged: bool) -> None:
     """2,236 tokens and three pictures; in 2e2p2d another conversation is busy in between."""
     config = CONFIG

@@ -45,8 +45,8 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "guessing": (False, True),  # speculative decoding by prompt lookup
 }
 WHOLE = {**DIMENSIONS, "chunk": (1, 7, 16, 64, 1024), "family": ("embedded", *VISION_FAMILIES)}
+MORE = {**WHOLE, "chunk": (7, 16, 64, 1024)}  # chunks of one token: test_exactness
 IS_WHOLE = os.environ.get("EPD_EXACTNESS") == "whole"
-CASES = everything(WHOLE) if IS_WHOLE else pairwise(DIMENSIONS)
 INSTANCES = {
     "1epd": [("epd0", "encode", "prefill", "decode")],
     "1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")],
@@ -63,6 +63,15 @@ def name_of(case: dict[str, Any]) -> str:
         (key if value else f"no {key}") if isinstance(value, bool) else str(value)
         for key, value in case.items()
     )
+
+
+CASES = [
+    *(pytest.param(case, id=name_of(case)) for case in pairwise(DIMENSIONS)),
+    *(
+        pytest.param(case, id=f"more-{name_of(case)}", marks=pytest.mark.long)
+        for case in (everything(WHOLE) if IS_WHOLE else pairwise(MORE))
+    ),
+]
 
 
 def model_dir(family: str) -> Path:
@@ -196,7 +205,7 @@ class Served:
         return sum(requests.totals[what] for requests in found if requests is not None)
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES)
 def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> None:
     directory = model_dir(case["family"])
     asked = questions(directory, tight=case["tight"])

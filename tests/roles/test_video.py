@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from epd.engine.base import Rows
 from epd.engine.factory import build_executor, build_vision
 from epd.tiny import CHECKPOINT
 from tests.engine.video_cases import Case, cases
 from tests.roles.golden import Question, answer, ask_case, assert_exact
 from tests.roles.test_exactness import (
+    DAMAGES,
     EVERY,
     SMALL,
     SlowVision,
@@ -56,19 +56,10 @@ async def test_exact_in_every_topology(
         assert total(cluster, "prefix_cache_hit_tokens") > 0
 
 
-@pytest.mark.parametrize("damage", ["zeroed", "swapped"])
+@pytest.mark.parametrize("damage", DAMAGES)
 async def test_one_wrong_row_is_noticed(damage: str, shared: dict[str, Any]) -> None:
     """The comparison of this file can fail."""
-
-    def spoil(rows: Rows) -> Rows:
-        tensor = rows.tensor.clone()
-        if damage == "zeroed":
-            tensor[3] = 0
-        else:
-            tensor[[2, 3]] = tensor[[3, 2]]
-        return Rows(tensor, rows.num_rows, rows.nbytes)
-
-    vision = SlowVision(shared["vision"], spoil)
+    vision = SlowVision(shared["vision"], DAMAGES[damage])
     vision.may_give.release()
     question = await ask_case(Case().film(2, 16, 64, 48, fps=4.0).text("what happens?"), NEW_TOKENS)
     async with serving(shared, "1e1p1d", vision) as cluster:

@@ -102,7 +102,6 @@ def test_transfer_contract_of_doubt(check: Any, kind: str) -> None:
     loop.freeze()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("check", [sixty_four_mib], ids=transfer_name_of)
 def test_transfer_contract_with_big_buffers(check: Any) -> None:
     loop = SimLoop()

@@ -67,7 +67,6 @@ def test_sampling_and_painting_load_neither_torch_nor_transformers():
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_the_committed_model_answers_the_demo():
     from epd.tiny.reader import committed_reader
@@ -76,7 +75,6 @@ def test_the_committed_model_answers_the_demo():
         assert exact_match(committed_reader().answer(question), question.answer)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_lost_deepstack_rows_show_in_the_answer():
     from epd.tiny.corrupt import corrupted

@@ -25,7 +25,6 @@ from epd.transport.routing import BackendSettings, RoutingTransferEngine
 from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
-    BIG_TRANSFER_CHECKS,
     DOUBT_CHECKS,
     TRANSFER_CHECKS,
     Check,
@@ -33,6 +32,7 @@ from tests.contract.transfer_kit import (
     half_a_gibibyte,
     name_of,
     pattern,
+    sixty_four_mib,
 )
 
 Make = Callable[[str, int], TransferEngine]
@@ -150,8 +150,11 @@ async def test_contract(check: Check, world: World) -> None:
     await check(world)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("check", BIG_TRANSFER_CHECKS, ids=name_of)
+@pytest.mark.parametrize(
+    "check",
+    [sixty_four_mib, pytest.param(half_a_gibibyte, marks=pytest.mark.long)],
+    ids=name_of,
+)
 async def test_contract_with_big_buffers(
     check: Check, world: World, request: pytest.FixtureRequest
 ) -> None:
