@@ -24,6 +24,7 @@ All deadlines are absolute, in seconds of wall-clock time (`Clock.wall_s`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -188,7 +189,8 @@ class PrefillRequest(Message):
 
 
 class RequestAccepted(Message):
-    """Said again now and then while nothing else is said of the request."""
+    """Said soon, if the first token has not come by then, and again now and then while nothing else
+    is said of the request."""
 
     request_id: str
     attempt: int
@@ -363,18 +365,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     target_epoch: int = 0  # the life it is meant for; 0: any (the sender has not met the peer yet)
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
+encode: Callable[[Envelope], bytes] = msgspec.msgpack.Encoder().encode
+"""Envelope to header frame."""
 
-
-def encode(envelope: Envelope) -> bytes:
-    """Envelope to header frame."""
-    return _encoder.encode(envelope)
-
-
-def decode(frame: Any) -> Envelope:
-    """Header frame to envelope.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
-    return _decoder.decode(frame)
+decode: Callable[[Any], Envelope] = msgspec.msgpack.Decoder(Envelope).decode
+"""Header frame to envelope.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
 
 
 __all__ = [  # what others read from here though it is defined in `epd.records`

@@ -140,6 +140,7 @@ class SamplingParams(Record):
     min_tokens: int = 0
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
     priority: int = 0  # lower goes first: each step is worth so many seconds of waiting
+    tokens_per_word: int = 1  # told to the gateway at once, but for the first and the last ones
 
     @property
     def reads_output(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from epd.messages import Clip, SamplingParams, TokenLogprobs, end_of
 
@@ -63,8 +63,7 @@ class GenerationError:
     retryable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationUpdate:
+class GenerationUpdate(NamedTuple):
     """News of one generation; the last one has a `finish_reason` or an `error`."""
 
     token_ids: tuple[int, ...] = ()

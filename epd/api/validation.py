@@ -23,6 +23,7 @@ from epd.messages import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 SEED_MASK = 2**63 - 1
+WHOLE_TOKENS_PER_WORD = 16  # of an answer that is not streamed: nobody reads it as it grows
 
 # Accepted at these values only, which change nothing.
 HARMLESS: dict[str, tuple[Any, ...]] = {
@@ -122,6 +123,7 @@ class Asked:
             min_tokens=self.min_tokens,
             grammar=grammar,
             priority=self.priority,
+            tokens_per_word=1 if self.stream or self.stop else WHOLE_TOKENS_PER_WORD,
         )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from epd.messages import Clip, KvLayout, RowContract, SamplingParams, TokenLogprobs
 
@@ -148,8 +148,7 @@ class StepFailure:
 Outcome = TokenLogprobs | tuple[TokenLogprobs, ...] | StepFailure | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """Per sequence of the batch, in order: the sampled token (a sequence with guesses: the tokens
     that hold, one at least), None (none asked), or failure."""
 

@@ -354,8 +354,8 @@ class Machine:
 
     def fire(self, event: Event) -> tuple[Effect, ...]:
         """Apply an event; the only writer of the state.  Returns the effects to perform, in order."""
-        source = self._state
-        edges = self.table.dispatch[source].get(type(event))
+        source, kind = self._state, type(event)
+        edges = self.table.dispatch[source].get(kind)
         if edges is None:
             raise IllegalEvent(self, event)
         for guard, action, effects, target in edges:
@@ -366,13 +366,13 @@ class Machine:
             if target is None:
                 target = source
             self._state = target
-            story = self._story
+            journal, story = self._journal, self._story
             # what repeats (tokens, retries) must not push out what happened
-            if target is source and story and story[-1][1:4] == [source, type(event), source]:
-                story[-1][4] += 1
+            if target is source and story and (last := story[-1])[2] is kind and last[1] is source:
+                last[4] += 1
             else:
-                story.append([self._journal.now_s(), source, type(event), target, 1])
-            self._journal.observe(self, event, source, target)
+                story.append([journal.now_s(), source, kind, target, 1])
+            journal.observe(self, event, source, target)
             return effects
         return ()
 

@@ -289,6 +289,16 @@ class Request(Machine):
         """Nobody reads its tokens any more, whatever still owns its memory."""
         return self.terminal or self.state in (S.ABORTING, S.FINISHING)
 
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether its new tokens may wait for more: nobody reads them one by one."""
+        num_new = len(self.output) - self.num_sent
+        return (
+            self.num_sent > 0
+            and num_new < self.sampling.tokens_per_word
+            and not (self.finish_reason)
+        )
+
     def num_ready(self, ready_room: str = "") -> int:
         """Tokens up to the first picture that lacks; `ready_room` does not, whatever is noted."""
         lacking = (

@@ -50,6 +50,8 @@ class Side(Enum):
     PRODUCER = "producer"
     CONSUMER = "consumer"
 
+    __hash__ = object.__hash__  # see State
+
 
 class S(State):
     PENDING = "nothing yet: the consumer waits for slots, the producer for bytes and grant"

@@ -40,7 +40,7 @@ class Affinity(Role[Never]):
     def shares(self, machine: Generation, candidates: Sequence[Candidate]) -> Shares:
         """Of its prompt, which part each instance most likely holds; those with none are absent."""
         holders = [c for c in candidates if c.info.kv_layout is not None]
-        choices = [[c for c in holders if c.has(role)] for role in ("prefill", "decode")]
+        choices = [[c for c in holders if role in c.roles] for role in ("prefill", "decode")]
         if all(len(choice) < 2 for choice in choices):
             return {}
         layout = holders[0].info.kv_layout

@@ -20,11 +20,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from types import CoroutineType, TracebackType
+from functools import partial
+from types import CoroutineType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.messages import Address, InstanceInfo, Message, Span
+from epd.roles.timers import Timers
 from epd.transport.base import (
     Buffer,
     Bus,
@@ -33,7 +35,6 @@ from epd.transport.base import (
     Random,
     Received,
     Storage,
-    TimerHandle,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,18 +81,6 @@ class Ports:
     storage: Storage | None = None  # of rows, at an encoder
 
 
-class _Timer:
-    """When it is due, when the loop wakes it next, and what it does then."""
-
-    __slots__ = ("callback", "due_s", "handle", "wakes_s")
-
-    def __init__(self, due_s: float, callback: Callable[[], None]) -> None:
-        self.due_s = due_s
-        self.wakes_s = due_s
-        self.callback = callback
-        self.handle: TimerHandle | None = None
-
-
 class Actor:
     """One process's place on the bus, shared by its roles."""
 
@@ -110,7 +99,9 @@ class Actor:
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
-        self._timers: dict[str, _Timer] = {}
+        self._timers = Timers(ports.clock, self.fault)
+        self.arm, self.disarm = self._timers.arm, self._timers.disarm
+        self.armed = self._timers.__contains__
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
 
@@ -172,43 +163,7 @@ class Actor:
         own = self.address
         return address.instance_id == own.instance_id and address.epoch == own.epoch
 
-    # --- timers -----------------------------------------------------------------------------------
-
-    def arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
-        """(Re)start the timer `name`.
-
-        Clocks of silence are restarted at each sign of life, so putting one off must cost next to
-        nothing: the loop's timer stays, and looks again when it finds itself too early.
-        """
-        due_s = self.clock.now_s() + max(0.0, delay_s)
-        timer = self._timers.get(name)
-        if timer is not None and timer.wakes_s <= due_s:
-            timer.due_s, timer.callback = due_s, callback
-            return
-        self.disarm(name)
-        self._schedule(name, _Timer(due_s, callback))
-
-    def _schedule(self, name: str, timer: _Timer) -> None:
-        def wake() -> None:
-            if self.closing or self._timers.get(name) is not timer:
-                return
-            if self.clock.now_s() < timer.due_s:
-                self._schedule(name, timer)
-                return
-            del self._timers[name]
-            timer.callback()
-
-        timer.wakes_s = timer.due_s
-        timer.handle = self.clock.call_at(timer.due_s, wake)
-        self._timers[name] = timer
-
-    def disarm(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None and timer.handle is not None:
-            timer.handle.cancel()
-
-    def armed(self, name: str) -> bool:
-        return name in self._timers
+    # --- time -------------------------------------------------------------------------------------
 
     def until(self, deadline_s: float) -> float:
         """Seconds from now to a wall-clock deadline."""
@@ -216,20 +171,34 @@ class Actor:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a supervised task; its failure is counted and logged, never lost."""
+    def spawn(
+        self,
+        name: str,
+        work: Coroutine[Any, Any, Any],
+        then: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Run a supervised task, and then `then` with its result; a failure is counted and logged,
+        never lost."""
         self._serial += 1
         key = f"{name}#{self._serial}"
+        supervised = self._supervise(key, name, work, then)
+        self._tasks[key] = asyncio.get_running_loop().create_task(supervised, name=key)
 
-        async def supervised() -> None:
-            try:
-                await work
-            except Exception as error:
-                self.fault(name, error)
-            finally:
-                self._tasks.pop(key, None)
-
-        self._tasks[key] = asyncio.get_running_loop().create_task(supervised(), name=key)
+    async def _supervise(
+        self,
+        key: str,
+        name: str,
+        work: Coroutine[Any, Any, Any],
+        then: Callable[[Any], None] | None,
+    ) -> None:
+        try:
+            result = await work
+            if then is not None and not self.closing:
+                then(result)
+        except Exception as error:
+            self.fault(name, error)
+        finally:
+            self._tasks.pop(key, None)
 
     def fault(self, where: str, error: Exception) -> None:
         """Count and log what escaped a handler, a performer or a task."""
@@ -240,8 +209,7 @@ class Actor:
     async def close(self) -> None:
         """End everything of this process; the only place where tasks are cancelled."""
         self.closing = True
-        for name in list(self._timers):
-            self.disarm(name)
+        self._timers.close()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -273,31 +241,6 @@ class Actor:
             for entry in machine.story
             if entry.source != entry.target
         )
-
-
-class _Guarded:
-    """Counts what escapes a handler or performer, and lets the actor go on."""
-
-    __slots__ = ("actor", "where")
-
-    def __init__(self, actor: Actor, where: str) -> None:
-        self.actor = actor
-        self.where = where
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if kind is None or not issubclass(kind, Exception):
-            return False
-        assert isinstance(error, Exception)
-        self.actor.fault(self.where, error)
-        return True
 
 
 class Role(Generic[M]):
@@ -334,20 +277,23 @@ class Role(Generic[M]):
         except Exception as error:
             self.actor.fault(machine.key, error)
             return
+        perform = self._perform
         for effect in effects:
             try:
-                outcome = self._perform[effect](machine, event)
+                outcome = perform[effect](machine, event)
                 if type(outcome) is CoroutineType:
-                    self.actor.spawn(f"{effect.name} {machine.key}", self._finish(machine, outcome))
+                    then = partial(self._performed, machine)
+                    self.actor.spawn(f"{effect._name_} {machine.key}", outcome, then)
             except Exception as error:
                 self.actor.fault(f"{effect.name} {machine.key}", error)
         if machine.terminal:
-            with self.guarded(machine.key):
+            try:
                 self.ended(machine)
+            except Exception as error:
+                self.actor.fault(machine.key, error)
 
-    async def _finish(self, machine: M, work: Coroutine[Any, Any, Event | None]) -> None:
-        event = await work
-        if event is not None and not self.actor.closing:
+    def _performed(self, machine: M, event: Event | None) -> None:
+        if event is not None:
             self.fire(machine, event)
 
     def ended(self, machine: M) -> None:
@@ -355,9 +301,6 @@ class Role(Generic[M]):
 
     def peer_lost(self, peer: Address) -> None:
         """The gateway declared this epoch of a peer lost."""
-
-    def guarded(self, where: str) -> _Guarded:
-        return _Guarded(self.actor, where)
 
     def live(self) -> dict[str, int]:
         """What this role owns now, by kind; all zero when nothing is open (invariant 4)."""

@@ -26,7 +26,7 @@ from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, Prefill
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
-from epd.scheduling.placement import Candidate, Placement, Unplaceable, place
+from epd.scheduling.placement import Candidate, Placement, Unplaceable, lacking, place
 from epd.scheduling.residency import CacheIndex, Flights
 
 
@@ -71,6 +71,11 @@ class Dispatcher:
             for i in self._registry.instances
             if i.takes_work
         ]
+
+    def lacking(self, *, with_pictures: bool) -> str:
+        """Why nothing could be placed now; empty if it could."""
+        takers = [i.info for i in self._registry.instances if i.takes_work]
+        return lacking(takers, with_pictures=with_pictures)
 
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""

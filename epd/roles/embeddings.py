@@ -132,8 +132,10 @@ class Embeddings(Role[Embedding]):
         for key in self._budget.grants(self._leases.num_stranded):
             granted = self._granted.pop(key, None)
             if granted is not None:
-                with self.guarded(f"promise {key}"):
+                try:
                     granted()
+                except Exception as error:
+                    self.actor.fault(f"promise {key}", error)
 
     def _pump_leases(self) -> None:
         """Hand out slots; if the first of the line lacks some, evict what nobody references."""

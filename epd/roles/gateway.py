@@ -42,7 +42,7 @@ from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metr
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.roles.timeline import Timelines
-from epd.scheduling.placement import Placement, Unplaceable, place
+from epd.scheduling.placement import Placement, Unplaceable
 from epd.transport.base import Received
 
 # What the API answers, by kind of failure.
@@ -117,8 +117,7 @@ class GatewayRole(Role[Generation]):
         limit = self._limits.max_open_requests
         if len(self._open) >= limit:
             return 429, f"the gateway has {limit} requests open, its limit; try again later"
-        chosen = place(self._dispatcher.candidates(), [])
-        return 503, chosen.reason if isinstance(chosen, Unplaceable) else ""
+        return 503, self._dispatcher.lacking(with_pictures=False)
 
     def start_generation(self, stream: Stream, prepared: Prepared) -> None:
         """The prompt is ready: place the first attempt."""
@@ -142,8 +141,7 @@ class GatewayRole(Role[Generation]):
 
     def ready(self) -> Readiness:
         needs_encoder = any(i.info.row_contract is not None for i in self._registry.instances)
-        chosen = place(self._dispatcher.candidates(), ["any"] if needs_encoder else [])
-        reason = chosen.reason if isinstance(chosen, Unplaceable) else ""
+        reason = self._dispatcher.lacking(with_pictures=needs_encoder)
         instances = [
             instance_facts(
                 i,

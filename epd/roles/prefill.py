@@ -20,7 +20,6 @@ from epd.messages import (
     MediaItem,
     PrefillRequest,
     RequestAborted,
-    RequestAccepted,
     RequestFailed,
 )
 from epd.roles.base import Actor, Role, performs, receives
@@ -79,7 +78,6 @@ class PrefillRole(Role[Request]):
                 RequestFailed(message.request_id, message.attempt, kind, reason, retryable),
             )
             return
-        self.actor.send(message.gateway, RequestAccepted(message.request_id, message.attempt))
         request = Request(key, message, message.token_ids, self.actor.journal)
         remaining = message.sampling.max_tokens - message.num_emitted
         request.decode_here = self.actor.is_self(message.decode) or remaining <= 1

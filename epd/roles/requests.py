@@ -69,6 +69,7 @@ class Requests(Role[Request]):
         )
         engine.attach_kv(self.region.buffer)
         self._timing = timing
+        self._tell_alive_s = timing.stall_timeout_s / 3
         self._cost = StepCost(config.max_itl_impact) if config.max_itl_impact else None
         self._scheduler = BatchScheduler(
             self.pool,
@@ -93,9 +94,6 @@ class Requests(Role[Request]):
         self._speculation = Speculation(config.speculative, self.totals)
         self.reports = Reports(actor)
         self.extend(self.reports)
-
-    def start(self) -> None:
-        self.actor.spawn("step loop", self._loop.run())
 
     def live(self) -> dict[str, int]:
         return {
@@ -130,21 +128,24 @@ class Requests(Role[Request]):
             self.actor.until(request.deadline_s),
             lambda: self.fire(request, fsm.DeadlinePassed()),
         )
-        self._arm_alive(request)
+        first_s = self._timing.accept_timeout_s / 4
+        self._arm_alive(request, min(first_s, self._tell_alive_s))
 
-    def _arm_alive(self, request: Request) -> None:
-        """While it waits, the gateway hears now and then that it is still here: a queue is not
-        silent, and silence means that the answer was lost."""
-        name, delay_s = f"request/{request.key}/alive", self._timing.stall_timeout_s / 3
+    def _arm_alive(self, request: Request, delay_s: float) -> None:
+        """While it waits, the gateway hears now and then that it is here: a queue is not silent,
+        and silence means that a word was lost.  Not at once: the first token mostly says it."""
+        name = f"request/{request.key}/alive"
         self.actor.arm(name, delay_s, lambda: self._tell_alive(request))
 
     def _tell_alive(self, request: Request) -> None:
         if request.ended_for_client:
             return
-        if not request.num_sent or self._scheduler.waits(request.key):
+        if request.num_sent < len(request.output):
+            self._tell_tokens(request)
+        elif not request.num_sent or self._scheduler.waits(request.key):
             here = RequestAccepted(request.request_id, request.attempt)
             self.actor.send(request.gateway, here)
-        self._arm_alive(request)
+        self._arm_alive(request, self._tell_alive_s)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)
@@ -184,7 +185,8 @@ class Requests(Role[Request]):
                 self.totals["prefix_cache_hit_tokens"] += admission.num_cached
                 self.fire(request, fsm.Scheduled(admission.blocks, admission.num_cached))
                 admission.entry.num_ready = request.num_ready()
-        self._loop.wake()
+        if self._scheduler.num_running:
+            self._loop.wake()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -330,6 +332,10 @@ class Requests(Role[Request]):
 
     @performs(Do.EMIT_TOKENS)
     def emit_tokens(self, request: Request, event: Event) -> None:
+        if not request.holds_tokens:
+            self._tell_tokens(request)
+
+    def _tell_tokens(self, request: Request) -> None:
         chunk = new_tokens(request)
         request.num_sent = len(request.output)
         request.num_confirmed = request.num_rejected = 0

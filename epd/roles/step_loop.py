@@ -93,14 +93,21 @@ class StepLoop:
         self._cost = cost
         self._depth = 2 if runs_ahead else 1
         self._under_way: deque[_Step] = deque()
-        self._wakes = asyncio.Event()
+        self._awake = False
 
     def wake(self) -> None:
-        """Something may be computed now."""
-        self._wakes.set()
+        """Something may be computed now: it looks in the event loop's next turn.  While as many
+        steps are under way as may be, the end of one is what it waits for."""
+        if not self._awake and len(self._under_way) < self._depth:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
-    async def run(self) -> None:
-        while not self._actor.closing:
+    def _turn(self, _: object = None) -> None:
+        """Settle what is over, launch what can be; called when a step ends, and when woken."""
+        if self._actor.closing:
+            return
+        self._awake = True  # whoever wakes it meanwhile is seen below
+        try:
             while self._under_way and self._under_way[0].result.done():
                 self._settle(self._under_way.popleft())
             while len(self._under_way) < self._depth:
@@ -108,8 +115,9 @@ class StepLoop:
                 if not plan:
                     break
                 self._launch(plan)
-            self._wakes.clear()  # nothing has happened since: nobody else ran
-            await self._wakes.wait()
+        except Exception as error:
+            self._actor.fault("step loop", error)
+        self._awake = False
 
     def _launch(self, plan: Plan) -> None:
         parts: list[Part] = []
@@ -135,7 +143,7 @@ class StepLoop:
         except Exception as error:
             result = asyncio.get_running_loop().create_future()
             result.set_exception(error)
-        result.add_done_callback(lambda _: self.wake())
+        result.add_done_callback(self._turn)
         self._under_way.append(_Step(parts, result))
 
     def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:

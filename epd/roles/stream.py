@@ -6,11 +6,11 @@ is there without waiting, so that several tokens leave in one write.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
 from epd.api.port import GenerationUpdate, TimelineEntry, TransferParams
+from epd.roles.bell import Bell
 
 
 class Stream:
@@ -29,16 +29,16 @@ class Stream:
         self.on_concluded: Callable[[], None] = lambda: None
         self._on_cancel = cancel
         self._updates: deque[GenerationUpdate] = deque()
-        self._news = asyncio.Event()
+        self._news = Bell()
         self._closed = False
 
     def push(self, update: GenerationUpdate) -> None:
         self._updates.append(update)
-        self._news.set()
+        self._news.ring()
 
     def close(self) -> None:
         self._closed = True
-        self._news.set()
+        self._news.ring()
 
     def conclude(self) -> None:
         """The generation has ended, whoever ended it: its timeline will not change any more."""
@@ -64,5 +64,5 @@ class Stream:
             if self._closed:
                 raise StopAsyncIteration
             self._news.clear()
-            await self._news.wait()
+            await self._news
         return self._updates.popleft()

@@ -101,18 +101,18 @@ class Transfers(Role[Transfer]):
         return transfer
 
     def _timer(self, transfer: Transfer, what: str) -> str:
-        return f"transfer/{transfer.key}/{transfer.side.value}/{what}"
+        return f"transfer/{transfer.key}/{transfer.side._value_}/{what}"
 
     def _owners(self, side: Side) -> dict[str, Producer] | dict[str, Consumer]:
         return self._producers if side is Side.PRODUCER else self._consumers
 
     def ended(self, machine: Transfer) -> None:
+        machine.source, room = None, (machine.key, machine.side)
+        if room in self._ended:  # a late word: its timers are gone
+            return
         for what in ("deadline", "retry", "grace"):
             self.actor.disarm(self._timer(machine, what))
-        machine.source = None
-
-        room = machine.key, machine.side
-        if room not in self._ended and self._rooms.get(room) is machine:
+        if self._rooms.get(room) is machine:
             self._ended[room] = self.clock.now_s() + self._timing.tombstone_s
             if not self.actor.armed("transfer/tombstones"):
                 self.actor.arm("transfer/tombstones", self._timing.tombstone_s, self._forget)

@@ -37,6 +37,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.step_cost import StepCost
@@ -75,8 +77,7 @@ class Entry:
         self.num_tokens += ahead
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """An entry enters with these blocks; the first `num_cached` tokens are computed already."""
 
     entry: Entry
@@ -186,22 +187,22 @@ class BatchScheduler:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _lacks_block(self, entry: Entry) -> bool:
-        return entry.num_blocks * self._block_size < entry.num_tokens
-
     def _room(self, entry: Entry) -> int:
         """Tokens behind its last known one that its blocks have room for."""
         return entry.num_blocks * self._block_size - entry.num_tokens
 
-    def _num_lacking(self) -> int:
-        return sum(self._lacks_block(entry) for entry in self._decoding.values())
+    def _lacking(self) -> list[Entry]:
+        """Who decodes and has no place for its next token."""
+        size = self._block_size
+        return [e for e in self._decoding.values() if e.num_blocks * size < e.num_tokens]
 
     def victim(self) -> Entry | None:
         """Who must give its blocks up now, for decodes to take their next token; None: nobody.
 
         The youngest that can be computed again, which may be the one that lacks a block itself.
         """
-        if self._num_lacking() <= self._pool.num_free:
+        lacking = self._lacking()
+        if not lacking or len(lacking) <= self._pool.num_free:
             return None
         running = [*self._prefilling.values(), *self._decoding.values()]
         young = [entry for entry in running if entry.recomputable or not entry.decoding]
@@ -210,8 +211,7 @@ class BatchScheduler:
     def growth(self) -> Iterator[tuple[Entry, tuple[int, ...]]]:
         """Blocks for the next token of those who decode, the oldest first; then, while blocks are
         not scarce, for guesses that do not fit.  Either is a block that they need soon anyway."""
-        lacking = [entry for entry in self._decoding.values() if self._lacks_block(entry)]
-        for entry in sorted(lacking, key=lambda entry: entry.rank):
+        for entry in sorted(self._lacking(), key=attrgetter("rank")):
             blocks = self._pool.take(1)
             if blocks is None:
                 return
@@ -230,7 +230,7 @@ class BatchScheduler:
         while (entry := self._next()) is not None:
             tokens = max(entry.num_tokens, entry.max_tokens)
             count = self.blocks_for(tokens)
-            spare = self._num_lacking()  # of those who run, for their next token
+            spare = len(self._lacking())  # of those who run, for their next token
             if self.num_running and not entry.reserves_only:
                 spare += self._watermark
             usable = (entry.num_tokens - 1) // self._block_size  # the last token gives the logits
@@ -247,11 +247,20 @@ class BatchScheduler:
             yield Admission(entry, blocks, entry.num_computed)
 
     def _next(self) -> Entry | None:
+        reserving, prompt = self._reservations.head(), self._line.head()
+        if prompt is None or not self._has_place():
+            return reserving
+        if reserving is None or prompt.rank < reserving.rank:
+            return prompt
+        return reserving
+
+    def _has_place(self) -> bool:
+        """In the batch; who waits for a picture takes none."""
+        max_running = self._bounds.max_running
+        if self.num_running < max_running:
+            return True
         parked = sum(self._num_due(entry) <= 0 for entry in self._prefilling.values())
-        heads = [self._reservations.head()]
-        if self.num_running - parked < self._bounds.max_running:
-            heads.append(self._line.head())
-        return min((e for e in heads if e is not None), key=lambda e: e.rank, default=None)
+        return self.num_running - parked < max_running
 
     # --- the step ---------------------------------------------------------------------------------
 
@@ -262,12 +271,12 @@ class BatchScheduler:
         with more than one token is followed by so many of its guesses less one.
         """
         bounds = self._bounds
-        prompts = sorted(
-            (entry for entry in self._prefilling.values() if self._num_due(entry) > 0),
-            key=lambda entry: entry.rank,
-        )
-        kept = int(bounds.max_step_tokens * PROMPT_SHARE) if prompts else 0
-        kept = min(kept, sum(entry.num_left for entry in prompts[:kept]))
+        prompts = [entry for entry in self._prefilling.values() if self._num_due(entry) > 0]
+        kept = 0
+        if prompts:
+            prompts.sort(key=attrgetter("rank"))
+            kept = int(bounds.max_step_tokens * PROMPT_SHARE)
+            kept = min(kept, sum(entry.num_left for entry in prompts[:kept]))
         decodes = self._decodes(bounds.max_step_tokens - kept)
         step = self._with_guesses(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(count for _, count in step)
@@ -300,10 +309,11 @@ class BatchScheduler:
         return step
 
     def _decodes(self, budget: int) -> list[Entry]:
+        size = self._block_size
         decodes = [
-            entry
-            for entry in self._decoding.values()
-            if entry.num_left > 0 and not self._lacks_block(entry)
+            e
+            for e in self._decoding.values()
+            if e.num_left > 0 and e.num_blocks * size >= e.num_tokens
         ]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)

@@ -51,13 +51,13 @@ class BlockPool(Pool):
 
     def holds(self, blocks: Iterable[int]) -> bool:
         """Whether all of these are leased by somebody."""
-        return all(block in self._references for block in blocks)
+        return all(map(self._references.__contains__, blocks))
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """`count` blocks to be written, or None; contents are forgotten oldest first."""
         if count > self.num_free:
             return None
-        blocks = tuple(self._empty_block() for _ in range(count))
+        blocks = tuple([self._empty_block() for _ in range(count)])
         self._references.update(dict.fromkeys(blocks, 1))
         return blocks
 
@@ -76,7 +76,7 @@ class BlockPool(Pool):
         Those n are shared, and must not be written.  `spare` blocks must be left over.
         """
         found = self.find(keys[:count])
-        num_idle = sum(block in self._idle for block in found)
+        num_idle = sum([block in self._idle for block in found])
         if count - len(found) + spare > self.num_free - num_idle:
             return None
         for block in found:

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from epd.messages import Address, InstanceInfo, Load
 from epd.scheduling.residency import Nowhere, Whereabouts
@@ -41,20 +42,17 @@ Shares = Mapping[str, float]  # instance to the share of the prompt that it like
 NOTHING_HELD: Shares = {}
 
 
-@dataclass(frozen=True, slots=True)
 class Candidate:
     """An instance that takes work, with its load as heartbeats and the gateway's own books say."""
 
-    info: InstanceInfo
-    load: Load
-    assigned: int  # open attempts that the gateway has placed there
+    __slots__ = ("assigned", "info", "instance_id", "load", "roles")
 
-    @property
-    def instance_id(self) -> str:
-        return self.info.address.instance_id
-
-    def has(self, role: str) -> bool:
-        return role in self.info.roles
+    def __init__(self, info: InstanceInfo, load: Load, assigned: int) -> None:
+        self.info = info
+        self.load = load
+        self.assigned = assigned  # open attempts that the gateway has placed there
+        self.instance_id = info.address.instance_id
+        self.roles = info.roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,14 @@ class Unplaceable:
     reason: str
 
 
+def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool) -> str:
+    """Why these instances cannot serve, with the roles that none of them has; empty: they can."""
+    roles = {role for info in infos for role in info.roles}
+    needed = ("prefill", "decode", "encode") if with_pictures else ("prefill", "decode")
+    missing = [role for role in needed if role not in roles]
+    return f"no healthy instance has the role {' or '.join(missing)}" if missing else ""
+
+
 def place(
     candidates: Sequence[Candidate],
     mm_hashes: Sequence[str],
@@ -91,17 +97,12 @@ def place(
     held: Shares = NOTHING_HELD,
 ) -> Placement | Unplaceable:
     """Choose; instances in `avoid` (they just failed it) only if there is no other."""
-    ordered = sorted(candidates, key=lambda c: c.instance_id)
-    prefills = _prefer([c for c in ordered if c.has("prefill")], avoid)
-    decodes = _prefer([c for c in ordered if c.has("decode")], avoid)
-    encoders = _prefer([c for c in ordered if c.has("encode")], avoid)
-    missing = [
-        role
-        for role, found in (("prefill", prefills), ("decode", decodes), ("encode", encoders))
-        if not found and (role != "encode" or mm_hashes)
-    ]
-    if missing:
-        return Unplaceable(f"no healthy instance has the role {' or '.join(missing)}")
+    if reason := lacking([c.info for c in candidates], with_pictures=bool(mm_hashes)):
+        return Unplaceable(reason)
+    ordered = sorted(candidates, key=attrgetter("instance_id"))
+    prefills = _prefer([c for c in ordered if "prefill" in c.roles], avoid)
+    decodes = _prefer([c for c in ordered if "decode" in c.roles], avoid)
+    encoders = _prefer([c for c in ordered if "encode" in c.roles], avoid)
     prefill = _prefill_for(mm_hashes, prefills, known, held)
     decode = _decode_for(prefill, decodes, held)
     chosen = tuple(_encoder_for(h, encoders, prefill, known).info.address for h in mm_hashes)
@@ -109,7 +110,11 @@ def place(
 
 
 def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candidate]:
-    return [c for c in candidates if c.instance_id not in avoid] or candidates
+    return (
+        ([c for c in candidates if c.instance_id not in avoid] or candidates)
+        if avoid
+        else (candidates)
+    )
 
 
 def _busyness(candidate: Candidate) -> tuple[int, int, str]:
@@ -131,9 +136,13 @@ def _costs(candidates: list[Candidate], held: Shares) -> dict[str, float]:
 
 
 def _decode_for(prefill: Candidate, decodes: list[Candidate], held: Shares) -> Candidate:
-    costs = _costs(decodes, held)
-    best = min(decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id))
-    if prefill.has("decode") and any(c is prefill for c in decodes):
+    best = decodes[0]
+    if len(decodes) > 1:
+        costs = _costs(decodes, held)
+        best = min(
+            decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id)
+        )
+    if "decode" in prefill.roles and prefill in decodes:
         return prefill if prefill.assigned <= best.assigned + 1 else best
     return best
 
@@ -142,6 +151,8 @@ def _prefill_for(
     mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts, held: Shares
 ) -> Candidate:
     """The one that costs least, or one hardly more that has more of the pictures itself."""
+    if len(prefills) == 1:
+        return prefills[0]
     costs = _costs(prefills, held)
     least = min(prefills, key=lambda c: (costs[c.instance_id], *_busyness(c)))
     if not mm_hashes:
@@ -166,7 +177,7 @@ def _encoder_for(
     near = [c for c in holders if c.assigned <= RESIDENT_BALANCE * (mean + 1)]
     if near:
         return min(near, key=lambda c: (c is not prefill, _busyness(c)))
-    if any(c is prefill for c in encoders):
+    if prefill in encoders:
         return prefill
     allowed = [c for c in encoders if c.assigned <= BALANCE * (mean + 1)] or encoders
     return max(allowed, key=lambda c: _weight(mm_hash, c.instance_id))

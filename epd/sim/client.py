@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from epd.api.port import GenerationError, Refused
+from epd.api.port import GenerationError, GenerationUpdate, Refused
 from epd.roles.stream import Stream
 from epd.sim.cluster import GATEWAY, Cluster
 from epd.sim.workload import Ask
@@ -120,15 +120,12 @@ class Clients:
                 record.num_answers += 1
                 stream.cancel("the client hung up")
 
-    def _take(self, record: Record, update: object) -> None:
-        tokens = getattr(update, "token_ids", ())
-        if tokens and not record.tokens:
+    def _take(self, record: Record, update: GenerationUpdate) -> None:
+        if update.token_ids and not record.tokens:
             record.first_s = self._loop.now_s
-        record.tokens.extend(tokens)
-        error = getattr(update, "error", None)
-        finish_reason = getattr(update, "finish_reason", "")
-        if error is not None or finish_reason:
-            record.error, record.finish_reason = error, finish_reason
+        record.tokens.extend(update.token_ids)
+        if update.error is not None or update.finish_reason:
+            record.error, record.finish_reason = update.error, update.finish_reason
             record.num_answers += 1
 
     def _died(self, instance_id: str) -> None:

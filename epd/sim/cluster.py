@@ -118,8 +118,8 @@ class Node:
         return {k: n for k, n in owner.live().items() if n} if owner is not None else {}
 
     def tasks(self) -> list[str]:
-        """Names of its open tasks, but for the step loop, which never ends."""
-        return [name for name in self.actor._tasks if not name.startswith("step loop")]
+        """Names of its open tasks."""
+        return list(self.actor._tasks)
 
     def timers(self, but: tuple[str, ...]) -> list[str]:
         """Names of its armed timers, but for those that begin so."""
@@ -150,7 +150,7 @@ class Cluster:
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
-        world.watchers.append(self._count)
+        world.watch(self._count, Scheduled)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
 

@@ -64,7 +64,7 @@ class Day:
 def live_through(hours: int = 24, *, seed: int = 0, quiet: bool = False) -> Day:
     """Run so many hours; progress goes to stderr unless `quiet`."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    world = World(seed, keep_trace=False, max_steps=1 << 62)
+    world = World(seed, keep_trace=False, records=False, max_steps=1 << 62)
     cluster = Cluster(world, "1e1p1d", DEFAULTS)
     clients = Clients(cluster, ())
     context = Context(world, cluster, clients, nothing_may_fail)

@@ -112,7 +112,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[SimHandle] = []  # a heap
         self._serial = itertools.count(1).__next__
         self._tasks: dict[int, SimTask] = {}
-        self._prune_at = 1024
+        self._prune_at = 64
         self._frozen = False
         self.set_exception_handler(self._note_escaped)
 
@@ -192,14 +192,16 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _run(self, wanted: Callable[[], object]) -> None:
         ready, timers = self._ready_queue, self._timers
+        next_ready, limit = ready.popleft, self.max_steps
         at_this_time = 0
         while wanted():
             if ready:
-                handle = ready.popleft()
+                handle = next_ready()
             elif timers:
                 handle = heappop(timers)
-                if handle[0] > self.now_s and handle[2] is not None:
-                    self.now_s = handle[0]
+                when_s = handle[0]
+                if when_s > self.now_s and handle[2] is not None:
+                    self.now_s = when_s
                     at_this_time = 0
                 while timers and timers[0][0] <= self.now_s:
                     ready.append(heappop(timers))
@@ -214,10 +216,13 @@ class SimLoop(asyncio.BaseEventLoop):
                 continue
             self.steps += 1
             at_this_time += 1
-            if self.steps > self.max_steps or at_this_time > SAME_TIME_LIMIT:
+            if self.steps > limit or at_this_time > SAME_TIME_LIMIT:
                 raise StepLimitReached(f"{self.steps} steps at {self.now_s:.3f} s{self._stories()}")
             try:
-                context.run(callback, *args)
+                if context is NOWHERE:
+                    callback(*args)
+                else:
+                    context.run(callback, *args)
             except Exception as error:
                 self.call_exception_handler(
                     {"message": f"exception in {callback}", "exception": error}
@@ -269,7 +274,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks[task.number] = task
         if len(self._tasks) >= self._prune_at:
             self._tasks = {n: t for n, t in self._tasks.items() if not t.done()}
-            self._prune_at = max(1024, 2 * len(self._tasks))
+            self._prune_at = max(64, 2 * len(self._tasks))
         return task
 
     def open_tasks(self) -> list[SimTask]:

@@ -192,9 +192,9 @@ class Network:
 
     def submit(self, link: Link, message: Message, parcel: Parcel) -> bool:
         """Take a parcel onto its way; False when the link's queue is full."""
-        conditions = self.conditions
-        if self.per_link:
-            conditions = self.per_link.get(link.name, conditions)
+        conditions = (
+            self.per_link.get(link.name, self.conditions) if self.per_link else (self.conditions)
+        )
         if link.num_in_flight + len(link.held) >= conditions.max_queue:
             return False
         if self.on_message is not None:
@@ -203,7 +203,7 @@ class Network:
             self.counters["lost"] += 1
             self.trace("lost", *link.name, parcel.text)
             return True
-        self._send(link, parcel, conditions, "")
+        self._send(link, parcel, conditions)
         if conditions.duplication and self._chance(
             conditions.duplication, "duplicate", link, parcel
         ):
@@ -217,7 +217,7 @@ class Network:
     def _key(self, link: Link, parcel: Parcel) -> tuple[str, str, str, int]:
         return link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence
 
-    def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str) -> None:
+    def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str = "") -> None:
         if link.held or (self.blocked and link.name in self.blocked):
             link.held.append(parcel)
             return
@@ -320,14 +320,18 @@ class SimBus:
             return False
         try:
             header = pack(self.address, peer.epoch, message)
-            views = tuple(memoryview(payload).cast("B") for payload in payloads) if payloads else ()
+            views: tuple[Buffer, ...] = ()
+            if payloads:
+                views = tuple(memoryview(payload).cast("B") for payload in payloads)
             weigh(header, views, self._limits)
         except (FrameRejected, TypeError, ValueError):
             self.dropped["unsendable"] += 1
             return False
-        network, process = self._network, self.process
-        text = describe(message)
-        link = network.link(process, peer)
+        network = self._network
+        link = network.link(self.process, peer)
+        kind = type(message)
+        spell = _SPELLINGS.get(kind) or _learn_to_spell(kind)
+        text = spell(message)
         parcel = Parcel(self._routing_id, header, views, text, link.chances.occurrence(text))
         return network.submit(link, message, parcel)
 
@@ -361,15 +365,18 @@ class SimBus:
 
 def describe(message: Message) -> str:
     """Type and identity of a message, stable over runs: `Grant 3/1/0#1`."""
-    kind = type(message)
-    spell = _SPELLINGS.get(kind)
-    if spell is None:
-        spell = _SPELLINGS[kind] = _spelling(kind)
-    return spell(message)
+    return _learn_to_spell(type(message))(message)
 
 
 Spelling = Callable[[Any], str]
 _SPELLINGS: dict[type[Message], Spelling] = {}
+
+
+def _learn_to_spell(kind: type[Message]) -> Spelling:
+    spell = _SPELLINGS.get(kind)
+    if spell is None:
+        spell = _SPELLINGS[kind] = _spelling(kind)
+    return spell
 
 
 def _spelling(kind: type[Message]) -> Spelling:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+SEPARATOR = "\x1f"
 _UNIT = 1.0 / (1 << 53)
 
 
@@ -33,23 +34,25 @@ class KeyedRandom:
     def __init__(self, seed: int, *stream: object) -> None:
         self.seed = seed
         self._stream = stream
-        prefix = "".join(f"{part}\x1f" for part in stream)
+        prefix = "".join(f"{part}{SEPARATOR}" for part in stream)
         salt = seed.to_bytes(16, "little")
         self._hashed = hashlib.blake2b(prefix.encode(), digest_size=8, salt=salt)
 
     def uniform(self, *key: object) -> float:
-        return (self.integer(*key) >> 10) * _UNIT
+        return self.share(SEPARATOR.join(map(str, key)))
 
     def integer(self, *key: object) -> int:
-        hashed = self._hashed.copy()
-        hashed.update("\x1f".join(map(str, key)).encode())
-        return int.from_bytes(hashed.digest(), "little") >> 1
+        return self.hashed(SEPARATOR.join(map(str, key)))
 
     def hashed(self, text: str) -> int:
-        """`integer` of one key that is text already."""
+        """`integer` of a key that is text already; its parts are joined by `SEPARATOR`."""
         hashed = self._hashed.copy()
         hashed.update(text.encode())
         return int.from_bytes(hashed.digest(), "little") >> 1
+
+    def share(self, text: str) -> float:
+        """`uniform` of a key that is text already."""
+        return (self.hashed(text) >> 10) * _UNIT
 
     def between(self, low: float, high: float, *key: object) -> float:
         """Uniform in [low, high)."""

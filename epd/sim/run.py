@@ -99,17 +99,24 @@ YOUNG_OBJECTS = 100_000  # more than a run of a drill keeps alive
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Look for cyclic garbage rarely: Python's own pace takes an eighth of a run's time."""
+    """Look for cyclic garbage rarely, and once at the end, when a world that was not kept is
+    garbage: Python's own pace takes a fifth of a run's time, most of it to find a world alive."""
     kept = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *kept[1:])
     try:
         yield
     finally:
+        gc.collect(0)
         gc.set_threshold(*kept)
 
 
 def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Result:
     """Run a plan.  `keep`: leave the world open for whoever wants to look (trace, stories)."""
+    with rare_collections():
+        return _run(plan, prepare, keep=keep)
+
+
+def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
     world = World(
         plan.seed, network=plan.network, data=plan.data, keep_trace=keep, max_steps=3_000_000
     )
@@ -130,7 +137,7 @@ def run(plan: Plan, *, keep: bool = False, prepare: Prepare | None = None) -> Re
     if prepare is not None:
         prepare(world, cluster)
     try:
-        with no_escape(), rare_collections():
+        with no_escape():
             _play(plan, world, cluster, clients, injector, watching)
     except (Deadlock, StepLimitReached) as error:
         world.violate(f"[liveness] {error}")

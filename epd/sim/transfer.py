@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from epd.messages import Address, RemoteRegion, TransportOffer
 from epd.sim.loop import SimLoop
 from epd.sim.process import SimProcess, current_process
-from epd.sim.rand import KeyedRandom
+from epd.sim.rand import SEPARATOR, KeyedRandom
 from epd.transport.base import (
     Buffer,
     Region,
@@ -140,32 +140,32 @@ class Fabric:
         """Schedule the pieces and the report of a write."""
         conditions, loop = self.conditions, self.loop
         writer = write.writer.name
-        nbytes = sum(view.nbytes for _, view in write.pieces)
+        nbytes = sum([view.nbytes for _, view in write.pieces])
         place = (writer, write.target.instance_id, write.target.region_id, *write.slots)
         self._serial[place] += 1
-        key = (*place, self._serial[place])
+        key = SEPARATOR.join(map(str, (*place, self._serial[place])))
         starts_s = max(loop.now_s, self.busy_until_s.get(writer, 0.0))
         took_s = conditions.latency_s + nbytes / conditions.nbytes_per_s
-        took_s += conditions.jitter_s * self.random.uniform("jitter", *key)
+        took_s += conditions.jitter_s * self.random.share(f"jitter{SEPARATOR}{key}")
         took_s *= write.writer.slowness
         ends_s = self.busy_until_s[writer] = starts_s + took_s
         self.writes[write] = None
         # a card goes on by itself; a copying thread lives and stalls with its process
         context = write.writer.context if conditions.kind == "shm" else contextvars.Context()
         reported_s = ends_s
-        if self.random.chance(conditions.failed, "failed", *key):
+        if self.random.chance(conditions.failed, "failed", key):
             self.counters["failed"] += 1
             write.refused = "the connection broke before the first byte"
             loop.call_at(starts_s, self._report, write, context=write.writer.context)
             return
-        unknown = self.random.chance(conditions.unknown, "unknown", *key)
+        unknown = self.random.chance(conditions.unknown, "unknown", key)
         if unknown:
             self.counters["unknown"] += 1
-            ends_s += conditions.linger_s * self.random.uniform("linger", *key)
+            ends_s += conditions.linger_s * self.random.uniform("linger", key)
         count = len(write.pieces)
         for index in range(count):
-            share = (index + self.random.uniform("piece", index, *key)) / max(1, count)
-            when_s = starts_s + (ends_s - starts_s) * share
+            drawn = self.random.share(f"piece{SEPARATOR}{index}{SEPARATOR}{key}")
+            when_s = starts_s + (ends_s - starts_s) * ((index + drawn) / count)
             loop.call_at(when_s, self._land, write, index, context=context)
         loop.call_at(ends_s, self._finish, write, context=context)
         if unknown:
@@ -188,12 +188,12 @@ class Fabric:
             if self.conditions.kind != "shm":
                 write.refused = "the peer does not answer"
             return
-        slot_nbytes = write.target.slot_nbytes
-        touched = range(offset // slot_nbytes, (offset + view.nbytes - 1) // slot_nbytes + 1)
+        slot_nbytes, nbytes = write.target.slot_nbytes, len(content)
+        touched = range(offset // slot_nbytes, (offset + nbytes - 1) // slot_nbytes + 1)
         if self.on_land is not None:
             self.on_land(write, owner, touched)
-        region.forget(list(touched))
-        region.buffer[offset : offset + view.nbytes] = content
+        region.forget(touched)
+        region.buffer[offset : offset + nbytes] = content
         self.trace("land", write.writer.name, write.target.region_id, *touched)
 
     def _finish(self, write: Write) -> None:

@@ -3,6 +3,7 @@ changes no other."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from epd.api.port import Generation, PreparedItem
@@ -11,6 +12,7 @@ from epd.sim import golden
 from epd.sim.golden import Picture
 from epd.sim.rand import KeyedRandom, draw_integer
 
+WHOLE = 4  # tokens per word of answers that nobody reads as they grow
 GRIDS = ((1, 2, 4), (1, 4, 4), (1, 4, 8), (1, 8, 8))
 
 
@@ -28,6 +30,7 @@ class Ask:
     cancel_after_s: float = 0.0  # the client hangs up this long after asking; 0: never
     wants_timeline: bool = False
     num_words: int = 0  # that its answer is made of: with few it repeats itself; 0: all there are
+    tokens_per_word: int = 1  # more: the client wants its answer whole
 
     def __str__(self) -> str:
         pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
@@ -54,7 +57,11 @@ class Ask:
     def sampling(self) -> SamplingParams:
         stop = (golden.EOS,) if self.stops_at_eos else ()
         return SamplingParams(
-            max_tokens=self.max_tokens, top_k=self.num_words, seed=self.seed, stop_token_ids=stop
+            max_tokens=self.max_tokens,
+            top_k=self.num_words,
+            seed=self.seed,
+            stop_token_ids=stop,
+            tokens_per_word=self.tokens_per_word,
         )
 
     def generation(self) -> Generation:
@@ -69,6 +76,7 @@ class Ask:
         return golden.answer(token_ids, placed, self.sampling())
 
 
+@functools.lru_cache(maxsize=4096)
 def mm_hash_of(picture: Picture) -> str:
     """64 hex digits, as the gateway's own hash."""
     words = (draw_integer(0, "hash", picture.image(), n) for n in range(4))
@@ -93,6 +101,7 @@ class Workload:
     num_texts: int = 0  # few: texts, and the places of pictures in them, repeat; 0: all differ
     timeline_share: float = 0.25
     num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
+    whole_share: float = 0.5  # of clients that do not want a stream
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -122,6 +131,7 @@ class Workload:
             cancel_after_s=0.001 + 0.3 * random.uniform("hang up") if cancels else 0.0,
             wants_timeline=random.chance(self.timeline_share, "timeline"),
             num_words=self.num_words,
+            tokens_per_word=WHOLE if random.chance(self.whole_share, "whole") else 1,
         )
 
     def _word(self, drawn: KeyedRandom, n: int) -> int:

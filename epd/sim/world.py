@@ -28,12 +28,29 @@ CLOCK_SPREAD_S = 100_000.0
 DIGESTED_AT_ONCE = 512
 
 
+Entry = tuple[float, str, tuple[object, ...]]  # when, what kind of thing, what
+
+
+class Edge:
+    """One way from state to state, spelled once for all transitions that take it."""
+
+    __slots__ = ("event", "source", "table", "target", "text")
+
+    def __init__(self, table: str, source: str, event: str, target: str) -> None:
+        self.table, self.source, self.event, self.target = table, source, event, target
+        self.text = f"{table} {source} {event} {target}"
+
+
 class Watcher(Protocol):
     """Sees every transition of every machine in the world (checkers, faults at protocol points)."""
 
     def __call__(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None: ...
+
+
+def _nothing(kind: str, *fields: object) -> None:
+    """What a world that records nothing does with a trace."""
 
 
 class WorldJournal:
@@ -58,8 +75,13 @@ class World:
         data: DataConditions | None = None,
         max_steps: int = 2_000_000,
         keep_trace: bool = True,
+        records: bool = True,
     ) -> None:
+        """`records`: note what happens, for `digest` and `happened`; `keep_trace`: for `lines`."""
         self.seed = seed
+        self._records = records
+        if not records:
+            self.trace = _nothing  # type: ignore[method-assign]
         self.loop = SimLoop(max_steps=max_steps)
         self.random = KeyedRandom(seed)
         self.network = Network(
@@ -72,13 +94,13 @@ class World:
         self.watchers: list[Watcher] = []  # of every transition
         self._watchers_of: dict[type[Event], list[Watcher]] = {}
         self.violations: list[str] = []
-        self.events: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=TRACE_LENGTH)
+        self.events: deque[Entry] = deque(maxlen=TRACE_LENGTH)
         self.fired: Counter[str] = Counter()  # faults that really happened
-        self._edges: set[tuple[str, type[Event], State, State]] = set()  # transitions
+        self._edges: dict[tuple[type[Event], State, State], Edge] = {}  # that were taken
         self.on_death: list[Callable[[SimProcess], None]] = []
         self._keep_trace = keep_trace
         self._digest = hashlib.blake2b(digest_size=16)
-        self._undigested: list[tuple[float, str, tuple[object, ...]]] = []
+        self._undigested: list[Entry] = []
         self._next_pid = 1000
         self._epochs: Counter[str] = Counter()
 
@@ -142,9 +164,9 @@ class World:
 
     def trace(self, kind: str, *fields: object) -> None:
         """Note what happened: names and numbers, text where the kind has no better."""
-        entry = (self.loop.now_s, kind, fields)
-        self._undigested.append(entry)
-        if len(self._undigested) >= DIGESTED_AT_ONCE:
+        entry, undigested = (self.loop.now_s, kind, fields), self._undigested
+        undigested.append(entry)
+        if len(undigested) >= DIGESTED_AT_ONCE:
             self._digest_entries()
         if self._keep_trace:
             self.events.append(entry)
@@ -157,11 +179,22 @@ class World:
     def observe(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        kind, table = type(event), machine.table.name
-        self.trace(table, process.name, machine.key, source._name_, kind.__name__, target._name_)
-        self._edges.add((table, kind, source, target))
-        for watch in self._watchers_of.get(kind, ()):
-            watch(process, machine, event, source, target)
+        kind = type(event)
+        if self._records:
+            edge = self._edges.get((kind, source, target))
+            if edge is None:
+                edge = Edge(machine.table.name, source._name_, kind.__name__, target._name_)
+                self._edges[kind, source, target] = edge
+            undigested = self._undigested
+            undigested.append((self.loop.now_s, edge.text, (process.name, machine.key)))
+            if len(undigested) >= DIGESTED_AT_ONCE:
+                self._digest_entries()
+            if self._keep_trace:
+                what = (process.name, machine.key, edge.source, edge.event, edge.target)
+                self.events.append((self.loop.now_s, edge.table, what))
+        if kind in self._watchers_of:
+            for watch in self._watchers_of[kind]:
+                watch(process, machine, event, source, target)
         for watch in self.watchers:
             watch(process, machine, event, source, target)
 
@@ -170,8 +203,8 @@ class World:
         table, _, edge = what.partition(":")
         if edge:
             return any(
-                name == table and edge in (kind.__name__, f"{source._name_}>{target._name_}")
-                for name, kind, source, target in self._edges
+                taken.table == table and edge in (taken.event, f"{taken.source}>{taken.target}")
+                for taken in self._edges.values()
             )
         return self.fired[what] + self.network.counters[what] + self.fabric.counters[what] > 0
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epd.messages import PROTOCOL_VERSION, Address, Envelope, Message, decode, encode
+from epd.messages import PROTOCOL_VERSION, Address, Envelope, decode, encode
 from epd.transport.base import Buffer, Received, TransportError
 
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -87,24 +87,17 @@ def unpack(
 
     Raises FrameRejected, whatever the bytes are.
     """
-    weigh(header, payloads, limits)
-    envelope = _decode(header)
-    if envelope.version != PROTOCOL_VERSION:
-        raise FrameRejected("version", f"{envelope.version} instead of {PROTOCOL_VERSION}")
-    if sender is not None and sender != _spelled(envelope):
-        raise FrameRejected("spoofed_source", f"{envelope.source!r} over {sender!r}")
-    if envelope.target_epoch not in (0, own_epoch):
-        raise FrameRejected("stale_target", f"meant for epoch {envelope.target_epoch}")
-    message: Message = envelope.message
-    return Received(envelope.source, envelope.epoch, message, payloads)
-
-
-def _decode(header: Buffer) -> Envelope:
+    if payloads or len(header) > limits.max_header_nbytes:
+        weigh(header, payloads, limits)
     try:
-        return decode(header)
+        envelope = decode(header)
     except Exception as error:  # msgspec errors, but also RecursionError on deep nesting
         raise FrameRejected("malformed", type(error).__name__) from None
-
-
-def _spelled(envelope: Envelope) -> bytes:
-    return f"{envelope.source}:{envelope.epoch}".encode(errors="replace")
+    source, epoch, target_epoch = envelope.source, envelope.epoch, envelope.target_epoch
+    if envelope.version != PROTOCOL_VERSION:
+        raise FrameRejected("version", f"{envelope.version} instead of {PROTOCOL_VERSION}")
+    if sender is not None and sender != f"{source}:{epoch}".encode(errors="replace"):
+        raise FrameRejected("spoofed_source", f"{source!r} over {sender!r}")
+    if target_epoch and target_epoch != own_epoch:
+        raise FrameRejected("stale_target", f"meant for epoch {target_epoch}")
+    return Received(source, epoch, envelope.message, payloads)

@@ -70,7 +70,7 @@ def test_every_parameter_reaches_the_sampler():
     )  # fmt: skip
     sampling = asked.sampling(1, asked.seed, 5, MODEL, "g")
     assert msgspec.structs.astuple(sampling) == (
-        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2, "g", -3,
+        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2, "g", -3, 16,
     )  # fmt: skip
 
 

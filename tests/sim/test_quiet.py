@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
@@ -100,6 +101,30 @@ def test_stages_report_only_for_a_timeline(watched: Watched) -> None:
     assert watched.sent["StageReport"] == 0
     watched.ask(wants_timeline=True)
     assert watched.sent["StageReport"] == 3  # encode (from its cache or not), prefill, decode
+
+
+def test_an_answer_that_nobody_reads_as_it_grows_takes_few_words(watched: Watched) -> None:
+    whole = Ask(0, 0.0, (11, 12), (), 9, 1, stops_at_eos=False, tokens_per_word=4)
+    for ask, num_words in ((whole, 3), (dataclasses.replace(whole, tokens_per_word=1), 9)):
+        watched.sent.clear()
+        record = watched.clients.add(ask)
+        watched.run_for(0.2)
+        assert tuple(record.tokens) == ask.answer()
+        assert watched.sent["Tokens"] == num_words  # of the whole one: 1, 4 and 4 tokens
+        assert watched.sent["RequestAccepted"] == 0  # the first token says it
+
+
+def test_tokens_are_not_held_back_for_long(watched: Watched) -> None:
+    """Whoever computes slowly says so with the tokens that it has."""
+    node = watched.cluster.node("d0")
+    assert node is not None
+    node.process.slowness = 300.0
+    ask = Ask(0, 0.0, (11, 12), (), 12, 1, stops_at_eos=False, tokens_per_word=1000)
+    record = watched.clients.add(ask)
+    watched.run_for(4.0)  # some six tokens; nothing is silent for a third of stall_timeout_s
+    assert 1 < len(record.tokens) < 12
+    watched.run_for(10.0)
+    assert tuple(record.tokens) == ask.answer()
 
 
 @pytest.mark.parametrize("name", ["kill-encode", "lossy-bus", "restart-gateway", "small-pool"])

@@ -1,0 +1,152 @@
+"""Named timers: one timer of the loop serves them all, and none goes off early, late or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from epd.roles.timers import MIN_MARKED, Timers
+
+
+class Handle:
+    def __init__(self, when_s: float, callback: Callable[[], None]) -> None:
+        self.when_s = when_s
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class ManualClock:
+    """Time that a test moves; counts what it was asked for."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+        self.handles: list[Handle] = []
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def wall_s(self) -> float:
+        return self.at_s
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Handle:
+        self.handles.append(Handle(when_s, callback))
+        return self.handles[-1]
+
+    def run_until(self, until_s: float) -> None:
+        while due := [h for h in self.handles if h.callback is not None and h.when_s <= until_s]:
+            handle = min(due, key=lambda h: h.when_s)
+            self.at_s = max(self.at_s, handle.when_s)
+            callback = handle.callback
+            handle.cancel()
+            assert callback is not None
+            callback()
+        self.at_s = until_s
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def errors() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def timers(clock: ManualClock, errors: list[str]) -> Timers:
+    return Timers(clock, lambda name, error: errors.append(f"{name}: {error}"))
+
+
+def test_they_go_off_at_their_times_and_equal_times_in_order(
+    clock: ManualClock, timers: Timers
+) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        seen.append((name, clock.at_s))
+
+    for name, delay_s in (("late", 3.0), ("b", 1.0), ("a", 1.0), ("now", 0.0)):
+        timers.arm(name, delay_s, partial(note, name))
+    clock.run_until(5.0)
+    assert seen == [("now", 0.0), ("b", 1.0), ("a", 1.0), ("late", 3.0)]
+    assert list(timers) == []
+
+
+def test_one_that_is_put_off_or_brought_forward_goes_off_once(
+    clock: ManualClock, timers: Timers
+) -> None:
+    seen: list[float] = []
+    timers.arm("x", 1.0, lambda: seen.append(-1.0))
+    clock.run_until(0.5)
+    timers.arm("x", 1.0, lambda: seen.append(clock.at_s))
+    clock.run_until(1.4)
+    assert seen == []
+    clock.run_until(2.0)
+    assert seen == [1.5]
+    timers.arm("y", 5.0, lambda: seen.append(-1.0))
+    timers.arm("y", 1.0, lambda: seen.append(clock.at_s))
+    clock.run_until(9.0)
+    assert seen == [1.5, 3.0]
+
+
+def test_what_is_disarmed_or_closed_never_goes_off(clock: ManualClock, timers: Timers) -> None:
+    seen: list[str] = []
+    timers.arm("a", 1.0, lambda: seen.append("a"))
+    timers.arm("b", 1.0, lambda: timers.disarm("c"))
+    timers.arm("c", 1.0, lambda: seen.append("c"))
+    timers.disarm("a")
+    clock.run_until(2.0)
+    timers.arm("d", 1.0, lambda: seen.append("d"))
+    timers.close()
+    timers.arm("e", 1.0, lambda: seen.append("e"))
+    clock.run_until(9.0)
+    assert seen == []
+
+
+def test_a_timer_that_arms_itself_again_does_not_hold_the_loop(
+    clock: ManualClock, timers: Timers
+) -> None:
+    seen: list[float] = []
+
+    def again() -> None:
+        seen.append(clock.at_s)
+        if len(seen) < 3:
+            timers.arm("again", 0.0, again)
+
+    timers.arm("again", 0.0, again)
+    handle = clock.handles[-1]
+    assert handle.callback is not None
+    handle.callback()
+    assert len(seen) == 1, "the others must get their turn"
+    clock.run_until(1.0)
+    assert len(seen) == 3
+
+
+def test_an_exception_stays_with_its_timer(
+    clock: ManualClock, timers: Timers, errors: list[str]
+) -> None:
+    seen: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    timers.arm("bad", 1.0, fail)
+    timers.arm("good", 1.0, lambda: seen.append("good"))
+    clock.run_until(2.0)
+    assert (errors, seen) == (["bad: broken"], ["good"])
+
+
+def test_the_loop_has_one_timer_and_what_is_disarmed_is_swept(
+    clock: ManualClock, timers: Timers
+) -> None:
+    timers.arm("beat", 1.0, lambda: None)
+    for number in range(50 * MIN_MARKED):
+        timers.arm(f"deadline {number}", 100.0 + number, lambda: None)
+        timers.disarm(f"deadline {number}")
+    assert len([h for h in clock.handles if h.callback is not None]) == 1
+    assert len(timers._heap) <= 2 * MIN_MARKED + 2
