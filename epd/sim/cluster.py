@@ -150,7 +150,7 @@ class Cluster:
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
-        world.watch(self._count, Scheduled)
+        world.watch(self._count, Scheduled, GrantReceived, TokenSampled, LastTokenSampled)
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
 
