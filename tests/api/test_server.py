@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import openai
@@ -190,8 +189,8 @@ async def test_text_arrives_while_it_is_made():
 async def test_usage_counts_right_and_wrong_guesses():
     """Over all updates and choices; an answer without guesses has no such field."""
     script = [
-        replace(said("he"), num_confirmed=1, num_rejected=3),
-        replace(said("llo"), num_confirmed=2),
+        said("he")._replace(num_confirmed=1, num_rejected=3),
+        said("llo")._replace(num_confirmed=2),
         said("", "stop"),
     ]
     expected = {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6}
