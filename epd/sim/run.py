@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -95,18 +96,24 @@ class Result:
 
 Prepare = Callable[[World, Cluster], None]
 YOUNG_OBJECTS = 100_000  # more than a run of a drill keeps alive
+RUNS_PER_FULL_COLLECTION = 50  # a run leaves most of a megabyte to a full one: what its result held
+_run_number = itertools.count(1)
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Look for cyclic garbage rarely, and once at the end, when a world that was not kept is
-    garbage: Python's own pace takes a fifth of a run's time, most of it to find a world alive."""
+    garbage: Python's own pace takes a fifth of a run's time, most of it to find a world alive.
+
+    Nothing else would ever look at old objects, so now and then this does.
+    """
     kept = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *kept[1:])
     try:
         yield
     finally:
-        gc.collect(0)
+        is_full = next(_run_number) % RUNS_PER_FULL_COLLECTION == 0
+        gc.collect(2 if is_full else 0)
         gc.set_threshold(*kept)
 
 

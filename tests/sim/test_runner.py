@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from epd.cli.main import main
 from epd.sim import drills
+from epd.sim.run import run
 from epd.sim.runner import Job, execute_all
+from epd.sim.workload import Workload
 
 
 def jobs(interrupt_at: int = -1) -> Iterator[Job]:
@@ -68,3 +72,16 @@ def test_a_failing_seed_is_named_at_once(
     summary = execute_all([Job("drill", "quiet", 3)], 1, 1)
     assert summary.failures[0].violations[0].startswith("[simulator]")
     assert "replay drill quiet --seed 3" in capsys.readouterr().err
+
+
+def test_what_runs_leave_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of many thousand runs needs no more memory than one of fifty."""
+    monkeypatch.setattr("epd.sim.run.RUNS_PER_FULL_COLLECTION", 5)
+    quiet = replace(drills.by_name("quiet"), work=Workload(4))
+    left = []
+    for num_runs in (5, 40):
+        gc.collect()
+        for seed in range(num_runs):
+            assert run(quiet.plan(seed)).passed
+        left.append(gc.collect())
+    assert left[1] < 4 * left[0]
