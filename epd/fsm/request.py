@@ -293,11 +293,8 @@ class Request(Machine):
     def holds_tokens(self) -> bool:
         """Whether its new tokens may wait for more: nobody reads them one by one."""
         num_new = len(self.output) - self.num_sent
-        return (
-            self.num_sent > 0
-            and num_new < self.sampling.tokens_per_word
-            and not (self.finish_reason)
-        )
+        is_few = self.num_sent > 0 and num_new < self.sampling.tokens_per_word
+        return is_few and not self.finish_reason
 
     def num_ready(self, ready_room: str = "") -> int:
         """Tokens up to the first picture that lacks; `ready_room` does not, whatever is noted."""

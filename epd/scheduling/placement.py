@@ -110,11 +110,9 @@ def place(
 
 
 def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candidate]:
-    return (
-        ([c for c in candidates if c.instance_id not in avoid] or candidates)
-        if avoid
-        else (candidates)
-    )
+    if not avoid:
+        return candidates
+    return [c for c in candidates if c.instance_id not in avoid] or candidates
 
 
 def _busyness(candidate: Candidate) -> tuple[int, int, str]:

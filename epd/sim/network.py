@@ -192,9 +192,9 @@ class Network:
 
     def submit(self, link: Link, message: Message, parcel: Parcel) -> bool:
         """Take a parcel onto its way; False when the link's queue is full."""
-        conditions = (
-            self.per_link.get(link.name, self.conditions) if self.per_link else (self.conditions)
-        )
+        conditions = self.conditions
+        if self.per_link:
+            conditions = self.per_link.get(link.name, conditions)
         if link.num_in_flight + len(link.held) >= conditions.max_queue:
             return False
         if self.on_message is not None:
