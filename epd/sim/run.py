@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -85,7 +84,7 @@ class Result:
     fired: Counter[str]
     outcomes: Counter[str]
     records: list[Record] = field(default_factory=list)
-    happened: Callable[[str], bool] = lambda what: False
+    happened: frozenset[str] = frozenset()
     world: World | None = None
     cluster: Cluster | None = None
 
@@ -96,8 +95,6 @@ class Result:
 
 Prepare = Callable[[World, Cluster], None]
 YOUNG_OBJECTS = 100_000  # more than a run of a drill keeps alive
-RUNS_PER_FULL_COLLECTION = 50  # a run leaves most of a megabyte to a full one: what its result held
-_run_number = itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -105,15 +102,14 @@ def rare_collections() -> Iterator[None]:
     """Look for cyclic garbage rarely, and once at the end, when a world that was not kept is
     garbage: Python's own pace takes a fifth of a run's time, most of it to find a world alive.
 
-    Nothing else would ever look at old objects, so now and then this does.
+    So a result must not hold its world: what is alive then is old, and nobody looks at it again.
     """
     kept = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *kept[1:])
     try:
         yield
     finally:
-        is_full = next(_run_number) % RUNS_PER_FULL_COLLECTION == 0
-        gc.collect(2 if is_full else 0)
+        gc.collect(0)
         gc.set_threshold(*kept)
 
 
@@ -162,7 +158,7 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
         world.fired,
         Counter(_kind(record.outcome()) for record in clients.records),
         list(clients.records),
-        world.happened,
+        world.happened(),
     )
     if keep:
         result.world, result.cluster = world, cluster

@@ -117,7 +117,7 @@ def execute(job: Job) -> Report:
     if job.kind == "drill":
         drill = drills.by_name(job.name)
         signs = drill.fires or tuple(fault.kind for fault in drill.faults)
-        fired = any(result.happened(sign) for sign in signs) if signs else True
+        fired = not result.happened.isdisjoint(signs) if signs else True
     return Report(job, tuple(result.violations), fired, result.steps, result.digest)
 
 

@@ -198,15 +198,14 @@ class World:
         for watch in self.watchers:
             watch(process, machine, event, source, target)
 
-    def happened(self, what: str) -> bool:
-        """Whether a fault of this kind, a transition `MACHINE:FROM>TO` or an event took place."""
-        table, _, edge = what.partition(":")
-        if edge:
-            return any(
-                taken.table == table and edge in (taken.event, f"{taken.source}>{taken.target}")
-                for taken in self._edges.values()
-            )
-        return self.fired[what] + self.network.counters[what] + self.fabric.counters[what] > 0
+    def happened(self) -> frozenset[str]:
+        """Kinds of faults, transitions `MACHINE:FROM>TO` and events `MACHINE:EVENT` so far."""
+        counted = self.fired + self.network.counters + self.fabric.counters
+        taken = self._edges.values()
+        return frozenset(counted).union(
+            [f"{edge.table}:{edge.source}>{edge.target}" for edge in taken],
+            [f"{edge.table}:{edge.event}" for edge in taken],
+        )
 
     def violate(self, text: str) -> None:
         """A checker found something; the run goes on, the first violation is the one to read."""
