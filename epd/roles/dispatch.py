@@ -68,14 +68,13 @@ class Dispatcher:
     def candidates(self) -> list[Candidate]:
         return [
             Candidate(i.info, i.load, self._assigned[i.info.address.instance_id])
-            for i in self._registry.instances
-            if i.takes_work
+            for i in self._registry.takers()
         ]
 
     def lacking(self, *, with_pictures: bool) -> str:
         """Why nothing could be placed now; empty if it could."""
-        takers = [i.info for i in self._registry.instances if i.takes_work]
-        return lacking(takers, with_pictures=with_pictures)
+        infos = [i.info for i in self._registry.takers()]
+        return lacking(infos, with_pictures=with_pictures)
 
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""

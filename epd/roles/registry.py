@@ -56,6 +56,10 @@ class Registry(Role[Instance]):
         """By name; of each the latest epoch, lost ones too until they return."""
         return [self._instances[name] for name in sorted(self._instances)]
 
+    def takers(self) -> list[Instance]:
+        """Those that take work, by name."""
+        return [instance for instance in self.instances if instance.takes_work]
+
     def transport_between(self, one: Address, other: Address) -> str:
         """`local` within an instance; empty if one of them is not known any more."""
         if one.instance_id == other.instance_id:

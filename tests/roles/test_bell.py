@@ -13,6 +13,13 @@ async def hear(bell: Bell) -> None:
     await bell
 
 
+async def listening(bell: Bell) -> asyncio.Future[None]:
+    """Somebody who waits for it already."""
+    waiting = asyncio.ensure_future(hear(bell))
+    await asyncio.sleep(0)
+    return waiting
+
+
 async def test_it_is_heard_once_however_often_it_was_rung() -> None:
     bell = Bell()
     bell.ring()
@@ -24,8 +31,7 @@ async def test_it_is_heard_once_however_often_it_was_rung() -> None:
 
 async def test_who_waits_is_woken() -> None:
     bell = Bell()
-    waiting = asyncio.ensure_future(hear(bell))
-    await asyncio.sleep(0)
+    waiting = await listening(bell)
     assert not waiting.done()
     bell.ring()
     await asyncio.wait_for(waiting, 1)
@@ -41,8 +47,7 @@ async def test_what_is_known_is_not_heard() -> None:
 
 async def test_a_waiter_that_left_does_not_break_it() -> None:
     bell = Bell()
-    waiting = asyncio.ensure_future(hear(bell))
-    await asyncio.sleep(0)
+    waiting = await listening(bell)
     waiting.cancel()
     bell.ring()
     await asyncio.wait_for(hear(bell), 1)
