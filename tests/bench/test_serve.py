@@ -45,7 +45,8 @@ class FakeServer:
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
-        self.open = self.most_open = 0
+        self.open: Counter[bool] = Counter()  # by whether there is a picture
+        self.most_open = self.most_with_pictures = 0
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake"}]})
@@ -56,8 +57,10 @@ class FakeServer:
         text = json.dumps(body["messages"])
         if "REFUSE" in text:
             return web.json_response({"error": {"message": "no"}}, status=400)
-        self.open += 1
-        self.most_open = max(self.most_open, self.open)
+        has_picture = "image_url" in text
+        self.open[has_picture] += 1
+        self.most_open = max(self.most_open, self.open.total())
+        self.most_with_pictures = max(self.most_with_pictures, self.open[True])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self._event(response, {"delta": {"role": "assistant", "content": ""}})
@@ -66,7 +69,7 @@ class FakeServer:
             await asyncio.sleep(GAP_S)
             await self._event(response, {"delta": {"content": "x" if index else ""}})
         await self._event(response, {"delta": {}, "finish_reason": "length"})
-        self.open -= 1  # now: the client asks anew when it has read the end
+        self.open[has_picture] -= 1  # now: the client asks anew when it has read the end
         if "CUT" not in text:
             words = len(body["messages"][0]["content"][-1]["text"].split())
             usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": tokens}
@@ -114,7 +117,8 @@ async def test_a_run_is_what_was_asked_for(fake: FakeServer) -> None:
     assert first["ttft_ms_p50"] >= 1e3 * GAP_S
     assert first["itl_ms_p50"] >= 1e3 * GAP_S * 0.9
     assert first["e2e_ms_p50"] >= first["ttft_ms_p50"] + 3 * 1e3 * GAP_S * 0.9
-    assert 3 <= fake.most_open <= 3 + 4  # the users, and bursts that a slow machine lets overlap
+    assert fake.most_with_pictures == 3  # the users
+    assert 3 <= fake.most_open <= 3 + 4  # and bursts that a slow machine lets overlap
     pictures = Counter(
         part["image_url"]["url"]
         for body in fake.bodies
