@@ -117,6 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"  # cpu, cuda, cuda:1 and so on
     dtype: str = "float32"
     load_format: str = "auto"  # dummy: random weights made on the device, of config.json alone
+    allow_unused_tensors: bool = False  # a checkpoint may have some that config.json lacks
     block_size: int = 16
     kv_nbytes: int = 128 << 20  # 0: what is free on the device
     kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives

@@ -47,6 +47,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="auto, or dummy: random weights, of a directory without any",
     )  # fmt: skip
     group.add_argument(
+        "--allow-unused-tensors", dest="engine.allow_unused_tensors", action="store_true",
+        default=None, help="load a checkpoint that has more tensors than config.json has places "
+        "for, such as more layers",
+    )  # fmt: skip
+    group.add_argument(
         "--threads", dest="engine.threads", type=int, metavar="N",
         help="CPU threads per process; default: a share of the cores",
     )  # fmt: skip

@@ -101,7 +101,7 @@ def build_vision(
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
-    model = load_stage(adapter, "vision", dtype, engine_config.device, engine_config.load_format)
+    model = _load(adapter, "vision", dtype, engine_config)
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(adapter, model, executor, dtype, max_pixels, executor.streams)
     if executor.streams is not None:
@@ -129,7 +129,7 @@ def build_language(
     attention.register()
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
-    model = load_stage(adapter, "language", dtype, device, engine_config.load_format)
+    model = _load(adapter, "language", dtype, engine_config)
     small = KvPool(layout, 1, dtype, device)
     forward = _forward(adapter, model, small, dtype)
     on_gpu = executor.streams is not None
@@ -151,6 +151,17 @@ def build_language(
 
 def _checkpoint(model_dir: Path | str, config: EngineConfig) -> Any:
     return read_checkpoint(model_dir, weights=config.load_format != "dummy")
+
+
+def _load(adapter: ModelAdapter, stage: str, dtype: torch.dtype, config: EngineConfig) -> Any:
+    return load_stage(
+        adapter,
+        stage,
+        dtype,
+        config.device,
+        config.load_format,
+        allow_unused=config.allow_unused_tensors,
+    )
 
 
 def _forward(adapter: ModelAdapter, model: Any, pool: KvPool, dtype: torch.dtype) -> Forward:

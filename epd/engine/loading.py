@@ -10,15 +10,18 @@ checkpoint can restore.
 
 Published checkpoints name their tensors as the model class did when they were saved.  A checkpoint
 name is tried as it is, then through the family's renamings; the first that the model has wins.
+A tensor that no stage of the model has is an error: config.json then describes a smaller model than
+was saved, and that would answer without a word of warning.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,7 @@ from epd.engine.checkpoint import Checkpoint, ModelError
 if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
+logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 _patching = threading.Lock()
@@ -73,11 +77,14 @@ def load_stage(
     dtype: torch.dtype,
     device: str,
     load_format: str = "auto",
+    *,
+    allow_unused: bool = False,
 ) -> nn.Module:
     """The model with the weights of one stage ("vision" or "language"), in eval mode.
 
     What belongs to the other stage is None.  `load_format` "dummy" makes weights on the device
-    instead of reading them.  Raises ModelError, naming what is wrong.
+    instead of reading them.  `allow_unused`: tensors that no stage has are left out.  Raises
+    ModelError, naming what is wrong.
     """
     _check_stored(adapter.checkpoint)
     try:
@@ -88,18 +95,22 @@ def load_stage(
             f"{adapter.checkpoint.directory}/config.json does not describe a {adapter.model_type} "
             f"model ({error}); restore the file"
         ) from error
+    sources, unused = _sources(adapter, model.state_dict().keys())
     for path in adapter.other_modules(stage):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
-    tied = _tied_names(adapter, model)
-    wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    held = model.state_dict()
+    tied = _tied_names(adapter, model, sources)
+    wanted = {n: like for n, like in held.items() if n in sources or n not in tied}
     if load_format == "dummy":
         state = {name: _dummy(name, tensor, dtype, device) for name, tensor in wanted.items()}
     else:
-        sources = _match(adapter, wanted)
+        _check_shapes(adapter, sources, wanted)
+        _check_unused(adapter, unused, allowed=allow_unused)
         state = _read(adapter.checkpoint, sources, wanted, dtype, device)
     for name, source in tied.items():
-        if source in state:
+        # Where both are stored the weights decide, as in transformers: some heads were trained on.
+        if name not in state or torch.equal(state[name], state[source]):
             state[name] = state[source]
     model.load_state_dict(state, strict=False, assign=True)
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
@@ -127,29 +138,45 @@ def _check_stored(checkpoint: Checkpoint) -> None:
             )
 
 
-def _tied_names(adapter: ModelAdapter, model: nn.Module) -> dict[str, str]:
+def _sources(adapter: ModelAdapter, held: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Model name to checkpoint name, and the names of the checkpoint that no model name takes."""
+    sources: dict[str, str] = {}
+    unused: list[str] = []
+    for stored in adapter.checkpoint.tensors:
+        name = next((n for n in _candidates(stored, adapter.renames) if n in held), None)
+        if name is None or name in sources:
+            unused.append(stored)
+        else:
+            sources[name] = stored
+    return sources, unused
+
+
+def _tied_names(
+    adapter: ModelAdapter, model: nn.Module, sources: Mapping[str, str]
+) -> dict[str, str]:
     """Parameter to the one that it shares memory with (the head and the embedding, usually)."""
     names: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     held = model.state_dict().keys()
-    stored = {
-        name for key in adapter.checkpoint.tensors for name in _candidates(key, adapter.renames)
-    }
-    ties = getattr(adapter.text_config, "tie_word_embeddings", False)
-    if ties and "lm_head.weight" in held - stored:
+    if (
+        getattr(adapter.text_config, "tie_word_embeddings", False)
+        and "lm_head.weight" in held
+        and "lm_head.weight" not in sources
+    ):
         # Some composite configs say it of the text part alone.
         (embedding,) = (name for name in held if name.endswith(".embed_tokens.weight"))
         names.setdefault("lm_head.weight", embedding)
-    return {name: source for name, source in names.items() if name in held and source in held}
+    ties = {name: source for name, source in names.items() if name in held and source in held}
+    # Whichever is stored gives its weights to the other.
+    return dict(
+        (source, name) if name in sources and source not in sources else (name, source)
+        for name, source in ties.items()
+    )
 
 
-def _match(adapter: ModelAdapter, wanted: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Model name to checkpoint name, shapes checked.  Raises ModelError."""
-    sources: dict[str, str] = {}
-    for stored in adapter.checkpoint.tensors:
-        for name in _candidates(stored, adapter.renames):
-            if name in wanted:
-                sources.setdefault(name, stored)
-                break
+def _check_shapes(
+    adapter: ModelAdapter, sources: Mapping[str, str], wanted: Mapping[str, torch.Tensor]
+) -> None:
+    """Raises ModelError where a tensor lacks or has another shape than config.json says."""
     directory = adapter.checkpoint.directory
     missing = sorted(wanted.keys() - sources.keys())
     if missing:
@@ -157,14 +184,28 @@ def _match(adapter: ModelAdapter, wanted: dict[str, torch.Tensor]) -> dict[str, 
             f"{directory} lacks {len(missing)} tensors of {adapter.model_type}: {_some(missing)}; "
             "the checkpoint is incomplete or its config.json belongs to another model"
         )
-    for name, stored in sources.items():
-        found, expected = adapter.checkpoint.tensors[stored].shape, tuple(wanted[name].shape)
+    for name, like in wanted.items():
+        stored = sources[name]
+        found, expected = adapter.checkpoint.tensors[stored].shape, tuple(like.shape)
         if found != expected and not adapter.is_transposed(name, found, expected):
             raise ModelError(
                 f"{directory}: tensor {stored} has shape {list(found)} where config.json needs "
                 f"{list(expected)}; config.json and weights belong to different models"
             )
-    return sources
+
+
+def _check_unused(adapter: ModelAdapter, unused: Sequence[str], *, allowed: bool) -> None:
+    """Raises ModelError for tensors that the model has no place for, but for those skipped."""
+    surplus = [n for n in unused if not any(re.search(p, n) for p in adapter.skipped)]
+    directory = adapter.checkpoint.directory
+    if surplus and not allowed:
+        raise ModelError(
+            f"{directory} has {len(surplus)} tensors that config.json has no place for: "
+            f"{_some(surplus)}; config.json is of a smaller or another model: restore it, or leave "
+            "them out with --allow-unused-tensors"
+        )
+    if unused:
+        logger.info("%s: %d tensors are not read: %s", directory, len(unused), _some(unused))
 
 
 def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
@@ -177,8 +218,8 @@ def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[s
 
 def _read(
     checkpoint: Checkpoint,
-    sources: dict[str, str],
-    wanted: dict[str, torch.Tensor],
+    sources: Mapping[str, str],
+    wanted: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
     device: str,
 ) -> dict[str, torch.Tensor]:
@@ -186,8 +227,8 @@ def _read(
     from safetensors import safe_open
 
     by_file: dict[Path, list[str]] = defaultdict(list)
-    for name, stored in sources.items():
-        by_file[checkpoint.tensors[stored].file].append(name)
+    for name in wanted:
+        by_file[checkpoint.tensors[sources[name]].file].append(name)
     state: dict[str, torch.Tensor] = {}
     for file, names in by_file.items():
         try:
@@ -219,7 +260,7 @@ def _dummy(name: str, like: torch.Tensor, dtype: torch.dtype, device: str) -> to
     return tensor.normal_(0.0, 0.02, generator=generator)
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED])
     return shown + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 

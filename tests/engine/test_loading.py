@@ -223,6 +223,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: edit_config(d, text_config__num_hidden_layers=5),
         "lacks 22 tensors of qwen3_vl: .* and 19 more",
     ),
+    "shallower config": (
+        lambda d: edit_config(d, text_config__num_hidden_layers=2),
+        r"has 11 tensors that .*: model\.language_model\.layers\.2\..* and 8 more; .* --allow-unu",
+    ),
+    "shallower tower": (
+        lambda d: edit_config(d, vision_config__depth=2),
+        r"has 12 tensors that config.json has no place for: model\.visual\.blocks\.2\.",
+    ),
 }
 
 
@@ -235,6 +243,55 @@ def test_a_broken_directory_is_one_sentence(kind: str, tmp_path: Path, model_dir
         build_language(directory, CONFIG)
         build_vision(directory, CONFIG)
     assert "\n" not in str(caught.value).strip() and str(directory) in str(caught.value)
+
+
+@pytest.mark.parametrize(("section", "name"), [("text", "num_hidden_layers"), ("vision", "depth")])
+def test_fewer_layers_may_be_asked_for(
+    section: str, name: str, tmp_path: Path, model_dir: Any
+) -> None:
+    """Both stages of a probe load, and what they hold is the beginning of the checkpoint."""
+    directory = shutil.copytree(model_dir("qwen3_vl"), tmp_path / "model")
+    edit_config(directory, **{f"{section}_config__{name}": 2})
+    stored = load_file(directory / "model.safetensors")
+    for stage in ("vision", "language"):
+        adapter = adapter_for(read_checkpoint(directory))
+        model = load_stage(adapter, stage, torch.float32, "cpu", allow_unused=True)
+        for held, parameter in model.named_parameters():
+            assert torch.equal(parameter, stored[HEAD if held == "lm_head.weight" else held])
+    allowed = EngineConfig(threads=1, kv_nbytes=1 << 20, allow_unused_tensors=True)
+    assert build_language(directory, allowed).kv_layout.num_layers == (
+        2 if section == "text" else 3
+    )
+
+
+def test_what_older_releases_saved_too_is_skipped(tmp_path: Path, model_dir: Any) -> None:
+    """And only that: a tensor that looks like it is not."""
+    directory = shutil.copytree(model_dir("llama"), tmp_path / "model")
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_weights(directory, lambda t: t.update({name: torch.zeros(8)}))
+    load(directory, "language")
+    edit_weights(directory, lambda t: t.update({f"{name}_scale": torch.zeros(8)}))
+    with pytest.raises(ModelError, match=f"has 1 tensors .*: {name}_scale;"):
+        load(directory, "language")
+
+
+@pytest.mark.parametrize("stored", ["both", "equal", "head"])
+def test_tied_heads_as_they_are_stored(stored: str, tmp_path: Path, model_dir: Any) -> None:
+    """config.json says tied; what is stored decides, as it does in transformers."""
+    directory = shutil.copytree(model_dir("qwen3_vl"), tmp_path / "model")
+    embedding = load_file(directory / "model.safetensors")[HEAD]
+    head = embedding + 1 if stored == "both" else embedding.clone()
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = head
+        if stored == "head":
+            del tensors[HEAD]
+
+    edit_weights(directory, change)
+    model: Any = load(directory, "language")
+    tied = model.model.language_model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, head) and torch.equal(tied, embedding)
+    assert (model.lm_head.weight.data_ptr() == tied.data_ptr()) == (stored != "both")
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

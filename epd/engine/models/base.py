@@ -31,6 +31,8 @@ class ModelAdapter:
     vision_modules: ClassVar[tuple[str, ...]] = ()  # dotted names; empty: text only
     language_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()  # (pattern, replacement), applied in order
+    # Published tensors that are not read on purpose: older releases saved what is computed now.
+    skipped: ClassVar[tuple[str, ...]] = (r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$")
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
