@@ -1,8 +1,9 @@
 """`--ec-transfer-config` and `--kv-transfer-config`: JSON as vLLM spells it, in our words.
 
-One table per hop says what each key becomes.  Nothing is ignored: a key that means something here
-becomes a setting, one whose only value here is known is accepted at that value, and everything else
-is refused by name with what is known.  A role that the instance does not play is refused as well.
+One table says what each key becomes, `connector_names` what each connector is.  A key that means
+something here becomes a setting, one that can mean nothing here is checked and has no effect (its
+reader says why), and everything else is refused by name with what is known or what to do instead.
+A role that the instance does not play is refused as well.
 """
 
 from __future__ import annotations
@@ -14,76 +15,10 @@ from typing import Any
 
 import msgspec
 
+from epd.cli.connector_names import BUFFER_DEVICES, EC, KV, REMEDIES, Connector, Hop
 from epd.cli.parser import suggestion
 from epd.cli.settings import Settings, check_send_ring, checked
 from epd.config import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Connector:
-    """What a connector of theirs is here; `extra`: keys of its own configuration to settings."""
-
-    transport: str
-    extra: Mapping[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One of the two hops: the prefix of its keys, who sends and who takes, what is known."""
-
-    prefix: str
-    flag: str
-    sends: str
-    takes: str
-    connectors: Mapping[str, Connector]
-    buffers: Mapping[str, str]  # which setting a buffer size is, by claim
-
-
-_FILE = Connector(
-    "file", {"shared_storage_path": "transport_directory"}, needs=("shared_storage_path",)
-)
-_MOONCAKE = Connector(
-    "mooncake",
-    {
-        "mooncake_protocol": "mooncake.protocol",
-        "protocol": "mooncake.protocol",
-        "device_name": "mooncake.devices",
-    },
-)
-_EC_MOONCAKE = Connector(
-    "mooncake", {**_MOONCAKE.extra, "master_server_address": "encode.cache_store"}
-)
-_AUTO = Connector("auto")
-
-EC = Hop(
-    "ec",
-    "--ec-transfer-config",
-    "encode",
-    "prefill",
-    {
-        "ECExampleConnector": _FILE,
-        "ECSharedStorageConnector": _FILE,
-        "ECMooncakeConnector": _EC_MOONCAKE,
-        "SHMConnector": Connector("shm"),
-        "auto": _AUTO,
-    },
-    {"producer": "encode.send_buffer_nbytes", "consumer": "prefill.pool_nbytes"},
-)
-KV = Hop(
-    "kv",
-    "--kv-transfer-config",
-    "prefill",
-    "decode",
-    {
-        "ExampleConnector": _FILE,
-        "SharedStorageConnector": _FILE,
-        "MooncakeConnector": _MOONCAKE,
-        "SHMConnector": Connector("shm"),
-        "auto": _AUTO,
-    },
-    {"producer": "engine.kv_nbytes", "consumer": "engine.kv_nbytes"},
-)
 
 
 @dataclass(slots=True)
@@ -101,7 +36,8 @@ class Applied:
     @property
     def listen(self) -> str:
         """Own endpoint, where one was asked for."""
-        return f"tcp://{self.host or '127.0.0.1'}:{self.port or '*'}" if self.host else ""
+        named = self.host or self.port
+        return f"tcp://{self.host or '127.0.0.1'}:{self.port or '*'}" if named else ""
 
     def put(self, hop: Hop, key: str, value: Any) -> None:
         """Raises ConfigError if the other hop wants something else."""
@@ -183,7 +119,7 @@ def _read(hop: Hop, text: str, roles: tuple[str, ...], applied: Applied) -> None
     applied.sends_rows |= hop is EC and "producer" in claims
     for key, value in given.items():
         if value is not None:
-            readers[key](_Read(hop, connector, claims, applied), key, value)
+            readers[key](_Read(hop, connector, claims, applied, given), key, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +130,7 @@ class _Read:
     connector: Connector
     claims: tuple[str, ...]
     applied: Applied
+    given: Mapping[str, Any]
 
 
 Reader = Callable[[_Read, str, Any], None]
@@ -201,7 +138,7 @@ Reader = Callable[[_Read, str, Any], None]
 
 def _readers(hop: Hop) -> dict[str, Reader]:
     prefix = hop.prefix
-    return {
+    readers: dict[str, Reader] = {
         f"{prefix}_connector": _done,
         f"{prefix}_role": _done,
         f"{prefix}_connector_extra_config": _extra,
@@ -209,11 +146,14 @@ def _readers(hop: Hop) -> dict[str, Reader]:
         f"{prefix}_buffer_device": _buffer_device,
         f"{prefix}_ip": _ip,
         f"{prefix}_port": _port,
-        f"{prefix}_rank": _counted,
-        f"{prefix}_parallel_size": _counted,
+        f"{prefix}_rank": _rank,
+        f"{prefix}_parallel_size": _parallel_size,
         f"{prefix}_connector_module_path": _module_path,
         "engine_id": _engine_id,
     }
+    if hop is KV:
+        readers["kv_load_failure_policy"] = _load_failure_policy
+    return readers
 
 
 def _claims(hop: Hop, role: str, roles: tuple[str, ...]) -> tuple[str, ...]:
@@ -249,6 +189,8 @@ def _claims(hop: Hop, role: str, roles: tuple[str, ...]) -> tuple[str, ...]:
 
 def _connector(hop: Hop, name: Any) -> Connector:
     connector = hop.connectors.get(str(name))
+    if remedy := REMEDIES.get(str(name), ""):
+        raise ConfigError(f"{hop.flag}: connector {name!r} is not supported: {remedy}")
     if connector is None:
         known = (f"{theirs} ({c.transport})" for theirs, c in hop.connectors.items())
         raise ConfigError(
@@ -277,14 +219,29 @@ def _extra(its: _Read, key: str, value: Any) -> None:
 
 
 def _buffer_size(its: _Read, key: str, value: Any) -> None:
-    if not isinstance(value, int | float) or value <= 0 or value != int(value):
+    number = _number(value)
+    if number is None or number <= 0:
         raise ConfigError(f"{its.hop.flag}: {key} must be a number of bytes, not {value!r}")
     for claim in its.claims:
-        its.applied.put(its.hop, its.hop.buffers[claim], int(value))
+        its.applied.put(its.hop, its.hop.buffers[claim], number)
+
+
+def _number(value: Any) -> int | None:
+    """A whole number, also as a text such as "1e9": theirs are often written so; None: none."""
+    try:
+        number = float(value)
+        is_whole = not isinstance(value, bool) and number == int(number)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if is_whole else None
 
 
 def _buffer_device(its: _Read, key: str, value: Any) -> None:
-    its.applied.put(its.hop, "engine.device", value)
+    """Without effect: what moves goes through host memory, whatever the engine computes on."""
+    if value not in BUFFER_DEVICES:
+        raise ConfigError(
+            f"{its.hop.flag}: {key} must be one of {', '.join(BUFFER_DEVICES)}, not {value!r}"
+        )
 
 
 def _ip(its: _Read, key: str, value: Any) -> None:
@@ -297,21 +254,38 @@ def _ip(its: _Read, key: str, value: Any) -> None:
 
 
 def _port(its: _Read, key: str, value: Any) -> None:
-    if not isinstance(value, int) or not 0 < value < 65536:
+    port = _number(value)
+    if port is None or not 0 < port < 65536:
         raise ConfigError(f"{its.hop.flag}: {key} must be a port, not {value!r}")
-    if its.applied.port not in ("", str(value)):
+    if its.applied.port not in ("", str(port)):
         raise ConfigError(
-            f"{its.hop.flag}: {key} is {value} and the other hop's {its.applied.port}: both hops "
+            f"{its.hop.flag}: {key} is {port} and the other hop's {its.applied.port}: both hops "
             "share the instance's endpoint"
         )
-    its.applied.port = str(value)
+    its.applied.port = str(port)
 
 
-def _counted(its: _Read, key: str, value: Any) -> None:
-    if value != (1 if key.endswith("size") else 0):
+def _rank(its: _Read, key: str, value: Any) -> None:
+    """Without effect, as the size: instances are counted by joining the gateway."""
+    rank, size = _number(value), _number(its.given.get(f"{its.hop.prefix}_parallel_size", 1))
+    if rank is None or size is None or not 0 <= rank < size:
         raise ConfigError(
-            f"{its.hop.flag}: {key} {value!r} is not supported: instances are counted by joining "
-            "the gateway; drop it"
+            f"{its.hop.flag}: {key} must be a number from 0 to below {its.hop.prefix}_parallel_size"
+            f", not {value!r}; or drop both: instances are counted by joining the gateway"
+        )
+
+
+def _parallel_size(its: _Read, key: str, value: Any) -> None:
+    size = _number(value)
+    if size is None or size < 1:
+        raise ConfigError(f"{its.hop.flag}: {key} must be a number above zero, not {value!r}")
+
+
+def _load_failure_policy(its: _Read, key: str, value: Any) -> None:
+    if value != "recompute":
+        raise ConfigError(
+            f"{its.hop.flag}: {key} {value!r} is not supported: what could not be moved is "
+            'computed again; write "recompute", or drop it'
         )
 
 

@@ -66,6 +66,8 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
     applied = read_transfer_configs(text, None, ("encode",))
     assert applied.instance_id == "enc-7"
     assert applied.listen == "tcp://10.0.0.2:14579"
+    port_alone = read_transfer_configs(ec(ec_port=14579), None, ("encode",))
+    assert port_alone.listen == "tcp://127.0.0.1:14579"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,8 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
         ("d", ec("ec_both"), None, "has no part in this hop, from encode to prefill"),
         ("e", None, kv(), "has no part in this hop, from prefill to decode"),
         ("", ec("ec_both"), None, "no role has no part"),
-        ("e", ec(connector="NixlConnector"), None, "there are ECExampleConnector .file., "),
+        ("e", ec(connector="StrangeOne"), None, "there are ECExampleConnector .file., "),
+        ("e", ec(connector="ECCPUConnector"), None, "--encoder-cache-host-nbytes: write auto"),
         ("e", ec(connector="SHMConector"), None, "did you mean SHMConnector"),
         ("e", ec(ec_connector_extra_config=PATH), None, "shared_storage_path is unknown; this"),
         ("e", ec(connector="ECExampleConnector"), None, "extra_config lacks shared_storage_path"),
@@ -101,10 +104,17 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
             kv("kv_producer", "MooncakeConnector", kv_connector_extra_config={"protocol": "efa"}),
             "mooncake.protocol is 'efa'; it must be one of tcp, rdma",
         ),
-        ("e", ec(ec_parallel_size=2), None, "ec_parallel_size 2 is not supported"),
+        ("e", ec(ec_parallel_size=0), None, "ec_parallel_size must be a number above zero"),
+        ("e", ec(ec_rank=2, ec_parallel_size=2), None, "ec_rank must be a number from 0 to below"),
+        ("p", None, kv(kv_rank=1), "to below kv_parallel_size, not 1; or drop both"),
+        ("p", None, kv(kv_rank=0, kv_parallel_size="two"), "kv_rank must be a number"),
+        ("p", None, kv(kv_load_failure_policy="fail"), 'computed again; write "recompute"'),
+        ("e", ec(kv_load_failure_policy="recompute"), None, "kv_load_failure_policy is unknown"),
+        ("e", ec(ec_port="http"), None, "ec_port must be a port, not 'http'"),
+        ("e", ec(ec_buffer_size="nan"), None, "must be a number of bytes, not 'nan'"),
         ("e", ec(ec_connector_module_path="evil.module"), None, "no code is loaded"),
         ("e", ec(ec_buffer_size=-1), None, "must be a number of bytes"),
-        ("e", ec(ec_buffer_device="tpu"), None, "engine.device is 'tpu'; it must be"),
+        ("e", ec(ec_buffer_device="tpu"), None, "ec_buffer_device must be one of cpu, cuda"),
         ("p", ec("ec_consumer", ec_port=1), kv("kv_producer", kv_port=2), "share the instance's"),
         ("e", "{", None, "is not JSON"),
         ("e", "[]", None, "holds no object"),
@@ -114,6 +124,54 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
 def test_what_is_refused(roles: str, ec_text: str | None, kv_text: str | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings(roles, ec_text, kv_text)
+
+
+def test_a_buffers_device_is_not_the_engines() -> None:
+    for device in ("cpu", "cuda"):
+        assert settings("e", ec(ec_buffer_device=device)).engine.device == "cpu"
+        gpu = build_settings(assignments=["engine.device=cuda:1"])
+        applied = read_transfer_configs(None, kv(kv_buffer_device=device), ("decode",))
+        assert apply(gpu, applied).engine.device == "cuda:1"
+
+
+# What the pages on disaggregated prefilling and encoding of vLLM give to paste.
+FILES = {"connector_extra_config": PATH}
+PASTED: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("p", "kv_producer", "SHMConnector", {"rank": 0, "parallel_size": 2}),
+    ("d", "kv_consumer", "SHMConnector", {"rank": 1, "parallel_size": 2}),
+    ("d", "kv_both", "SharedStorageConnector", FILES),
+    ("p", "kv_both", "ExampleConnector", FILES),
+    ("p", "kv_producer", "MooncakeConnector", {"buffer_device": "cuda"}),
+    ("d", "kv_consumer", "auto", {"buffer_size": "8e9", "port": "22001"}),
+    ("e", "ec_producer", "ECExampleConnector", FILES),
+    ("pd", "ec_consumer", "ECSharedStorageConnector", FILES),
+    ("epd", "ec_both", "ECExampleConnector", FILES),
+    ("p", "ec_consumer", "ECMooncakeConnector", {"ip": "127.0.0.1", "port": 14579}),
+]
+WITHOUT_LIKENESS = [
+    ("NixlConnector", "NIXL is not here: write auto"),
+    ("P2pNcclConnector", "no NCCL transport: write auto"),
+    ("PyNcclConnector", "no NCCL transport: write auto"),
+    ("LMCacheConnectorV1", "found by its content in each instance anyway: write auto"),
+    ("OffloadingConnector", "give the pool more, --kv-nbytes"),
+    ("MultiConnector", "an instance offers several ways"),
+    ("MooncakeStoreConnector", "write MooncakeConnector to move it"),
+]
+
+
+@pytest.mark.parametrize(("roles", "role", "connector", "more"), PASTED)
+def test_what_their_pages_give_to_paste_is_taken(
+    roles: str, role: str, connector: str, more: dict[str, Any]
+) -> None:
+    hop = role[:2]
+    given = {f"{hop}_{key}": value for key, value in {"connector": connector, **more}.items()}
+    settings(roles, **{f"{hop}_text": json.dumps({f"{hop}_role": role, **given})})
+
+
+@pytest.mark.parametrize(("connector", "remedy"), WITHOUT_LIKENESS)
+def test_or_it_is_refused_by_name_with_what_to_do(connector: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=f"connector '{connector}' is not supported: .*{remedy}"):
+        settings("p", None, kv("kv_producer", connector))
 
 
 def test_a_flag_that_says_otherwise_is_not_overruled() -> None:
@@ -134,6 +192,8 @@ def test_the_command_line_takes_them(tmp_path: Any) -> None:
     made = plan("--role", "encode", "--ec-transfer-config", ec(engine_id="enc-7"), *place)
     assert made.instances[0].instance_id == "enc-7"
     assert made.instances[0].transport == "shm"
+    with pytest.raises(ConfigError, match="--id is mine and the connector's engine_id enc-7"):
+        plan("--role", "encode", "--id", "mine", "--ec-transfer-config", ec(engine_id="enc-7"))
     both = plan("--topology", "1e1pd", "--ec-transfer-config", ec("ec_both"), *place)
     assert {instance.transport for instance in both.instances} == {"shm"}
     with pytest.raises(ConfigError, match="contradicts an instance of encode"):

@@ -115,6 +115,33 @@ def test_show_config_prints_what_would_be_used(capsys: Captured) -> None:
     assert shown["timing"]["max_attempts"] == 2
 
 
+EC_FILE = (
+    '{"ec_connector": "ECExampleConnector", "ec_role": "ec_producer", '
+    '"ec_connector_extra_config": {"shared_storage_path": "/mnt/rows"}}'
+)
+
+
+def test_show_config_shows_what_connectors_say(capsys: Captured) -> None:
+    flags = ["--role", "encode", "--ec-transfer-config", EC_FILE]
+    assert main(["run", *flags, "--show-config"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["transport"], shown["transport_directory"]) == ("file", "/mnt/rows")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--role", "encode", "--ec-transfer-config", "garbage"], "is not JSON"),
+        (["--topology", "1e1pd", "--kv-transfer-config", "{}"], "has no kv_connector"),
+        (["--role", "decode", "--ec-transfer-config", EC_FILE], "has no part in this hop"),
+        (["--ec-transfer-config", EC_FILE], "depends on the roles: add --role or --topology"),
+    ],
+)
+def test_show_config_checks_connectors(flags: list[str], words: str, capsys: Captured) -> None:
+    assert main(["run", *flags, "--show-config"]) == 2
+    assert words in capsys.readouterr().err
+
+
 # --- the boundary ---------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from epd.cli import options
 
 if TYPE_CHECKING:
     from epd.cli.plan import Plan
+    from epd.cli.settings import Settings
 
 DESCRIPTION = """
 Start one process with --role, or one process per instance of a topology with --topology.
@@ -86,11 +87,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.new_key:
         return _new_key(args.new_key)
-    settings = options.settings_of(args)
     if args.show_config:
         import msgspec
 
-        print(json.dumps(msgspec.to_builtins(settings), indent=2))
+        print(json.dumps(msgspec.to_builtins(_settings(args)), indent=2))
         return 0
     plan = make_plan(args)
     if args.topology:
@@ -104,7 +104,6 @@ def run(args: argparse.Namespace) -> int:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """What to start; everything that can be refused without starting is refused here."""
-    from epd.cli.connectors import apply, read_transfer_configs
     from epd.cli.parser import UsageError
     from epd.cli.plan import plan_role, plan_topology
     from epd.cli.ports import check_free
@@ -112,14 +111,9 @@ def make_plan(args: argparse.Namespace) -> Plan:
 
     if bool(args.role) == bool(args.topology):
         raise UsageError("say what to start: either --role or --topology (epd run --help)")
-    applied = read_transfer_configs(
-        args.ec_transfer_config, args.kv_transfer_config, _roles_of(args)
-    )
-    args.instance_id = args.instance_id or applied.instance_id
-    args.listen = args.listen or applied.listen
+    settings = _settings(args)
     if args.topology and args.instance_id:
         raise UsageError("--id names one process: it goes with --role, not with --topology")
-    settings = apply(options.settings_of(args), applied)
     placing, log = options.placing_of(args), options.log_of(args)
     if settings.cluster_key:
         ClusterKey.load(settings.cluster_key)
@@ -128,6 +122,35 @@ def make_plan(args: argparse.Namespace) -> Plan:
     if args.topology:
         return plan_topology(args.topology, settings, placing, log)
     return plan_role(args.role, args.instance_id, settings, placing, log)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """All settings, with what the connectors say; of `args`, these may set --id and --listen."""
+    from epd.cli.connectors import apply, read_transfer_configs
+    from epd.cli.parser import UsageError
+
+    settings = options.settings_of(args)
+    connectors = (args.ec_transfer_config, args.kv_transfer_config)
+    if connectors == (None, None):
+        return settings
+    if bool(args.role) == bool(args.topology):
+        raise UsageError(
+            "what a connector means depends on the roles: add --role or --topology, as you would "
+            "start it"
+        )
+    applied = read_transfer_configs(*connectors, _roles_of(args))
+    args.instance_id = _agreed("--id", args.instance_id, "engine_id", applied.instance_id)
+    args.listen = _agreed("--listen", args.listen, "address", applied.listen)
+    return apply(settings, applied)
+
+
+def _agreed(flag: str, own: str, name: str, its: str) -> str:
+    """Raises ConfigError if flag and connector say different things."""
+    from epd.config import ConfigError
+
+    if own and its and own != its:
+        raise ConfigError(f"{flag} is {own} and the connector's {name} {its}: drop one of them")
+    return own or its
 
 
 def _roles_of(args: argparse.Namespace) -> tuple[str, ...]:
