@@ -12,7 +12,8 @@ The two speak over a seqpacket socket.  A request carries one descriptor, the so
 the worker's stdin and stdout; the answer carries a pidfd, so that a signal never reaches another
 process under a reused number.  The zygote alone can reap its children and tells how each ended.  It
 ends with its supervisor (end of file), and workers watch their own socket for the same.  If the
-zygote itself dies nobody can tell any more how its children end, so the supervisor kills them.
+zygote itself dies its workers live on: nobody can tell any more how they end, but their pidfds tell
+when.  A new zygote is started at once, and only who is to be forked waits for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import msgspec
 
 _MAX_WORD = 4096
 FORK = b"fork"
-LOST = 255  # exit status of a worker whose zygote died
+LOST = 255  # exit status of a worker that ended after its zygote
 
 
 class Process(Protocol):
@@ -50,7 +51,7 @@ class Process(Protocol):
 
 
 class ZygoteLost(Exception):
-    """The zygote ended; a new one is needed."""
+    """The zygote ended, and the one after it: nothing can be forked."""
 
     def __init__(self) -> None:
         super().__init__("the process that forks workers ended; its own words are above")
@@ -76,7 +77,7 @@ class ForkedProcess:
     """A child of the zygote."""
 
     def __init__(
-        self, pid: int, pidfd: int, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
+        self, pid: int, pidfd: int, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
     ) -> None:
         self.pid = pid
         self.stdin: asyncio.StreamWriter | None = stdin
@@ -96,9 +97,14 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 _signal.pidfd_send_signal(self._pidfd, signal)
 
+    def watch(self) -> None:
+        """Nobody will tell how it ends; its pidfd is readable when it has."""
+        asyncio.get_running_loop().add_reader(self._pidfd, self.end, LOST)
+
     def end(self, exit_status: int) -> None:
         """It is gone."""
         if not self._ended.done():
+            asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._ended.set_result(exit_status)
             assert self.stdin is not None
@@ -116,32 +122,42 @@ class Zygote:
         self._lock = asyncio.Lock()  # answers come in the order of requests
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
-        self._answer: asyncio.Future[tuple[int, int]] | None = None  # pid and pidfd
+        self._answer: asyncio.Future[ForkedProcess] | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._children: dict[int, ForkedProcess] = {}
+        self._orphans: list[ForkedProcess] = []  # of zygotes that were lost
+        self._starting: asyncio.Task[None] | None = None
         self._closed = False
 
     async def fork(self) -> ForkedProcess:
         """A new worker process, waiting for its `ChildSpec`.  Raises ZygoteLost."""
         async with self._lock:
-            if self._control is None:
-                await self._start()
-            if self._control is None or self._closed:
-                raise ZygoteLost
-            self._answer = asyncio.get_running_loop().create_future()
-            ours, theirs = socket.socketpair()
-            with theirs, contextlib.suppress(OSError):  # the end of the control socket says more
-                socket.send_fds(self._control, [FORK], [theirs.fileno()])
             try:
-                pid, pidfd = await self._answer
+                return await self._fork()
             except ZygoteLost:
-                ours.close()
+                return await self._fork()  # of a new one; two that end are not an accident
+
+    async def _fork(self) -> ForkedProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._streams = _, stdin = await asyncio.open_connection(sock=ours)
+            try:
+                if self._control is None:
+                    await self._start()
+                if self._control is None:
+                    raise ZygoteLost
+                self._answer = asyncio.get_running_loop().create_future()
+                with contextlib.suppress(OSError):  # the end of the control socket says more
+                    socket.send_fds(self._control, [FORK], [theirs.fileno()])
+                return await self._answer
+            except BaseException:
+                stdin.close()
                 raise
-            stdout, stdin = await asyncio.open_connection(sock=ours)
-            self._children[pid] = child = ForkedProcess(pid, pidfd, stdin, stdout)
-            return child
 
     async def _start(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if self._closed:
+            return
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -153,8 +169,17 @@ class Zygote:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        self._control.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._control, self._on_readable, self._control)
+        self._control = control
+        control.setblocking(False)
+        asyncio.get_running_loop().add_reader(control, self._on_readable, control)
+        if self._closed:  # asked while it was being made
+            await self.close()
+
+    async def _start_again(self) -> None:
+        async with self._lock:
+            if self._control is None:
+                with contextlib.suppress(OSError):  # who forks next meets it, and tells
+                    await self._start()
 
     def _on_readable(self, control: socket.socket) -> None:
         try:
@@ -169,26 +194,35 @@ class Zygote:
         answer = msgspec.json.decode(word, type=Forked | Ended)
         if isinstance(answer, Forked):
             assert self._answer is not None
-            self._answer.set_result((answer.pid, fds[0]))
-        elif child := self._children.pop(answer.pid, None):
-            child.end(answer.exit_status)
+            assert self._streams is not None
+            child = ForkedProcess(answer.pid, fds[0], *self._streams)
+            self._children[answer.pid] = child
+            self._answer.set_result(child)
+        else:
+            self._children.pop(answer.pid).end(answer.exit_status)
 
     def _lost(self) -> None:
         control, self._control = self._control, None
         if control is not None:
             asyncio.get_running_loop().remove_reader(control)
             control.close()
-        for child in self._children.values():
-            child.send_signal(signal.SIGKILL)
-            child.end(LOST)
-        self._children.clear()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ZygoteLost())
+        orphans = list(self._children.values())
+        self._children.clear()
+        for orphan in orphans:
+            orphan.watch()
+        if orphans and not self._closed:  # one that never forked would only end again
+            self._starting = asyncio.create_task(self._start_again())
+        self._orphans = [child for child in self._orphans if child.returncode is None] + orphans
 
     async def close(self) -> None:
         """End it; children that are left are killed."""
         self._closed = True
         self._lost()
+        for orphan in self._orphans:
+            orphan.send_signal(signal.SIGKILL)
+            orphan.end(LOST)
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from epd.config import Timing
@@ -224,6 +225,31 @@ async def test_kill_of_the_gateway(server: Server) -> None:
     server.wait_ready()
     assert (await post_all(server.base_url, [HEALTHY]))[0].text == ANSWER
     server.check_all_returned()
+
+
+async def test_kill_of_the_zygote(server: Server) -> None:
+    """Who forks workers is not who serves: they go on, and one that dies later is forked anew."""
+    before = server.instances()
+    (zygote,) = zygotes(server)
+    bodies = questions(50, 4, side=100, num_tokens=150)
+    replies = await ask_during(server, bodies, zygote.kill, wait_for_text=True)
+    assert await check_same_afterwards(server, bodies, replies) == {"answered": 4}
+    assert {n: e["epoch"] for n, e in server.instances().items()} == {
+        n: e["epoch"] for n, e in before.items()
+    }
+    wait_for(lambda: zygotes(server), READY_S, "another zygote")
+    os.kill(before["d0"]["pid"], signal.SIGKILL)
+    wait_until_replaced(server, "d0", before["d0"]["epoch"])
+    assert (await post_all(server.base_url, [HEALTHY]))[0].text == ANSWER
+    server.check_all_returned()
+
+
+def zygotes(server: Server) -> list[psutil.Process]:
+    return [
+        process
+        for process in server.processes()
+        if "epd.runtime.zygote" in process.cmdline() and process.ppid() == server.process.pid
+    ]
 
 
 def kill_mid_transfer(server: Server, name: str) -> None:

@@ -1,8 +1,9 @@
-"""Real forks: what a worker says arrives, ends are told, and a dead zygote takes its children."""
+"""Real forks: what a worker says arrives, ends are told, and a dead zygote takes nobody with it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -62,19 +63,65 @@ async def test_forks_run_signals_reach_them_and_a_dead_zygote_is_replaced(zygote
     assert await second.wait() == -signal.SIGKILL
     second.send_signal(signal.SIGTERM)  # too late, and to nobody else
 
-    os.kill(zygote_pid(third.pid), signal.SIGKILL)
-    assert await third.wait() == LOST
-    while psutil.pid_exists(third.pid):
-        await asyncio.sleep(0.01)
-
+    first_mother = zygote_pid(third.pid)
+    os.kill(first_mother, signal.SIGKILL)
     fourth = await zygote.fork()
     mother = zygote_pid(fourth.pid)
+    assert mother != first_mother
     fourth.stdin.close()  # as when the supervisor dies: the worker has nothing to be
     assert await fourth.wait() != 0
+
+    assert third.returncode is None  # it lives, listens, and its end is noticed
+    third.stdin.write(spec())
+    assert b"loading" in await third.stdout.readline()
+    assert await third.wait() == LOST
     await zygote.close()
     assert not psutil.pid_exists(mother)
     with pytest.raises(ZygoteLost, match="forks workers"):
         await zygote.fork()
+
+
+async def test_a_dead_zygote_with_workers_is_replaced_before_anybody_asks(zygote: Zygote) -> None:
+    worker = await zygote.fork()
+    mother = zygote_pid(worker.pid)
+    os.kill(mother, signal.SIGKILL)
+    await a_zygote_other_than({mother})
+    assert worker.returncode is None
+    await zygote.close()
+    assert worker.returncode == LOST
+    while is_alive(worker.pid):
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_kills", [1, 2])
+async def test_a_zygote_that_dies_while_it_imports_is_replaced_once(
+    zygote: Zygote, num_kills: int
+) -> None:
+    forking = asyncio.ensure_future(zygote.fork())
+    killed: set[int] = set()
+    for _ in range(num_kills):
+        pid = await a_zygote_other_than(killed)
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+    if num_kills == 1:
+        assert zygote_pid((await forking).pid) not in killed
+    else:
+        with pytest.raises(ZygoteLost):
+            await forking
+
+
+async def a_zygote_other_than(pids: set[int]) -> int:
+    while True:
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in pids and "epd.runtime.zygote" in process.cmdline():
+                    return process.pid
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, which nobody may have reaped, is not."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def test_closing_while_it_still_imports_ends_who_waits(zygote: Zygote) -> None:
