@@ -23,7 +23,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 help:  ## Say what there is to make
 	@echo "usage: make VERB [PYTHON=python3.12] [PIP_FLAGS=...] [TORCH_FLAGS=...]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: env
 env: $(STAMP)  ## Make the environment .venv (the other verbs do it by themselves)
@@ -34,12 +34,16 @@ demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three pictures
 
 .PHONY: test
 test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
-	$(PYTEST) -m "not e2e and not gpu and not long"
+	$(PYTEST) -m "not e2e and not gpu and not long and not clients"
 	$(PYTEST) -m "e2e and not gpu and not long"
 
 .PHONY: test-long
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and pictures
 	$(PYTEST) -m "long and not gpu"
+
+.PHONY: test-clients
+test-clients: $(STAMP)  ## Released openai packages against real processes (needs a package index)
+	$(BIN)/python -m pytest -m clients tests/clients
 
 .PHONY: check
 check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagrams

@@ -22,11 +22,15 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "epd"))
 
 TESTS = Path(__file__).parent
-MARK_OF_DIRECTORY = {"e2e": pytest.mark.e2e, "gpu": pytest.mark.gpu}
+MARK_OF_DIRECTORY = {
+    "clients": pytest.mark.clients,
+    "e2e": pytest.mark.e2e,
+    "gpu": pytest.mark.gpu,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in tests/e2e and tests/gpu are marked by where they lie."""
+    """Tests in these directories are marked by where they lie."""
     for item in items:
         mark = MARK_OF_DIRECTORY.get(item.path.relative_to(TESTS).parts[0])
         if mark is not None:

@@ -56,6 +56,11 @@ class Choice:
         if self.stop:
             self._matcher = StopMatcher(self.stop)
 
+    @property
+    def is_parsed(self) -> bool:
+        """Whether some of its tokens are marks, of which a client is told nothing."""
+        return self._parser is not None
+
     def take(self, updates: Iterable[GenerationUpdate]) -> Delta:
         """Several updates at once, none of them an error."""
         texts: list[str] = []

@@ -54,8 +54,6 @@ class Answer(ABC):
     whole_object: str
     chunk_object: str
     id_prefix: str
-    _open: bytes  # from a choice's index to its new text
-    _close: bytes  # from the text to its log-probabilities
 
     def __init__(
         self,
@@ -115,13 +113,13 @@ class Answer(ABC):
     def chunk(self, choice: Choice, delta: Delta, extras: Extras = NO_EXTRAS) -> bytes:
         """An event with what is new of one choice; empty if nothing is.
 
-        Tokens whose text is held back, or that have none, are news too: clients time them.
+        Tokens whose text is held back, or that have none, are news too: clients time them.  But the
+        marks around a call are none: clients take an empty text for the end of the calls.
         """
-        if not delta.num_tokens and not delta.text and not delta.finish_reason and not delta.calls:
+        silent = choice.is_parsed and self._num_logprobs < 0
+        has_tokens = delta.num_tokens and not silent
+        if not (has_tokens or delta.text or delta.finish_reason or delta.calls):
             return b""
-        said = _json(delta.text)
-        if delta.calls:
-            said += b',"tool_calls":' + _json([piece.delta() for piece in delta.calls])
         logprobs = b"null"
         if self._num_logprobs >= 0:
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
@@ -135,9 +133,8 @@ class Answer(ABC):
             (
                 self._head,
                 b"%d" % choice.index,
-                self._open,
-                said,
-                self._close,
+                self._new(choice, delta),
+                b',"logprobs":',
                 logprobs,
                 b',"finish_reason":',
                 _FINISH.get(delta.finish_reason) or _json(delta.finish_reason),
@@ -157,6 +154,10 @@ class Answer(ABC):
         """The part of a whole choice that holds the text."""
 
     @abstractmethod
+    def _new(self, choice: Choice, delta: Delta) -> bytes:
+        """The part of a chunk's choice that holds the text, with a comma ahead of it."""
+
+    @abstractmethod
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None: ...
 
 
@@ -164,8 +165,6 @@ class ChatAnswer(Answer):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
-    _open = b',"delta":{"content":'
-    _close = b'},"logprobs":'
 
     def first_chunk(self, index: int) -> bytes:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
@@ -177,6 +176,16 @@ class ChatAnswer(Answer):
             message["content"] = delta.text or None
             message["tool_calls"] = whole_calls(delta.calls)
         return {"message": message}
+
+    def _new(self, choice: Choice, delta: Delta) -> bytes:
+        if delta.text and not delta.calls:
+            return b',"delta":{"content":' + _json(delta.text) + b"}"
+        said: dict[str, Any] = {}
+        if delta.text or not (choice.is_parsed or delta.finish_reason):
+            said["content"] = delta.text
+        if delta.calls:
+            said["tool_calls"] = [piece.delta() for piece in delta.calls]
+        return b',"delta":' + _json(said)
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self._num_logprobs < 0:
@@ -199,11 +208,12 @@ class CompletionAnswer(Answer):
     whole_object = "text_completion"
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
-    _open = b',"text":'
-    _close = b',"logprobs":'
 
     def _said(self, delta: Delta) -> dict[str, Any]:
         return {"text": delta.text}
+
+    def _new(self, choice: Choice, delta: Delta) -> bytes:
+        return b',"text":' + _json(delta.text)
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self._num_logprobs < 0:

@@ -157,6 +157,17 @@ class CallPiece:
         return {"index": self.index, "id": self.call_id, "type": "function", "function": function}
 
 
+def _merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
+    """One piece for each call: clients take a delta's entries for different calls."""
+    merged: list[CallPiece] = []
+    for piece in pieces:
+        if merged and merged[-1].index == piece.index:
+            merged[-1].arguments += piece.arguments
+        else:
+            merged.append(piece)
+    return merged
+
+
 def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
     """As OpenAI puts them into a message."""
     calls: list[dict[str, Any]] = []
@@ -193,7 +204,7 @@ class CallParser:
         while self._step(shown):
             pass
         pieces, self._pieces = self._pieces, []
-        return "".join(shown), pieces
+        return "".join(shown), _merged(pieces)
 
     def finish(self) -> str:
         """No more text: a call that was not closed is text, unless its pieces are out."""

@@ -1,0 +1,68 @@
+"""Released openai packages, each in an environment of its own, against real processes.
+
+Others pin them: litellm and llama-index a 2.x, much else a 1.x.  Their streaming helpers read a
+stream more strictly than the version that all other tests have.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epd.tiny import SAMPLES
+from tests.e2e.client import data_url
+from tests.e2e.server import Server, serving
+from tests.e2e.test_structured import model_dir
+
+__all__ = ["model_dir"]  # a fixture
+VERSIONS = ("1.60.2", "1.109.1", "2.20.0", "2.54.0")
+INSTALL_S = 240
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path) -> Iterator[Server]:
+    with serving("1e1p1d", model=model_dir) as server:
+        yield server
+
+
+def environment(directory: Path, version: str) -> Path:
+    """The Python of a new environment with this version; skips where there is no index."""
+    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    python = directory / "bin" / "python"
+    command = [str(python), "-m", "pip", "install", "-q", "--retries", "1", f"openai=={version}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1]
+        pytest.skip(f"openai {version} cannot be installed here: {last}")
+    return python
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tools_and_pictures(server: Server, tmp_path: Path, version: str) -> None:
+    """Calls whole and streamed are equal and complete, and a picture is read either way."""
+    python = environment(tmp_path / "env", version)
+    picture = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+    script = Path(__file__).with_name("talk.py")
+    command = [str(python), str(script), f"{server.base_url}/v1", "tiny", picture]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["version"] == version
+    counts = set()
+    for turn in told["calls"]:
+        assert turn["whole"] == turn["streamed"]
+        reason, calls = turn["whole"]
+        if reason != "tool_calls":
+            continue  # cut off by max_tokens
+        counts.add(len(calls))
+        assert turn["num_done"] == len(calls)
+        for name, arguments in calls:
+            assert sorted(json.loads(arguments)) == (["city", "days"] if name == "weather" else [])
+    assert counts and told["whole"] == told["streamed"] != ""
