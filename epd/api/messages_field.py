@@ -18,7 +18,7 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-DETAILS = ("auto", "high")
+DETAILS = ("auto", "low", "high", "original")  # hints: every picture is read in full
 
 
 def read_messages(value: Any, sampling: Sampling = DEFAULT_SAMPLING) -> list[dict[str, Any]]:
@@ -112,8 +112,7 @@ def _url(part: dict[str, Any], name: str) -> str:
         raise fields.expected(name, 'an object {"url": ...}', image)
     fields.only(image, name, ("url", "detail"))
     detail = image.get("detail")
-    if detail is not None and detail not in DETAILS:
+    if detail is not None and fields.string(detail, f"{name}.detail") not in DETAILS:
         path = f"{name}.detail"
-        message = f"{path} must be auto or high: pictures are always read in full"
-        raise bad_request(message, path, "unsupported_parameter")
+        raise bad_request(f"{path} must be one of {', '.join(DETAILS)}", path, "out_of_range")
     return fields.string(image.get("url"), f"{name}.url")

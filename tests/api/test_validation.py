@@ -233,6 +233,12 @@ def test_roles_and_parts():
     ]
 
 
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
+def test_a_picture_s_detail_is_a_hint(detail: str | None):
+    asked = chat(messages=parts(image(url="x", detail=detail)))
+    assert asked.messages == chat(messages=parts(image(url="x"))).messages
+
+
 def parts(*values: Any, role: str = "user") -> list[Any]:
     return [{"role": "system", "content": "s"}, {"role": role, "content": list(values)}]
 
@@ -265,7 +271,7 @@ def image(**fields: Any) -> dict[str, Any]:
         (parts({"type": "text", "text": "x", "cache": 1}), "messages[1].content[0].cache"),
         (parts({"type": "image_url", "image_url": "x"}), "messages[1].content[0].image_url"),
         (parts(image()), "messages[1].content[0].image_url.url"),
-        (parts(image(url="x", detail="low")), "messages[1].content[0].image_url.detail"),
+        (parts(image(url="x", detail="some")), "messages[1].content[0].image_url.detail"),
         (parts(image(url="x", size=3)), "messages[1].content[0].image_url.size"),
         (parts(image(url="x"), role="assistant"), "messages[1].content[0]"),
     ],
