@@ -4,6 +4,9 @@ Pinning costs milliseconds per ten megabytes and stops the thread that asks, whi
 launch thread.  So what comes down from the device regularly is cut from memory that was pinned
 before the first request.  A piece returns when nothing refers to it any more: tensors, arrays and
 views over it keep it, whoever holds them.
+
+A piece's finalizer runs wherever the garbage collector does, within `take` too.  So it takes no
+lock: it notes what has come back, and the next `take` puts that in order (fault F50).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import deque
 
 import torch
 
@@ -24,10 +28,13 @@ class PinnedArena:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         self._lock = threading.Lock()
         self._free: dict[int, int] = {0: nbytes} if nbytes else {}  # offset to length
+        self._returned: deque[tuple[int, int]] = deque()  # what finalizers have noted
 
     @property
     def free_nbytes(self) -> int:
-        return sum(self._free.values())
+        with self._lock:
+            self._join()
+            return sum(self._free.values())
 
     def take(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
         """Uninitialised memory; None when no piece is long enough."""
@@ -36,6 +43,7 @@ class PinnedArena:
             return None
         length = -(-nbytes // ALIGNED_NBYTES) * ALIGNED_NBYTES
         with self._lock:
+            self._join()
             at = next((at for at, free in self._free.items() if free >= length), None)
             if at is None:
                 return None
@@ -43,17 +51,21 @@ class PinnedArena:
             if rest:
                 self._free[at + length] = rest
         piece = (ctypes.c_ubyte * nbytes).from_address(self._memory.data_ptr() + at)
-        weakref.finalize(piece, self._return, at, length).atexit = False
+        weakref.finalize(piece, self._returned.append, (at, length)).atexit = False
         return torch.frombuffer(piece, dtype=dtype).view(shape)
 
-    def _return(self, at: int, length: int) -> None:
-        with self._lock:
+    def _join(self) -> None:
+        """Free what has come back, neighbours as one; the lock is held."""
+        if not self._returned:
+            return
+        while self._returned:
+            at, length = self._returned.popleft()
             self._free[at] = length
-            joined: dict[int, int] = {}
-            for begin, free in sorted(self._free.items()):
-                last = next(reversed(joined), None)
-                if last is not None and last + joined[last] == begin:
-                    joined[last] += free
-                else:
-                    joined[begin] = free
-            self._free = joined
+        joined: dict[int, int] = {}
+        for begin, free in sorted(self._free.items()):
+            last = next(reversed(joined), None)
+            if last is not None and last + joined[last] == begin:
+                joined[last] += free
+            else:
+                joined[begin] = free
+        self._free = joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import torch
 
@@ -32,3 +33,26 @@ def test_too_much_is_refused() -> None:
     assert arena.take(torch.Size([2 * ALIGNED_NBYTES]), torch.uint8) is None
     assert arena.take(torch.Size([0]), torch.uint8) is None
     assert PinnedArena(0).take(torch.Size([1]), torch.uint8) is None
+
+
+def test_the_collector_may_run_within_take() -> None:
+    """Fault F50: pieces in cycles are collected wherever the collector runs."""
+    arena = PinnedArena(1 << 20)
+
+    def churn() -> None:
+        for threshold in (3, 5, 7, 11, 13, 17, 23, 29):
+            gc.set_threshold(threshold)
+            for _ in range(500):
+                cycle: list[object] = [arena.take(torch.Size([16]), torch.uint8)]
+                cycle.append(cycle)
+
+    before = gc.get_threshold()
+    thread = threading.Thread(target=churn, daemon=True)  # one that waits for itself is left behind
+    try:
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "it waits for a lock that it holds"
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert arena.free_nbytes == 1 << 20
