@@ -8,7 +8,7 @@ from pathlib import Path
 from epd.cli.plan import Plan
 from epd.cli.rundir import remove_if_empty
 from epd.runtime.child import ChildSpec, run
-from epd.runtime.worker import EXIT_EXPELLED
+from epd.runtime.worker import EXIT_DEVICE_LOST, EXIT_EXPELLED
 
 
 def specs_of(plan: Plan) -> list[ChildSpec]:
@@ -46,6 +46,11 @@ def serve(plan: Plan) -> int:
     if status == EXIT_EXPELLED:
         print(
             f"{spec.name}: the gateway does not take this process any more; start it again",
+            file=sys.stderr,
+        )
+    if status == EXIT_DEVICE_LOST:
+        print(
+            f"{spec.name}: only a new process gets its device back; start it again",
             file=sys.stderr,
         )
     return status

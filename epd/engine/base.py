@@ -26,6 +26,10 @@ class EngineError(Exception):
     """A step or batch failed on the device."""
 
 
+class DeviceLost(EngineError):
+    """The device answers nothing any more, and will not for as long as this process lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patches:
     """A picture ready for the vision tower."""

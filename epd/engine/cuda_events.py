@@ -38,15 +38,18 @@ def blocking_event() -> Event:
 class CudaEventBridge:
     """`Completion` for one device; `watch` is called on its launch thread.
 
-    `lanes`: streams by name, besides the one that is current there.
+    `lanes`: streams by name, besides the one that is current there.  `works`: whether the device
+    still takes work; does not block.
     """
 
     def __init__(
         self,
         make_event: Callable[[], Event] = blocking_event,
         lanes: Mapping[str, Any] | None = None,
+        works: Callable[[], bool] = lambda: True,
     ) -> None:
         self._make_event = make_event
+        self.works = works
         self._streams = dict(lanes or {})
         self._lanes = {name: _Lane(name) for name in ("", *self._streams)}
 

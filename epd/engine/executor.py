@@ -11,6 +11,12 @@ its last kernel has passed.  That difference is the `Completion` port: the launc
 callback and goes on to the next call.  A call whose result lies in memory that the device still
 fills returns a `Deferred`; its `finish` runs behind the completion and gives the result.
 
+A call that raises may have launched work before; it, too, is over when its completion has fired.
+Some errors of a GPU are sticky: every later call of the process fails at once.  So after an error
+the completion is asked whether the device still works; if not, the error is `DeviceLost`, and
+whoever serves must end, since an instance that fails everything at once has no load and would be
+sent all work (fault F49).
+
 Cancelling the future does not cancel the work: it goes on and its result is dropped.  The queue
 entry, and through it every tensor of the call, lives until the completion has fired, so nothing is
 freed under a running kernel.
@@ -30,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from epd.engine.base import EngineError
+from epd.engine.base import DeviceLost, EngineError
 
 T = TypeVar("T")
 Deliver = Callable[[BaseException | None], None]
@@ -55,6 +61,10 @@ class Completion(Protocol):
         calling thread (into the stream of that lane) is done.  Does not block."""
         ...
 
+    def works(self) -> bool:
+        """Whether the device still takes work; asked after an error, from any thread."""
+        ...
+
     def close(self, timeout_s: float) -> None:
         """Wait for what is watched, at most so long."""
         ...
@@ -65,6 +75,9 @@ class ReturnCompletion:
 
     def watch(self, deliver: Deliver, lane: str = "") -> None:
         deliver(None)
+
+    def works(self) -> bool:
+        return True
 
     def close(self, timeout_s: float) -> None:
         pass
@@ -165,16 +178,25 @@ class _Threads:
             del job  # its tensors must not outlive it until the next call arrives
 
     def _run(self, job: _Job) -> None:
+        result: Any = None
+        failure: BaseException | None = None
         try:
             result = job.function(*job.arguments)
         except BaseException as error:
-            job.resolve(None, error)
-            return
-        lane = result.lane if isinstance(result, Deferred) else ""
+            failure = error
+
+        def over(error: BaseException | None) -> None:
+            job.complete(result, self._judged(failure or error))
+
         try:
-            self._completion.watch(lambda error: job.complete(result, error), lane)
+            self._completion.watch(over, result.lane if isinstance(result, Deferred) else "")
         except BaseException as error:
-            job.resolve(None, error)
+            over(error)
+
+    def _judged(self, error: BaseException | None) -> BaseException | None:
+        if error is None or self._completion.works():
+            return error
+        return DeviceLost(f"the device does not work any more: {error}")
 
 
 class DeviceExecutor:

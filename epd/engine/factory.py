@@ -71,7 +71,8 @@ def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
     torch.cuda.set_device(index)
     streams = DeviceStreams(torch.device("cuda", index))
     bridge = CudaEventBridge(
-        lanes={DOWNLOAD: streams.download_stream, KV_OUT: streams.kv_out_stream}
+        lanes={DOWNLOAD: streams.download_stream, KV_OUT: streams.kv_out_stream},
+        works=streams.works,
     )
     return DeviceExecutor(
         device,

@@ -41,6 +41,14 @@ class DeviceStreams:
         self.kv_out_stream = torch.cuda.Stream(device)
         self.arena = PinnedArena(0)  # of what comes down; torch's own allocator where it is full
 
+    def works(self) -> bool:
+        """Whether the device still takes work: after a sticky error even a question fails."""
+        try:
+            torch.cuda.current_stream(self.device).query()
+        except RuntimeError:
+            return False
+        return True
+
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         """Pinned host memory to fresh device memory; kernels launched from now on may read it.
 

@@ -24,6 +24,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, ClassVar, Generic, TypeVar
 
+from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.messages import Address, InstanceInfo, Message, Span
 from epd.roles.timers import Timers
@@ -104,6 +105,7 @@ class Actor:
         self.armed = self._timers.__contains__
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
+        self.on_device_lost: Callable[[str], None] = lambda reason: None
 
     def add(self, role: Role[Any]) -> None:
         self.roles.append(role)
@@ -205,6 +207,8 @@ class Actor:
         name = "illegal_events" if isinstance(error, IllegalEvent) else "faults"
         self.counters[name] += 1
         self.log.warning(name, where=where, error=repr(error))
+        if isinstance(error, DeviceLost) and not self.closing:
+            self.on_device_lost(str(error))
 
     async def close(self) -> None:
         """End everything of this process; the only place where tasks are cancelled."""

@@ -16,6 +16,7 @@ from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime.worker import (
     Ending,
     Status,
+    end_with_device,
     load_cluster_key,
     make_ports,
     new_epoch,
@@ -98,6 +99,7 @@ async def _serve(
     try:
         gateway.start()
         if instance is not None:
+            end_with_device(instance, ending, status)
             instance.start()
         await server.start()
         gateway.registry.on_change = tell  # not earlier: serving means that HTTP answers

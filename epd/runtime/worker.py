@@ -2,8 +2,8 @@
 
 Engines are loaded before the instance joins, so that what the gateway sees is what can serve.
 Three ways to end: SIGTERM (or the supervisor's word) drains, a second one or SIGINT closes at once,
-and an instance whose epoch was declared lost closes with `EXIT_EXPELLED`, for its supervisor to
-start anew. Whatever the way, sockets, ipc files and shared memory are removed.
+and an instance whose epoch was declared lost closes with `EXIT_EXPELLED`, one whose device does not
+work any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew. Whatever the way, sockets, ipc files and shared memory are removed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from epd.transport.routing import RoutingTransferEngine, data_host
 from epd.transport.zmq_bus import ZmqBus
 
 logger = logging.getLogger(__name__)
+EXIT_DEVICE_LOST = 74  # EX_IOERR
 EXIT_EXPELLED = 75  # EX_TEMPFAIL: start me again
 
 Status = Callable[[str, str], None]  # state, detail
@@ -187,6 +188,7 @@ async def serve_instance(
         ending.at_once(EXIT_EXPELLED)
 
     instance.member.on_expelled = on_expelled
+    end_with_device(instance, ending, status)
     instance.member.on_welcome = lambda: status("serving", "")
     status("joining", config.gateway_endpoint)
     try:
@@ -200,6 +202,16 @@ async def serve_instance(
     finally:
         await instance.close()
     return ending.exit_status
+
+
+def end_with_device(instance: Instance, ending: Ending, status: Status) -> None:
+    """Have the process end when its device does not work any more (fault F49)."""
+
+    def on_device_lost(reason: str) -> None:
+        status("device lost", reason)
+        ending.at_once(EXIT_DEVICE_LOST)
+
+    instance.actor.on_device_lost = on_device_lost
 
 
 async def _drain(instance: Instance, ending: Ending) -> None:

@@ -255,13 +255,14 @@ class Cluster:
             language.is_leased = instance.requests.pool.holds
             language.is_published = instance.requests.pool.is_published
         self.nodes[process.name] = node
-        instance.member.on_expelled = lambda reason: self._expelled(node, reason)
+        instance.member.on_expelled = lambda reason: self._ends("expelled", node, reason)
+        instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         instance.start()
 
-    def _expelled(self, node: Node, reason: str) -> None:
+    def _ends(self, why: str, node: Node, reason: str) -> None:
         """As the composition root does: end in order, then let the supervisor start a new life."""
-        self.world.trace("expelled", node.process.name, reason)
-        self.world.fired["expelled"] += 1
+        self.world.trace(why, node.process.name, reason)
+        self.world.fired[why] += 1
         self.world.loop.call_next(self.world.exit, node.process)
 
     def _count(

@@ -2,8 +2,9 @@
 
 Work takes virtual time and its effect happens at the end of that time, in the process that asked:
 memory is read and written late, so blocks that are given away during a step show up as wrong
-bytes.  A device can hang (nothing ends until it is released), fail its next works (out of memory)
-and be slow (its process's `slowness`).
+bytes.  A device can hang (nothing ends until it is released), fail its next works (out of memory),
+be slow (its process's `slowness`) and be lost: then each work fails at once, for as long as the
+process lives, whatever heals meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from epd.engine.base import EngineError
+from epd.engine.base import DeviceLost, EngineError
 from epd.sim.loop import SimLoop
 from epd.sim.process import SimProcess
 from epd.sim.rand import KeyedRandom
@@ -38,6 +39,7 @@ class SimDevice:
 
     def __init__(self, loop: SimLoop, process: SimProcess, random: KeyedRandom, name: str) -> None:
         self.hung = False
+        self.lost = False
         self.fail_next = 0
         self.num_started = 0
         self._loop = loop
@@ -63,6 +65,7 @@ class SimDevice:
         loop = self._loop
         fails = int(self.fail_next > 0)
         self.fail_next -= fails
+        cost_s *= 0.0 if self.lost else 1.0
         cost_s *= (1 + jitter * self._random.uniform(self.num_started)) * self._process.slowness
         free_s = min(self._free_at_s)
         lane = self._free_at_s.index(free_s)
@@ -81,6 +84,8 @@ class SimDevice:
             self._waiting.append((future, work, fails))
             return
         try:
+            if self.lost:
+                raise DeviceLost("the device does not work any more: an illegal memory access")
             if fails:
                 raise EngineError("the device is out of memory; send fewer or smaller pictures")
             result = work()

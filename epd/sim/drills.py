@@ -284,6 +284,7 @@ NOT_REACHABLE: dict[str, str] = {
     "F33": "validated by the HTTP API, which is not simulated",
     "F34": "HTTP, not simulated",
     "F36": "a busy wait stops virtual time: StepLimitReached in every drill",
+    "F50": "engine memory and its finalizers are not simulated",
 }
 
 

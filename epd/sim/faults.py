@@ -163,6 +163,14 @@ class Injector:
         node.devices[0].fail_next += int(fault.factor)
         return True
 
+    def do_lose_device(self, fault: Fault, target: str) -> bool:
+        """A sticky error: the device fails everything at once until its process ends."""
+        node = self.cluster.node(target)
+        if node is None or not node.devices:
+            return False
+        node.devices[0].lost = True
+        return True
+
     def do_skew(self, fault: Fault, target: str) -> bool:
         self.world.processes[target].wall_skew_s = fault.factor
         return True

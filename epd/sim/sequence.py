@@ -19,7 +19,7 @@ HOUSEKEEPING = (
     "StageReport",
     "Leave",
 )
-NOTES = ("fault", "violation", "spawn", "exit", "resume", "expelled", "lost")
+NOTES = ("fault", "violation", "spawn", "exit", "resume", "expelled", "device_lost", "lost")
 
 
 def draw(world: World, lanes: list[str], title: str, focus: str, until_s: float) -> str:

@@ -35,7 +35,7 @@ TROUBLED = frozenset(
     "PREEMPTED".split()
 )
 FAILED = frozenset(["FAILED", "EXPIRED", "REJECTED"])
-BAD_MARKS = frozenset(["fault", "violation", "kill", "stall", "expelled"])
+BAD_MARKS = frozenset(["fault", "violation", "kill", "stall", "expelled", "device_lost"])
 
 
 class Axis:

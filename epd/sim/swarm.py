@@ -30,6 +30,7 @@ KINDS = (
     "slow",
     "hang",
     "oom",
+    "lose_device",
     "partition",
     "block",
     "reset",
@@ -89,7 +90,7 @@ def excuse(
     refusals = False
     alone = _single_points(topology)
     for fault in faults:
-        if fault.kind in ("kill", "stall", "partition", "block", "drain"):
+        if fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
             if fault.target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
                 refusals = True
@@ -143,7 +144,7 @@ def draw_plan(seed: int) -> Plan:
         data,
         settings,
         may_fail=may_fail,
-        engine_faults=any(fault.kind == "oom" for fault in faults),
+        engine_faults=any(fault.kind in ("oom", "lose_device") for fault in faults),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from epd.engine.base import EngineError
+from epd.engine.base import DeviceLost, EngineError
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.executor import Deliver, DeviceExecutor
 
@@ -248,10 +248,48 @@ async def test_a_device_fault_fails_its_own_call() -> None:
     await executor.close()
 
 
+async def test_a_failed_call_waits_for_what_it_has_launched() -> None:
+    """Its kernels still run: what they read must not be given out before they have ended."""
+    events = Events()
+    executor = DeviceExecutor(completion=CudaEventBridge(events))
+
+    def fail() -> None:
+        raise ValueError("half-way")
+
+    failed = executor.launch(fail)
+    await until(lambda: len(events.made) == 1)
+    await asyncio.sleep(0.01)
+    assert not failed.done()
+    events.made[0].passed.set()
+    with pytest.raises(ValueError, match="half-way"):
+        await failed
+    await executor.close()
+
+
+async def test_a_sticky_error_is_told_from_a_failed_call() -> None:
+    """Fault F49: after it the device fails everything, and whoever serves with it must know."""
+    events, works = Events(), [True]
+    executor = DeviceExecutor(completion=CudaEventBridge(events, works=lambda: works[0]))
+    calls = []
+    for still_works in (True, False):
+        calls.append(executor.launch(lambda: 1))
+        await until(lambda: len(events.made) == len(calls))
+        works[0] = still_works
+        events.made[-1].fault = RuntimeError("an illegal memory access")
+        events.made[-1].passed.set()
+        with pytest.raises(Exception, match="illegal memory access") as raised:
+            await calls[-1]
+        assert isinstance(raised.value, DeviceLost) is not still_works
+    await executor.close()
+
+
 async def test_an_event_that_cannot_be_recorded_fails_its_own_call() -> None:
     class Broken:
         def watch(self, deliver: Deliver, lane: str = "") -> None:
             raise RuntimeError("no device")
+
+        def works(self) -> bool:
+            return True
 
         def close(self, timeout_s: float) -> None:
             pass

@@ -58,6 +58,18 @@ def only_the_messenger_is_avoided() -> Iterator[None]:
 
 
 @mutant
+def a_lost_device_goes_on() -> Iterator[None]:
+    """F49: an instance whose device fails everything at once stays, idle and attractive."""
+    with mock.patch.object(Actor, "fault", _count_only):
+        yield
+
+
+def _count_only(self: Actor, where: str, error: Exception) -> None:
+    self.counters["faults"] += 1
+    self.log.warning("faults", where=where, error=repr(error))
+
+
+@mutant
 def no_pause_between_attempts() -> Iterator[None]:
     """F20: all attempts are spent within milliseconds on an instance that is about to leave."""
 
