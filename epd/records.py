@@ -116,6 +116,7 @@ class Load(Record):
     events: tuple[tuple[str, int], ...] = ()  # what was odd or deferred since the process began
     num_encoded: int = 0  # pictures, since the process began
     cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
+    dropped: tuple[tuple[str, int], ...] = ()  # by its bus, by kind, since the process began
 
 
 class SamplingParams(Record):

@@ -128,6 +128,7 @@ class Instance:
             events=tuple(sorted(self.actor.counters.items())),
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,
             cache=self.encode.tiers.report() if self.encode is not None else (),
+            dropped=tuple(sorted(self.actor.bus.dropped.items())),
         )
 
     async def drain(self) -> bool:

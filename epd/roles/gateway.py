@@ -155,8 +155,8 @@ class GatewayRole(Role[Generation]):
 
     def metrics(self) -> list[Metric]:
         """Samples of this process and, by their heartbeats, of every instance."""
-        num_open, oddities = len(self._open), self.actor.counters
-        samples = list(own_metrics(self.outcomes, self.num_tokens, num_open, oddities))
+        num_open = len(self._open)
+        samples = list(own_metrics(self.outcomes, self.num_tokens, num_open, self.actor))
         for instance in self._registry.instances:
             samples += instance_metrics(instance)
         return samples

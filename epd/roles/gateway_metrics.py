@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from epd.api.port import Metric
 from epd.fsm.instance import Instance
+from epd.roles.base import Actor
 
 TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
@@ -16,11 +17,12 @@ TOTALS = {
     "spec_decode_num_draft_tokens": "guesses that were verified",
     "spec_decode_num_accepted_tokens": "guesses that were right; each part says one more",
 }
+DROPPED = "messages that the bus did not let in or did not send"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
 def own_metrics(
-    outcomes: Mapping[str, int], num_tokens: int, num_open: int, oddities: Mapping[str, int]
+    outcomes: Mapping[str, int], num_tokens: int, num_open: int, actor: Actor
 ) -> Iterator[Metric]:
     """Samples of the gateway's own process."""
     for outcome, count in sorted(outcomes.items()):
@@ -28,8 +30,15 @@ def own_metrics(
         yield Metric("epd_requests_total", count, labels, "counter", "ended requests")
     yield Metric("epd_output_tokens_total", num_tokens, (), "counter", "tokens")
     yield Metric("epd_open_requests", num_open, (), "gauge", "open requests")
-    for kind, count in sorted(oddities.items()):
+    for kind, count in sorted(actor.counters.items()):
         yield Metric("epd_gateway_events_total", count, (("kind", kind),), "counter", "oddities")
+    yield from _dropped(actor.address.instance_id, sorted(actor.bus.dropped.items()))
+
+
+def _dropped(name: str, counts: Iterable[tuple[str, int]]) -> Iterator[Metric]:
+    for kind, count in counts:
+        labels = (("instance", name), ("kind", kind))
+        yield Metric("epd_bus_dropped_total", count, labels, "counter", DROPPED)
 
 
 def instance_metrics(instance: Instance) -> Iterator[Metric]:
@@ -44,6 +53,7 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         for kind, count in instance.load.events:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_instance_events_total", count, labels, "counter", "oddities")
+        yield from _dropped(name, instance.load.dropped)
         for kind, count in instance.load.totals:
             yield Metric(f"epd_{kind}_total", count, up[:1], "counter", TOTALS.get(kind, kind))
         yield from _cache_metrics(instance)

@@ -31,7 +31,7 @@ from epd.sim.loop import SimLoop
 from epd.sim.process import SimProcess
 from epd.sim.rand import KeyedRandom
 from epd.transport.base import Buffer, Received
-from epd.transport.codec import FrameLimits, FrameRejected, pack, routing_id, unpack, weigh
+from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
 
 Trace = Callable[..., None]
 MAX_TEXTS = 8192  # of one link that are remembered
@@ -56,7 +56,6 @@ class Conditions:
 class Parcel:
     """One message under way; `occurrence` of this text on its link: both make the key of draws."""
 
-    sender: bytes
     header: bytes
     payloads: tuple[Buffer, ...]
     text: str
@@ -151,6 +150,13 @@ class Network:
             self.counters["reset"] += link.num_in_flight
             link.generation += 1
             link.num_in_flight = 0
+
+    def reopen(self, source: str, target: str) -> None:
+        """One end gives the connection up: what is in flight or waits in it is lost."""
+        link = self.links.pop((source, target), None)
+        if link is not None:
+            link.generation += 1
+            link.held.clear()
 
     def process_died(self, process: SimProcess) -> None:
         """Its unsent messages die with it; what was under way to it is lost."""
@@ -288,7 +294,6 @@ class SimBus:
         self.address = Address(
             process.instance_id, process.epoch, endpoint or f"sim://{process.instance_id}"
         )
-        self._routing_id = routing_id(self.address)
         self._network = network
         self._peers: dict[str, Address] = {}
         self._deliver: Callable[[Received], None] | None = None
@@ -307,11 +312,11 @@ class SimBus:
     def disconnect(self, instance_id: str) -> None:
         peer = self._peers.pop(instance_id, None)
         if peer is not None:
-            key = (self.process.name, instance_id)
-            link = self._network.links.pop(key, None)
-            if link is not None:
-                link.generation += 1
-                link.held.clear()
+            self._network.reopen(self.process.name, instance_id)
+
+    def reopen(self, instance_id: str) -> None:
+        if instance_id in self._peers:
+            self._network.reopen(self.process.name, instance_id)
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         peer = self._peers.get(instance_id)
@@ -332,7 +337,7 @@ class SimBus:
         kind = type(message)
         spell = _SPELLINGS.get(kind) or _learn_to_spell(kind)
         text = spell(message)
-        parcel = Parcel(self._routing_id, header, views, text, link.chances.occurrence(text))
+        parcel = Parcel(header, views, text, link.chances.occurrence(text))
         return network.submit(link, message, parcel)
 
     def start(self, deliver: Callable[[Received], None]) -> None:
@@ -351,9 +356,7 @@ class SimBus:
         if self._deliver is None:
             return
         try:
-            received = unpack(
-                parcel.sender, parcel.header, parcel.payloads, self.address.epoch, self._limits
-            )
+            received = unpack(parcel.header, parcel.payloads, self.address.epoch, self._limits)
         except FrameRejected as rejected:
             self.dropped[rejected.kind] += 1
             return

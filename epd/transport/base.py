@@ -15,6 +15,7 @@ lost, until `fence` says that it cannot touch them any more.  A time-out is neit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -69,6 +70,7 @@ class Bus(Protocol):
     """The control plane of one instance."""
 
     address: Address
+    dropped: Counter[str]  # what was not let in or not sent, by kind
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer; a new epoch replaces the old connection. Never blocks."""
@@ -76,6 +78,10 @@ class Bus(Protocol):
 
     def disconnect(self, instance_id: str) -> None:
         """Forget a peer and drop what is queued for it."""
+        ...
+
+    def reopen(self, instance_id: str) -> None:
+        """Give the connection to a known peer up, with what is queued in it, and open another."""
         ...
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:

@@ -3,8 +3,9 @@
 A bus message is `[header, payload, ...]`.  The header is one msgpack `Envelope`; payloads are raw
 bytes (compressed images) and are never parsed here.  Everything that arrives is hostile until
 `unpack` has passed it: it raises `FrameRejected` with a `kind` that is counted, and nothing else,
-whatever the bytes are.  A connection's routing id is `instance_id:epoch`; a header that names
-another source is a forgery.
+whatever the bytes are.  A connection has no name that a peer could choose, so none can take over
+another's (fault F48); who speaks is what the header says, and whoever may connect is trusted to say
+the truth: it has the cluster's key, or may enter the user's own directory.
 """
 
 from __future__ import annotations
@@ -41,13 +42,8 @@ class FrameRejected(Exception):
         self.kind = kind
 
 
-def routing_id(address: Address) -> bytes:
-    """The name of a connection: one life of one instance."""
-    return f"{address.instance_id}:{address.epoch}".encode()
-
-
 def check_instance_id(instance_id: str) -> None:
-    """Raises TransportError unless the id is short and safe in file names and routing ids."""
+    """Raises TransportError unless the id is short and safe in file names."""
     if not INSTANCE_ID.fullmatch(instance_id):
         raise TransportError(
             f"instance id {instance_id!r} cannot be used: give 1 to 100 letters, digits, "
@@ -77,16 +73,12 @@ def weigh(header: bytes, payloads: Sequence[Buffer], limits: FrameLimits) -> int
 
 
 def unpack(
-    sender: bytes | None,
     header: Buffer,
     payloads: tuple[Any, ...],
     own_epoch: int,
     limits: FrameLimits,
 ) -> Received:
-    """Frames to message; `sender` is the connection's routing id (None: not known, trusted).
-
-    Raises FrameRejected, whatever the bytes are.
-    """
+    """Frames to message.  Raises FrameRejected, whatever the bytes are."""
     if payloads or len(header) > limits.max_header_nbytes:
         weigh(header, payloads, limits)
     try:
@@ -96,8 +88,6 @@ def unpack(
     source, epoch, target_epoch = envelope.source, envelope.epoch, envelope.target_epoch
     if envelope.version != PROTOCOL_VERSION:
         raise FrameRejected("version", f"{envelope.version} instead of {PROTOCOL_VERSION}")
-    if sender is not None and sender != f"{source}:{epoch}".encode(errors="replace"):
-        raise FrameRejected("spoofed_source", f"{source!r} over {sender!r}")
     if target_epoch and target_epoch != own_epoch:
         raise FrameRejected("stale_target", f"meant for epoch {target_epoch}")
     return Received(source, epoch, envelope.message, payloads)

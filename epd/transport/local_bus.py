@@ -94,6 +94,9 @@ class LocalBus:
             if bus is not None:
                 bus._discard_from(self.address)
 
+    def reopen(self, instance_id: str) -> None:
+        """There is no connection that could be mute."""
+
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Put a message into the peer's inbox; see `Bus.send`."""
         peer = self._peers.get(instance_id)
@@ -106,7 +109,10 @@ class LocalBus:
         if bus is None or peer.epoch not in (0, bus.address.epoch):
             self.dropped["stale_target"] += 1
             return True
-        return bus._enqueue(received)
+        sent = bus._enqueue(received)
+        if not sent:
+            self.dropped["queue_full"] += 1
+        return sent
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         """Deliver from now on, on the running loop; what came earlier has waited in the inbox."""
@@ -131,7 +137,7 @@ class LocalBus:
         try:
             header = pack(self.address, peer.epoch, message)
             views = tuple(memoryview(payload).cast("B") for payload in payloads)
-            return unpack(None, header, views, peer.epoch, self._limits)
+            return unpack(header, views, peer.epoch, self._limits)
         except (FrameRejected, TypeError) as error:
             self.dropped["unsendable"] += 1
             log.error("%s to %s was not sent: %s", type(message).__name__, peer.instance_id, error)

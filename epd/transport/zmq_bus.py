@@ -3,11 +3,12 @@
 Theory of operation
 -------------------
 One bound ROUTER receives from everybody; one DEALER per peer sends.  Nothing is ever sent back over
-the ROUTER, so no send can depend on who happens to be connected.  A DEALER's routing id is
-`instance_id:epoch`; the ROUTER hands it over with each message, and a header that claims another
-source is dropped.  A new life of a peer gets a new DEALER, and each header names the life it is
+the ROUTER, so no send can depend on who happens to be connected.  A DEALER has no routing id: the
+ROUTER names each connection itself, also one that libzmq makes again.  With an id of our own and
+ROUTER_HANDOVER, a new connection that came while the old one was being given up could stay mute for
+good (fault F48).  A new life of a peer gets a new DEALER, and each header names the life it is
 meant for, so what was queued for a dead process never reaches its successor at the same endpoint
-(fault F44).
+(fault F44).  A link that its user takes for mute is opened anew by `reopen`.
 
 Receiving: the sockets are plain ones and the loop watches the ROUTER's FD (4 times the round trips
 of zmq.asyncio).  That FD is edge-triggered: it says "look again", not "there is a message", so each
@@ -40,7 +41,6 @@ from epd.transport.codec import (
     FrameRejected,
     check_instance_id,
     pack,
-    routing_id,
     unpack,
     weigh,
 )
@@ -133,6 +133,13 @@ class ZmqBus:
         if outbox is not None:
             outbox.close(linger_ms=0)
 
+    def reopen(self, instance_id: str) -> None:
+        """Give the connection to a peer up, with what is queued in it, and open another."""
+        outbox = self._outboxes.get(instance_id)
+        if outbox is not None:
+            self.disconnect(instance_id)
+            self.connect(outbox.peer)
+
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Queue a message; see `Bus.send`.  Big payloads are not copied: leave them unchanged."""
         outbox = self._outboxes.get(instance_id)
@@ -141,13 +148,16 @@ class ZmqBus:
         try:
             header = pack(self.address, outbox.peer.epoch, message)
             nbytes = weigh(header, payloads, self._limits) if payloads else 0
-            return outbox.send(header, payloads, nbytes)
+            sent = outbox.send(header, payloads, nbytes)
         except zmq.Again:
-            return False
+            sent = False
         except Exception as error:  # too big, not encodable, socket gone: the contract says False
             self.dropped["unsendable"] += 1
             log.error("%s to %s was not sent: %s", type(message).__name__, instance_id, error)
             return False
+        if not sent:
+            self.dropped["queue_full"] += 1
+        return sent
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         """Begin receiving on the running loop."""
@@ -188,7 +198,6 @@ class ZmqBus:
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.RCVHWM, self._max_queue)
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer beats its own stale socket
         router.setsockopt(zmq.BACKLOG, 256)
         limits = self._limits
         router.setsockopt(
@@ -202,7 +211,6 @@ class ZmqBus:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         try:
             dealer.setsockopt(zmq.LINGER, 0)
-            dealer.setsockopt(zmq.ROUTING_ID, routing_id(self.address))
             dealer.setsockopt(zmq.SNDHWM, self._max_queue)
             dealer.setsockopt(zmq.RCVHWM, 1)  # nothing is ever read from here
             dealer.setsockopt(zmq.MAXMSGSIZE, 1024)

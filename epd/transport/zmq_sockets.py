@@ -27,8 +27,8 @@ class MessageReader:
         self._nbytes = 0
         self._broken = ""  # the limit that the message under way has broken
 
-    def add(self, frame: zmq.Frame) -> tuple[bytes, memoryview, tuple[Any, ...]] | None:
-        """Routing id, header and payloads once the last frame is here, else None.
+    def add(self, frame: zmq.Frame) -> tuple[memoryview, tuple[Any, ...]] | None:
+        """Header and payloads once the last frame is here, else None.
 
         Raises FrameRejected at the last frame of a message that cannot be one of ours.
         """
@@ -47,7 +47,7 @@ class MessageReader:
         if len(frames) < 2:
             raise FrameRejected("too_few_frames", f"{len(frames)}")
         payloads = tuple(_payload(frame) for frame in frames[2:])
-        return frames[0].bytes, frames[1].buffer, payloads
+        return frames[1].buffer, payloads
 
     def _breach(self) -> str:
         if len(self._frames) > 2 + self._limits.max_payloads:

@@ -255,6 +255,23 @@ async def connecting_again_changes_nothing(net: BusNet) -> None:
     await close(a, b)
 
 
+async def a_link_can_be_opened_anew(net: BusNet) -> None:
+    """What was sent before may be lost, what is sent later is not, and nothing comes twice."""
+    a, b = net.make("a"), net.make("b")
+    _, inbox = meet(a, b)
+    for index in range(20):
+        assert a.send("b", note(index))
+        a.reopen("b")
+        a.reopen("nobody")
+    assert a.send("b", note(20))
+    async with asyncio.timeout(WAIT_S):
+        while rooms(20)[0] not in inbox.rooms():
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(QUIET_S)
+    assert len(set(inbox.rooms())) == len(inbox.rooms())
+    await close(a, b)
+
+
 async def delivery_is_never_re_entrant(net: BusNet) -> None:
     a = net.make("a")
     depth, deepest, seen = 0, 0, asyncio.Event()
@@ -335,6 +352,7 @@ BUS_CHECKS: list[Check] = [
     a_new_life_gets_nothing_of_the_old,
     a_peer_can_be_dialled_before_its_epoch_is_known,
     connecting_again_changes_nothing,
+    a_link_can_be_opened_anew,
     delivery_is_never_re_entrant,
     a_failing_handler_costs_one_message,
     closing_is_idempotent_and_final,

@@ -14,7 +14,7 @@ from epd.messages import Address, Leave
 from epd.transport.base import Bus, Received
 from epd.transport.curve import ClusterKey
 from epd.transport.zmq_bus import MAX_MESSAGES_PER_WAKE, ZmqBus
-from tests.contract.bus_kit import BUS_CHECKS, Check, name_of, note
+from tests.contract.bus_kit import BUS_CHECKS, Check, Inbox, name_of, note, rooms
 
 
 class IpcNet:
@@ -101,3 +101,20 @@ async def test_a_dead_peer_costs_bounded_memory(private: Path) -> None:
     started_s = time.perf_counter()
     await a.close()
     assert time.perf_counter() - started_s < 1.0
+
+
+async def test_a_second_connection_of_one_life_silences_neither(private: Path) -> None:
+    """F48: no connection has a name that another could take over."""
+    peer = ZmqBus("b", 1, f"ipc://{private}/b.sock")
+    inbox = Inbox()
+    peer.start(inbox)
+    one, other = (ZmqBus("a", 1, f"ipc://{private}/{name}.sock") for name in ("a", "again"))
+    for bus in (one, other):
+        bus.connect(peer.address)
+    for index in range(50):
+        assert one.send("b", note(index)) and other.send("b", note(100 + index))
+        await asyncio.sleep(0.002)
+    await inbox.wait_for(100)
+    assert sorted(inbox.rooms()) == sorted(rooms(*range(50), *range(100, 150)))
+    for bus in (one, other, peer):
+        await bus.close()

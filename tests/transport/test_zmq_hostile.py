@@ -24,7 +24,7 @@ LIMITS = FrameLimits(max_header_nbytes=1000, max_payload_nbytes=2000, max_payloa
 
 
 class Attacker:
-    """A bare DEALER under any name, and an honest peer to show that the victim still works."""
+    """A bare DEALER, and an honest peer to show that the victim still works."""
 
     def __init__(self, directory: Path) -> None:
         self.victim = ZmqBus("victim", 5, f"ipc://{directory}/victim.sock", limits=LIMITS)
@@ -35,10 +35,9 @@ class Attacker:
         self._context: zmq.Context[Any] = zmq.Context()
         self._num_honest = 0
 
-    def dealer(self, name: bytes) -> zmq.Socket[bytes]:
+    def dealer(self) -> zmq.Socket[bytes]:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 500)
-        dealer.setsockopt(zmq.ROUTING_ID, name)
         dealer.connect(self.victim.address.endpoint)
         return dealer
 
@@ -84,8 +83,6 @@ HOSTILE: list[tuple[str, list[bytes], str]] = [
     ("deep nesting", [GOOD.replace(b"\x95", b"\x96") + b"\x91" * 900], "malformed"),
     ("pickle", [b"\x80\x04\x95\x1b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix"], "malformed"),
     ("other version", [header(version=PROTOCOL_VERSION + 1)], "version"),
-    ("another's name", [header("honest")], "spoofed_source"),
-    ("another life", [header(epoch=2)], "spoofed_source"),
     ("an earlier life of the victim", [header(target_epoch=4)], "stale_target"),
     ("big header", [bytes(1001)], "oversized_header"),
     ("big payload", [GOOD, bytes(2001)], "oversized_payload"),
@@ -101,7 +98,7 @@ HOSTILE: list[tuple[str, list[bytes], str]] = [
 async def test_hostile_frames_are_counted_and_dropped(
     attacker: Attacker, frames: list[bytes], kind: str
 ) -> None:
-    evil = attacker.dealer(b"evil:1")
+    evil = attacker.dealer()
     for _ in range(3):
         evil.send_multipart(frames)
     assert await attacker.until_dropped(3) == {kind: 3}
@@ -110,7 +107,7 @@ async def test_hostile_frames_are_counted_and_dropped(
 
 
 async def test_a_frame_above_the_socket_limit_costs_the_connection(attacker: Attacker) -> None:
-    evil = attacker.dealer(b"evil:1")
+    evil = attacker.dealer()
     evil.send_multipart([GOOD, bytes(1 << 20)])
     await asyncio.sleep(0.05)
     await attacker.check_victim_works()
@@ -142,7 +139,7 @@ frames = st.lists(
 @settings(max_examples=500, deadline=None)
 def test_unpack_raises_nothing_but_a_rejection(frame: bytes) -> None:
     try:
-        received = unpack(b"evil:1", frame, (), 5, FrameLimits())
+        received = unpack(frame, (), 5, FrameLimits())
     except FrameRejected:
         return
     assert (received.source, received.epoch) == ("evil", 1)
@@ -155,14 +152,13 @@ def test_random_frames_never_stop_a_bus(
 ) -> None:
     async def attack() -> None:
         attacker = Attacker(tmp_path_factory.mktemp("bus"))
-        evil = attacker.dealer(b"evil:1")
+        evil = attacker.dealer()
         for message in batch:
             evil.send_multipart(message)
         evil.send_multipart([b"the end"])
         async with asyncio.timeout(5):
             while attacker.victim.dropped.total() + len(attacker.inbox.received) <= len(batch):
                 await asyncio.sleep(0.001)
-        assert all(r.source == "evil" for r in attacker.inbox.received)
         attacker.inbox.received.clear()
         await attacker.check_victim_works()
         evil.close()
