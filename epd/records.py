@@ -222,6 +222,7 @@ class TokenChunk(Record):
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_confirmed: int = 0  # of these tokens, those that were guessed before
     num_rejected: int = 0  # guesses that were computed for them and were wrong
+    num_cached: int = 0  # with an attempt's first token: of its prompt, tokens found in the cache
 
 
 class Span(Record):
@@ -244,3 +245,4 @@ class KvState(Record):
     num_layers: int
     num_blocks: int
     num_whole: int  # blocks that were sent before the last chunk; those behind came by layers
+    num_cached: int = 0  # tokens of the prompt that prefill found in its prefix cache

@@ -42,6 +42,7 @@ class Choice:
     num_tokens: int = 0
     num_confirmed: int = 0  # of its tokens, those that were guessed
     num_rejected: int = 0  # wrong guesses
+    num_cached: int = 0  # tokens of the prompt that were not computed for it
     finish_reason: str = ""
     failed: bool = False  # its stream ended without an answer
     first_token_s: float = 0.0  # wall-clock; of the first choice, for the trace
@@ -67,6 +68,8 @@ class Choice:
         logprobs: list[TokenLogprobs] = []
         num_before = self.num_tokens
         for update in updates:
+            if not self.num_tokens:  # a later attempt finds what an earlier one computed
+                self.num_cached = update.num_cached
             count = self._take(update, texts)
             logprobs.extend(update.logprobs[:count])
             self.num_confirmed += update.num_confirmed

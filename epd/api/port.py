@@ -72,6 +72,7 @@ class GenerationUpdate(NamedTuple):
     error: GenerationError | None = None
     num_confirmed: int = 0  # of these tokens, those that were guessed before (speculation)
     num_rejected: int = 0  # wrong guesses meanwhile
+    num_cached: int = 0  # with the first token: tokens of the prompt that were found in the cache
 
 
 @dataclass(frozen=True, slots=True)

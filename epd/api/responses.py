@@ -247,7 +247,8 @@ def _finite(logprob: float) -> float:
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
-    """Prompt tokens include the rows of images; completion tokens are of all choices.
+    """Prompt tokens include the rows of images; completion tokens are of all choices.  Cached are
+    tokens of the prompt that were computed for no choice.
 
     Where tokens were guessed (speculative decoding), how many guesses were right and wrong, under
     OpenAI's names; wrong ones are in no other count.
@@ -257,6 +258,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(choice.num_cached for choice in choices)},
     }
     accepted = sum(choice.num_confirmed for choice in choices)
     rejected = sum(choice.num_rejected for choice in choices)

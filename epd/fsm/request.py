@@ -230,6 +230,7 @@ class Request(Machine):
         "message",
         "min_early_tokens",
         "missing",
+        "num_cached",
         "num_computed",
         "num_confirmed",
         "num_rejected",
@@ -260,6 +261,7 @@ class Request(Machine):
         self.rows: dict[str, Any] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
         self.num_computed = 0
+        self.num_cached = -1  # of its prompt, when prefill first took it; -1: it has not yet
         self.prefix: Any = None  # the keys of its blocks' contents
         self.rank = 0.0  # its place in every line of this instance
         self.in_flight = 0  # steps under way that use the blocks
@@ -354,6 +356,8 @@ def keep_rows(request: Request, event: EmbeddingReady) -> None:
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
     request.block_table, request.num_computed = event.blocks, event.num_cached
+    if request.num_cached < 0:
+        request.num_cached = event.num_cached
 
 
 def grow(request: Request, event: Grown) -> None:
@@ -382,6 +386,7 @@ def keep_last_token(request: Request, event: LastTokenSampled) -> None:
 def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
     request.block_table = event.blocks
     request.num_computed = event.kv.num_tokens
+    request.num_cached = event.kv.num_cached
     request.rope_delta = event.kv.rope_delta
     request.output.append(event.kv.first_token)
 

@@ -319,6 +319,7 @@ class GatewayRole(Role[Generation]):
             chunk.finish_reason,
             num_confirmed=chunk.num_confirmed,
             num_rejected=chunk.num_rejected,
+            num_cached=chunk.num_cached,
         )
         machine.stream.push(update)
 

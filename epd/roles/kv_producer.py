@@ -143,6 +143,7 @@ class KvProducer(Role[Request]):
             num_layers=self._layout.num_layers,
             num_blocks=num_blocks,
             num_whole=request.num_whole if request.num_whole >= 0 else num_blocks,
+            num_cached=request.num_cached,
         )
 
     def granted(self, transfer: Transfer) -> None:

@@ -62,6 +62,7 @@ def new_tokens(request: Request) -> TokenChunk:
         tuple(new) if request.sampling.num_logprobs >= 0 else (),
         request.num_confirmed,
         request.num_rejected,
+        0 if request.num_sent else request.num_cached,
     )
 
 

@@ -78,6 +78,7 @@ async def test_chat(body: dict[str, Any]) -> None:
         "prompt_tokens": 2 + NUM_IMAGE_ROWS,
         "completion_tokens": 5,
         "total_tokens": 7 + NUM_IMAGE_ROWS,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     sampling = frontend.generations[0].sampling
     assert sampling.max_tokens == 5

@@ -13,6 +13,7 @@ import pytest
 from epd.api.port import Refused
 from epd.api.server import ApiServer
 from tests.api.fakes import (
+    HELLO,
     NUM_IMAGE_ROWS,
     TIMELINE,
     FakeFrontend,
@@ -204,6 +205,19 @@ async def test_usage_counts_right_and_wrong_guesses():
     assert details.model_dump(exclude_none=True) == expected
     async with client_of() as (client, _, _):
         assert (await ask(client)).usage.completion_tokens_details is None
+
+
+async def test_usage_tells_what_the_prefix_cache_held():
+    """Of the first attempt, and what no choice had computed; streamed and whole."""
+    found = [said("he")._replace(num_cached=48), said("llo")._replace(num_cached=64), HELLO[-1]]
+    async with client_of(found) as (client, _, _):
+        answer = await ask(client)
+        chunks = await chunks_of(client, stream_options={"include_usage": True})
+    assert answer.usage.prompt_tokens_details.cached_tokens == 48
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 48
+    async with client_of(HELLO, found) as (client, _, _):
+        answer = await ask(client, n=2)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
 async def test_stream_of_two_choices():

@@ -22,7 +22,7 @@ GRANT = SimpleNamespace(
     num_held=0,
 )
 MANIFEST = transfer.Manifest("contract", 4)
-KV = SimpleNamespace(num_tokens=7, rope_delta=-3, first_token=TokenLogprobs(5, 0.0))
+KV = SimpleNamespace(num_tokens=7, rope_delta=-3, num_cached=4, first_token=TokenLogprobs(5, 0.0))
 MESSAGE = SimpleNamespace(
     request_id="r",
     attempt=1,

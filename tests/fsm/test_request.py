@@ -309,6 +309,7 @@ def test_remote_kv_brings_the_first_token_and_the_delta(waiting_for_kv: Request)
     arrived = RemoteKvArrived((3, 4), KV)
     follow(waiting_for_kv, (arrived, S.DECODING, (Do.START_DECODING, Do.EMIT_TOKENS)))
     assert waiting_for_kv.rope_delta == KV.rope_delta
+    assert waiting_for_kv.num_cached == KV.num_cached
     assert waiting_for_kv.num_computed == KV.num_tokens
     assert waiting_for_kv.output == [KV.first_token]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -46,15 +46,21 @@ class Spy:
         decode.grant = seen
 
 
-async def tokens_of(cluster: Cluster, messages: list[Body]) -> tuple[int, list[int]]:
-    """Of the prompt, and those of the answer."""
+class Turn(NamedTuple):
+    num_prompt: int
+    num_cached: list[int]  # as each update tells it
+    said: list[int]
+
+
+async def turn_of(cluster: Cluster, messages: list[Body]) -> Turn:
     prompt = await preparer().chat(messages)
     generation = Generation(prompt.token_ids, prompt.items, SamplingParams(max_tokens=4))
-    said: list[int] = []
+    turn = Turn(len(prompt.token_ids), [], [])
     async for update in cluster.gateway.role.submit(generation):
         assert update.error is None, update.error
-        said += update.token_ids
-    return len(prompt.token_ids), said
+        turn.num_cached.append(update.num_cached)
+        turn.said.extend(update.token_ids)
+    return turn
 
 
 def totals(cluster: Cluster, role: str, kind: str) -> int:
@@ -100,20 +106,23 @@ async def test_only_what_is_new(topology: str, staged: bool) -> None:
     async with cluster.running():
         spy = Spy(cluster)
         first, second = conversation(FILLER)
-        num_first, _ = await tokens_of(cluster, first)
-        await tokens_of(cluster, [{"role": "user", "content": "something else " * 40}])
+        num_first, num_cached, _ = await turn_of(cluster, first)
+        assert not any(num_cached)
+        await turn_of(cluster, [{"role": "user", "content": "something else " * 40}])
         encoded, hits = num_encoded(cluster), totals(cluster, "p", "prefix_cache_hit_tokens")
-        num_second, said = await tokens_of(cluster, second)
+        num_second, num_cached, said = await turn_of(cluster, second)
         await cluster.settle()
     assert num_second > 2000
     assert num_encoded(cluster) == encoded == 3
     found = totals(cluster, "p", "prefix_cache_hit_tokens") - hits
     shared = num_first - 1 - BLOCK  # the template ends a prompt where an answer begins
     assert found >= shared, "prefill computes only what is new"
+    assert num_cached[0] == found, "and the client is told, once"
+    assert not any(num_cached[1:])
     grant = spy.granted[-1]
     num_slots = -(-num_second // BLOCK) * SLOTS
     assert grant.num_held * BLOCK >= shared * SLOTS
     assert grant.num_held + len(grant.slots) == num_slots, "and the rest is moved"
     async with plain(config, executor) as alone:
-        assert (await tokens_of(alone, second))[1] == said, "and the answer is the same"
+        assert (await turn_of(alone, second)).said == said, "and the answer is the same"
     await executor.close()
