@@ -82,7 +82,7 @@ AREAS = {
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
         packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL", "prometheus_client")
-        | packages("llguidance", "tokenizers", "uvicorn", "uvloop"),
+        | packages("llguidance", "tokenizers", "uvicorn", "uvloop", "yarl"),
         lazily=packages("opentelemetry"),
     ),
     "epd.tiny": Area(("epd.tiny",), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS),

@@ -1,31 +1,20 @@
-"""Which network addresses a picture may be fetched from.
+"""Which network addresses a picture may be fetched from (fault F51).
 
 An http(s) URL from outside is a way into the operator's network, so what is connected to must be a
-public address.  Names are resolved by a resolver that drops all others, so that a name which
-changes between check and connection gains nothing; literal addresses, which no resolver sees, are
-read strictly, because libraries differ in what they take for one (to some, `2130706433` is
-loopback).
+public address.  That is asked of the address of each connection, before it is made: whatever a host
+was called, in whichever script, and whatever its name resolves to the next time, this is where the
+bytes would go.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from aiohttp.abc import AbstractResolver
+from typing import Any
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# A host whose last label is a number is an IPv4 address in some spelling, never a name.
-_ENDS_IN_NUMBER = re.compile(r"(?:^|\.)(?:\d+|0[xX][0-9a-fA-F]*)\.?$")
-
-
-class AddressRefused(Exception):
-    """The text says why, for the client."""
 
 
 def is_public(address: str) -> bool:
@@ -43,37 +32,12 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 
-def check_host(host: str) -> None:
-    """Refuse literal addresses that are not public; names pass.  Raises AddressRefused."""
-    if ":" not in host and not _ENDS_IN_NUMBER.search(host):
-        return
-    try:
-        public = is_public(host)
-    except ValueError:
-        raise AddressRefused(f"{host} is not an address in its usual form") from None
-    if not public:
-        raise AddressRefused(f"{host} is a private or local address")
+def public_socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket for one entry of getaddrinfo; raises OSError where that is no public address.
 
-
-def public_resolver() -> AbstractResolver:
-    """The system's resolver, with every address dropped that is not public."""
-    from aiohttp.abc import AbstractResolver, ResolveResult
-    from aiohttp.resolver import ThreadedResolver
-
-    class PublicResolver(AbstractResolver):
-        def __init__(self) -> None:
-            self._inner = ThreadedResolver()
-
-        async def resolve(
-            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-        ) -> list[ResolveResult]:
-            found = await self._inner.resolve(host, port, family)
-            public = [entry for entry in found if is_public(entry["host"])]
-            if not public:
-                raise OSError(None, f"{host} is a private or local address")
-            return public
-
-        async def close(self) -> None:
-            await self._inner.close()
-
-    return PublicResolver()
+    A connector's `socket_factory`: it is asked for every connection, and for nothing else.
+    """
+    family, kind, protocol, _, (host, *_) = address
+    if not is_public(host):
+        raise OSError(None, "it leads to a private or local address")  # which one is not told
+    return socket.socket(family, kind, protocol)

@@ -1,8 +1,10 @@
 """Pictures and videos of a request: their bytes, from `data:` and http(s) URLs, under policy (F46).
 
 Sizes are bounded before base64 is decoded and while a download streams; a download has one time
-limit over all its redirects, and each of these is checked like the first URL.  Nothing is believed
-that a server says of its content: `picture` looks at the bytes.
+limit over all its redirects, and each of these is checked like the first URL.  What is checked is
+the URL object that is then connected to, never its text: `http://①②⑦.⓪.⓪.①` is a spelling of
+127.0.0.1 to those who connect.  Nothing is believed that a server says of its content: `picture`
+looks at the bytes.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from epd.api.addresses import AddressRefused, check_host, public_resolver
+from epd.api.addresses import public_socket
 from epd.api.errors import ApiError, bad_request
 from epd.config import Limits
 
 if TYPE_CHECKING:
     import aiohttp
+    import yarl
 
 CHUNK_NBYTES = 64 << 10
 MAX_CONNECTIONS = 64
@@ -98,16 +101,16 @@ class MediaFetcher:
         if self._session is not None:
             await self._session.close()
 
-    async def _download(self, url: str, bound: Bound, param: str) -> bytes:
+    async def _download(self, text: str, bound: Bound, param: str) -> bytes:
         import aiohttp
 
         session = self._open()
+        url = _parsed(text, param)
         for _ in range(self._limits.max_redirects + 1):
-            self._check(url, param)
             try:
                 async with session.get(url, allow_redirects=False) as response:
                     if response.status in REDIRECTS and "Location" in response.headers:
-                        url = urljoin(url, response.headers["Location"])
+                        url = _parsed(response.headers["Location"], param, url)
                         continue
                     return await self._read(response, bound, param)
             except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -115,27 +118,6 @@ class MediaFetcher:
                 text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
                 raise bad_request(f"{param} could not be fetched: {text}", param) from None
         raise bad_request(f"{param} redirects more than {self._limits.max_redirects} times", param)
-
-    def _check(self, url: str, param: str) -> None:
-        """Each URL on the way, before anything is connected to."""
-        try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname or "", parts.port
-        except ValueError:
-            raise bad_request(f"{param} is not a valid URL", param) from None
-        if parts.scheme not in ("http", "https") or not host:
-            shown = url[:100]
-            raise bad_request(
-                f"{param} leads to {shown!r}; use a data:, http: or https: URL", param
-            )
-        if parts.username is not None or parts.password is not None:
-            raise bad_request(f"{param} holds credentials; send a URL without them", param)
-        if self._limits.allow_private_networks:
-            return
-        try:
-            check_host(host)
-        except AddressRefused as refused:
-            raise bad_request(f"{param} may not be fetched: {refused}", param) from None
 
     async def _read(self, response: aiohttp.ClientResponse, bound: Bound, param: str) -> bytes:
         if response.status != 200:
@@ -156,7 +138,7 @@ class MediaFetcher:
 
             allow = self._limits.allow_private_networks
             connector = aiohttp.TCPConnector(
-                resolver=None if allow else public_resolver(), limit=MAX_CONNECTIONS
+                socket_factory=None if allow else public_socket, limit=MAX_CONNECTIONS
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
@@ -166,3 +148,21 @@ class MediaFetcher:
                 headers={"User-Agent": "epd", "Accept-Encoding": "identity"},
             )
         return self._session
+
+
+def _parsed(text: str, param: str, base: yarl.URL | None = None) -> yarl.URL:
+    """A URL on the way, checked, as it will be connected to.  Raises ApiError."""
+    import yarl
+
+    try:
+        url = yarl.URL(text) if base is None else base.join(yarl.URL(text))
+        host, _ = url.host, url.port
+    except ValueError:
+        raise bad_request(f"{param} is not a valid URL", param) from None
+    if url.scheme not in ("http", "https") or not host:
+        raise bad_request(
+            f"{param} leads to {text[:100]!r}; use a data:, http: or https: URL", param
+        )
+    if url.user is not None or url.password is not None:
+        raise bad_request(f"{param} holds credentials; send a URL without them", param)
+    return url

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import socket
 from collections.abc import AsyncIterator
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from aiohttp import web
 
+from epd.api import addresses
 from epd.api.errors import ApiError
 from epd.api.media import MediaFetcher, is_data_url, picture_bound, read_data_url
 from epd.config import Limits
@@ -53,8 +56,21 @@ def test_broken_and_large_data_urls(url: str, words: str) -> None:
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[str]:
+def served() -> list[str]:
+    """Paths that `site` was asked for."""
+    return []
+
+
+@pytest.fixture
+async def site(served: list[str]) -> AsyncIterator[str]:
     """A web server on loopback."""
+
+    @web.middleware
+    async def note(request: web.Request, handler: Any) -> Any:
+        served.append(request.path)
+        response = await handler(request)
+        response.force_close()  # the next URL needs a connection of its own
+        return response
 
     async def image(request: web.Request) -> web.Response:
         return web.Response(body=PICTURE, content_type="text/html")
@@ -84,14 +100,15 @@ async def site() -> AsyncIterator[str]:
             await asyncio.sleep(0.1)
         return response
 
-    app = web.Application()
+    app = web.Application(middlewares=[note])
     for handler in (image, moved, nowhere, packed, endless, slow):
         app.router.add_get(f"/{handler.__name__}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
-    server = web.TCPSite(runner, "127.0.0.1", 0)
-    await server.start()
+    await web.TCPSite(runner, "0.0.0.0", 0).start()
     port = runner.addresses[0][1]
+    if socket.has_dualstack_ipv6():
+        await web.TCPSite(runner, "::", port).start()
     yield f"http://127.0.0.1:{port}"
     await runner.cleanup()
 
@@ -131,7 +148,7 @@ async def test_pictures_where_private_networks_are_allowed(site: str) -> None:
         ("/slow", "within 0.5 s"),
         ("/moved?to=file:///etc/passwd", "leads to 'file:///etc/passwd'"),
         ("/moved?to=http://user:secret@127.0.0.1/", "credentials"),
-        ("/moved?to=http://[", "could not be fetched"),
+        ("/moved?to=http://[", "not a valid URL"),
     ],
 )
 async def test_what_a_server_may_not_do(site: str, path: str, words: str) -> None:
@@ -146,32 +163,52 @@ async def test_redirects_are_few(site: str) -> None:
     assert "redirects more than 2" in str(await outcome(moved(site, "", "", end), OPEN))
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "localhost", "[::1]", "2130706433", "127.1", "[::ffff:127.0.0.1]"]
-)
-async def test_private_networks_are_closed_by_default(site: str, host: str) -> None:
-    url = f"{site}/image".replace("127.0.0.1", host)
-    words = str(await outcome(url, LIMITS))
-    assert "private or local" in words or "usual form" in words
+# Ways to spell loopback; aiohttp, yarl, the resolver and the system each have their own ideas.
+SPELLINGS = [
+    "127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1",
+    "0x7f000001", "017700000001", "0", "0.0.0.0", "localhost", "LOCALHOST.", "[::1]", "[::]",
+    "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[::1%25lo]",
+    "[::1%lo]", "[64:ff9b::127.0.0.1]", "[2002:7f00:1::]", "127。0。0。1", "①②⑦.⓪.⓪.①", "[①::1]",
+    "\uff11\uff12\uff17.0.0.1", "127｡0｡0｡1", "127\uff0e0\uff0e0\uff0e1",
+    "\U0001d7cf\U0001d7d0\U0001d7d5.0.0.\U0001d7cf", "ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", "loc\u00adalhost",
+    "\u0661\u0662\u0667.\u0660.\u0660.\u0661", "\u0660x7f.1", "%31%32%37.0.0.1", "127.0.0.%31",
+    "%6cocalhost", "127%2e0%2e0%2e1", "xn--localhost-", "127.0.0.1\t", "\t127.0.0.1", "127.0.0.1%00"
+]  # fmt: skip
 
 
-async def test_a_redirect_does_not_lead_inside(site: str) -> None:
-    """The first server counts as public here; where it points to does not."""
-    fetcher = MediaFetcher(LIMITS)
-    fetcher._limits = OPEN  # a session that resolves anything, as if `site` were outside
-    fetcher._open()
-    checked: list[str] = []
+@pytest.mark.parametrize("host", SPELLINGS)
+async def test_no_spelling_of_a_private_address_is_connected_to(
+    site: str, served: list[str], host: str
+) -> None:
+    inside = f"{site}/image".replace("127.0.0.1", host)
+    assert str(await outcome(inside, LIMITS)).startswith("400 x ")
+    assert not served
 
-    def check(url: str, param: str) -> None:
-        fetcher._limits = LIMITS if checked else OPEN
-        checked.append(url)
-        MediaFetcher._check(fetcher, url, param)
 
-    fetcher._check = check  # type: ignore[method-assign]
-    with pytest.raises(ApiError, match="private or local"):
-        await fetcher.fetch(moved(site, f"{site}/image"), BOUND, "x")
-    assert len(checked) == 2
-    await fetcher.close()
+@pytest.fixture
+def first_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first address that is asked about counts as a server outside."""
+    asked: list[str] = []
+    real = addresses.is_public
+
+    def is_public(address: str) -> bool:
+        asked.append(address)
+        return len(asked) == 1 or real(address)
+
+    monkeypatch.setattr(addresses, "is_public", is_public)
+
+
+@pytest.mark.usefixtures("first_is_public")
+@pytest.mark.parametrize("host", SPELLINGS)
+async def test_a_redirect_does_not_lead_inside(site: str, served: list[str], host: str) -> None:
+    inside = f"{site}/image".replace("127.0.0.1", host)
+    assert str(await outcome(moved(site, inside), LIMITS)).startswith("400 x ")
+    assert served == ["/moved"]
+
+
+@pytest.mark.usefixtures("first_is_public")
+async def test_what_is_outside_is_fetched(site: str) -> None:
+    assert await outcome(f"{site}/image", LIMITS) == PICTURE
 
 
 @pytest.mark.parametrize(
