@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from epd.api.chat_template import ChatTemplate, find_template
-from epd.api.errors import bad_request
+from epd.api.errors import ApiError, bad_request
 from epd.api.tokenizer import load_tokenizer, special_tokens
-from epd.engine.checkpoint import read_config, read_json
+from epd.engine.checkpoint import ModelError, read_config, read_json
+
+_TOKENS = (
+    "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id",
+    "vision_end_token_id",
+)  # fmt: skip
+_PICTURE = [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "?"}]}]
 
 
 class ChatRenderer:
@@ -39,6 +45,34 @@ class ChatRenderer:
         self._template = (
             ChatTemplate(source, special_tokens(directory, settings)) if source else None
         )
+        self._check_tokens(directory)
+
+    def _check_tokens(self, directory: Path) -> None:
+        """Raises ModelError when tokenizer or template mean other tokens than config.json: no
+        picture could be asked about then."""
+        for name in _TOKENS:
+            token_id = self.config.get(name)
+            if token_id is not None and self._ids(self._token(name)) != [token_id]:
+                raise ModelError(
+                    f"{directory}/tokenizer.json has no token of its own with the {name} of "
+                    f"config.json, {token_id}; they belong to different models: restore both from "
+                    "one checkpoint"
+                )
+        if self.image_token_id is None or self._template is None:
+            return
+        try:
+            text = self._template.render(_PICTURE)
+        except ApiError:  # it takes text only, and says so to who sends a picture
+            return
+        if self._ids(text).count(self.image_token_id) != 1:
+            raise ModelError(
+                f"the chat template of {directory} does not write one token "
+                f"{self.image_token_id}, the image_token_id of config.json, for a picture; they "
+                "belong to different models: restore both from one checkpoint"
+            )
+
+    def _ids(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
 
     def _token(self, name: str) -> str:
         """The text of a token that config.json names; empty without it."""

@@ -69,7 +69,9 @@ def write(directory: Path, bundled: Path) -> Path:
         shutil.copyfile(bundled / name, directory / name)
     tokenizer = json.loads((bundled / "tokenizer.json").read_text())
     words: dict[str, int] = tokenizer["model"]["vocab"]
-    taken = set(words.values()) | {added["id"] for added in tokenizer["added_tokens"]}
+    # Added tokens must be among the words too: those that are not are numbered behind them.
+    words.update({added["content"]: added["id"] for added in tokenizer["added_tokens"]})
+    taken = set(words.values())
     words.update({f"Ġw{i}": i for i in range(VOCABULARY) if i not in taken})
     _write(directory / "tokenizer.json", tokenizer)
     _write(directory / "preprocessor_config.json", _PICTURES)

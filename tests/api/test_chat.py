@@ -210,6 +210,26 @@ def test_added_tokens_may_be_known_to_the_settings_only(tmp_path: Path) -> None:
     assert ChatRenderer(directory).encode("a<row>", add_special_tokens=False)[-1] == 264
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image_token_id": 5000}, "no token of its own with the image_token_id .* 5000"),
+        ({"vision_start_token_id": 264}, "no token of its own with the vision_start_token_id"),
+        ({"image_token_id": 263}, "does not write one token 263"),  # that of videos
+        ({"image_token_id": 104}, "does not write one token 104"),  # the letter h
+    ],
+)
+def test_a_tokenizer_of_another_model_is_refused(
+    changes: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    directory = model_dir(tmp_path, PARTS_ONLY)
+    ChatRenderer(directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=f"{words}.* restore both"):
+        ChatRenderer(directory)
+
+
 def test_placeholders_become_rows() -> None:
     renderer = ChatRenderer(CHECKPOINT)
     ids, offsets, _ = renderer.expand([1, 262, 2, 262, 3], [3, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from epd import tiny
+from epd.api.prepare import Preparer
 from epd.bench import gpu, serve_plot, shape
 from epd.bench.openai_load import Sample, ServerError
 from epd.bench.serve import Plan, Target
 from epd.bench.serve_figures import Slo, figures
 from epd.bench.workload import NAMED
+from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_config
 
 
@@ -106,3 +109,20 @@ def test_the_shape_has_a_word_for_every_token(tmp_path: Path) -> None:
     config = read_config(directory)
     assert config["text_config"]["num_hidden_layers"] == 36
     assert config["image_token_id"] == read_config(tiny.CHECKPOINT)["image_token_id"]
+
+
+async def test_the_shape_is_asked_about_pictures(tmp_path: Path) -> None:
+    """By the gateway's own code: the tokenizer that it loads must mean what config.json says."""
+    directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
+    preparer = Preparer(GatewayConfig(model_dir=str(directory)))
+    bundled = Preparer(GatewayConfig(model_dir=str(tiny.CHECKPOINT)))
+    sample = base64.b64encode((tiny.SAMPLES / "label.png").read_bytes()).decode()
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{sample}"}}
+    content = [{"type": "text", "text": "Hello"}, picture]
+    prompt = await preparer.chat([{"role": "user", "content": content}])
+    known = await bundled.chat([{"role": "user", "content": content}])
+    (item,) = prompt.items
+    token = read_config(directory)["image_token_id"]
+    assert prompt.token_ids[item.offset :][: item.num_rows] == (token,) * item.num_rows
+    without = [tuple(i for i in p.token_ids if i != token) for p in (prompt, known)]
+    assert without[0] == without[1]  # and so with every other word of the bundled model
