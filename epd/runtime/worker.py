@@ -1,10 +1,10 @@
 """One serving process: engines, ports, roles, and an orderly end.
 
 Engines are loaded before the instance joins, so that what the gateway sees is what can serve.
-Three ways to end: SIGTERM (or the supervisor's word) drains, a second one or SIGINT closes at once,
-and an instance whose epoch was declared lost closes with `EXIT_EXPELLED`, one whose device does not
-work any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew. Whatever the way, sockets,
-ipc files and shared memory are removed.
+Ways to end: SIGTERM (or the supervisor's word) drains, a second one or SIGINT closes at once; an
+instance whose epoch was declared lost closes with `EXIT_EXPELLED`, one whose device does not work
+any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew. Whatever the way, sockets, ipc
+files and shared memory are removed.
 """
 
 from __future__ import annotations
