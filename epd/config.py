@@ -120,7 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_unused_tensors: bool = False  # a checkpoint may have some that config.json lacks
     block_size: int = 16
     kv_nbytes: int = 128 << 20  # 0: what is free on the device
-    kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives
+    kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives, or leaves
     gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
     cuda_graphs: bool = True  # steps of decodes alone are captured and replayed
     async_scheduling: bool = False  # the next step is launched while one runs: pays on a GPU

@@ -72,6 +72,9 @@ class NullLanguage:
     def attach_kv(self, buffer: memoryview) -> None:
         """Nothing is ever stored."""
 
+    def attach_rows(self, buffer: memoryview) -> None:
+        """Nothing is ever read."""
+
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [memoryview(bytes(LAYOUT.block_nbytes)) for _ in blocks]
 

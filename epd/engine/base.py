@@ -218,6 +218,11 @@ class LanguageEngine(Protocol):
         place, else what `land_kv` reads.  Once."""
         ...
 
+    def attach_rows(self, buffer: memoryview) -> None:
+        """The registered memory in which embedding rows arrive, so that the device reads it itself.
+        Once."""
+        ...
+
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of blocks, to be written to a decode instance."""
         ...

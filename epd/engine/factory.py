@@ -116,10 +116,12 @@ def build_language(
     engine_config: EngineConfig,
     executor: DeviceExecutor | None = None,
     max_running: int = 256,
+    kv_leaving_nbytes: int = 0,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
-    `max_running`: sequences of a step, at most.  Raises ModelError and ConfigError, also when
+    `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
+    way from a GPU to another instance, reserved here.  Raises ModelError and ConfigError, also when
     `kv_nbytes` is less than one block.
     """
     dtype = dtype_of(engine_config.dtype)
@@ -132,14 +134,14 @@ def build_language(
         kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config)
     small = KvPool(layout, 1, dtype, device)
-    forward = _forward(adapter, model, small, dtype)
+    forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
     if on_gpu:
         _touch_largest_step(forward, engine_config, adapter.max_context)
     num_blocks = kv_blocks(engine_config, layout.block_nbytes)
     forward.pool = KvPool(layout, num_blocks, dtype, device)
     engine = TorchLanguageEngine(
-        adapter, model, forward, executor, dtype, engine_config.kv_landing_nbytes
+        adapter, model, forward, executor, dtype, engine_config.kv_landing_nbytes, kv_leaving_nbytes
     )
     engine.warm_up()
     if on_gpu:
@@ -165,13 +167,19 @@ def _load(adapter: ModelAdapter, stage: str, dtype: torch.dtype, config: EngineC
     )
 
 
-def _forward(adapter: ModelAdapter, model: Any, pool: KvPool, dtype: torch.dtype) -> Forward:
+def _forward(
+    adapter: ModelAdapter,
+    model: Any,
+    pool: KvPool,
+    dtype: torch.dtype,
+    streams: DeviceStreams | None,
+) -> Forward:
     """The fast path where the device has kernels for it and the stack has their shape."""
     stack: Any = adapter.language_model(model)
     device = stack.embed_tokens.weight.device
     splicer = None
     if adapter.has_vision:
-        splicer = RowSplicer(adapter.row_contract(dtype), dtype, device)
+        splicer = RowSplicer(adapter.row_contract(dtype), dtype, streams)
     multi_axis = adapter.rope_positions(1, ()).positions is not None
     if device.type == "cuda" and FusedDecoder.fits(stack):
         decoder = FusedDecoder(stack, kernels_for("cuda"))

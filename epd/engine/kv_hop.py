@@ -10,54 +10,49 @@ call's future has ended.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from epd.engine.copies import to_device
 from epd.engine.executor import Deferred
 from epd.engine.kv_pool import KvPool
+from epd.engine.pinned import PinnedArena, register
 from epd.engine.streams import KV_OUT, DeviceStreams
-
-
-def pin(buffer: memoryview) -> torch.Tensor:
-    """uint8 tensor over memory of another owner, registered with the device for as long as it
-    lives.  Not pinned (and merely slower) where the driver refuses."""
-    tensor = torch.frombuffer(buffer.cast("B"), dtype=torch.uint8)
-    torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
-    return tensor
 
 
 class KvHop:
     """Both directions of one device's pool; the methods run on the launch thread."""
 
-    def __init__(self, pool: KvPool, streams: DeviceStreams) -> None:
+    def __init__(self, pool: KvPool, streams: DeviceStreams, leaving_nbytes: int = 0) -> None:
+        """`leaving_nbytes`: pinned memory for what is on its way out, reserved here; what does not
+        fit is pinned when it leaves, which holds up the launch thread."""
         self._pool = pool
+        self._leaving = PinnedArena(leaving_nbytes)
         self._streams = streams
         self._landing = torch.empty(0, 1, dtype=torch.uint8)
 
     def attach(self, buffer: memoryview) -> None:
         nbytes = self._pool.layout.block_nbytes
         usable = buffer.cast("B")[: buffer.nbytes // nbytes * nbytes]
-        pinned = pin(usable)
-        self._landing = pinned.view(-1, nbytes)
-        unpin = torch.cuda.cudart().cudaHostUnregister
-        weakref.finalize(self, unpin, pinned.data_ptr()).atexit = False
+        self._landing = register(usable, self).view(-1, nbytes)
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
         by_slot = self._bytes.view(-1, self._pool.layout.slot_nbytes)
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
             gathered = by_slot.index_select(0, self._index(slots))
-            host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
+            host = self._leaving.take(gathered.shape, torch.uint8)
+            if host is None:
+                host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(gathered, non_blocking=True)
         return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
     def land(self, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
         """Copy what lies in `slots` of the landing memory into `blocks` of the pool."""
         with torch.inference_mode():
-            arrived = self._streams.upload_rows(self._landing, slots)
+            runs = (self._landing[first:last] for first, last in _runs(slots))
+            arrived = self._streams.upload(*runs)
             self._bytes.index_copy_(0, self._index(blocks), arrived)
         return Deferred(lambda: None)
 
@@ -67,3 +62,14 @@ class KvHop:
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         return to_device(list(blocks), torch.int64, self._streams.device)
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours as `(first, behind the last)`, in order: one copy for each."""
+    first = last = slots[0]
+    for slot in slots[1:]:
+        if slot != last + 1:
+            yield first, last + 1
+            first = slot
+        last = slot
+    yield first, last + 1

@@ -43,6 +43,7 @@ from epd.engine.grammar import Grammars
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
 from epd.engine.models.base import ModelAdapter
+from epd.engine.pinned import register
 from epd.engine.sampler import Draft, SampleRequest
 from epd.engine.step_check import StepCheck
 from epd.messages import KvLayout, RowContract, TokenLogprobs
@@ -66,6 +67,7 @@ class TorchLanguageEngine:
         executor: DeviceExecutor,
         dtype: torch.dtype = torch.float32,
         kv_landing_nbytes: int = 0,
+        kv_leaving_nbytes: int = 0,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -74,7 +76,9 @@ class TorchLanguageEngine:
         self.row_contract = adapter.row_contract(dtype) if adapter.has_vision else None
         self.max_context = adapter.max_context
         self.kv_in_place = executor.streams is None
-        self._hop = KvHop(forward.pool, executor.streams) if executor.streams is not None else None
+        self._hop: KvHop | None = None
+        if executor.streams is not None:
+            self._hop = KvHop(forward.pool, executor.streams, kv_leaving_nbytes)
         landing = self.num_blocks
         if not self.kv_in_place:
             landing = max(1, min(landing, kv_landing_nbytes // self.kv_layout.block_nbytes))
@@ -113,6 +117,11 @@ class TorchLanguageEngine:
             self._hop.attach(buffer)
         else:
             self.pool.attach(buffer)
+
+    def attach_rows(self, buffer: memoryview) -> None:
+        """See `LanguageEngine.attach_rows`."""
+        if self._hop is not None:
+            register(buffer, self)
 
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of blocks, `block_nbytes` each, without a copy."""

@@ -1,4 +1,4 @@
-"""An arena of pinned host memory, reserved at start.
+"""Pinned host memory: an arena reserved at start, and memory of others that is registered.
 
 Pinning costs milliseconds per ten megabytes and stops the thread that asks, which here is the
 launch thread.  So what comes down from the device regularly is cut from memory that was pinned
@@ -11,14 +11,39 @@ lock: it notes what has come back, and the next `take` puts that in order (fault
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import threading
 import weakref
 from collections import deque
 
 import torch
 
+logger = logging.getLogger(__name__)
 ALIGNED_NBYTES = 4096
+
+
+def register(buffer: memoryview, owner: object) -> torch.Tensor:
+    """uint8 tensor over memory of somebody else, registered with the current device for as long as
+    `owner` lives.
+
+    Where the driver refuses, copies are slower and hold up the launch thread; the log says so.
+    """
+    tensor = torch.frombuffer(buffer.cast("B"), dtype=torch.uint8)
+    runtime = torch.cuda.cudart()
+    error = runtime.cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
+    if int(error):
+        logger.warning(
+            "the driver does not pin %d bytes (%s): copies to the device will be slow; "
+            "raise the limit of locked memory (ulimit -l)",
+            tensor.numel(), runtime.cudaGetErrorString(error),
+        )  # fmt: skip
+        with contextlib.suppress(RuntimeError):  # else the next launch would be blamed for it
+            torch.zeros(1, device="cuda")
+    else:
+        weakref.finalize(owner, runtime.cudaHostUnregister, tensor.data_ptr()).atexit = False
+    return tensor
 
 
 class PinnedArena:

@@ -8,22 +8,26 @@ leased until the step's future has ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from epd.engine.base import Rows, RowSpan, StepSequence
 from epd.engine.decoder import AddedRows
+from epd.engine.streams import DeviceStreams
 from epd.messages import RowContract
 
 
 class RowSplicer:
     """Rows of one contract on one device."""
 
-    def __init__(self, contract: RowContract, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, contract: RowContract, dtype: torch.dtype, streams: DeviceStreams | None = None
+    ) -> None:
+        """`streams`: of the device that the rows go to; None: they are where they are read."""
         self._contract = contract
         self._dtype = dtype
-        self._device = device
+        self._streams = streams
 
     def splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
         """Put rows over placeholders of `embeds`, `[T, H]`, in place; gives what is left to add."""
@@ -42,19 +46,22 @@ class RowSplicer:
         return added
 
     def _rows(self, span: RowSpan) -> torch.Tensor:
-        """The rows of a span, `[count, row_width]`, from one tensor or from byte views."""
+        """The rows of a span, `[count, row_width]`, where the model is."""
+        pieces = list(self._pieces(span))
+        if self._streams is not None:
+            return self._streams.upload(*pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _pieces(self, span: RowSpan) -> Iterator[torch.Tensor]:
+        """They, in host memory, from one tensor or from byte views."""
         stop = span.row_start + span.count
         if isinstance(span.rows, Rows):
-            return span.rows.tensor[span.row_start : stop].to(self._device, non_blocking=True)
-        rows = torch.empty(
-            span.count, self._contract.row_width, dtype=self._dtype, device=self._device
-        )
+            yield span.rows.tensor[span.row_start : stop]
+            return
         first = 0  # index of the first row of the view among the item's rows
         for view in span.rows:
             data = torch.frombuffer(view, dtype=torch.uint8).view(-1, self._contract.row_nbytes)
             low, high = max(first, span.row_start), min(first + len(data), stop)
             if low < high:
-                piece = data[low - first : high - first].view(self._dtype)
-                rows[low - span.row_start : high - span.row_start].copy_(piece, non_blocking=True)
+                yield data[low - first : high - first].view(self._dtype)
             first += len(data)
-        return rows

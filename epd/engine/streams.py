@@ -21,8 +21,6 @@ nothing and has a stream of its own (`KV_OUT`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from epd.engine.pinned import PinnedArena
@@ -49,25 +47,20 @@ class DeviceStreams:
             return False
         return True
 
-    def upload(self, host: torch.Tensor) -> torch.Tensor:
+    def upload(self, *pieces: torch.Tensor) -> torch.Tensor:
         """Pinned host memory to fresh device memory; kernels launched from now on may read it.
 
-        `host` must not change before they have run.
+        `pieces` become one tensor, one behind the other in their first dimension.  They must not
+        change before these kernels have run.  The copies wait for no kernel.
         """
         compute = torch.cuda.current_stream(self.device)
+        shape = (sum(len(piece) for piece in pieces), *pieces[0].shape[1:])
         with torch.cuda.stream(self.upload_stream):
-            tensor = host.to(self.device, non_blocking=True)
-        compute.wait_stream(self.upload_stream)
-        tensor.record_stream(compute)
-        return tensor
-
-    def upload_rows(self, host: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """`upload` of some rows of pinned memory, in order, as one tensor."""
-        compute = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self.upload_stream):
-            tensor = torch.empty(len(rows), *host.shape[1:], dtype=host.dtype, device=self.device)
-            for target, row in zip(tensor, rows, strict=True):
-                target.copy_(host[row], non_blocking=True)
+            tensor = torch.empty(shape, dtype=pieces[0].dtype, device=self.device)
+            at = 0
+            for piece in pieces:
+                tensor[at : at + len(piece)].copy_(piece, non_blocking=True)
+                at += len(piece)
         compute.wait_stream(self.upload_stream)
         tensor.record_stream(compute)
         return tensor

@@ -80,6 +80,7 @@ class Instance:
                 self.embeddings = Embeddings(
                     actor, self.transfers, engine.row_contract, config.prefill
                 )
+                engine.attach_rows(self.embeddings.region.buffer)
             self.prefill = PrefillRole(
                 actor, self.transfers, self.requests, self.embeddings, config.prefill
             )

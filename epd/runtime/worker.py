@@ -60,8 +60,13 @@ def load_engines(config: InstanceConfig) -> Engines:
             cache_nbytes=config.encode.cache_device_nbytes,
         )
     if "prefill" in config.roles or "decode" in config.roles:
+        sends = "decode" not in config.roles  # what it prefills is decoded elsewhere
         engines.language = build_language(
-            config.model_dir, config.engine, executor, config.decode.max_running
+            config.model_dir,
+            config.engine,
+            executor,
+            config.decode.max_running,
+            kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
         )
     return engines
 

@@ -49,7 +49,7 @@ def fuse(language: TorchLanguageEngine) -> FusedForward:
         stack,
         FusedDecoder(stack, kernels_for("cpu")),
         language.pool,
-        RowSplicer(contract, torch.float32, torch.device("cpu")) if contract else None,
+        RowSplicer(contract, torch.float32) if contract else None,
         multi_axis=adapter.rope_positions(1, ()).positions is not None,
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
+from epd.engine.pinned import register
 from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.messages import KvLayout
 
@@ -142,6 +145,58 @@ async def test_kv_lands_and_leaves_as_it_was(device: Device) -> None:
     assert torch.equal(after[kept], before[kept])
     await device.executor.close()
     del landing
+
+
+def test_memory_that_is_refused_is_told_and_works(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is registered already is refused; the refusal must not surface in somebody's kernel."""
+    buffer = memoryview(bytearray(1 << 20))
+    first = register(buffer, device)
+    assert first.is_pinned() and not caplog.records
+    again = register(buffer, device)
+    assert "does not pin 1048576 bytes" in caplog.text
+    assert float((device.streams.upload(again) + 1.0).sum()) == 1 << 20
+
+
+def test_pieces_go_up_as_one_and_wait_for_no_kernel(device: Device) -> None:
+    """Rows are brought while a step runs, not inside it."""
+    pieces = [torch.full((n, 8), float(n)).pin_memory() for n in (3, 1, 2)]
+    device.streams.upload(*pieces)  # the stream's own memory is there
+    torch.cuda.synchronize()
+    torch.cuda._sleep(DELAY_CYCLES)
+    arrived = device.streams.upload(*pieces)
+    device.streams.upload_stream.synchronize()
+    assert not torch.cuda.current_stream().query(), "the step is still running"
+    assert torch.equal(arrived.cpu(), torch.cat(pieces))
+
+
+LOSE = """
+import asyncio, torch
+from epd.config import EngineConfig
+from epd.engine.base import DeviceLost
+from epd.engine.factory import build_executor
+
+async def main():
+    executor = build_executor(EngineConfig(device="cuda", threads=1))
+    assert await executor.launch(lambda: 1) == 1
+    wrong = torch.tensor([1 << 40], device="cuda")
+    for call in (lambda: torch.zeros(4, device="cuda")[wrong], lambda: 2):
+        try:
+            await executor.launch(call)
+        except DeviceLost as error:
+            print("lost:", str(error)[:40])
+
+asyncio.run(main())
+"""
+
+
+def test_a_sticky_error_is_a_lost_device(cuda: str) -> None:
+    """Fault F49: an illegal index, and then whatever comes after it."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LOSE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout.count("lost: the device does not work") == 2, ran.stderr[-2000:]
 
 
 async def test_blocks_may_be_reused_once_their_fetch_is_launched(device: Device) -> None:
