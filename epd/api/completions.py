@@ -127,7 +127,7 @@ class Completions:
         for stream in streams:
             record.watch(stream)
         request_id: str = streams[0].request_id
-        exchange.request_id = request_id.encode()
+        exchange.named_here(request_id)
         exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
         prompt = await self._start(exchange, streams, asked, record)
         self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))

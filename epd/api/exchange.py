@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -27,6 +28,7 @@ Send = Callable[[Any], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # printable ASCII: safe in a header and in a log line
 LINGER_S = 1.0
 LINGER_NBYTES = 16 << 20
 
@@ -45,7 +47,9 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = b""  # goes out as x-request-id once it is known
+        self.request_id = (
+            b""  # goes out as x-request-id once it is known; the client's if it has one
+        )
         self.traceresponse = b""  # likewise
         self.started = False
         self.status = 0  # until the answer starts
@@ -62,7 +66,30 @@ class Exchange:
         """Since the request's head was read."""
         return time.monotonic() - self._began_s
 
+    def __str__(self) -> str:
+        """For log lines."""
+        named = f" ({self.request_id.decode()})" if self.request_id else ""
+        return f"{self.method} {ascii(self.path[:200])[1:-1]}{named}"
+
     # --- reading ----------------------------------------------------------------------------------
+
+    def read_request_id(self) -> None:
+        """Take the client's name for its request.  Raises ApiError 400."""
+        name = self.headers.get(b"x-request-id", b"")
+        if name and not REQUEST_ID.fullmatch(name):
+            message = (
+                f"the header X-Request-Id has {len(name)} characters; send 1 to 128 of printable "
+                "ASCII, without spaces, or leave it out"
+            )
+            raise bad_request(message, "X-Request-Id")
+        self.request_id = name
+
+    def named_here(self, request_id: str) -> None:
+        """The gateway's own name: unique in the cluster, whatever clients send."""
+        if self.request_id:
+            log.info("%s is request %s", self, request_id)
+        else:
+            self.request_id = request_id.encode()
 
     async def read_json(self, max_nbytes: int, timeout_s: float) -> dict[str, Any]:
         """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, or ClientGone."""

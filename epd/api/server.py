@@ -134,10 +134,11 @@ class ApiServer:
         """ASGI: every outcome becomes an answer here, and the server lives on."""
         exchange = Exchange(scope, receive, send)
         try:
+            exchange.read_request_id()
             handler = self._route(exchange)
             await handler(exchange)
         except ClientGone:
-            log.debug("%s %s: the client left", exchange.method, exchange.path)
+            log.debug("%s: the client left", exchange)
         except MethodNotAllowed as error:
             await exchange.respond_error(error, (b"allow", error.allowed.encode()))
         except ApiError as error:
@@ -146,9 +147,9 @@ class ApiServer:
             # Only the end of the loop cancels handlers, after `close` dropped their connections.
             if not self._is_draining:
                 raise
-            log.debug("%s %s: cut off by the end", exchange.method, exchange.path)
+            log.debug("%s: cut off by the end", exchange)
         except Exception:
-            log.exception("%s %s failed", exchange.method, exchange.path)
+            log.exception("%s failed", exchange)
             message = "internal error; the server's log has the reason"
             await _fail(exchange, ApiError(500, message, code="internal_error"))
         finally:

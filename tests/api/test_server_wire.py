@@ -205,3 +205,36 @@ async def test_metrics_are_read_by_prometheus():
     assert {s.labels["outcome"]: s.value for s in requests.samples} == {"ok": 3, 'a "b"\\\n': 2**60}
     assert families["epd_open_requests"].samples[0].value == 0.25
     assert families["epd_limit"].samples[0].value == float("inf")
+
+
+# --- the client's name for its request ------------------------------------------------------------
+
+
+async def test_a_client_s_request_id_comes_back_and_is_in_the_log(caplog: pytest.LogCaptureFixture):
+    """On answers, streams and errors; two requests of one name are two requests."""
+    caplog.set_level("INFO", logger="epd.api")
+    name = "trace/7f:3a"
+    raws = [
+        request(HI, x_request_id=name),
+        request({**HI, "stream": True}, x_request_id=name),
+        request({**HI, "n": 0}, x_request_id=name),
+        request(method="GET", path="/nowhere", x_request_id=name),
+    ]
+    async with serving() as (server, frontend, _):
+        answers = [await exchange(server, raw) for raw in raws]
+    assert [status for status, _, _ in answers] == [200, 200, 400, 404]
+    assert {headers["x-request-id"] for _, headers, _ in answers} == {name}
+    assert json.loads(answers[0][2])["id"] == "chatcmpl-gw-1-0"
+    assert [stream.request_id for stream in frontend.streams] == ["gw-1-0", "gw-1-1"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"POST {CHAT} ({name}) is request {own}" for own in ("gw-1-0", "gw-1-1")]
+
+
+@pytest.mark.parametrize("name", ["a b", "x" * 129, "caf\u00e9", "a\x01b"])
+async def test_a_request_id_that_is_not_fit_for_a_log_is_refused(name: str):
+    async with serving() as (server, frontend, _):
+        raw = request(HI, x_request_id="@").replace(b"@", name.encode("latin-1"))
+        error = await refused(server, raw, 400)
+        assert error["param"] in ("X-Request-Id", None)  # None: the parser was faster
+        assert not frontend.streams
+        assert await is_well(server)
