@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
-CACHE_SCOPES = ("tenant", "global")  # who shares rows: epd/api/identity.py
+CACHE_SCOPES = ("tenant", "global")  # who shares rows and KV: epd/api/identity.py
 MOONCAKE_PROTOCOLS = ("tcp", "rdma")
 SPECULATIVE_METHODS = ("ngram",)
 CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py

@@ -186,6 +186,7 @@ class PrefillRequest(Message):
     gateway: Address
     deadline_s: float
     reports: bool = False  # the client wants a timeline
+    scope: str = ""  # of who asks: blocks are found by those of one scope only (F53)
 
 
 class RequestAccepted(Message):
@@ -255,6 +256,7 @@ class KvOffer(Message):
     deadline_s: float
     items: tuple[MediaItem, ...] = ()  # where pictures stand: part of what a block's content is
     reports: bool = False  # the client wants a timeline
+    scope: str = ""  # as in PrefillRequest
 
 
 class Grant(Message):

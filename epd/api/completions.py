@@ -47,7 +47,7 @@ class Prepares(ModelFacts, Protocol):
         tenant: str = "",
     ) -> Prompt: ...
 
-    async def completion(self, prompt: str | Sequence[int]) -> Prompt: ...
+    async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt: ...
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str: ...
 
@@ -186,12 +186,11 @@ class Completions:
         self, exchange: Exchange, streams: list[Any], asked: Asked, record: Record
     ) -> Prompt:
         try:
+            tenant = tenant_of(exchange.headers)
             if asked.messages is None:
-                prompt = await self._preparer.completion(asked.prompt)
+                prompt = await self._preparer.completion(asked.prompt, tenant)
             else:
-                prompt = await self._preparer.chat(
-                    asked.messages, asked.tools, tenant_of(exchange.headers)
-                )
+                prompt = await self._preparer.chat(asked.messages, asked.tools, tenant)
             max_tokens = asked.max_new_tokens(len(prompt.token_ids), self._preparer)
             grammar = ""
             if (constraint := asked.grammar_source) is not None:
@@ -211,6 +210,7 @@ class Completions:
                     sampling,
                     asked.user,
                     record.is_sampled or exchange.headers.get(b"x-epd-timeline") == b"1",
+                    prompt.scope,
                 )
                 self._frontend.start_generation(stream, generation)
         except BaseException:

@@ -51,6 +51,7 @@ class Generation:
     sampling: SamplingParams
     user: str = ""
     wants_timeline: bool = False  # stages then report when they were in which state
+    scope: str = ""  # who shares KV with it: `identity.scope_of`
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     items: tuple[PreparedItem, ...]
+    scope: str  # who shares what is computed of it
     fetches: tuple[tuple[float, float], ...] = ()  # wall-clock times of each medium's fetching
 
 
@@ -102,7 +103,7 @@ class Preparer:
         """
         parts = _media_parts(messages)
         self._check_media(parts)
-        scope = scope_of(self._config.cache_scope, self._config.tenant, tenant)
+        scope = self._scope(tenant)
         fetches: list[tuple[float, float]] = []
 
         async def fetch(part: _Part) -> Any:
@@ -127,7 +128,7 @@ class Preparer:
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
         in_order = tuple(sorted(items, key=lambda item: item.offset))
-        return Prompt(tuple(expanded), in_order, tuple(fetches))
+        return Prompt(tuple(expanded), in_order, scope, tuple(fetches))
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""
@@ -155,7 +156,10 @@ class Preparer:
                     part.param,
                 )
 
-    async def completion(self, prompt: str | Sequence[int]) -> Prompt:
+    def _scope(self, tenant: str) -> str:
+        return scope_of(self._config.cache_scope, self._config.tenant, tenant)
+
+    async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
         """The prompt of a plain completion.  Raises ApiError."""
         if isinstance(prompt, str):
             ids: Sequence[int] = await self._encode(prompt, "prompt", add_special_tokens=True)
@@ -169,7 +173,7 @@ class Preparer:
         if not ids:
             raise bad_request("prompt is empty; send at least one token", "prompt")
         expanded, _, _ = self._renderer.expand(ids, (), param="prompt")
-        return Prompt(tuple(expanded), ())
+        return Prompt(tuple(expanded), (), self._scope(tenant))
 
     async def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) > self.max_context:

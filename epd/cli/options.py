@@ -170,7 +170,7 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--cache-scope", metavar="SCOPE",
-        help="who shares encoded pictures: tenant (API key and X-EPD-Tenant; the default), global",
+        help="who shares cached rows and KV: tenant (API key, X-EPD-Tenant; the default) or global",
     )  # fmt: skip
     group.add_argument(
         "--transport-dir", dest="transport_directory", metavar="DIR",

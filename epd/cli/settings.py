@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 8000
     tenant: str = ""
-    cache_scope: str = "tenant"  # who shares rows: requests of one tenant, or all (global)
+    cache_scope: str = "tenant"  # who shares rows and KV: one tenant, or all (global)
     prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
     cluster_key: str = ""  # a key file: required between hosts
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file

@@ -2,8 +2,9 @@
 
 What was sent where is noted when an attempt is sent (to prefill, and to decode, which keeps what it
 receives) and once more when it has ended, with its answer, at decode.  The next turn begins with
-the same blocks, and placement is told which share of it each instance most likely holds.  With one
-instance of each kind there is nothing to choose, and nothing is computed.
+the same blocks, and placement is told which share of it each instance most likely holds.  Keys
+depend on the scope of who asks, so nobody is sent after another tenant's prompt.  With one instance
+of each kind there is nothing to choose, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Affinity(Role[Never]):
             return {}
         layout = holders[0].info.kv_layout
         assert layout is not None  # as the filter says
-        keys = PrefixKeys(layout.block_size, machine.prompt.items)
+        keys = PrefixKeys(layout.block_size, machine.prompt.items, machine.prompt.scope)
         self._keys[machine.key] = keys
         self._num_blocks.update({c.instance_id: c.info.num_kv_blocks for c in holders})
         wanted = keys.extend(lambda a, b: _tokens(machine, a, b), _num_tokens(machine))

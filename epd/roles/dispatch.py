@@ -128,6 +128,7 @@ class Dispatcher:
             self._actor.address,
             deadline_s,
             prompt.wants_timeline,
+            prompt.scope,
         )
         return self._actor.send(placement.prefill, message)
 

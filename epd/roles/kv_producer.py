@@ -64,6 +64,7 @@ class KvProducer(Role[Request]):
             message.deadline_s,
             message.items,
             message.reports,
+            message.scope,
         )
         self._transfers.open_producer(
             request.kv_room,

@@ -122,7 +122,8 @@ class Requests(Role[Request]):
     def open(self, request: Request) -> None:
         self._requests[request.key] = request
         request.rank = self.actor.clock.now_s() + PRIORITY_S * request.sampling.priority
-        request.prefix = PrefixKeys(self.engine.kv_layout.block_size, request.message.items)
+        message, block_size = request.message, self.engine.kv_layout.block_size
+        request.prefix = PrefixKeys(block_size, message.items, message.scope)
         self.actor.arm(
             f"request/{request.key}/deadline",
             self.actor.until(request.deadline_s),

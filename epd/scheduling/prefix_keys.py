@@ -8,6 +8,11 @@ own token ids, and of each picture that has rows in it: its `mm_hash` (content, 
 tenant) and where it begins, counted from the block's first token.  Two pictures of one size have
 the same placeholders and never the same key; nor has one picture in two places.
 
+The first key also depends on the scope of who asks (`epd/api/identity.py`).  So under
+`cache_scope` "tenant" two tenants never share a block, whatever they say: neither can learn from
+the time to a first token what the other has asked (fault F53).  Whoever looks blocks up has to say
+a scope; there is no way to look into all of them.
+
 Only full blocks have keys.  A key has 128 bits of BLAKE2b: nobody meets a collision by chance, and
 to make one on purpose is as hard as 2^64 hashes.
 """
@@ -38,10 +43,11 @@ class Placed(Protocol):
 class PrefixKeys:
     """The keys of one text's full blocks, made as it grows."""
 
-    __slots__ = ("_block_size", "_items", "keys")
+    __slots__ = ("_block_size", "_items", "_scope", "keys")
 
-    def __init__(self, block_size: int, items: Sequence[Placed]) -> None:
-        """`items`: the text's pictures in order of their offsets."""
+    def __init__(self, block_size: int, items: Sequence[Placed], scope: str) -> None:
+        """`items`: the text's pictures in order of their offsets; `scope`: of who asks."""
+        self._scope = scope
         self._block_size = block_size
         self._items = items
         self.keys: list[Key] = []
@@ -54,7 +60,8 @@ class PrefixKeys:
         return self.keys[: num_tokens // size]
 
     def _key(self, start: int, token_ids: Sequence[int]) -> Key:
-        digest = hashlib.blake2b(self.keys[-1] if self.keys else b"", digest_size=DIGEST_NBYTES)
+        before = self.keys[-1] if self.keys else hashlib.sha256(self._scope.encode()).digest()
+        digest = hashlib.blake2b(before, digest_size=DIGEST_NBYTES)
         digest.update(array("q", token_ids).tobytes())
         for item in self._items:
             if item.offset < start + self._block_size and start < item.end:

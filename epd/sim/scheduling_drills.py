@@ -66,6 +66,15 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         mutants=("first_blocks_are_sent", "prefix_ignores_pictures"),
     ),
     Drill(
+        "two-tenants",
+        ("F53",),
+        topology="1e2p1d",
+        work=Workload(24, image_share=0.2, num_texts=2, max_text=80, spread_s=2.0, num_tenants=2),
+        settings=Settings(num_blocks=256),
+        fires=("prefix_hit", "kv_held"),
+        mutants=("keys_say_nothing_of_who_asks", "decode_is_not_told_who_asks"),
+    ),
+    Drill(
         "kv-in-parts",
         ("F2", "F28"),
         work=Workload(20, image_share=0.6, max_text=60, spread_s=1.0),

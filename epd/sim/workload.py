@@ -31,6 +31,7 @@ class Ask:
     wants_timeline: bool = False
     num_words: int = 0  # that its answer is made of: with few it repeats itself; 0: all there are
     tokens_per_word: int = 1  # more: the client wants its answer whole
+    tenant: str = ""  # who asks: nobody else finds what was computed for it
 
     def __str__(self) -> str:
         pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
@@ -69,7 +70,13 @@ class Ask:
         items = tuple(
             PreparedItem(mm_hash_of(p), at, p.num_rows, p.grid_thw, p.image()) for at, p in placed
         )
-        return Generation(token_ids, items, self.sampling(), wants_timeline=self.wants_timeline)
+        return Generation(
+            token_ids,
+            items,
+            self.sampling(),
+            wants_timeline=self.wants_timeline,
+            scope=self.tenant,
+        )
 
     def answer(self) -> tuple[int, ...]:
         token_ids, placed = self.placed()
@@ -102,6 +109,7 @@ class Workload:
     timeline_share: float = 0.25
     num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
     whole_share: float = 0.5  # of clients that do not want a stream
+    num_tenants: int = 1
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -132,6 +140,7 @@ class Workload:
             wants_timeline=random.chance(self.timeline_share, "timeline"),
             num_words=self.num_words,
             tokens_per_word=WHOLE if random.chance(self.whole_share, "whole") else 1,
+            tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
         )
 
     def _word(self, drawn: KeyedRandom, n: int) -> int:

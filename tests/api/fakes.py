@@ -190,10 +190,11 @@ class FakePreparer:
                 item = PreparedItem("0" * 64, len(ids), NUM_IMAGE_ROWS, (1, 16, 16), b"")
                 items.append(item)
                 ids += [0] * NUM_IMAGE_ROWS
-        return Prompt(tuple(ids), tuple(items))
+        return Prompt(tuple(ids), tuple(items), tenant)
 
-    async def completion(self, prompt: str | Sequence[int]) -> Prompt:
-        return Prompt(tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(prompt), ())
+    async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
+        ids = map(ord, prompt) if isinstance(prompt, str) else prompt
+        return Prompt(tuple(ids), (), tenant)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Letters:
         return Letters()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from epd.api.identity import mm_hash, scope_of, tenant_of
 from epd.api.prepare import Preparer
 from epd.config import GatewayConfig
 from epd.tiny import CHECKPOINT
+from tests.api.fakes import serving
 from tests.api.test_prepare import part, png, user
 
 ALICE = {b"authorization": b"Bearer alice"}
@@ -43,15 +45,37 @@ def test_the_scope_follows_the_setting() -> None:
 
 
 @pytest.mark.parametrize(("cache_scope", "shared"), [("tenant", False), ("global", True)])
-async def test_tenants_share_pictures_only_in_a_global_scope(
+async def test_tenants_share_pictures_and_text_only_in_a_global_scope(
     cache_scope: str, shared: bool
 ) -> None:
     preparer = Preparer(GatewayConfig(model_dir=str(Path(CHECKPOINT)), cache_scope=cache_scope))
     message = user(part(png(64, 64)), "?")
-    hashes = [
-        (await preparer.chat(message, tenant=tenant_of(headers))).items[0].mm_hash
-        for headers in (ALICE, ALICE, BOB, {})
-    ]
+    tenants = [tenant_of(headers) for headers in (ALICE, ALICE, BOB, {})]
+    chats = [await preparer.chat(message, tenant=tenant) for tenant in tenants]
+    texts = [await preparer.completion("a text", tenant) for tenant in tenants]
     await preparer.close()
-    assert hashes[0] == hashes[1]
-    assert (len(set(hashes)) == 1) == shared
+    for names in (
+        [prompt.items[0].mm_hash for prompt in chats],
+        [prompt.scope for prompt in chats],
+        [prompt.scope for prompt in texts],
+    ):
+        assert names[0] == names[1]
+        assert (len(set(names)) == 1) == shared
+
+
+async def test_each_prompt_has_the_scope_of_who_asks() -> None:
+    """Chats and completions: two keys never look into one cache (F53)."""
+    asked = [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+    ]
+    async with (
+        serving() as (server, frontend, _),
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session,
+    ):
+        for key in ("alice", "alice", "bob"):
+            for path, body in asked:
+                async with session.post(path, json=body, headers={"authorization": key}) as answer:
+                    assert answer.status == 200
+    scopes = [generation.scope for generation in frontend.generations]
+    assert len(set(scopes)) == 2 and len(set(scopes[:4])) == 1

@@ -167,7 +167,9 @@ async def test_a_wrong_block_is_noticed(shared: dict[str, Any]) -> None:
         await ask_all(cluster.gateway, [asked])
         requests = cluster.instances["epd0"].requests
         assert requests is not None
-        keys = PrefixKeys(16, ()).extend(lambda a, b: asked.generation.token_ids[a:b], 48)
+        keys = PrefixKeys(16, (), asked.generation.scope).extend(
+            lambda a, b: asked.generation.token_ids[a:b], 48
+        )
         (block, *_) = requests.pool.find(keys)
         requests.engine.kv_views([block])[0][:] = bytes(BLOCK_NBYTES)
         said = await answer(cluster.gateway, asked)

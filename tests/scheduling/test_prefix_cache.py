@@ -19,13 +19,14 @@ from epd.scheduling.prefix_keys import PrefixKeys
 BLOCK = 4
 
 
-def keys_of(tokens: list[int], *pictures: tuple[str, int, int]) -> list[bytes]:
+def keys_of(tokens: list[int], *pictures: tuple[str, int, int], scope: str = "") -> list[bytes]:
     """Keys of a text with pictures `(mm_hash, offset, num_rows)`."""
     items: Any = [
         SimpleNamespace(mm_hash=name, offset=offset, end=offset + rows)
         for name, offset, rows in pictures
     ]
-    return PrefixKeys(BLOCK, items).extend(lambda start, stop: tokens[start:stop], len(tokens))
+    keys = PrefixKeys(BLOCK, items, scope)
+    return keys.extend(lambda start, stop: tokens[start:stop], len(tokens))
 
 
 def num_equal(one: list[bytes], other: list[bytes]) -> int:
@@ -39,6 +40,13 @@ def test_keys_are_of_full_blocks_and_of_all_before_them() -> None:
     assert num_equal(keys_of(text), keys_of([*text[:4], 99, *text[5:]])) == 1
     assert num_equal(keys_of(text), keys_of([99, *text[1:]])) == 0  # block 2 and 3 look the same
     assert len(set(keys_of([7] * 12))) == 3  # equal tokens in another place
+
+
+@given(st.lists(st.integers(0, 3), min_size=BLOCK, max_size=30), st.text(), st.text())
+def test_two_scopes_have_no_key_in_common(tokens: list[int], one: str, other: str) -> None:
+    """Fault F53: neither the first block nor any other says what another tenant has asked."""
+    shared = set(keys_of(tokens, scope=one)) & set(keys_of(tokens, scope=other))
+    assert bool(shared) is (one == other)
 
 
 def test_two_pictures_of_one_size_never_collide() -> None:
@@ -67,16 +75,16 @@ def test_a_video_with_text_between_its_frames_is_seen_in_each_block() -> None:
     text = [5] * 20
     for at, _, count in item.runs():
         text[at : at + count] = [7] * count
-    far = PrefixKeys(BLOCK, [item])
+    far = PrefixKeys(BLOCK, [item], "")
     far.keys = [b"x"] * 3  # whatever stands before, the last rows are this video's
-    other = PrefixKeys(BLOCK, [msgspec.structs.replace(item, mm_hash="b")])
+    other = PrefixKeys(BLOCK, [msgspec.structs.replace(item, mm_hash="b")], "")
     other.keys = [b"x"] * 3
     assert far.extend(lambda a, b: text[a:b], 16)[3] != other.extend(lambda a, b: text[a:b], 16)[3]
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(1, 9), max_size=6))
 def test_a_growing_text_has_the_keys_of_the_whole(tokens: list[int], steps: list[int]) -> None:
-    grown, length = PrefixKeys(BLOCK, ()), 0
+    grown, length = PrefixKeys(BLOCK, (), ""), 0
     for step in steps:
         length = min(len(tokens), length + step)
         assert grown.extend(lambda a, b: tokens[a:b], length) == keys_of(tokens[:length])

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import msgspec
+
+from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
 from epd.fsm import generation, request, transfer, transfer_parts
 from epd.fsm.request_table import TABLE as REQUEST
@@ -97,7 +100,34 @@ def prefix_ignores_pictures() -> Iterator[None]:
     """A block's key says nothing of pictures: two of one size are taken for one."""
     init = PrefixKeys.__init__
 
-    with mock.patch.object(PrefixKeys, "__init__", lambda self, size, items: init(self, size, ())):
+    def blind(self: PrefixKeys, size: int, items: Any, scope: str) -> None:
+        init(self, size, (), scope)
+
+    with mock.patch.object(PrefixKeys, "__init__", blind):
+        yield
+
+
+@mutant
+def keys_say_nothing_of_who_asks() -> Iterator[None]:
+    """F53: one tenant finds the KV of another's prompt."""
+    init = PrefixKeys.__init__
+
+    def for_all(self: PrefixKeys, size: int, items: Any, scope: str) -> None:
+        init(self, size, items, "")
+
+    with mock.patch.object(PrefixKeys, "__init__", for_all):
+        yield
+
+
+@mutant
+def decode_is_not_told_who_asks() -> Iterator[None]:
+    """F53: prefill keeps tenants apart, and the KV that decode holds tells who came before."""
+    offer = messages.KvOffer
+
+    def nameless(*fields: Any) -> messages.KvOffer:
+        return msgspec.structs.replace(offer(*fields), scope="")
+
+    with mock.patch("epd.roles.kv_producer.KvOffer", nameless):
         yield
 
 
@@ -107,7 +137,7 @@ def prefix_ignores_what_is_before() -> Iterator[None]:
     key = PrefixKeys._key
 
     def alone(self: PrefixKeys, start: int, token_ids: Sequence[int]) -> bytes:
-        fresh = PrefixKeys(self._block_size, self._items)
+        fresh = PrefixKeys(self._block_size, self._items, self._scope)
         return key(fresh, start, token_ids)
 
     with mock.patch.object(PrefixKeys, "_key", alone):

@@ -61,7 +61,9 @@ def a_wrong_guess_is_published() -> Iterator[None]:
     ) -> None:
         if entry.decoding and not machine.ended_for_client:
             text = [*machine.tokens(0, machine.num_tokens), *entry.guesses[: count - 1]]
-            keys = PrefixKeys(self.engine.kv_layout.block_size, machine.message.items)
+            keys = PrefixKeys(
+                self.engine.kv_layout.block_size, machine.message.items, machine.message.scope
+            )
             keys.extend(lambda start, stop: text[start:stop], len(text))
             for block, key in zip(machine.block_table, keys.keys, strict=False):
                 self.pool.publish(block, key)

@@ -6,9 +6,13 @@ On virtual time: eight conversations on 2e2p2d, each of a text that nobody else 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from epd.roles.affinity import Affinity
+from epd.scheduling.placement import Shares
 from epd.sim.cluster import Cluster, Settings
 from epd.sim.faults import Fault
 from epd.sim.golden import FIRST_WORD, Picture
@@ -70,6 +74,28 @@ def test_a_beginning_that_everybody_has_does_not_overload_who_holds_it() -> None
         instance = clusters[0].nodes[f"{name}:1"].instance
         assert instance is not None and instance.requests is not None
         assert instance.requests.totals["prefix_cache_queried_tokens"] > 160
+
+
+def test_two_tenants_with_one_prompt_share_nothing() -> None:
+    """The second finds it neither at prefill nor at decode, and is not sent there (F53)."""
+    shares: list[Shares] = []
+    found = Affinity.shares
+
+    def seen(self: Affinity, *asked: Any) -> Shares:
+        shares.append(found(self, *asked))
+        return shares[-1]
+
+    tenants = ("alice", "bob", "alice")
+    text = words(160, 1)
+    asks = [Ask(n, 1.0 + n, text, max_tokens=4, tenant=who) for n, who in enumerate(tenants)]
+    with mock.patch.object(Affinity, "shares", seen):
+        first_two = play(asks[:2])
+        assert not first_two.fired["prefix_hit"] and not first_two.fired["kv_held"]
+        assert not any(shares[:2]), "nor does the gateway know of anything"
+        shares.clear()
+        third = play(asks)
+    assert third.fired["prefix_hit"] == third.fired["kv_held"] == 1, "its own it finds"
+    assert [bool(share) for share in shares[:3]] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["kill", "drain"])

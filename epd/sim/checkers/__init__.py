@@ -12,6 +12,7 @@ from epd.sim.checkers.integrity import Integrity
 from epd.sim.checkers.liveness import Liveness
 from epd.sim.checkers.lives import Lives
 from epd.sim.checkers.residency import Residency
+from epd.sim.checkers.scopes import Scopes
 from epd.sim.checkers.singleflight import SingleFlight
 from epd.sim.checkers.tokens import GoldenTokens
 
@@ -21,6 +22,7 @@ ALL = (
     Answers,
     Deadlines,
     Lives,
+    Scopes,
     SingleFlight,
     Residency,
     Conservation,
@@ -39,5 +41,6 @@ __all__ = [
     "Liveness",
     "Lives",
     "Residency",
+    "Scopes",
     "SingleFlight",
 ]
