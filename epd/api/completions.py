@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from epd.api.asked import Asked, ModelFacts
 from epd.api.choice import Choice, Delta
 from epd.api.detokenize import Detokenizer
 from epd.api.errors import ApiError
@@ -28,7 +29,7 @@ from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
 from epd.api.tools import CallPiece, ToolUse
 from epd.api.tracing import CLIENT_LEFT, NoTracer, Record, Tracer, describe_answer, describe_request
-from epd.api.validation import Asked, ModelFacts, read_chat, read_completion
+from epd.api.validation import read_chat, read_completion
 from epd.config import Limits
 from epd.messages import TokenLogprobs
 

@@ -7,6 +7,7 @@ Raises ApiError 400 with `param` set.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epd.api.errors import ApiError, bad_request
@@ -67,6 +68,13 @@ def string(value: Any, name: str) -> str:
     return value
 
 
+def one_of(value: Any, name: str, values: Sequence[str]) -> str:
+    if string(value, name) not in values:
+        message = f"{name} must be one of {', '.join(values)}, not '{value[:40]}'"
+        raise bad_request(message, name, "out_of_range")
+    return str(value)
+
+
 def array(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise expected(name, "an array", value)
@@ -81,7 +89,7 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-def only(value: dict[str, Any], name: str, keys: tuple[str, ...]) -> None:
+def only(value: Mapping[str, Any], name: str, keys: Sequence[str]) -> None:
     """Refuse, by name, what is set besides `keys`."""
     for key, field in value.items():
         if key not in keys and field is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from epd.api import fields
@@ -18,6 +19,14 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
+REASONING = ("reasoning_content", "reasoning")  # of an answer of ours, sent back as it came
+# Without effect: names and hints of clients, in messages and parts.
+INERT: dict[str, Callable[[Any, str], Any]] = {
+    "cache_control": fields.mapping,
+    "id": fields.string,
+    "type": fields.string,
+    "uuid": fields.string,
+}
 DETAILS = ("auto", "low", "high", "original")  # hints: every picture is read in full
 
 
@@ -27,7 +36,8 @@ def read_messages(value: Any, sampling: Sampling = DEFAULT_SAMPLING) -> list[dic
     `sampling`: what the request asks for all its videos (`video_field` tells a part's form).
 
     An answer may carry `tool_calls`, whose arguments become objects, as templates want them; a
-    message of role `tool` names the call that it answers.
+    message of role `tool` names the call that it answers.  A message's name, and an answer's
+    reasoning, are there for templates that show them.
     """
     return [
         _message(message, f"messages[{i}]", sampling)
@@ -44,8 +54,9 @@ def _message(value: Any, name: str, sampling: Sampling) -> dict[str, Any]:
         raise bad_request(f"{path} must be one of {allowed}, not '{role[:40]}'", path)
     # An answer of ours, sent back as it came, carries these empty.
     present = {k: v for k, v in message.items() if v is not None and v != []}
-    more = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}.get(role, ())
-    fields.only(present, name, ("role", "content", *more))
+    more = {"assistant": ("tool_calls", *REASONING), "tool": ("tool_call_id",)}.get(role, ())
+    fields.only(present, name, ("role", "content", "name", *INERT, *more))
+    _check_inert(present, name)
     read: dict[str, Any] = {"role": ROLES[role]}
     if "tool_calls" in present:
         path = f"{name}.tool_calls"
@@ -54,10 +65,19 @@ def _message(value: Any, name: str, sampling: Sampling) -> dict[str, Any]:
     for key in ("tool_call_id", "name"):
         if key in present:
             read[key] = fields.string(present[key], f"{name}.{key}")
+    for key in REASONING:
+        if key in present:  # templates know the older name
+            read["reasoning_content"] = fields.string(present[key], f"{name}.{key}")
     is_call = "tool_calls" in read and message.get("content") is None
     path = f"{name}.content"
     read["content"] = "" if is_call else _content(message.get("content"), path, role, sampling)
     return read
+
+
+def _check_inert(present: Mapping[str, Any], name: str) -> None:
+    for key, read in INERT.items():
+        if present.get(key) is not None:
+            read(present[key], f"{name}.{key}")
 
 
 def _content(content: Any, path: str, role: str, sampling: Sampling) -> str | list[dict[str, Any]]:
@@ -73,7 +93,7 @@ def _content(content: Any, path: str, role: str, sampling: Sampling) -> str | li
 
 def _call(value: Any, name: str) -> dict[str, Any]:
     call = fields.mapping(value, name)
-    fields.only(call, name, ("id", "type", "function", "index"))
+    fields.only(call, name, ("function", "index", *INERT))
     path = f"{name}.function"
     function = fields.mapping(call.get("function"), path)
     fields.only(function, path, ("name", "arguments"))
@@ -90,8 +110,9 @@ def _call(value: Any, name: str) -> dict[str, Any]:
 def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any]:
     part = fields.mapping(value, name)
     kind = fields.string(part.get("type"), f"{name}.type")
+    _check_inert(part, name)
     if kind == "text":
-        fields.only(part, name, ("type", "text"))
+        fields.only(part, name, ("text", *INERT))
         return {"type": "text", "text": fields.string(part.get("text"), f"{name}.text")}
     if kind not in ("image_url", "video_url", "video"):
         path = f"{name}.type"
@@ -101,8 +122,8 @@ def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any
         what = "images" if kind == "image_url" else "videos"
         raise bad_request(f"{name}: {what} are taken in messages of role user only", name)
     if kind != "image_url":
-        return read_video_part(part, name, sampling)
-    fields.only(part, name, ("type", "image_url"))
+        return read_video_part(part, name, sampling, (*INERT,))
+    fields.only(part, name, ("image_url", *INERT))
     return {"type": "image_url", "image_url": {"url": _url(part, f"{name}.image_url")}}
 
 
@@ -112,7 +133,6 @@ def _url(part: dict[str, Any], name: str) -> str:
         raise fields.expected(name, 'an object {"url": ...}', image)
     fields.only(image, name, ("url", "detail"))
     detail = image.get("detail")
-    if detail is not None and fields.string(detail, f"{name}.detail") not in DETAILS:
-        path = f"{name}.detail"
-        raise bad_request(f"{path} must be one of {', '.join(DETAILS)}", path, "out_of_range")
+    if detail is not None:
+        fields.one_of(detail, f"{name}.detail", DETAILS)
     return fields.string(image.get("url"), f"{name}.url")

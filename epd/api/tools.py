@@ -117,7 +117,8 @@ def _named(choice: Any, names: Sequence[str]) -> str:
 
 def _tool(value: Any, name: str) -> dict[str, Any]:
     tool = fields.mapping(value, name)
-    fields.only(tool, name, ("type", "function"))
+    fields.only(tool, name, ("type", "function", "cache_control"))
+    fields.mapping(tool.get("cache_control") or {}, f"{name}.cache_control")
     kind = fields.string(tool.get("type"), f"{name}.type")
     if kind != "function":
         path = f"{name}.type"

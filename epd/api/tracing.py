@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from epd.api.port import Metric, TimelineEntry
 
 if TYPE_CHECKING:
+    from epd.api.asked import Asked
     from epd.api.choice import Choice
     from epd.api.prepare import Prompt
-    from epd.api.validation import Asked
 
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection
 

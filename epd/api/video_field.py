@@ -9,6 +9,7 @@ A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its fr
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epd.api import fields
@@ -22,13 +23,15 @@ SAMPLING = ("fps", *_COUNTS)
 _FRAMES_URL = "data:video/jpeg;base64,"
 
 
-def read_video_part(part: dict[str, Any], name: str, asked: Sampling) -> dict[str, Any]:
+def read_video_part(
+    part: dict[str, Any], name: str, asked: Sampling, inert: Sequence[str] = ("type",)
+) -> dict[str, Any]:
     """`{"type": "video", "field", "urls", "is_file", "sampling"}` of a part of either type.
 
-    `field`: the part's field that holds the video, for messages.
+    `field`: the part's field that holds the video, for messages.  `inert`: fields of any part.
     """
     if part["type"] == "video_url":
-        fields.only(part, name, ("type", "video_url", *SAMPLING))
+        fields.only(part, name, ("video_url", *inert, *SAMPLING))
         path = f"{name}.video_url"
         video = part.get("video_url")
         if not isinstance(video, dict):
@@ -36,7 +39,7 @@ def read_video_part(part: dict[str, Any], name: str, asked: Sampling) -> dict[st
         fields.only(video, path, ("url",))
         source: Any = fields.string(video.get("url"), f"{path}.url")
     else:
-        fields.only(part, name, ("type", "video", *SAMPLING))
+        fields.only(part, name, ("video", *inert, *SAMPLING))
         path = f"{name}.video"
         source = part.get("video")
     if isinstance(source, str):
@@ -46,7 +49,7 @@ def read_video_part(part: dict[str, Any], name: str, asked: Sampling) -> dict[st
         urls = [fields.string(url, f"{path}[{i}]") for i, url in enumerate(values)]
         is_file = False
     if not is_file:  # they are all taken
-        fields.only(part, name, ("type", part["type"], "fps"))
+        fields.only(part, name, (part["type"], *inert, "fps"))
     sampling = _merged(read_sampling(part, name), asked)
     return {
         "type": "video",
@@ -65,7 +68,7 @@ def _split(url: str) -> tuple[list[str], bool]:
     return [f"data:image/jpeg;base64,{frame}" for frame in frames], False
 
 
-def read_request_sampling(body: dict[str, Any]) -> Sampling:
+def read_request_sampling(body: Mapping[str, Any]) -> Sampling:
     """What the whole request asks for."""
     name = "media_io_kwargs"
     media = fields.mapping(body.get(name) or {}, name)

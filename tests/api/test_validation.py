@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epd.api.asked import SEED_MASK, Asked
 from epd.api.errors import ApiError
 from epd.api.exchange import parse_object
-from epd.api.structured import Constraint
-from epd.api.validation import (
+from epd.api.parameters import (
     CHAT,
+    CHAT_HARMLESS,
     COMPLETION,
-    HARMLESS,
+    COMPLETION_HARMLESS,
+    INERT,
     REFUSED,
-    SEED_MASK,
-    Asked,
-    read_chat,
-    read_completion,
 )
+from epd.api.structured import Constraint
+from epd.api.validation import read_chat, read_completion
 from epd.config import Limits
 from tests.api.fakes import EOS, FakePreparer
 
@@ -145,16 +145,34 @@ def test_chat_parameters_are_unknown_to_completions(name: str):
     assert refusal(completion, **{name: 1}).param == name
 
 
-@pytest.mark.parametrize(("name", "values"), sorted(HARMLESS.items()))
-def test_harmless_values_are_accepted_and_no_others(name: str, values: tuple[Any, ...]):
+@pytest.mark.parametrize(
+    ("read", "name", "values"),
+    [(chat, *one) for one in sorted(CHAT_HARMLESS.items())]
+    + [(completion, *one) for one in sorted(COMPLETION_HARMLESS.items())],
+)
+def test_harmless_values_are_accepted_and_no_others(read: Any, name: str, values: tuple[Any, ...]):
     for value in values:
-        assert chat(**{name: value}) == chat()
-    assert refusal(chat, **{name: "something else"}).param == name
+        assert read(**{name: value}) == read()
+    assert refusal(read, **{name: "something else"}).param == name
+
+
+INERT_VALUES: dict[str, Any] = {
+    "metadata": {"a": "b"}, "prompt_cache_key": "k", "prompt_cache_retention": "24h",
+    "request_id": "r", "safety_identifier": "s", "service_tier": "flex", "store": True,
+    "verbosity": "low",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(INERT))
+def test_what_has_no_effect_is_accepted_and_its_type_is_looked_at(name: str):
+    for read in (chat, completion):
+        assert read(**{name: INERT_VALUES[name]}) == read()
+        assert refusal(read, **{name: 3}).param == name
 
 
 def test_one_is_not_true():
     assert refusal(chat, best_of=True).param == "best_of"
-    assert refusal(chat, store=0).param == "store"
+    assert refusal(chat, echo=0).param == "echo"
 
 
 def test_response_format():
@@ -204,82 +222,6 @@ def test_another_model_s_name_is_404():
         chat(model="gpt-4")
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert "'tiny'" in caught.value.message
-
-
-# --- messages -------------------------------------------------------------------------------------
-
-
-def test_roles_and_parts():
-    image = {"type": "image_url", "image_url": {"url": "data:x", "detail": "high"}}
-    asked = chat(
-        messages=[
-            {"role": "system", "content": "s"},
-            {"role": "developer", "content": [{"type": "text", "text": "d"}]},
-            {"role": "user", "content": [image, {"type": "text", "text": "u"}]},
-            {"role": "assistant", "content": "a", "refusal": None, "tool_calls": []},
-        ]
-    )
-    assert asked.messages == [
-        {"role": "system", "content": "s"},
-        {"role": "system", "content": [{"type": "text", "text": "d"}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "image_url", "image_url": {"url": "data:x"}},
-                {"type": "text", "text": "u"},
-            ],
-        },
-        {"role": "assistant", "content": "a"},
-    ]
-
-
-@pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
-def test_a_picture_s_detail_is_a_hint(detail: str | None):
-    asked = chat(messages=parts(image(url="x", detail=detail)))
-    assert asked.messages == chat(messages=parts(image(url="x"))).messages
-
-
-def parts(*values: Any, role: str = "user") -> list[Any]:
-    return [{"role": "system", "content": "s"}, {"role": role, "content": list(values)}]
-
-
-def image(**fields: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": fields}
-
-
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        (None, "messages"),
-        ("hi", "messages"),
-        ([], "messages"),
-        ([3], "messages[0]"),
-        ([{"content": "x"}], "messages[0].role"),
-        ([{"role": "user", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": []}], "messages[0].content"),
-        ([{"role": "user", "content": 3}], "messages[0].content"),
-        ([{"role": "user", "content": "x", "name": "y"}], "messages[0].name"),
-        (
-            [{"role": "assistant", "content": None, "tool_calls": [{}]}],
-            "messages[0].tool_calls[0].function",
-        ),
-        (parts("x"), "messages[1].content[0]"),
-        (parts({"text": "x"}), "messages[1].content[0].type"),
-        (parts({"type": "input_audio"}), "messages[1].content[0].type"),
-        (parts({"type": "text"}), "messages[1].content[0].text"),
-        (parts({"type": "text", "text": "x", "cache": 1}), "messages[1].content[0].cache"),
-        (parts({"type": "image_url", "image_url": "x"}), "messages[1].content[0].image_url"),
-        (parts(image()), "messages[1].content[0].image_url.url"),
-        (parts(image(url="x", detail="some")), "messages[1].content[0].image_url.detail"),
-        (parts(image(url="x", size=3)), "messages[1].content[0].image_url.size"),
-        (parts(image(url="x"), role="assistant"), "messages[1].content[0]"),
-    ],
-)
-def test_faults_of_messages_are_named_with_their_path(messages: Any, param: str):
-    error = refusal(chat, messages=messages)
-    assert error.param == param
-    assert param in error.message
 
 
 # --- prompts --------------------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""A validated request, of either kind: what was asked, and what follows from it for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from epd.api.errors import bad_request
+from epd.api.structured import Constraint
+from epd.api.tools import ToolUse
+from epd.messages import SamplingParams
+
+SEED_MASK = 2**63 - 1
+WHOLE_TOKENS_PER_WORD = 16  # of an answer that is not streamed: nobody reads it as it grows
+
+
+class ModelFacts(Protocol):
+    """What validation must know of the model."""
+
+    model_name: str
+    max_context: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    defaults: Mapping[str, Any]  # of fields of `Asked`, as the model's publisher wants them
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """One validated request of either kind; fields as in OpenAI's API where names agree."""
+
+    messages: list[dict[str, Any]] | None = None  # chat
+    prompt: str | list[int] = ""  # completion
+    max_tokens: int | None = None  # None: the model's default, or what the context allows
+    default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
+    min_tokens: int = 0
+    priority: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    n: int = 1
+    seed: int | None = None
+    num_logprobs: int = -1  # as SamplingParams
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    ignore_eos: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    user: str = ""
+    constraint: Constraint | None = None
+    tool_use: ToolUse | None = None  # chat
+
+    def sampling(
+        self, index: int, seed: int, max_tokens: int, model: ModelFacts, grammar: str = ""
+    ) -> SamplingParams:
+        """Of choice `index`: choices differ in their seed only."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=(seed + index) & SEED_MASK,
+            stop_token_ids=self.all_stop_token_ids(model),
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            num_logprobs=self.num_logprobs,
+            min_tokens=self.min_tokens,
+            grammar=grammar,
+            priority=self.priority,
+            tokens_per_word=1 if self.stream or self.stop else WHOLE_TOKENS_PER_WORD,
+        )
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        return self.tool_use.tools if self.tool_use is not None else ()
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        """The marks around calls are special tokens in some vocabularies."""
+        return self.skip_special_tokens and self.tool_use is None
+
+    @property
+    def grammar_source(self) -> Constraint | ToolUse | None:
+        """What the answer is held to; calls that are free are not."""
+        if self.tool_use is not None and self.tool_use.forced:
+            return self.tool_use
+        return self.constraint
+
+    def all_stop_token_ids(self, model: ModelFacts) -> tuple[int, ...]:
+        """The client's and, unless it ignores them, the model's."""
+        return self.stop_token_ids if self.ignore_eos else model.eos_token_ids + self.stop_token_ids
+
+    def max_new_tokens(self, num_prompt_tokens: int, model: ModelFacts) -> int:
+        """How many tokens this prompt leaves room for.  Raises ApiError 400."""
+        room = model.max_context - num_prompt_tokens
+        wanted = 1 if self.max_tokens is None else self.max_tokens
+        if wanted > room:
+            param = "prompt" if self.messages is None else "messages"
+            asks = "at least 1" if self.max_tokens is None else f"max_tokens {wanted}"
+            message = (
+                f"the context holds {model.max_context} tokens, and this request needs "
+                f"{num_prompt_tokens + wanted}: {num_prompt_tokens} of the prompt (images "
+                f"included) and {asks} to generate. Shorten the prompt or ask for fewer tokens"
+            )
+            raise bad_request(message, param, "context_length_exceeded")
+        if self.max_tokens is not None:
+            return wanted
+        return min(room, self.default_max_tokens or room)

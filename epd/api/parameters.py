@@ -1,0 +1,141 @@
+"""The names of a request's parameters: which are read, which change nothing, which are refused.
+
+Nothing is ignored: a parameter is read, or it cannot change the answer, or it is harmless at the
+value that was sent, or it is refused by name.  A server that drops what it does not know gives
+answers that nobody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from epd.api import fields
+from epd.api.errors import bad_request
+from epd.api.structured import GUIDED
+
+Reader = Callable[[Any, str], Any]
+
+
+def _int(low: int, high: int | None = None) -> Reader:
+    return lambda value, name: fields.integer(value, name, low, high)
+
+
+def _number(low: float, high: float, *, low_excluded: bool = False) -> Reader:
+    return lambda value, name: fields.number(value, name, low, high, low_excluded=low_excluded)
+
+
+def _one_of(*values: str) -> Reader:
+    return lambda value, name: fields.one_of(value, name, values)
+
+
+# Read one by one into the field of `Asked` that has their name.
+SIMPLE: dict[str, Reader] = {
+    "frequency_penalty": _number(-2, 2),
+    "ignore_eos": fields.boolean,
+    "max_tokens": _int(1),
+    "min_p": _number(0, 1),
+    "min_tokens": _int(0, 2**31 - 1),
+    "presence_penalty": _number(-2, 2),
+    "priority": _int(-100, 100),
+    "repetition_penalty": _number(0, 10, low_excluded=True),
+    "seed": _int(-(2**63), 2**63 - 1),
+    "skip_special_tokens": fields.boolean,
+    "stop": fields.stops,
+    "stream": fields.boolean,
+    "temperature": _number(0, 2),
+    "top_k": _int(-1, 2**31 - 1),
+    "top_p": _number(0, 1, low_excluded=True),
+    "user": fields.string,
+}
+# Accepted, and without effect on the answer: they name, tag or cache, or are hints to other models.
+INERT: dict[str, Reader] = {
+    "metadata": fields.mapping,
+    "prompt_cache_key": fields.string,
+    "prompt_cache_retention": fields.string,
+    "request_id": fields.string,
+    "safety_identifier": fields.string,
+    "service_tier": _one_of("auto", "default", "flex", "priority", "scale"),
+    "store": fields.boolean,
+    "verbosity": _one_of("low", "medium", "high"),
+}
+# Accepted at these values only, which change nothing.
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1, 1.0),
+    "modalities": (["text"],),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,),
+}
+# Likewise, of one kind of request: the defaults of flags.
+CHAT_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+}
+COMPLETION_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {"add_special_tokens": (True,)}
+# Known elsewhere, and why not here.
+REFUSED = {
+    "add_generation_prompt": "the prompt always ends where an answer begins",
+    "add_special_tokens": "they are added to plain prompts, and chat templates write their own",
+    "audio": "this server makes text only",
+    "best_of": "use n and choose yourself",
+    "continue_final_message": "the prompt always ends where an answer begins",
+    "documents": "put them into messages",
+    "echo": "put the prompt in front of the answer yourself",
+    "function_call": "use tools and tool_choice",
+    "functions": "use tools",
+    "include_stop_str_in_output": "add the stop string yourself",
+    "length_penalty": "there is no beam search",
+    "modalities": "this server makes text only",
+    "prediction": "predicted output is not used",
+    "reasoning_effort": "the model has no such setting",
+    "return_token_ids": "ids are not told; tokenize the text",
+    "return_tokens_as_token_ids": "ids are not told; tokenize the text",
+    "spaces_between_special_tokens": "tokens are joined as the tokenizer joins them",
+    "suffix": "there is no insertion mode",
+    "use_beam_search": "there is no beam search",
+    "web_search_options": "this server does not search",
+}
+_SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "stop_token_ids"}
+_SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
+CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
+CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
+COMPLETION = _SHARED | {"prompt"}
+
+
+def check_names(
+    present: Mapping[str, Any], known: Collection[str], harmless: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Refuse by name what is none of `known` and not `harmless`.  Raises ApiError 400."""
+    for name, value in present.items():
+        if name in known or _is_one_of(value, harmless.get(name, ())):
+            continue
+        reason = REFUSED.get(name)
+        if reason is None:
+            shown = name[:80]
+            raise bad_request(f"unknown parameter '{shown}'; remove it", shown, "unknown_parameter")
+        raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
+
+
+def read_simple(present: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `SIMPLE`; those of `INERT` are looked at and left.  Raises ApiError 400."""
+    read = {}
+    for name, value in present.items():
+        if name in SIMPLE:
+            read[name] = SIMPLE[name](value, name)
+        elif name in INERT:
+            INERT[name](value, name)
+    return read
+
+
+def _is_one_of(value: Any, harmless: tuple[Any, ...]) -> bool:
+    """1 is not true here."""
+    return any(value == one and type(value) is type(one) for one in harmless)
