@@ -54,7 +54,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_timeout_s: float = 120.0
     accept_timeout_s: float = 5.0  # gateway waits for RequestAccepted
     stall_timeout_s: float = 30.0  # gateway waits for the next token of a running attempt
-    topology_timeout_s: float = 15.0  # gateway waits for a lost only instance to return
+    topology_timeout_s: float = 15.0  # gateway waits for an instance that a request lacks
     abort_timeout_s: float = 5.0  # gateway waits for RequestAborted
     retry_interval_s: float = 0.5  # grants, commits, cancels, joins are repeated
     fence_interval_s: float = 0.5

@@ -38,7 +38,9 @@ from epd.fsm.kernel import (
 
 class S(State):
     RECEIVED = "asked for; nothing is reserved"
-    PREPARING = "holds a place; media are fetched, the prompt is tokenized"
+    PREPARING = (
+        "holds a place; media are fetched, the prompt is tokenized, then instances are chosen"
+    )
     PLACED = "an attempt was sent to its instances; no token yet"
     STREAMING = "tokens arrive"
     MIGRATING = "the attempt failed; another one is being placed"
@@ -224,7 +226,7 @@ def note_refusal(generation: Generation, event: Refused) -> None:
     generation.error = ("busy", event.reason)
 
 
-def note_no_topology(generation: Generation, event: NoTopology | PlacementTimedOut) -> None:
+def note_no_topology(generation: Generation, event: PlacementTimedOut) -> None:
     kind, reason = generation.error
     generation.error = (
         "unavailable",
@@ -250,7 +252,8 @@ ROWS = (
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
     Row(S.RECEIVED, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR,), note_deadline),
     Row(S.PREPARING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt, note="armed first: a dispatch may fail at once"),
-    Row(S.PREPARING, NoTopology, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
+    Row(S.PREPARING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="of a new gateway the instances are about to join"),
+    Row(S.PREPARING, PlacementTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
     Row(S.PREPARING, PreparationFailed, S.FAILED, (Do.CLOSE,)),
     Row(S.PREPARING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
     Row(S.PREPARING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),

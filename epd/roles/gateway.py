@@ -92,11 +92,12 @@ class GatewayRole(Role[Generation]):
         self._serial += 1
         request_id = f"{self.actor.address.instance_id}-{self.actor.address.epoch:x}-{self._serial}"
         machine = Generation(request_id, self._timing.max_attempts, self.actor.journal)
-        status, reason = self._refusal()
-        if reason:
+        limit = self._limits.max_open_requests
+        if len(self._open) >= limit:
+            reason = f"the gateway has {limit} requests open, its limit; try again later"
             self.fire(machine, fsm.Refused(reason))
             self.outcomes["rejected"] += 1
-            raise Refused(status, self._limits.retry_after_s, reason)
+            raise Refused(429, self._limits.retry_after_s, reason)
         stream = Stream(
             request_id,
             lambda why: self._cancel(machine, why),
@@ -112,12 +113,6 @@ class GatewayRole(Role[Generation]):
         )
         self.fire(machine, fsm.Admitted())
         return stream
-
-    def _refusal(self) -> tuple[int, str]:
-        limit = self._limits.max_open_requests
-        if len(self._open) >= limit:
-            return 429, f"the gateway has {limit} requests open, its limit; try again later"
-        return 503, self._dispatcher.lacking(with_pictures=False)
 
     def start_generation(self, stream: Stream, prepared: Prepared) -> None:
         """The prompt is ready: place the first attempt."""
@@ -186,7 +181,8 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.AWAIT_TOPOLOGY)
     def await_topology(self, machine: Generation, event: fsm.NoTopology) -> None:
-        """An instance that is restarted is back within seconds; its requests need not be lost."""
+        """An instance that is restarted is back within seconds, and those of a gateway that was
+        restarted join it within seconds: requests need not be lost."""
         if self._dispatcher.may_wait(machine):
             name = f"generation/{machine.key}/attempt"
             self.actor.arm(name, self._timing.retry_interval_s, lambda: self._place(machine))

@@ -21,8 +21,6 @@ from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
 NOTHING = Excuse(frozenset(), refusals=False)
-REFUSED = Excuse(frozenset(), refusals=True)
-"""A role's only instance is gone: requests may be refused at the door, none may be lost."""
 
 
 @dataclass(frozen=True, slots=True)

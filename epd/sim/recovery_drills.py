@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epd.sim.cluster import Settings
-from epd.sim.drill import PATIENT, REFUSED, Drill
+from epd.sim.drill import PATIENT, Drill
 from epd.sim.faults import Fault
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
@@ -35,8 +35,6 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
             Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
             Fault("drain", "d0", point=FIRST_DECODE),
         ),
-        may_fail=REFUSED,
-        why="the only decode instance leaves; it is started anew, and admitted requests wait",
         fires=("drain",),
         mutants=("no_pause_between_attempts",),
     ),
@@ -55,8 +53,6 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ("F49",),
         work=PICTURES,
         faults=(Fault("lose_device", "here", point="ENCODING:PREPARED>ENCODING", nth=4),),
-        may_fail=REFUSED,
-        why="the only encoder ends with its device and is started anew; admitted requests wait",
         fires=("device_lost",),
         mutants=("a_lost_device_goes_on",),
         engine_faults=True,
@@ -65,8 +61,6 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "lose-a-language-device",
         ("F49",),
         faults=(Fault("lose_device", "here", point="REQUEST:WAITING>RUNNING", nth=6),),
-        may_fail=REFUSED,
-        why="prefill or decode ends with its device and is started anew; admitted requests wait",
         fires=("device_lost",),
         mutants=("a_lost_device_goes_on",),
         engine_faults=True,
@@ -98,8 +92,9 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         work=PICTURES,
         data=DataConditions(kind="rdma", unknown=0.6, linger_s=6.0),
         faults=(Fault("kill", "gateway", point=IN_DOUBT, nth=2, duration_s=0.2),),
-        may_fail=Excuse(frozenset({"gateway", "transfer", "unavailable"}), refusals=True),
-        why="clients of a dead gateway see their connection break; writes in doubt use up attempts",
+        may_fail=Excuse(frozenset({"gateway", "transfer", "deadline"}), refusals=True),
+        why="clients of a dead gateway see their connection break; writes in doubt use up attempts "
+        "or time",
         mutants=("a_new_registry_is_whole_at_once",),
     ),
 )

@@ -70,7 +70,7 @@ class Excuse:
         if record.gateway_died:
             return "its gateway was killed" if "gateway" in self.kinds else ""
         if record.refused:
-            return "the topology was incomplete or full" if self.refusals else ""
+            return "the gateway was down or full" if self.refusals else ""
         if record.error is None:
             return ""
         if record.error.kind != "deadline" and _has_flaw(record):
@@ -93,12 +93,11 @@ def excuse(
         if fault.kind in ("kill", "stall", "partition", "block", "drain", "lose_device"):
             if fault.target in alone or fault.other in alone or fault.point:
                 kinds.add("unavailable")
-                refusals = True
             if len(faults) > 1:
                 kinds.add("unavailable")
-                refusals = True
             if fault.kind == "kill" and (fault.target == GATEWAY or fault.point):
                 kinds.add("gateway")
+                refusals = True
         if fault.kind in ("stall", "hang", "partition", "block", "slow"):
             kinds |= {"deadline", "lost"}
         if fault.kind == "oom":
@@ -107,7 +106,6 @@ def excuse(
         kinds.add("transfer")
     if conditions.loss:
         kinds |= {"lost", "unavailable"}
-        refusals = True
     return Excuse(frozenset(kinds), refusals)
 
 

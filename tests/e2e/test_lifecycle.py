@@ -68,8 +68,9 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
         gateway.send(signal.SIGKILL)
         gateway.wait()
         gateway = started(Command(*arguments, run_dir=server.run_dir))
+        wait_for(lambda: server.get("/health")[0] == 200, READY_S, "HTTP again")
+        assert content(ask(server, RECEIPT)) == ANSWER  # waits for who has not joined yet
         wait_for(lambda: all_joined(server), READY_S, "everybody has joined again")
-        assert content(ask(server, RECEIPT)) == ANSWER
         for command in (encode, prefill, decode, gateway):
             command.send(signal.SIGTERM)
         for command in (encode, prefill, decode, gateway):

@@ -29,7 +29,6 @@ class GenerationWorld(World):
             yield g.PreparationFailed()
         if state in (g.S.PREPARING, g.S.MIGRATING):
             yield from (g.Placed("placement"), g.NoTopology("nobody is left"))
-        if state is g.S.MIGRATING:
             yield g.PlacementTimedOut("nobody came back")
         yield from (g.DeadlinePassed(), g.CancelRequested("hung up"))
         if state is not g.S.PREPARING:  # what instances and timers of attempts may still say

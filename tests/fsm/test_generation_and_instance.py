@@ -105,6 +105,29 @@ def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
     assert placed.error == ("unavailable", "no prefill (after: p0 is gone)")
 
 
+@pytest.mark.parametrize(
+    ("then", "state", "effects"),
+    [
+        (g.Placed("it joined"), S.PLACED, SEND),
+        (g.PlacementTimedOut("no prefill"), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)),
+    ],
+    ids=["somebody joins", "nobody joins"],
+)
+def test_a_new_gateway_waits_for_its_instances(
+    then: g.Event, state: g.S, effects: tuple[g.Do, ...]
+) -> None:
+    """F17: PREPARING -> PREPARING, for a while -> PLACED or FAILED."""
+    made = make_generation()
+    follow(
+        made,
+        (g.Admitted(), S.PREPARING, ()),
+        (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
+        (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
+        (then, state, effects),
+    )
+    assert state is S.PLACED or made.error == ("unavailable", "no prefill")
+
+
 def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
     """MIGRATING -> MIGRATING, for a while -> PLACED."""
     placed.fire(g.AttemptFailed("lost", "p0 is gone", True))

@@ -203,6 +203,16 @@ def nobody_waits_for_a_restart() -> Iterator[None]:
 
 
 @mutant
+def a_new_gateway_does_not_wait() -> Iterator[None]:
+    """F17: a gateway that has just started answers 503 while its instances join."""
+    do = (generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
+    table, state = generation.Generation.table, generation.S.PREPARING
+    note = generation.note_no_topology
+    with row(table, state, generation.NoTopology, generation.S.FAILED, do, note):
+        yield
+
+
+@mutant
 def answer_without_picture() -> Iterator[None]:
     """F40: a failed embedding is taken for an empty one."""
     do = (request.Do.ENQUEUE,)

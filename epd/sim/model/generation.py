@@ -108,6 +108,7 @@ class GenerationWorld(World):
             yield self.act("it is placed", "work", _place)
             yield self.act("its preparation fails", "fault", _fail_preparation)
             yield self._event(g.NoTopology("nobody is there"), "fault")
+            yield self._event(g.PlacementTimedOut("nobody came"), "time")
         if generation.state is g.S.MIGRATING and self.placing:
             yield self.act("it is placed again", "work", _place)
             yield self._event(g.NoTopology("nobody is left"), "fault")
