@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from epd.api.answer import Answer, Extras, Facts
 from epd.api.asked import Asked, ModelFacts
 from epd.api.choice import Choice, Delta
+from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.detokenize import Detokenizer
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import tenant_of
 from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate, Refused
 from epd.api.prepare import Prompt
-from epd.api.responses import Answer, ChatAnswer, CompletionAnswer, Extras
 from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
@@ -134,16 +135,15 @@ class Completions:
         self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         if record.is_sampled:
             describe_request(record, asked, prompt, self._preparer.model_name, request_id)
-        answer = kind(
+        facts = Facts(
             request_id,
             self._preparer.model_name,
             int(time.time()),
             len(prompt.token_ids),
-            num_logprobs=asked.num_logprobs,
-            include_usage=asked.include_usage,
-            continuous_usage=asked.continuous_usage,
-            token_text=self._preparer.token_text,
+            self._preparer.token_text,
         )
+        answer = kind(facts, asked)
+        exchange.failure = answer.failure
         choices = [
             Choice(
                 i,
@@ -248,20 +248,17 @@ class Completions:
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
         await self._each(choices, lambda choice: self._stream(exchange, answer, choice))
-        last = b""
-        if asked.include_usage:
-            last = answer.usage_chunk(choices)
-        await end_events(exchange, last)
+        await end_events(exchange, answer.end(choices))
 
     async def _stream(self, exchange: Exchange, answer: Answer, choice: Choice) -> None:
         """One write per wake-up, however many tokens have come."""
-        head = answer.first_chunk(choice.index)
         extras = _extras(exchange)
+        is_begun = False
         while not choice.finish_reason:
             delta = choice.take(await self._updates(exchange, choice))
-            events = head + answer.chunk(choice, delta, extras)
-            head = b""
-            if events:
+            opening = b"" if is_begun else answer.opening(choice)
+            is_begun = True
+            if events := opening + answer.events(choice, delta, extras):
                 await send_events(exchange, events)
 
     async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 
 class ApiError(Exception):
     """What the client is told instead of an answer."""
@@ -26,7 +28,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object of the response, or of the in-band event of a stream."""
+        """The JSON object of the response, or of the in-band event of a stream, as OpenAI's."""
         return {
             "error": {
                 "message": self.message,
@@ -54,3 +56,8 @@ _TYPES = {
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request cannot be served as it is."""
     return ApiError(400, message, param=param, code=code)
+
+
+def failure_event(error: ApiError) -> bytes:
+    """What ends a stream that has begun and cannot go on."""
+    return b"data: " + msgspec.json.encode(error.body) + b"\n\n"

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from epd.api.errors import ApiError, bad_request
+from epd.api.errors import ApiError, bad_request, failure_event
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -51,6 +51,7 @@ class Exchange:
             b""  # goes out as x-request-id once it is known; the client's if it has one
         )
         self.traceresponse = b""  # likewise
+        self.failure = failure_event  # of a stream; an API's own once its answer has begun
         self.started = False
         self.status = 0  # until the answer starts
         self._began_s = time.monotonic()

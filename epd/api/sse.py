@@ -2,17 +2,14 @@
 
 The status line leaves with the first event and not before, so that what fails earlier is answered
 with its own status.  After it, an error can only be told in-band: an event with an error object,
-and no `[DONE]`, so that no client takes a broken answer for a whole one.
+and none that says that the answer is whole (`[DONE]`), so that no client takes it for that.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from epd.api.errors import ApiError
 from epd.api.exchange import Exchange, Headers
 
-DONE = b"data: [DONE]\n\n"
 _HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -28,12 +25,12 @@ async def send_events(exchange: Exchange, events: bytes) -> None:
 
 
 async def end_events(exchange: Exchange, events: bytes) -> None:
-    """The last events, then `[DONE]`."""
+    """The last events."""
     if not exchange.started:
         await exchange.start(200, list(_HEADERS))
-    await exchange.write(events + DONE, more=False)
+    await exchange.write(events, more=False)
 
 
 async def fail_events(exchange: Exchange, error: ApiError) -> None:
     """An error after the headers: told in-band, and the stream ends unfinished."""
-    await exchange.write(b"data: " + msgspec.json.encode(error.body) + b"\n\n", more=False)
+    await exchange.write(exchange.failure(error), more=False)

@@ -1,4 +1,4 @@
-"""OpenAI's response objects, whole and in chunks, for chat and plain completions.
+"""OpenAI's objects, whole and in chunks, for chat and plain completions.
 
 A stream repeats most of its bytes in every chunk, so a chunk is glued from fragments that are
 encoded once per answer; only the new text goes through the JSON encoder.
@@ -6,82 +6,47 @@ encoded once per answer; only the new text goes through the JSON encoder.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from epd import __version__
+from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, usage
+from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
 from epd.api.tools import whole_calls
 from epd.messages import TokenLogprobs
 
 FINGERPRINT = f"epd-{__version__}"
-TokenText = Callable[[int], tuple[str, bytes]]
+DONE = b"data: [DONE]\n\n"
 
 _json = msgspec.json.Encoder().encode
 _FINISH = {"": b"null", "stop": b'"stop"', "length": b'"length"'}
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What an answer tells besides, because a header asked for it."""
-
-    timeline: bool = False
-    transfer_params: bool = False
-
-    def of(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Fields to add to an object that holds these choices."""
-        added: dict[str, Any] = {}
-        if self.timeline:
-            added["epd"] = {"timeline": _timeline(choices)}
-        if self.transfer_params:
-            params = [choice.stream.transfer_params() for choice in choices]
-            single = len(params) == 1  # with several, one entry for each choice
-            added["ec_transfer_params"] = params[0].ec if single else [p.ec for p in params]
-            added["kv_transfer_params"] = params[0].kv if single else [p.kv for p in params]
-        return added
-
-
-NO_EXTRAS = Extras()
-
-
-class Answer(ABC):
-    """What is equal in all objects of one answer; makes each of them."""
+class OpenAIAnswer(Answer):
+    """What is equal in all objects of one answer of either kind; makes each of them."""
 
     whole_object: str
     chunk_object: str
     id_prefix: str
 
-    def __init__(
-        self,
-        request_id: str,
-        model_name: str,
-        created_s: int,
-        num_prompt_tokens: int,
-        *,
-        num_logprobs: int,
-        include_usage: bool,
-        continuous_usage: bool = False,
-        token_text: TokenText,
-    ) -> None:
+    def __init__(self, facts: Facts, asked: Asked) -> None:
+        super().__init__(facts, asked)
         self._shared = {
-            "id": self.id_prefix + request_id,
+            "id": self.id_prefix + facts.request_id,
             "object": self.whole_object,
-            "created": created_s,
-            "model": model_name,
+            "created": facts.created_s,
+            "model": facts.model_name,
             "system_fingerprint": FINGERPRINT,
         }
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_logprobs = num_logprobs
-        self._token_text = token_text
+        self._num_logprobs = asked.num_logprobs
         shared = _json({**self._shared, "object": self.chunk_object})[:-1]
         self._head = b"data: " + shared + b',"choices":[{"index":'
         self._usage_head = b"data: " + shared + b',"choices":[],"usage":'
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._continuous_usage = continuous_usage
+        self._tail = b',"usage":null}\n\n' if asked.include_usage else b"}\n\n"
         self._offsets: dict[int, int] = {}  # by choice: characters of the tokens so far
 
     # --- whole ------------------------------------------------------------------------------------
@@ -99,19 +64,15 @@ class Answer(ABC):
                 }
                 for choice, delta in choices
             ],
-            "usage": usage(self._num_prompt_tokens, [choice for choice, _ in choices]),
+            "usage": usage(self._facts.num_prompt_tokens, [choice for choice, _ in choices]),
         }
         value |= extras.of([choice for choice, _ in choices])
         return _json(value)
 
     # --- chunks -----------------------------------------------------------------------------------
 
-    def first_chunk(self, index: int) -> bytes:
-        """What goes ahead of a choice's text; may be empty."""
-        return b""
-
-    def chunk(self, choice: Choice, delta: Delta, extras: Extras = NO_EXTRAS) -> bytes:
-        """An event with what is new of one choice; empty if nothing is.
+    def events(self, choice: Choice, delta: Delta, extras: Extras = NO_EXTRAS) -> bytes:
+        """One event with what is new of a choice; empty if nothing is.
 
         Tokens whose text is held back, or that have none, are news too: clients time them.  But the
         marks around a call are none: clients take an empty text for the end of the calls.
@@ -124,8 +85,8 @@ class Answer(ABC):
         if self._num_logprobs >= 0:
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
         tail = self._tail
-        if self._continuous_usage:
-            so_far = usage(self._num_prompt_tokens, [choice])
+        if self._asked.continuous_usage:
+            so_far = usage(self._facts.num_prompt_tokens, [choice])
             tail = b',"usage":' + _json(so_far) + b"}\n\n"
         if delta.finish_reason and (added := extras.of([choice])):
             tail = b"," + _json(added)[1:-1] + tail
@@ -143,9 +104,12 @@ class Answer(ABC):
             )
         )
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
-        """The event after the last choice's end, for stream_options.include_usage."""
-        return self._usage_head + _json(usage(self._num_prompt_tokens, choices)) + b"}\n\n"
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        """For stream_options.include_usage one more event, then the mark of a whole stream."""
+        if not self._asked.include_usage:
+            return DONE
+        told = _json(usage(self._facts.num_prompt_tokens, choices))
+        return self._usage_head + told + b"}\n\n" + DONE
 
     # --- what differs -----------------------------------------------------------------------------
 
@@ -161,14 +125,14 @@ class Answer(ABC):
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None: ...
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(OpenAIAnswer):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def first_chunk(self, index: int) -> bytes:
+    def opening(self, choice: Choice) -> bytes:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return b"".join((self._head, b"%d" % index, role, self._tail))
+        return b"".join((self._head, b"%d" % choice.index, role, self._tail))
 
     def _said(self, delta: Delta) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
@@ -200,11 +164,11 @@ class ChatAnswer(Answer):
         return {"content": content, "refusal": None}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, raw = self._token_text(token_id)
+        text, raw = self._facts.token_text(token_id)
         return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(OpenAIAnswer):
     whole_object = "text_completion"
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
@@ -221,7 +185,7 @@ class CompletionAnswer(Answer):
         offset = self._offsets.get(index, 0)
         tokens, offsets = [], []
         for entry in entries:
-            text = self._token_text(entry.token_id)[0]
+            text = self._facts.token_text(entry.token_id)[0]
             tokens.append(text)
             offsets.append(offset)
             offset += len(text)
@@ -237,53 +201,10 @@ class CompletionAnswer(Answer):
         """By text; of two tokens that look alike, the likelier one."""
         top: dict[str, float] = {}
         for token_id, logprob in entry.top:
-            top.setdefault(self._token_text(token_id)[0], _finite(logprob))
+            top.setdefault(self._facts.token_text(token_id)[0], _finite(logprob))
         return top
 
 
 def _finite(logprob: float) -> float:
     """JSON has no infinity; OpenAI writes a forbidden token so."""
     return max(logprob, -9999.0)
-
-
-def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
-    """Prompt tokens include the rows of images; completion tokens are of all choices.  Cached are
-    tokens of the prompt that were computed for no choice.
-
-    Where tokens were guessed (speculative decoding), how many guesses were right and wrong, under
-    OpenAI's names; wrong ones are in no other count.
-    """
-    num_tokens = sum(choice.num_tokens for choice in choices)
-    counts: dict[str, Any] = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt_tokens + num_tokens,
-        "prompt_tokens_details": {"cached_tokens": min(choice.num_cached for choice in choices)},
-    }
-    accepted = sum(choice.num_confirmed for choice in choices)
-    rejected = sum(choice.num_rejected for choice in choices)
-    if accepted or rejected:
-        counts["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
-        }
-    return counts
-
-
-def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:
-    """For X-EPD-Timeline; with several choices each entry says whose it is."""
-    entries = []
-    for choice in choices:
-        timeline = choice.stream.timeline()
-        start_s = timeline[0].at_s if timeline else 0.0
-        for one in timeline:
-            entry: dict[str, Any] = {
-                "machine": f"{one.machine}@{one.instance}",
-                "key": one.key,
-                "state": one.state,
-                "t_ms": round((one.at_s - start_s) * 1e3, 3),
-            }
-            if one.lasted_s:
-                entry |= {"ms": round(one.lasted_s * 1e3, 3), "num_tokens": one.num_tokens}
-            entries.append(entry if len(choices) == 1 else {"choice": choice.index, **entry})
-    return entries

@@ -1,0 +1,117 @@
+"""One answer, whole or streamed: what the form of every API must be able to say of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from epd.api.asked import Asked
+from epd.api.choice import Choice, Delta
+from epd.api.errors import ApiError, failure_event
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an answer tells besides, because a header asked for it."""
+
+    timeline: bool = False
+    transfer_params: bool = False
+
+    def of(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Fields to add to an object that holds these choices."""
+        added: dict[str, Any] = {}
+        if self.timeline:
+            added["epd"] = {"timeline": _timeline(choices)}
+        if self.transfer_params:
+            params = [choice.stream.transfer_params() for choice in choices]
+            single = len(params) == 1  # with several, one entry for each choice
+            added["ec_transfer_params"] = params[0].ec if single else [p.ec for p in params]
+            added["kv_transfer_params"] = params[0].kv if single else [p.kv for p in params]
+        return added
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the objects of an answer tell of it, beside what was generated."""
+
+    request_id: str
+    model_name: str
+    created_s: int
+    num_prompt_tokens: int
+    token_text: Callable[[int], tuple[str, bytes]]
+
+
+class Answer(ABC):
+    """Makes the objects and events of one answer; choices go through their lives in it."""
+
+    def __init__(self, facts: Facts, asked: Asked) -> None:
+        self._facts = facts
+        self._asked = asked
+
+    @abstractmethod
+    def whole(self, choices: Sequence[tuple[Choice, Delta]], extras: Extras = NO_EXTRAS) -> bytes:
+        """The response of a request that does not stream."""
+
+    def opening(self, choice: Choice) -> bytes:
+        """Events ahead of a choice's first ones, with which they leave."""
+        return b""
+
+    @abstractmethod
+    def events(self, choice: Choice, delta: Delta, extras: Extras = NO_EXTRAS) -> bytes:
+        """Events with what is new of one choice; may be empty."""
+
+    @abstractmethod
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        """Events behind the last of all choices."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that ends a stream which has begun and cannot go on."""
+        return failure_event(error)
+
+
+def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Prompt tokens include the rows of images; completion tokens are of all choices.  Cached are
+    tokens of the prompt that were computed for no choice.
+
+    Where tokens were guessed (speculative decoding), how many guesses were right and wrong, under
+    OpenAI's names; wrong ones are in no other count.
+    """
+    num_tokens = sum(choice.num_tokens for choice in choices)
+    counts: dict[str, Any] = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(choice.num_cached for choice in choices)},
+    }
+    accepted = sum(choice.num_confirmed for choice in choices)
+    rejected = sum(choice.num_rejected for choice in choices)
+    if accepted or rejected:
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return counts
+
+
+def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """For X-EPD-Timeline; with several choices each entry says whose it is."""
+    entries = []
+    for choice in choices:
+        timeline = choice.stream.timeline()
+        start_s = timeline[0].at_s if timeline else 0.0
+        for one in timeline:
+            entry: dict[str, Any] = {
+                "machine": f"{one.machine}@{one.instance}",
+                "key": one.key,
+                "state": one.state,
+                "t_ms": round((one.at_s - start_s) * 1e3, 3),
+            }
+            if one.lasted_s:
+                entry |= {"ms": round(one.lasted_s * 1e3, 3), "num_tokens": one.num_tokens}
+            entries.append(entry if len(choices) == 1 else {"choice": choice.index, **entry})
+    return entries
