@@ -7,6 +7,12 @@ is a pure function of `(seed, i)`, a hash, and picks by inverse cumulative proba
 of token ids.  Nothing else enters, so neither the batch, nor the topology, nor a migration in the
 middle of an answer changes the text.
 
+Every filter (min_p, top_k, top_p) ends as one number per row: the lowest logit that may be drawn;
+tokens that tie with it stay.  A number of one row is the same whatever the neighbours ask for.
+Nothing of the size of the vocabulary is sorted but for a row that asks for top_p alone: top_k looks
+for its values among the chunks of the row with the highest maxima, and top_p within top_k looks at
+those values only.  The draw sums the chunks, picks one, and adds up within it.
+
 Order, as vLLM's: log-probabilities are taken from the raw logits (before any of the following, its
 default `raw_logprobs`), then logit bias, minimum length, penalties, and, unless greedy,
 temperature, min_p, top_k, top_p, the draw.
@@ -17,7 +23,8 @@ A row of logits that is not finite fails its own sequence and no other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +36,8 @@ from epd.engine.copies import to_device, to_host
 from epd.messages import SamplingParams, TokenLogprobs
 
 GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
+Top = tuple[tuple[int, float], ...]  # tokens and their log-probabilities, the likeliest first
+MAX_CHUNK, MIN_CHUNK = 512, 16  # of a row of logits that is summed or ranked in two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +65,17 @@ class Draft:
     """Tokens on their way: chosen on the device where that can be, the rest by `finish`.
 
     `tokens` is int64 `[n]` on the device of the logits, for the next step to read; a row whose
-    token the host chooses has none there.  `host_rows`: those whose logits the host looks at.
+    token the host chooses has none there.  `host_rows`: those whose logits come to the host.
     """
 
     def __init__(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
         self._requests = requests
-        self.host_rows = [
-            row
-            for row, r in enumerate(requests)
-            if r.params.num_logprobs >= 0 or not is_sampled_on_device(r)
-        ]
+        here = [is_sampled_on_device(request) for request in requests]
+        self.host_rows = [row for row, on_device in enumerate(here) if not on_device]
         drawn = [
             row
             for row, r in enumerate(requests)
-            if r.params.temperature >= GREEDY_BELOW and is_sampled_on_device(r)
+            if here[row] and r.params.temperature >= GREEDY_BELOW
         ]
         self.tokens = logits.argmax(dim=-1)
         if drawn:
@@ -79,6 +85,12 @@ class Draft:
         # The sum of a row is finite exactly when all of it is: logits are far from overflow.
         finite = torch.isfinite(logits.sum(dim=-1))
         self._chosen = to_host(torch.where(finite, self.tokens, -1))
+        asked = {
+            row: r.params.num_logprobs
+            for row, r in enumerate(requests)
+            if here[row] and r.params.num_logprobs >= 0
+        }
+        self._logprobs = _Logprobs(logits, self.tokens, asked) if asked else None
         self._logits = (
             to_host(logits[to_device(self.host_rows, torch.int64, logits.device)])
             if self.host_rows
@@ -92,18 +104,18 @@ class Draft:
         """
         host = dict(zip(self.host_rows, range(len(self.host_rows)), strict=True))
         chosen: list[int] = self._chosen.tolist()
+        told = self._logprobs.finish() if self._logprobs is not None else lambda row: (0.0, ())
 
         def outcome(row: int) -> TokenLogprobs | StepFailure:
             token = chosen[row]
             if token < 0:
                 return StepFailure("the model gave logits that are not finite")
             if row not in host:
-                return TokenLogprobs(token, 0.0)
+                return TokenLogprobs(token, *told(row))
             assert self._logits is not None
             raw, request = self._logits[host[row]], self._requests[row]
             try:
-                if not is_sampled_on_device(request):
-                    token = _choose(raw, request)
+                token = _choose(raw, request)
                 return _with_logprobs(raw, token, request.params.num_logprobs)
             except ValueError as error:
                 return StepFailure(str(error))
@@ -130,8 +142,8 @@ def is_sampled_on_device(request: SampleRequest) -> bool:
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """int64 `[n]`: one token per row, filtered and drawn where the logits are."""
     numbers = [uniform(r.params.seed, r.output_index) for r in requests]
-    probabilities = _probabilities(logits, [r.params for r in requests])
-    return draw(probabilities, to_device(numbers, torch.float64, logits.device))
+    weights = _weights(logits, [r.params for r in requests])
+    return draw(weights, to_device(numbers, torch.float64, logits.device))
 
 
 def _choose(raw: torch.Tensor, request: SampleRequest) -> int:
@@ -174,52 +186,137 @@ def _apply_penalties(logits: torch.Tensor, request: SampleRequest) -> None:
         logits[tokens] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """float64 `[n, vocabulary]`, zero where filtered out; not normalised after the filters."""
+def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """float32 `[n, vocabulary]`: probabilities by that of the likeliest; 0: filtered out."""
     device, size = logits.device, logits.shape[-1]
 
-    def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return to_device(values, dtype, device)[:, None]
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return to_device(values, torch.float32, device)[:, None]
 
-    probabilities = (logits.double() / column([p.temperature for p in params])).softmax(dim=-1)
+    top = logits.amax(dim=-1, keepdim=True)
+    temperature = column([p.temperature for p in params])
+    limit = None
     if any(p.min_p > 0.0 for p in params):
-        limit = probabilities.amax(dim=-1, keepdim=True) * column([p.min_p for p in params])
-        probabilities = probabilities.where(probabilities >= limit, 0.0)
-    kept = [p.top_k if 0 < p.top_k < size else 0 for p in params]
-    if any(kept):
-        ranked = probabilities.topk(max(kept), dim=-1).values
-        limit = ranked.gather(-1, column([max(k - 1, 0) for k in kept], torch.int64))
-        limit = limit.where(column(kept, torch.int64) > 0, 0.0)
-        probabilities = probabilities.where(probabilities >= limit, 0.0)
-    if any(p.top_p < 1.0 for p in params):
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(dim=-1) - ordered  # mass of the likelier ones
-        top_p = column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
-        dropped = before >= top_p * ordered.sum(dim=-1, keepdim=True)
-        dropped[:, 0] = False  # top_p = 0 is greedy
-        probabilities = probabilities.scatter(-1, order, ordered.masked_fill(dropped, 0.0))
-    return probabilities
+        limit = top + temperature * column([p.min_p for p in params]).log()  # log 0: no limit
+    kept = [p.top_k if 0 < p.top_k < size else size for p in params]
+    nuclei = [p.top_p for p in params]
+    for rows, count in _by_count(kept, nuclei, size):
+        index = slice(None) if len(rows) == len(params) else to_device(rows, torch.int64, device)
+        ordered = _largest(logits[index], count)
+        if limit is not None:
+            ordered = ordered.masked_fill(ordered < limit[index], -torch.inf)
+        ranks = torch.arange(count, device=device)
+        ordered = ordered.masked_fill(ranks >= column([kept[row] for row in rows]), -torch.inf)
+        shares = ((ordered - top[index]) / temperature[index]).exp().double()
+        before = shares.cumsum(dim=-1) - shares  # mass of the likelier ones
+        nucleus = column([nuclei[row] for row in rows])
+        beyond = (before >= nucleus * shares.sum(dim=-1, keepdim=True)) & (nucleus < 1.0)
+        beyond |= ordered == -torch.inf
+        beyond[:, 0] = False  # top_p = 0 is greedy
+        lowest = ordered.masked_fill(beyond, torch.inf).amin(dim=-1, keepdim=True)
+        if limit is None:
+            limit = torch.full_like(top, -torch.inf)
+        limit[index] = lowest
+    weights = ((logits - top) / temperature).exp()
+    return weights if limit is None else weights.masked_fill(logits < limit, 0.0)
+
+
+def _by_count(
+    kept: Sequence[int], nuclei: Sequence[float], size: int
+) -> Iterator[tuple[list[int], int]]:
+    """Rows that are filtered by rank, and how many of their largest logits they need: those with
+    few together, those that need all of a row by themselves."""
+    few = [row for row, count in enumerate(kept) if count < size]
+    if few:
+        yield few, max(kept[row] for row in few)
+    many = [row for row, count in enumerate(kept) if count == size and nuclei[row] < 1.0]
+    if many:
+        yield many, size
+
+
+def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """`[n, count]`: the largest values of each row, falling.
+
+    Those of a row lie in its `count` chunks with the highest maxima, so that is all that is ranked.
+    """
+    if count == logits.shape[-1]:
+        return logits.sort(dim=-1, descending=True).values
+    chunks = _in_chunks(logits)
+    if count * chunks.shape[-1] < logits.shape[-1]:
+        best = chunks.amax(dim=-1).topk(count, dim=-1, sorted=False).indices
+        logits = chunks.gather(1, best[..., None].expand(-1, -1, chunks.shape[-1])).flatten(1)
+    return logits.topk(count, dim=-1).values
+
+
+def _in_chunks(rows: torch.Tensor) -> torch.Tensor:
+    """`[n, size]` as `[n, chunks, length]`; a size without a good divisor is one chunk."""
+    length = math.gcd(rows.shape[-1], MAX_CHUNK)
+    return rows.unflatten(-1, (-1, length if length >= MIN_CHUNK else rows.shape[-1]))
 
 
 def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """int64 `[n]`: where the cumulative weight of each row passes its number (in [0, 1)) of the
     total; never an index of weight zero.
 
-    weights float64 `[n, vocabulary]`, numbers float64 `[n]`.
+    weights `[n, vocabulary]`, numbers float64 `[n]`.
+    """
+    chunks = _in_chunks(weights)
+    sums = chunks.sum(dim=-1, dtype=torch.float64)
+    target = sums.sum(dim=-1) * numbers
+    chunk, before = _passed(sums, target)
+    inside = chunks[torch.arange(len(chunks), device=weights.device), chunk].double()
+    return chunk * chunks.shape[-1] + _passed(inside, target - before)[0]
+
+
+def _passed(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 `[n]`, where the cumulative weight of a row passes its target, and what stands before.
+
+    Where rounding keeps it from passing it is the last that weighs something, and where it would
+    pass too early the first.
     """
     cumulative = weights.cumsum(dim=-1)
-    target = cumulative[:, -1:] * numbers[:, None]
-    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    size = weights.shape[-1]
-    last = size - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(dim=-1)
-    return torch.minimum(index, last)  # where the target was rounded up to the total
+    index = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    positive = (weights > 0).to(torch.uint8)
+    last = weights.shape[-1] - 1 - positive.flip(-1).argmax(dim=-1)
+    index = torch.minimum(torch.maximum(index, positive.argmax(dim=-1)), last)
+    return index, (cumulative.gather(1, index[:, None]) - weights.gather(1, index[:, None]))[:, 0]
+
+
+class _Logprobs:
+    """Of rows whose tokens the device chooses: on their way, a few numbers for each."""
+
+    def __init__(
+        self, logits: torch.Tensor, tokens: torch.Tensor, asked: Mapping[int, int]
+    ) -> None:
+        """`asked`: how many of the likeliest, by row."""
+        self._asked = asked
+        index = to_device(list(asked), torch.int64, logits.device)
+        logprobs = logits[index].log_softmax(dim=-1)
+        self._chosen = to_host(logprobs.gather(1, tokens[index, None])[:, 0])
+        count = min(max(asked.values()), logits.shape[-1])
+        values, ids = logprobs.topk(count, dim=-1)
+        self._values, self._ids = to_host(values), to_host(ids)
+
+    def finish(self) -> Callable[[int], tuple[float, Top]]:
+        """What a row is told; nothing, if it did not ask."""
+        place = {row: at for at, row in enumerate(self._asked)}
+        chosen: list[float] = self._chosen.tolist()
+
+        def told(row: int) -> tuple[float, Top]:
+            if row not in place:
+                return 0.0, ()
+            at, count = place[row], self._asked[row]
+            ids, values = self._ids[at, :count].tolist(), self._values[at, :count].tolist()
+            return chosen[at], tuple(zip(ids, values, strict=True))
+
+        return told
 
 
 def _with_logprobs(raw: torch.Tensor, token: int, num_logprobs: int) -> TokenLogprobs:
     if num_logprobs < 0:
         return TokenLogprobs(token, 0.0)
     logprobs = raw.log_softmax(dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
+    top: Top = ()
     if num_logprobs:
         values, indices = logprobs.topk(min(num_logprobs, len(logprobs)))
         top = tuple(zip(indices.tolist(), values.tolist(), strict=True))

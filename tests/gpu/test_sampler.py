@@ -1,0 +1,48 @@
+"""The sampler on a GPU chooses what it chooses on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from epd.engine.sampler import Draft, SampleRequest, sample
+from epd.messages import SamplingParams, TokenLogprobs
+
+VOCABULARY = 151936
+WISHES = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    {"temperature": 1.2, "top_p": 0.9},
+    {"temperature": 0.9, "min_p": 0.05, "num_logprobs": 5},
+    {"temperature": 0.8, "top_k": 1000, "num_logprobs": 0},
+    {"temperature": 1.0, "repetition_penalty": 1.3, "num_logprobs": 2},
+)
+
+
+def test_tokens_are_those_of_the_cpu(cuda: str) -> None:
+    """Logits of bf16, so that many tie; all wishes in one batch, with numbers of their own."""
+    generator = torch.Generator().manual_seed(3)
+    rows = 12 * len(WISHES)
+    logits = (torch.randn(rows, VOCABULARY, generator=generator) * 4).bfloat16().float()
+    requests = [
+        SampleRequest(SamplingParams(max_tokens=1, seed=row, **WISHES[row % len(WISHES)]), row)
+        for row in range(rows)
+    ]
+    expected = sample(logits, requests)
+    device = logits.to(cuda)
+    torch.cuda.synchronize()
+    outcomes = []
+    for start in range(0, rows, 21):  # in batches of another size
+        outcomes += sample_on(device[start : start + 21], requests[start : start + 21])
+    for found, wanted in zip(outcomes, expected, strict=True):
+        assert isinstance(found, TokenLogprobs) and isinstance(wanted, TokenLogprobs)
+        assert found.token_id == wanted.token_id
+        assert abs(found.logprob - wanted.logprob) < 1e-4
+        assert [round(value, 3) for _, value in found.top] == [round(v, 3) for _, v in wanted.top]
+
+
+def sample_on(logits: torch.Tensor, requests: list[SampleRequest]) -> list[object]:
+    draft = Draft(logits, requests)
+    torch.cuda.synchronize()
+    outcome = draft.finish()
+    return [outcome(row) for row in range(len(requests))]
