@@ -89,6 +89,7 @@ class InstanceInfo(Record):
     kv_layout: KvLayout | None = None
     row_contract: RowContract | None = None
     transports: tuple[TransportOffer, ...] = ()
+    finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
 
 
 class CacheTier(Record):

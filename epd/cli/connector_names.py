@@ -11,7 +11,7 @@ class Connector:
     """What a connector of theirs is here; `extra`: keys of its own configuration to settings."""
 
     transport: str
-    extra: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
 
 
@@ -28,18 +28,23 @@ class Hop:
 
 
 _FILE = Connector(
-    "file", {"shared_storage_path": "transport_directory"}, needs=("shared_storage_path",)
+    "file", {"shared_storage_path": ("transport_directory",)}, needs=("shared_storage_path",)
+)
+_EC_FILE = Connector(  # rows move through the directory, and stay in it
+    "file",
+    {"shared_storage_path": ("transport_directory", "encode.cache_dir")},
+    needs=("shared_storage_path",),
 )
 _MOONCAKE = Connector(
     "mooncake",
     {
-        "mooncake_protocol": "mooncake.protocol",
-        "protocol": "mooncake.protocol",
-        "device_name": "mooncake.devices",
+        "mooncake_protocol": ("mooncake.protocol",),
+        "protocol": ("mooncake.protocol",),
+        "device_name": ("mooncake.devices",),
     },
 )
 _EC_MOONCAKE = Connector(
-    "mooncake", {**_MOONCAKE.extra, "master_server_address": "encode.cache_store"}
+    "mooncake", {**_MOONCAKE.extra, "master_server_address": ("encode.cache_store",)}
 )
 _AUTO = Connector("auto")
 _NIXL = "NIXL is not here: write auto, which takes the best way that both instances offer"
@@ -66,8 +71,8 @@ EC = Hop(
     "encode",
     "prefill",
     {
-        "ECExampleConnector": _FILE,
-        "ECSharedStorageConnector": _FILE,
+        "ECExampleConnector": _EC_FILE,
+        "ECSharedStorageConnector": _EC_FILE,
         "ECMooncakeConnector": _EC_MOONCAKE,
         "SHMConnector": Connector("shm"),
         "auto": _AUTO,

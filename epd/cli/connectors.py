@@ -215,7 +215,8 @@ def _extra(its: _Read, key: str, value: Any) -> None:
                 f"{hop.flag}: {key}.{name} is unknown{suggestion(name, connector.extra)}; this "
                 f"connector has {known}"
             )
-        its.applied.put(hop, connector.extra[name], content)
+        for setting in connector.extra[name]:
+            its.applied.put(hop, setting, content)
 
 
 def _buffer_size(its: _Read, key: str, value: Any) -> None:

@@ -95,7 +95,8 @@ def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--encoder-cache-dir", dest="encode.cache_dir", metavar="DIR",
-        help="rows kept in files, shared by encoders, also over restarts; default: none",
+        help="rows kept in files, shared by encoders, also over restarts; prefill instances with "
+        "the directory find them without an encoder; default: none",
     )  # fmt: skip
     group.add_argument(
         "--encoder-cache-disk-nbytes", dest="encode.cache_disk_nbytes", type=size, metavar="SIZE",

@@ -18,6 +18,9 @@ any time, since the copy that they find is whole.  What readers hold is not move
 while a room reads is dropped.  Storage is asked first (LOADING), once however many rooms wait; what
 it does not answer in time, or has lost, is encoded anew, so a read that hangs holds nobody up.
 Writing to storage is nobody's state: it may fail, and then the value is encoded again one day.
+
+An instance without a vision tower has machines that cannot encode: what storage does not answer
+fails as `absent`, which the gateway takes to an encoder.
 """
 
 from __future__ import annotations
@@ -174,6 +177,7 @@ class Encoding(Machine):
 
     __slots__ = (
         "clip",
+        "encodes",
         "expected",
         "failure",
         "image",
@@ -195,6 +199,7 @@ class Encoding(Machine):
         num_rows: int = 0,
         clip: Any = None,
         stored: bool = False,
+        encodes: bool = True,
     ) -> None:
         super().__init__(mm_hash, journal)
         self.image = image
@@ -202,6 +207,7 @@ class Encoding(Machine):
         self.num_rows = num_rows
         self.clip = clip  # which frames to take of a video; None: a picture
         self.stored = stored  # whether a storage may know its rows
+        self.encodes = encodes  # False: rows can only be found in storage
         self.rooms: dict[str, None] = {}
         self.patches: Any = None
         self.rows: Any = None
@@ -224,6 +230,10 @@ def in_batch(encoding: Encoding, event: Event) -> bool:
 
 def may_be_stored(encoding: Encoding, event: Event) -> bool:
     return encoding.stored
+
+
+def is_made(encoding: Encoding, event: Event) -> bool:
+    return bool(encoding.rooms) and encoding.encodes
 
 
 def unreferenced(encoding: Encoding, event: Event) -> bool:
@@ -258,6 +268,11 @@ def keep_copy(encoding: Encoding, event: DemotionSucceeded | PromotionSucceeded)
     encoding.rows = event.rows
 
 
+def note_absent(encoding: Encoding, event: Event) -> None:
+    reason = "the rows of a picture are not in the shared storage"
+    encoding.image, encoding.failure = None, ("absent", reason, True)
+
+
 def note_bad_picture(encoding: Encoding, event: PreprocessFailed) -> None:
     encoding.image, encoding.failure = None, ("media", event.reason, False)
 
@@ -289,10 +304,10 @@ ROWS = (
     Row((S.LOADING, S.QUEUED, S.PREPARED, S.ENCODING), Requested, None, (), add_room, note="single flight (F37)"),
     # Is it in storage?
     Row(S.LOADING, LoadSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS), keep_loaded, note="kept as cache if nobody waits any more (F21)"),
-    Row(S.LOADING, LoadMissed, S.EVICTED, when=unreferenced),
-    Row(S.LOADING, LoadMissed, S.QUEUED, (Do.START_PREPROCESS,), when=unless(unreferenced)),
-    Row(S.LOADING, LoadTimedOut, S.EVICTED, when=unreferenced),
-    Row(S.LOADING, LoadTimedOut, S.QUEUED, (Do.START_PREPROCESS,), when=unless(unreferenced), note="a storage that hangs holds nobody up"),
+    Row(S.LOADING, LoadMissed, S.QUEUED, (Do.START_PREPROCESS,), when=is_made),
+    Row(S.LOADING, LoadMissed, S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made), "nobody waits, or nobody can make them here"),
+    Row(S.LOADING, LoadTimedOut, S.QUEUED, (Do.START_PREPROCESS,), when=is_made, note="a storage that hangs holds nobody up"),
+    Row(S.LOADING, LoadTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made)),
     Row(S.LOADING, RoomClosed, None, (), remove_room, note="a thread owns the read"),
     # Make it.
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),

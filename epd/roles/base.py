@@ -79,7 +79,7 @@ class Ports:
     transfers: DataPlane
     journal: Journal
     log: Log
-    storage: Storage | None = None  # of rows, at an encoder
+    storage: Storage | None = None  # of rows, at an encoder or where they are found without one
 
 
 class Actor:

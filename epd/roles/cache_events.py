@@ -1,8 +1,9 @@
 """The cache event stream: encoders tell the gateway which rows they hold.
 
 `CachePublisher` is a part of an encode instance.  Whoever keeps the rows says `stored` when a hash
-is first held in any tier of this encoder and `evicted` when the last tier has let it go; moves
-between tiers are no news.  Changes leave in numbered batches, at most one per `PUBLISH_DELAY_S`.
+is first held in memory of this encoder and `evicted` when the last tier has let it go; moves
+between tiers are no news.  What a storage has is told by those that cannot encode (`finder`): of
+encoders, any finds it there.  Changes leave in numbered batches, at most one per `PUBLISH_DELAY_S`.
 
 `CacheDirectory` is a part of the gateway.  It applies batches in order and asks for everything when
 one is missing; see `epd.scheduling.residency` for the rules, and for why a lost or late batch costs
@@ -11,13 +12,14 @@ at most one encode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Never
 
 from epd.fsm.instance import Instance
 from epd.messages import Address, CacheEvents, CacheEventsWanted
 from epd.roles.base import Actor, Role, receives
 from epd.roles.registry import Registry
-from epd.scheduling.residency import Batch, CacheIndex, CacheLog
+from epd.scheduling.residency import MAX_TRACKED, Batch, CacheIndex, CacheLog
 from epd.transport.base import Received
 
 PUBLISH_DELAY_S = 0.02
@@ -30,6 +32,8 @@ class CachePublisher(Role[Never]):
         super().__init__(actor)
         self.log = CacheLog()
         self._gateway = gateway
+        self._in_memory: dict[str, None] = {}
+        self._in_storage: dict[str, None] = {}
 
     @property
     def sequence(self) -> int:
@@ -37,14 +41,35 @@ class CachePublisher(Role[Never]):
         return self.log.sequence
 
     def stored(self, mm_hash: str) -> None:
-        """The rows are in some tier of this encoder; saying so again is no news."""
+        """The rows are in memory of this encoder; saying so again is no news."""
+        self._in_memory[mm_hash] = None
         self.log.stored(mm_hash)
         self._publish_soon()
 
     def evicted(self, mm_hash: str) -> None:
-        """The rows are in no tier of this encoder any more."""
-        self.log.evicted(mm_hash)
+        """The rows are in no memory of this encoder any more."""
+        self._in_memory.pop(mm_hash, None)
+        self._forget(mm_hash)
+
+    def in_storage(self, mm_hashes: Sequence[str]) -> None:
+        """All that storage has now; of more than others are told of, the last ones."""
+        before, told = self._in_storage, mm_hashes[-MAX_TRACKED:]
+        self._in_storage = dict.fromkeys(told)
+        for mm_hash in before:
+            self._forget(mm_hash)
+        for mm_hash in told:
+            self.log.stored(mm_hash)
         self._publish_soon()
+
+    def not_in_storage(self, mm_hash: str) -> None:
+        """It was looked for there, and not found."""
+        self._in_storage.pop(mm_hash, None)
+        self._forget(mm_hash)
+
+    def _forget(self, mm_hash: str) -> None:
+        if mm_hash not in self._in_memory and mm_hash not in self._in_storage:
+            self.log.evicted(mm_hash)
+            self._publish_soon()
 
     def _publish_soon(self) -> None:
         if self.log.has_news and not self.actor.armed("cache/publish"):

@@ -19,6 +19,7 @@ from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
+from epd.roles.finder import NoTower, StorageWatch
 from epd.roles.gateway import GatewayRole
 from epd.roles.member import Member
 from epd.roles.prefill import PrefillRole
@@ -67,6 +68,7 @@ class Instance:
             )
         if engines.language is not None:
             self._add_language(engines.language)
+            self._add_finder(gateway)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
 
@@ -87,6 +89,19 @@ class Instance:
         if "decode" in config.roles:
             self.decode = DecodeRole(actor, self.transfers, self.requests, config.decode)
 
+    def _add_finder(self, gateway: Address) -> None:
+        """Rows that encoders have put into a shared storage are found here without them."""
+        actor, config, embeddings = self.actor, self.config, self.embeddings
+        storage = actor.ports.storage
+        if self.encode is not None or embeddings is None or storage is None:
+            return
+        events = CachePublisher(actor, gateway)
+        tower = NoTower(embeddings.contract)
+        self.encode = EncodeRole(
+            actor, self.transfers, tower, config.encode, config.timing, events, encodes=False
+        )
+        StorageWatch(actor, storage, events)
+
     def _info(self, engines: Engines, host_id: str, pid: int) -> InstanceInfo:
         language, vision = engines.language, engines.vision
         contract = vision.contract if vision is not None else None
@@ -103,6 +118,7 @@ class Instance:
             kv_layout=language.kv_layout if language is not None else None,
             row_contract=contract,
             transports=self.actor.ports.transfers.offers,
+            finds_rows=self.encode is not None and vision is None,
         )
 
     def start(self) -> None:

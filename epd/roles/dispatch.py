@@ -51,6 +51,7 @@ class Dispatcher:
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
         self._avoid: dict[str, set[str]] = {}
+        self._absent: dict[str, None] = {}  # generations whose pictures storage does not have
         self._give_up_s: dict[str, float] = {}  # while there is no topology for it
         self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
         self._rooms: dict[str, dict[str, Address]] = {}  # of present attempts; who encodes for them
@@ -81,7 +82,7 @@ class Dispatcher:
         hashes = [item.mm_hash for item in machine.prompt.items]
         candidates, avoid = self.candidates(), self._avoid.get(machine.key, set())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
-        return place(candidates, hashes, avoid, self, held)
+        return place(candidates, hashes, avoid, self, held, finds=machine.key not in self._absent)
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
@@ -96,7 +97,12 @@ class Dispatcher:
         return len(self._index.held(instance_id))
 
     def may_wait(self, machine: Generation) -> bool:
-        """Whether a generation without a topology has waited less than its bound."""
+        """Whether a generation without a topology has waited less than its bound.
+
+        An encoder that there never was will not return.
+        """
+        if machine.key in self._absent and not self._registry.has_known("encode"):
+            return False
         now_s = self._actor.clock.now_s()
         give_up_s = self._give_up_s.setdefault(machine.key, now_s + self._timing.topology_timeout_s)
         return now_s < give_up_s
@@ -104,6 +110,10 @@ class Dispatcher:
     def avoid(self, machine: Generation, instances: Iterable[str]) -> None:
         """These failed it, or one of them did; take them again only if there is no other."""
         self._avoid.setdefault(machine.key, set()).update(instances)
+
+    def not_in_storage(self, machine: Generation) -> None:
+        """Storage did not have one of its pictures: from now on encoders are asked."""
+        self._absent[machine.key] = None
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -237,6 +247,7 @@ class Dispatcher:
         self._rooms.pop(machine.key, None)  # what was served needs no word
         self.withdraw(machine)
         self._avoid.pop(machine.key, None)
+        self._absent.pop(machine.key, None)
         self._give_up_s.pop(machine.key, None)
         self._actor.disarm(f"generation/{machine.key}/encode")
 

@@ -46,7 +46,7 @@ class Embeddings(Role[Embedding]):
     ) -> None:
         super().__init__(actor)
         self._transfers = transfers
-        self._contract = contract
+        self.contract = contract
         self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
         slot_nbytes = self._rows_per_slot * contract.row_nbytes
         pool_nbytes = sized(config.pool_nbytes, POOL_ROWS, contract.row_nbytes)
@@ -177,7 +177,7 @@ class Embeddings(Role[Embedding]):
         transfer = self._transfers.open_consumer(
             item.room, want.attempt, item.encoder, self, embedding.key, want.deadline_s
         )
-        transfer.nbytes = item.num_rows * self._contract.row_nbytes
+        transfer.nbytes = item.num_rows * self.contract.row_nbytes
         transfer.meta = want
         count = self.num_slots_for(item.num_rows)
         self._leases.join(Lease(item.room, count, item.encoder.instance_id))
@@ -248,7 +248,7 @@ class Embeddings(Role[Embedding]):
             want.item.mm_hash,
             self._transfers.descriptor(self.region, transfer.peer),
             transfer.slots,
-            self._contract,
+            self.contract,
             want.item.num_rows,
             want.deadline_s,
         )

@@ -54,9 +54,13 @@ class EncodeRole(Role[Encoding]):
         config: EncodeConfig,
         timing: Timing,
         events: CachePublisher,
+        *,
+        encodes: bool = True,
     ) -> None:
+        """`encodes`: False where the engine has no tower, and rows can only be found."""
         super().__init__(actor)
         self.events = events
+        self._encodes = encodes
         self._transfers = transfers
         self._engine = engine
         self._config = config
@@ -68,7 +72,9 @@ class EncodeRole(Role[Encoding]):
         self.extend(self.tiers)
         device_nbytes = self.tiers.books.device.order.capacity
         self._ahead = RunAhead(device_nbytes, self._is_granted, actor.counters)
-        self._ring = SendRing(actor, engine, config) if config.send_buffer_nbytes else None
+        self._ring: SendRing | None = None
+        if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
+            self._ring = SendRing(actor, engine, config)
         self.num_encoded = 0
         self._askers: dict[str, _Asker] = {}
         self._batch_running = False
@@ -137,6 +143,7 @@ class EncodeRole(Role[Encoding]):
                 num_rows=message.num_rows,
                 clip=message.clip,
                 stored=self.tiers.has_storage,
+                encodes=self._encodes,
             )
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()

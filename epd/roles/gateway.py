@@ -47,6 +47,7 @@ from epd.transport.base import Received
 
 # What the API answers, by kind of failure.
 STATUS = {
+    "absent": 503,
     "busy": 503,
     "unavailable": 503,
     "lost": 503,
@@ -253,7 +254,10 @@ class GatewayRole(Role[Generation]):
         self._report(received.source, machine.key, message.spans)
         kind, retryable = message.kind, message.retryable
         blamed = {message.culprit or received.source}
-        if kind == "transfer":
+        if kind == "absent":  # nobody's fault
+            blamed = set()
+            self._dispatcher.not_in_storage(machine)
+        elif kind == "transfer":
             blamed.add(received.source)  # either end of it
         self._attempt_failed(machine, blamed, kind, message.reason, retryable)
 

@@ -60,6 +60,10 @@ class Registry(Role[Instance]):
         """Those that take work, by name."""
         return [instance for instance in self.instances if instance.takes_work]
 
+    def has_known(self, role: str) -> bool:
+        """Whether some instance has this role, or had it and was lost."""
+        return any(role in instance.info.roles for instance in self._instances.values())
+
     def transport_between(self, one: Address, other: Address) -> str:
         """`local` within an instance; empty if one of them is not known any more."""
         if one.instance_id == other.instance_id:

@@ -16,7 +16,7 @@ from epd.engine.base import Rows, VisionEngine
 from epd.fsm import encoding as fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
-from epd.messages import CacheTier
+from epd.messages import CacheTier, RowContract
 from epd.roles.base import Actor, Role, performs
 from epd.roles.cache_events import CachePublisher
 from epd.scheduling.slots import CACHE_ROWS, sized
@@ -153,6 +153,7 @@ class RowTiers(Role[Encoding]):
             found = None
         if found is None:
             self._stored.misses += 1
+            self._events.not_in_storage(encoding.key)
             return fsm.LoadMissed()
         self._stored.hits += 1
         return fsm.LoadSucceeded(Rows(found, encoding.num_rows, nbytes))
@@ -174,9 +175,12 @@ class RowTiers(Role[Encoding]):
         self._storage_works = kept
 
     def _note(self, encoding: Encoding) -> bytes:
-        """What a stored value must say of itself, so that no other can be taken for it (F38)."""
-        contract = self._engine.contract
-        return f"{encoding.key} {contract.dtype} {contract.row_width} {encoding.num_rows}".encode()
+        return note_of(self._engine.contract, encoding.key, encoding.num_rows)
+
+
+def note_of(contract: RowContract, mm_hash: str, num_rows: int) -> bytes:
+    """What a stored value must say of itself, so that no other can be taken for it (F38)."""
+    return f"{mm_hash} {contract.dtype} {contract.row_width} {num_rows}".encode()
 
 
 def _timer(encoding: Encoding) -> str:

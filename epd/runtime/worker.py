@@ -110,16 +110,17 @@ def make_ports(
 
 
 def open_storage(config: InstanceConfig) -> Storage | None:
-    """An encoder's tier beyond its memory, if it shall have one.  Raises TransportError."""
-    encode = config.encode
-    if "encode" not in config.roles:
-        return None
-    if encode.cache_store:
+    """Where encoders keep rows beyond their memory, and prefill instances find those in files.
+
+    Raises TransportError.
+    """
+    encode, encodes = config.encode, "encode" in config.roles
+    if encode.cache_store and encodes:
         return MooncakeStorage(
             encode.cache_store, data_host(config.endpoint), encode.cache_store_nbytes,
             config.mooncake,
         )  # fmt: skip
-    if encode.cache_dir:
+    if encode.cache_dir and (encodes or "prefill" in config.roles):
         return FileStorage(encode.cache_dir, encode.cache_disk_nbytes)
     return None
 

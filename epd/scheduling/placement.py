@@ -7,6 +7,9 @@ the prefill instance itself, if that can encode; else by bounded-load rendezvous
 `mm_hash` (Thaler and Ravishankar 1998; bounded loads: Mirrokni, Thorup, Zadimoghaddam 2016), so
 that equal pictures meet, but an encoder with more than `BALANCE` times the mean is passed over.
 
+A prefill instance that reads the storage of encoders (`finds_rows`) serves a picture that is there
+itself, without an encoder; where there is no encoder it is asked for any picture.
+
 Prefill by load and by the prompt's beginning: an instance costs its open attempts, plus what it
 would have to compute, the share of the prompt that it does not hold times `_worth`.  So who holds
 all of it is chosen until it has so many attempts more than the least busy one, and passed from
@@ -81,9 +84,15 @@ class Unplaceable:
     reason: str
 
 
-def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool) -> str:
-    """Why these instances cannot serve, with the roles that none of them has; empty: they can."""
+def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool = True) -> str:
+    """Why these instances cannot serve, with the roles that none of them has; empty: they can.
+
+    `finds`: rows may be in a storage that some of them read.
+    """
+    infos = list(infos)
     roles = {role for info in infos for role in info.roles}
+    if finds and any(info.finds_rows for info in infos):
+        roles.add("encode")
     needed = ("prefill", "decode", "encode") if with_pictures else ("prefill", "decode")
     missing = [role for role in needed if role not in roles]
     return f"no healthy instance has the role {' or '.join(missing)}" if missing else ""
@@ -95,17 +104,30 @@ def place(
     avoid: Collection[str] = (),
     known: Whereabouts = NOWHERE,
     held: Shares = NOTHING_HELD,
+    *,
+    finds: bool = True,
 ) -> Placement | Unplaceable:
-    """Choose; instances in `avoid` (they just failed it) only if there is no other."""
-    if reason := lacking([c.info for c in candidates], with_pictures=bool(mm_hashes)):
+    """Choose; instances in `avoid` (they just failed it) only if there is no other.
+
+    `finds`: False where storage was asked for these pictures and did not have them.
+    """
+    infos = [c.info for c in candidates]
+    if reason := lacking(infos, with_pictures=bool(mm_hashes), finds=finds):
         return Unplaceable(reason)
     ordered = sorted(candidates, key=attrgetter("instance_id"))
     prefills = _prefer([c for c in ordered if "prefill" in c.roles], avoid)
     decodes = _prefer([c for c in ordered if "decode" in c.roles], avoid)
     encoders = _prefer([c for c in ordered if "encode" in c.roles], avoid)
+    if mm_hashes and not encoders:
+        prefills = [c for c in prefills if c.info.finds_rows] or [
+            c for c in ordered if c.info.finds_rows
+        ]
     prefill = _prefill_for(mm_hashes, prefills, known, held)
     decode = _decode_for(prefill, decodes, held)
-    chosen = tuple(_encoder_for(h, encoders, prefill, known).info.address for h in mm_hashes)
+    finder = prefill if finds and prefill.info.finds_rows else None
+    chosen = tuple(
+        _encoder_for(h, encoders, prefill, finder, known).info.address for h in mm_hashes
+    )
     return Placement(chosen, prefill.info.address, decode.info.address)
 
 
@@ -164,8 +186,17 @@ def _prefill_for(
 
 
 def _encoder_for(
-    mm_hash: str, encoders: list[Candidate], prefill: Candidate, known: Whereabouts
+    mm_hash: str,
+    encoders: list[Candidate],
+    prefill: Candidate,
+    finder: Candidate | None,
+    known: Whereabouts,
 ) -> Candidate:
+    """`finder`: prefill itself, where it may find the rows without an encoder."""
+    if finder is not None:
+        places = (*known.resident(mm_hash), *known.in_flight(mm_hash))
+        if not encoders or finder.instance_id in places:
+            return finder
     by_name = {c.instance_id: c for c in encoders}
     holders = [by_name[name] for name in known.resident(mm_hash) if name in by_name]
     for name in known.in_flight(mm_hash):

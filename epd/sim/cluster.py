@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from epd.config import (
@@ -26,18 +27,23 @@ from epd.fsm.transfer import GrantReceived
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.row_tiers import note_of
 from epd.sim import golden
 from epd.sim.device import Costs, SimDevice
 from epd.sim.engines import SimLanguageEngine, SimVisionEngine
+from epd.sim.golden import Picture
 from epd.sim.network import SimBus
 from epd.sim.process import SimProcess
 from epd.sim.storage import Disk, DiskConditions, SimStorage
 from epd.sim.transfer import SimTransferEngine
+from epd.sim.workload import mm_hash_of
 from epd.sim.world import World
+from epd.transport import whole_file
+from epd.transport.checksum import checksum_of
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
-MEMBERSHIP = ("member/", "instance/")  # timers that are armed for life
+MEMBERSHIP = ("member/", "instance/", "storage/")  # timers that are armed for life
 HOUSEKEEPING = (*MEMBERSHIP, "transfer/tombstones")
 ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
 
@@ -73,6 +79,7 @@ class Settings:
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
     prefix_affinity: bool = True
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
+    disk_knows_all: bool = False  # rows of every picture that will be asked for, from the start
     num_blocks: int = 64
     costs: Costs = Costs()
     restart_after_s: float = 0.5
@@ -118,8 +125,8 @@ class Node:
         return {k: n for k, n in owner.live().items() if n} if owner is not None else {}
 
     def tasks(self) -> list[str]:
-        """Names of its open tasks."""
-        return list(self.actor._tasks)
+        """Names of its open tasks, but for those that begin for ever."""
+        return [name for name in self.actor._tasks if not name.startswith("list storage")]
 
     def timers(self, but: tuple[str, ...]) -> list[str]:
         """Names of its armed timers, but for those that begin so."""
@@ -161,6 +168,14 @@ class Cluster:
         for name in (GATEWAY, *self.instances):
             at_s = 0.1 * self.world.random.uniform("start", name)
             self.world.loop.call_at(at_s, self.spawn, name)
+
+    def fill_disk(self, pictures: Iterable[Picture]) -> None:
+        """As encoders of an earlier day have left it."""
+        for picture in pictures:
+            key, rows = mm_hash_of(picture), picture.rows()
+            note = note_of(golden.ROW_CONTRACT, key, picture.num_rows)
+            head = whole_file.head_of(note, len(rows), checksum_of([memoryview(rows)]))
+            self.disk.write(key, head + rows, "before")
 
     def spawn(self, name: str) -> None:
         alive = self.world.processes.get(name)

@@ -124,6 +124,9 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
         plan.seed, network=plan.network, data=plan.data, keep_trace=keep, max_steps=3_000_000
     )
     cluster = Cluster(world, plan.topology, plan.settings)
+    if plan.settings.disk_knows_all:
+        asks = (*plan.asks, *_probes(0.0))
+        cluster.fill_disk(picture for ask in asks for _, picture in ask.pictures)
     clients = Clients(cluster, plan.asks)
     context = Context(
         world,

@@ -118,6 +118,10 @@ class SimStorage:
         self._disk.write(key, content, serial)
         return True
 
+    async def listing(self) -> Sequence[str] | None:
+        await self._wait(0)
+        return list(self._disk.files)
+
     def usage(self) -> StorageUsage:
         disk = self._disk
         return StorageUsage(disk.nbytes(), disk.capacity_nbytes, disk.num_evicted)

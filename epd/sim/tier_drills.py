@@ -81,6 +81,33 @@ TIER_DRILLS: tuple[Drill, ...] = (
         mutants=("a_load_is_waited_for",),
     ),
     Drill(
+        "rows-without-an-encoder",
+        ("F32", "F38"),
+        topology="2p1d",
+        work=SEEN_AGAIN,
+        settings=Settings(encode=TIERS, disk_knows_all=True),
+        fires=("ENCODING:LOADING>DEMOTED",),
+        mutants=("pictures_need_an_encoder",),
+    ),
+    Drill(
+        "sick-storage-and-an-encoder",
+        ("F12", "F32", "F38", "F40"),
+        topology="1e2pd",
+        work=SEEN_AGAIN,
+        settings=Settings(
+            encode=msgspec.structs.replace(TIERS, cache_device_nbytes=1, cache_host_nbytes=1),
+            disk=DiskConditions(torn=0.2, rotten=0.2, mixed=0.3, lost=0.1),
+            disk_knows_all=True,
+        ),
+        fires=("ENCODING:LOADING>FAILED", "disk mixed"),
+        mutants=(
+            "any_file_is_the_right_one",
+            "torn_files_are_believed",
+            "storage_is_asked_for_ever",
+            "absent_rows_are_zeros",
+        ),
+    ),
+    Drill(
         "encoder-runs-ahead",
         ("F4", "F24"),
         topology="2e1p1d",

@@ -226,6 +226,13 @@ class Storage(Protocol):
         """Keep a value; False: it could not be kept.  `key`: hex digits."""
         ...
 
+    async def listing(self) -> Sequence[str] | None:
+        """Keys that it has, by whomever they were put, those to be forgotten first at the head.
+
+        None: as when it was asked last, or it cannot tell.
+        """
+        ...
+
     def usage(self) -> StorageUsage: ...
 
     async def close(self) -> None:

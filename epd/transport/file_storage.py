@@ -29,6 +29,10 @@ class FileStorage:
         """See `Storage.put`; durable when True."""
         return await self._threads.run(lambda: self._store.put(key, value, note), otherwise=False)
 
+    async def listing(self) -> Sequence[str] | None:
+        """See `Storage.listing`."""
+        return await self._threads.run(self._store.listing, None)
+
     def usage(self) -> StorageUsage:
         store = self._store
         return StorageUsage(store.last_nbytes, store.max_nbytes, store.num_evicted)

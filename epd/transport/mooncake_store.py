@@ -134,6 +134,10 @@ class MooncakeStorage:
         self._put_nbytes += kept * sum(view.nbytes for view in byte_views(value))
         return kept
 
+    async def listing(self) -> Sequence[str] | None:
+        """See `Storage.listing`: the master does not tell."""
+        return None
+
     def usage(self) -> StorageUsage:
         """What this process has put, up to what it has given: the master tells of no evictions."""
         return StorageUsage(min(self._put_nbytes, self._capacity_nbytes), self._capacity_nbytes, 0)

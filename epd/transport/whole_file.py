@@ -65,7 +65,7 @@ def write_whole(
             os.unlink(temporary)
         raise
     if durable:
-        _sync_directory(directory)
+        sync_directory(directory)
     return total
 
 
@@ -160,7 +160,8 @@ def _write_all(fd: int, views: list[memoryview]) -> None:
             views[0] = views[0][count:]
 
 
-def _sync_directory(directory: str) -> None:
+def sync_directory(directory: str) -> None:
+    """What was renamed into it, or made in it, survives a crash of the host."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -38,6 +38,11 @@ def test_each_key_becomes_its_setting() -> None:
         "e", ec(connector="ECExampleConnector", ec_connector_extra_config=PATH, ec_buffer_size=3e6)
     )
     assert (made.transport, made.transport_directory) == ("file", "/mnt/rows")
+    assert made.encode.cache_dir == "/mnt/rows", "rows stay there, for whoever looks"
+    alone = ec("ec_consumer", "ECSharedStorageConnector", ec_connector_extra_config=PATH)
+    assert settings("pd", alone).encode.cache_dir == "/mnt/rows"
+    kv_alone = kv("kv_both", "SharedStorageConnector", kv_connector_extra_config=PATH)
+    assert settings("d", None, kv_alone).encode.cache_dir == ""
     assert made.encode.send_buffer_nbytes == 3_000_000
     assert settings("p", ec("ec_consumer", ec_buffer_size=1e9)).prefill.pool_nbytes == 10**9
     assert settings("d", None, kv("kv_consumer", kv_buffer_size=5e8)).engine.kv_nbytes == 5 * 10**8

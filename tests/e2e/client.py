@@ -62,11 +62,17 @@ def question(text: str, *urls: str, **settings: Any) -> Body:
 
 
 async def post(
-    session: aiohttp.ClientSession, base_url: str, body: Body, path: str = "/v1/chat/completions"
+    session: aiohttp.ClientSession,
+    base_url: str,
+    body: Body,
+    path: str = "/v1/chat/completions",
+    **headers: str,
 ) -> Reply:
+    """`headers`: with underscores for hyphens."""
     began_s = time.monotonic()
+    every = JSON | {name.replace("_", "-"): value for name, value in headers.items()}
     data = io.BytesIO(json.dumps(body).encode())  # aiohttp warns of large bodies in one piece
-    async with session.post(base_url + path, data=data, headers=JSON) as response:
+    async with session.post(base_url + path, data=data, headers=every) as response:
         is_json = response.content_type == "application/json"
         content = await response.json() if is_json else await response.text()
         return Reply(response.status, content, dict(response.headers), time.monotonic() - began_s)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from epd.tiny import SAMPLES
-from tests.e2e.client import Body, data_url, post_all, question
+from tests.e2e.client import Body, data_url, in_session, post, post_all, question
 from tests.e2e.server import READY_S, SLOW, Server, serving, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,6 +36,46 @@ def encodes(server: Server) -> float:
     return server.metrics().get('epd_encodes_total{instance="epd0"}', -1.0)
 
 
+def shared_storage(directory: Path, role: str) -> tuple[str, str]:
+    """The flag as a user of vLLM writes it."""
+    extra = {"shared_storage_path": str(directory)}
+    names = {"ec_connector": "ECSharedStorageConnector", "ec_role": role}
+    return "--ec-transfer-config", json.dumps({**names, "ec_connector_extra_config": extra})
+
+
+async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
+    tmp_path: Path,
+) -> None:
+    """Faults F32, F38, F40: rows outlive their encoder; what is not there, or not whole, is one
+    clear error where nobody can encode, and never an answer without its picture."""
+    directory = tmp_path / "rows"
+    with serving("1e1pd", *shared_storage(directory, "ec_both")) as server:
+        assert await ask(server, CAFE) == ANSWER
+        wait_for(lambda: list(directory.glob("*/*.safetensors")), COUNTED_S, "its rows stay")
+    (file,) = directory.glob("*/encoder_cache.safetensors")
+    assert len(file.parent.name) == 64, "the picture's hash"
+
+    with serving("1pd", *shared_storage(directory, "ec_consumer")) as server:
+        wait_for(
+            lambda: server.instances()["pd0"]["cached_pictures"] == 1, COUNTED_S, "it is told of"
+        )
+        assert await ask(server, CAFE) == ANSWER
+        asked = partial(post, base_url=server.base_url, body=CAFE, X_EPD_Tenant="another")
+        stranger = await in_session(asked)
+        assert stranger.status == 503, "another tenant's picture is another picture"
+
+    rotten = bytearray(file.read_bytes())
+    rotten[-1] ^= 1
+    file.write_bytes(rotten)
+    with serving("1pd", *shared_storage(directory, "ec_consumer")) as server:
+        (reply,) = await post_all(server.base_url, [CAFE])
+        assert reply.status == 503 and reply.lasted_s < COUNTED_S
+        message = reply.error["message"]
+        assert "no healthy instance has the role encode" in message
+        assert "not in the shared storage" in message
+        assert not file.exists()
+
+
 async def test_a_restarted_encoder_knows_its_pictures_and_survives_its_disk(
     tmp_path: Path,
 ) -> None:
@@ -43,7 +85,7 @@ async def test_a_restarted_encoder_knows_its_pictures_and_survives_its_disk(
         assert await ask(server, CAFE) == ANSWER
         wait_for(lambda: encodes(server) == 1, COUNTED_S, "one encode is counted")
         wait_for(lambda: cache(server, "nbytes") > 0, COUNTED_S, "its rows are in a file")
-        (file,) = directory.iterdir()
+        (file,) = directory.glob("*/*.safetensors")
 
         first_life = server.pid("epd0")
         os.kill(first_life, signal.SIGKILL)

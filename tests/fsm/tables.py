@@ -84,8 +84,12 @@ def make_request(journal: Journal = NULL_JOURNAL) -> request.Request:
     return request.Request("r/1", MESSAGE, (1, 2, 3), journal)
 
 
-def make_encoding(journal: Journal = NULL_JOURNAL, *, stored: bool = False) -> encoding.Encoding:
-    return encoding.Encoding("hash", b"image", (1, 4, 4), journal, num_rows=4, stored=stored)
+def make_encoding(
+    journal: Journal = NULL_JOURNAL, *, stored: bool = False, encodes: bool = True
+) -> encoding.Encoding:
+    return encoding.Encoding(
+        "hash", b"image", (1, 4, 4), journal, num_rows=4, stored=stored, encodes=encodes
+    )
 
 
 def make_embedding(journal: Journal = NULL_JOURNAL) -> embedding.Embedding:

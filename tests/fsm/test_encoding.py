@@ -165,9 +165,22 @@ def test_what_storage_does_not_have_is_encoded(loading: Encoding, outcome: objec
     assert (loading.image, loading.rows) == (b"image", None)
 
 
+@pytest.mark.parametrize("outcome", [LoadMissed(), LoadTimedOut()])
+def test_without_a_tower_what_is_not_found_is_absent(outcome: LoadMissed) -> None:
+    """F32, F40: for whoever can encode, not for the client; and nothing is preprocessed."""
+    finder = make_encoding(stored=True, encodes=False)
+    follow(
+        finder,
+        (Requested("a"), S.LOADING, (Do.START_LOAD,)),
+        (outcome, S.FAILED, (Do.FAIL_ROOMS,)),
+    )
+    kind, reason, retryable = finder.failure
+    assert (kind, retryable) == ("absent", True) and "not in the shared storage" in reason
+
+
 def test_a_load_that_nobody_waits_for_is_kept_or_forgotten(loading: Encoding) -> None:
     """F21: the read cannot be called back."""
-    follow(loading, (RoomClosed("a"), S.LOADING, ()), (LoadMissed(), S.EVICTED, ()))
+    follow(loading, (RoomClosed("a"), S.LOADING, ()), (LoadMissed(), S.FAILED, (Do.FAIL_ROOMS,)))
     other = make_encoding(stored=True)
     other.fire(Requested("a"))
     other.fire(RoomClosed("a"))

@@ -38,6 +38,34 @@ def test_what_is_missing_is_named() -> None:
     assert ids(place([*only_decode, candidate("p0", "prefill")], [])) == ([], "p0", "d0")
 
 
+def finder(name: str, *roles: str, assigned: int = 0) -> Candidate:
+    info = InstanceInfo(Address(name, 1, f"ipc://{name}"), roles, "host", 1, finds_rows=True)
+    return Candidate(info, Load(free_kv_blocks=100), assigned)
+
+
+def test_a_storage_serves_where_there_is_no_encoder() -> None:
+    """F32: whoever reads it is asked; what it does not have needs an encoder after all."""
+    pool = [
+        candidate("p0", "prefill"),
+        finder("p1", "prefill", assigned=9),
+        candidate("d", "decode"),
+    ]
+    assert ids(place(pool, ["h"])) == (["p1"], "p1", "d")
+    assert ids(place(pool, ["h"], avoid={"p1"})) == (["p1"], "p1", "d")
+    assert ids(place(pool, [])) == ([], "p0", "d"), "a text goes where it is quiet"
+    assert place(pool, ["h"], finds=False) == Unplaceable("no healthy instance has the role encode")
+
+
+def test_what_storage_has_needs_no_encoder() -> None:
+    pool = [finder("pd0", "prefill", "decode"), candidate("e0", "encode")]
+    stored = Known(resident=("e0", "pd0"))
+    assert ids(place(pool, ["h", "new"], known=stored)) == (["pd0", "e0"], "pd0", "pd0")
+    joins = ids(place(pool, ["h"], known=Known(in_flight=("pd0",))))
+    assert joins == (["pd0"], "pd0", "pd0"), "it is being loaded there"
+    without = ids(place(pool, ["h"], known=stored, finds=False))
+    assert without == (["e0"], "pd0", "pd0"), "storage was asked, and had none"
+
+
 def test_local_hops_are_preferred() -> None:
     both = [candidate("epd0", "encode", "prefill", "decode"), candidate("e1", "encode")]
     assert ids(place(both, ["h1", "h2"])) == (["epd0", "epd0"], "epd0", "epd0")

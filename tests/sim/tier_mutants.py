@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 from epd.engine.base import Rows
 from epd.fsm import encoding
+from epd.fsm.kernel import Event
+from epd.messages import InstanceInfo
+from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
+from epd.roles.row_tiers import RowTiers
 from epd.roles.send_ring import SendRing
+from epd.scheduling import placement
 from epd.sim.engines import SimVisionEngine
 from epd.sim.storage import SimStorage
 from epd.transport import whole_file
@@ -92,6 +97,41 @@ def any_file_is_the_right_one() -> Iterator[None]:
 def a_load_is_waited_for() -> Iterator[None]:
     """F15: a storage that hangs holds up everybody who wants the picture."""
     with row(ENCODING, S.LOADING, encoding.LoadTimedOut, None):
+        yield
+
+
+@mutant
+def pictures_need_an_encoder() -> Iterator[None]:
+    """F32: what storage has is of no use without an instance that can encode."""
+
+    def without(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool = True) -> str:
+        return lacking(infos, with_pictures=with_pictures, finds=False)
+
+    lacking = placement.lacking
+    with mock.patch.object(placement, "lacking", without):
+        yield
+
+
+@mutant
+def storage_is_asked_for_ever() -> Iterator[None]:
+    """F40: what storage does not have is looked for there again, not taken to an encoder."""
+    with mock.patch.object(Dispatcher, "not_in_storage", lambda self, machine: None):
+        yield
+
+
+@mutant
+def absent_rows_are_zeros() -> Iterator[None]:
+    """F40, F12: a prefill instance that finds no rows goes on without the picture."""
+    start_load = RowTiers.start_load
+
+    async def zeros(self: RowTiers, machine: encoding.Encoding, event: Event) -> Event:
+        outcome = await start_load(self, machine, event)
+        if not isinstance(outcome, encoding.LoadMissed) or machine.encodes:
+            return outcome
+        nbytes = machine.num_rows * self._engine.contract.row_nbytes
+        return encoding.LoadSucceeded(Rows(bytes(nbytes), machine.num_rows, nbytes))
+
+    with mock.patch.object(RowTiers, "start_load", zeros):
         yield
 
 

@@ -44,9 +44,7 @@ async def test_what_one_process_put_another_gets(storage: FileStorage, tmp_path:
 async def test_a_file_under_another_name_is_a_miss(storage: FileStorage, tmp_path: Path) -> None:
     """F38: a restored backup, a clumsy hand."""
     await storage.put(KEY, NOTE, [VALUE])
-    shutil.copy(
-        tmp_path / "rows" / f"{KEY}.safetensors", tmp_path / "rows" / f"{OTHER}.safetensors"
-    )
+    shutil.copytree(tmp_path / "rows" / KEY, tmp_path / "rows" / OTHER)
     assert await storage.get(OTHER, b"another note", len(VALUE)) is None
     assert await storage.get(KEY, NOTE, len(VALUE) - 1) is None, "another length"
     assert await storage.get(KEY, NOTE, len(VALUE)) is not None
@@ -63,7 +61,7 @@ async def test_a_value_does_not_depend_on_its_file(storage: FileStorage, tmp_pat
     """Memory that is mapped would take the process with it when the file is cut."""
     await storage.put(KEY, NOTE, [VALUE])
     found = await storage.get(KEY, NOTE, len(VALUE))
-    os.truncate(tmp_path / "rows" / f"{KEY}.safetensors", 0)
+    os.truncate(tmp_path / "rows" / KEY / "encoder_cache.safetensors", 0)
     assert bytes(found or b"") == VALUE
     assert await storage.get(KEY, NOTE, len(VALUE)) is None
 
@@ -97,7 +95,7 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert ended.stdout.split() == ["True", "False", "True"], ended.stderr
-    assert [path.name for path in (tmp_path / "rows").iterdir()] == [f"{'aa' * 32}.safetensors"]
+    assert [path.name for path in (tmp_path / "rows").iterdir()] == ["aa" * 32]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
 
 

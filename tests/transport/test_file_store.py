@@ -23,8 +23,12 @@ def key(number: int) -> str:
 
 
 def only_file(store: FileStore) -> Path:
-    (path,) = Path(store.directory).iterdir()
+    (path,) = Path(store.directory).glob("*/*")
     return path
+
+
+def path_of(directory: str | Path, name: str) -> Path:
+    return Path(directory, name, "encoder_cache.safetensors")
 
 
 @pytest.fixture
@@ -109,7 +113,7 @@ def test_a_key_is_no_path(store: FileStore, path: str) -> None:
 def test_what_was_not_asked_for_the_longest_goes_first(store: FileStore) -> None:
     for number in range(4):
         assert store.put(key(number), [bytes(200_000)])
-        os.utime(Path(store.directory, key(number) + ".safetensors"), (number, number))
+        os.utime(path_of(store.directory, key(number)), (number, number))
     assert store.get(key(0)) is not None  # now the youngest
     assert store.put(key(4), [bytes(300_000)])
     assert store.get(key(1)) is None
@@ -149,12 +153,33 @@ def test_writers_of_one_key_do_not_hurt_each_other(store: FileStore) -> None:
 def test_what_dead_writers_left_is_removed_and_what_live_ones_write_is_not(
     store: FileStore,
 ) -> None:
-    old, new = (Path(store.directory, f"{KEY}.safetensors.{name}.tmp") for name in ("old", "new"))
+    place = Path(store.directory, KEY)
+    place.mkdir()
+    old, new = (place / f"encoder_cache.safetensors.{name}.tmp" for name in ("old", "new"))
     old.touch()
     new.touch()
     os.utime(old, (1, 1))
     store.put(KEY, [b"x"])
     assert not old.exists() and new.exists()
+
+
+def test_what_is_there_is_listed_when_it_has_changed(store: FileStore) -> None:
+    """By whomever: others write to the directory, and other things lie in it."""
+    other = FileStore(store.directory, 1 << 20)
+    assert store.listing() == []
+    assert other.put(KEY, [b"x"])
+    Path(store.directory, "epd-e0-1-rows-0.region").mkdir()
+    assert store.listing() == [KEY]
+    assert store.listing() == [KEY], "so young a time stamp may hide another change"
+    os.utime(store.directory, (1, 1))
+    assert store.listing() == [KEY]
+    assert store.listing() is None
+    assert other.put(key(7), [b"y"])
+    assert sorted(store.listing() or ()) == sorted([KEY, key(7)])
+    path_of(store.directory, KEY).write_bytes(b"rotten")
+    assert other.get(KEY) is None
+    assert store.listing() == [key(7)]
+    assert not Path(store.directory, KEY).exists()
 
 
 def test_an_unusable_directory_is_one_sentence() -> None:
@@ -166,7 +191,8 @@ def test_an_unusable_directory_is_one_sentence() -> None:
 
 def test_a_link_is_not_followed(store: FileStore, tmp_path: Path) -> None:
     FileStore(str(tmp_path / "other"), 1 << 20).put(KEY, [b"secret"])
-    target = tmp_path / "other" / f"{KEY}.safetensors"
-    Path(store.directory, f"{KEY}.safetensors").symlink_to(target)
+    target = path_of(tmp_path / "other", KEY)
+    Path(store.directory, KEY).mkdir()
+    path_of(store.directory, KEY).symlink_to(target)
     assert store.get(KEY) is None
     assert target.exists()

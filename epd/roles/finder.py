@@ -1,0 +1,64 @@
+"""Rows without a vision tower: a prefill instance that shares the encoders' storage finds them.
+
+It plays the encode role with an engine that cannot encode: a picture is looked for in storage, and
+what storage does not have, whole, fails its rooms as `absent` (a row of ENCODING).  The gateway
+goes to an encoder then.  So that this is rare, it is told what storage has, like the contents of an
+encoder's cache; storage is listed now and then for that, because anybody may write there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Never
+
+from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
+from epd.messages import Clip, RowContract
+from epd.roles.base import Actor, Role
+from epd.roles.cache_events import CachePublisher
+from epd.transport.base import Storage
+
+LOOK_EVERY_S = 1.0
+
+
+class NoTower:
+    """A `VisionEngine` for rows in host memory that others have made."""
+
+    def __init__(self, contract: RowContract) -> None:
+        self.contract = contract
+
+    async def preprocess(
+        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+    ) -> Patches:
+        raise EngineError("this instance has no vision tower")
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        raise EngineError("this instance has no vision tower")
+
+    async def to_host(self, rows: Rows) -> Rows:
+        return rows
+
+    async def to_device(self, rows: Rows) -> Rows:
+        return rows
+
+    async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        raise EngineError("this instance sends no rows")
+
+
+class StorageWatch(Role[Never]):
+    """Tells the gateway what storage has."""
+
+    def __init__(self, actor: Actor, storage: Storage, events: CachePublisher) -> None:
+        super().__init__(actor)
+        self._storage = storage
+        self._events = events
+
+    def start(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        self.actor.spawn("list storage", self._storage.listing(), self._listed)
+
+    def _listed(self, keys: Sequence[str] | None) -> None:
+        if keys is not None:
+            self._events.in_storage(keys)
+        self.actor.arm("storage/look", LOOK_EVERY_S, self._look)
