@@ -86,27 +86,24 @@ def read_config(directory: Path | str) -> dict[str, Any]:
 
 
 def read_preprocessor(directory: Path | str) -> dict[str, Any]:
-    """The image processor's settings, from either place where checkpoints keep them; {} if none."""
-    directory = Path(directory)
-    path = directory / "preprocessor_config.json"
-    if path.is_file():
-        return read_json(path)
-    path = directory / "processor_config.json"
-    if path.is_file():
-        settings = read_json(path).get("image_processor", {})
-        return settings if isinstance(settings, dict) else {}
-    return {}
+    """The image processor's settings, found as transformers finds them; {} if there are none."""
+    return _processor(directory, "image_processor", "preprocessor_config.json")
 
 
 def read_video_preprocessor(directory: Path | str) -> dict[str, Any]:
     """The video processor's settings, found as transformers finds them; {} if there are none."""
-    directory = Path(directory)
-    path = directory / "processor_config.json"
-    nested = read_json(path).get("video_processor") if path.is_file() else None
+    found = _processor(directory, "video_processor", "video_preprocessor_config.json")
+    return found or read_preprocessor(directory)
+
+
+def _processor(directory: Path | str, section: str, older: str) -> dict[str, Any]:
+    """From processor_config.json, where newer releases keep all processors, else from `older`."""
+    path = Path(directory) / "processor_config.json"
+    nested = read_json(path).get(section) if path.is_file() else None
     if isinstance(nested, dict):
         return nested
-    path = directory / "video_preprocessor_config.json"
-    return read_json(path) if path.is_file() else read_preprocessor(directory)
+    path = Path(directory) / older
+    return read_json(path) if path.is_file() else {}
 
 
 def read_eos_token_ids(directory: Path | str) -> tuple[int, ...]:

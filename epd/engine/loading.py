@@ -23,6 +23,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,22 +72,29 @@ def parameters_on_meta() -> Iterator[None]:
             nn.Module.register_parameter = _register  # type: ignore[method-assign]
 
 
-def load_stage(
-    adapter: ModelAdapter,
-    stage: str,
-    dtype: torch.dtype,
-    device: str,
-    load_format: str = "auto",
-    *,
-    allow_unused: bool = False,
-) -> nn.Module:
-    """The model with the weights of one stage ("vision" or "language"), in eval mode.
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What a stage reads and from where: decided from names and shapes, before any byte is read."""
 
-    What belongs to the other stage is None.  `load_format` "dummy" makes weights on the device
-    instead of reading them.  `allow_unused`: tensors that no stage has are left out.  Raises
+    model: nn.Module  # on meta, without the modules of the other stage
+    wanted: dict[str, torch.Tensor]  # on meta, by the model's name
+    sources: dict[str, str]  # of all stages: the model's name to the checkpoint's
+    tied: dict[str, str]  # parameter to the one that it shares memory with
+
+
+def plan_stage(
+    adapter: ModelAdapter, stage: str, *, dummy: bool = False, allow_unused: bool = False
+) -> StagePlan:
+    """The plan of one stage ("vision" or "language").
+
+    `dummy`: nothing will be read.  `allow_unused`: tensors that no stage has are left out.  Raises
     ModelError, naming what is wrong.
     """
-    _check_stored(adapter.checkpoint)
+    if adapter.checkpoint.config.get("quantization_config"):
+        raise ModelError(
+            f"{adapter.checkpoint.directory} is quantised, which this engine does not read; use "
+            "the bfloat16 checkpoint"
+        )
     try:
         with parameters_on_meta():
             model = adapter.build()
@@ -99,16 +107,36 @@ def load_stage(
     for path in adapter.other_modules(stage):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
-    held = model.state_dict()
     tied = _tied_names(adapter, model, sources)
-    wanted = {n: like for n, like in held.items() if n in sources or n not in tied}
-    if load_format == "dummy":
+    wanted = {n: t for n, t in model.state_dict().items() if n in sources or n not in tied}
+    if not dummy:
+        _check_wanted(adapter, sources, wanted)
+        _check_unused(adapter, unused, allowed=allow_unused)
+    return StagePlan(model, wanted, sources, tied)
+
+
+def load_stage(
+    adapter: ModelAdapter,
+    stage: str,
+    dtype: torch.dtype,
+    device: str,
+    load_format: str = "auto",
+    *,
+    allow_unused: bool = False,
+) -> nn.Module:
+    """The model with the weights of one stage, in eval mode; what belongs to the other is None.
+
+    `load_format` "dummy" makes weights on the device instead of reading them.  Raises what
+    `plan_stage` raises, and ModelError where a file cannot be read.
+    """
+    dummy = load_format == "dummy"
+    plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused)
+    model, wanted = plan.model, plan.wanted
+    if dummy:
         state = {name: _dummy(name, tensor, dtype, device) for name, tensor in wanted.items()}
     else:
-        _check_shapes(adapter, sources, wanted)
-        _check_unused(adapter, unused, allowed=allow_unused)
-        state = _read(adapter.checkpoint, sources, wanted, dtype, device)
-    for name, source in tied.items():
+        state = _read(adapter.checkpoint, plan.sources, wanted, dtype, device)
+    for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
             state[name] = state[source]
@@ -121,21 +149,6 @@ def load_stage(
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     return model.eval().requires_grad_(False)
-
-
-def _check_stored(checkpoint: Checkpoint) -> None:
-    """Refuse weights that would load without an error and mean something else."""
-    if checkpoint.config.get("quantization_config"):
-        raise ModelError(
-            f"{checkpoint.directory} is quantised, which this engine does not read; use the "
-            "bfloat16 checkpoint"
-        )
-    for name, entry in checkpoint.tensors.items():
-        if entry.dtype not in STORED_DTYPES:
-            raise ModelError(
-                f"{checkpoint.directory}: tensor {name} is stored as {entry.dtype}; weights must "
-                f"be one of {', '.join(STORED_DTYPES)}"
-            )
 
 
 def _sources(adapter: ModelAdapter, held: Collection[str]) -> tuple[dict[str, str], list[str]]:
@@ -173,10 +186,10 @@ def _tied_names(
     )
 
 
-def _check_shapes(
+def _check_wanted(
     adapter: ModelAdapter, sources: Mapping[str, str], wanted: Mapping[str, torch.Tensor]
 ) -> None:
-    """Raises ModelError where a tensor lacks or has another shape than config.json says."""
+    """Raises ModelError where a tensor lacks, or would load and mean something else."""
     directory = adapter.checkpoint.directory
     missing = sorted(wanted.keys() - sources.keys())
     if missing:
@@ -186,7 +199,13 @@ def _check_shapes(
         )
     for name, like in wanted.items():
         stored = sources[name]
-        found, expected = adapter.checkpoint.tensors[stored].shape, tuple(like.shape)
+        entry = adapter.checkpoint.tensors[stored]
+        if entry.dtype not in STORED_DTYPES:
+            raise ModelError(
+                f"{directory}: tensor {stored} is stored as {entry.dtype}; weights must be one of "
+                f"{', '.join(STORED_DTYPES)}"
+            )
+        found, expected = entry.shape, tuple(like.shape)
         if found != expected and not adapter.is_transposed(name, found, expected):
             raise ModelError(
                 f"{directory}: tensor {stored} has shape {list(found)} where config.json needs "

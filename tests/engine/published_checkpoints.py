@@ -1,0 +1,277 @@
+"""Every published checkpoint that is supported, by name: its sizes, and how many numbers it has.
+
+The layouts, and where all this comes from, are in `published.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.engine.published import LAYOUTS, Layout
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Published:
+    """`config`: what differs from the layout's.  `source` of `num_parameters`; empty: derived."""
+
+    family: str
+    config: Mapping[str, Any]
+    num_tensors: int
+    num_parameters: int
+    source: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)  # pattern to shape, as in a layout
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.family]
+
+
+def _text(hidden: int, ffn: int, layers: int, heads: int, kv: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        **more,
+    }
+
+
+def _qwen2(vocab: int, tie: bool, *text: int) -> dict[str, Any]:
+    vision = {"hidden_size": text[0]}
+    return _text(*text, vocab_size=vocab, tie_word_embeddings=tie) | {"vision_config": vision}
+
+
+def _qwen2_5(tower_ffn: int, vocab: int, tie: bool, *text: int) -> dict[str, Any]:
+    vision = {"intermediate_size": tower_ffn, "out_hidden_size": text[0]}
+    return _text(*text, vocab_size=vocab, tie_word_embeddings=tie) | {"vision_config": vision}
+
+
+def _qwen3_vl(tie: bool, *text: int, **more: Any) -> dict[str, Any]:
+    small = text[0] < 4096 and not more
+    tower, ffn, depth = (1024, 4096, 24) if small else (1152, 4304, 27)
+    levels = [5, 11, 17] if small else [8, 16, 24]
+    return {
+        "tie_word_embeddings": tie,
+        "text_config": _text(*text, tie_word_embeddings=tie, **more),
+        "vision_config": {
+            "hidden_size": tower, "intermediate_size": ffn, "depth": depth,
+            "out_hidden_size": text[0], "deepstack_visual_indexes": levels,
+        },
+    }  # fmt: skip
+
+
+def _llava(vocab: int, tie: bool, *text: int) -> dict[str, Any]:
+    return {
+        "tie_word_embeddings": False,  # the text part alone says it
+        "text_config": _text(*text, vocab_size=vocab, tie_word_embeddings=tie),
+    }
+
+
+def _llama(vocab: int, tie: bool, *text: int, **more: Any) -> dict[str, Any]:
+    return _text(*text, vocab_size=vocab, tie_word_embeddings=tie, **more)
+
+
+_INV_FREQ = {"model.layers.{layers}.self_attn.rotary_emb.inv_freq": "half_head"}
+_INDEX, _MTEB = "its index, as scripts on GitHub check it", "the model table of MTEB on GitHub"
+PUBLISHED = {
+    "Qwen/Qwen2-VL-2B-Instruct": Published(
+        "qwen2_vl", _qwen2(151936, True, 1536, 8960, 28, 12, 2), 729, 2208985600, _MTEB
+    ),
+    "Qwen/Qwen2-VL-7B-Instruct": Published(
+        "qwen2_vl", _qwen2(152064, False, 3584, 18944, 28, 28, 4), 730, 8291375616,
+        "total_size of AIN's index, in float32",
+    ),
+    "Qwen/Qwen2-VL-72B-Instruct": Published(
+        "qwen2_vl", _qwen2(152064, False, 8192, 29568, 80, 64, 8), 1354, 73405560320
+    ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": Published(
+        "qwen2_5_vl", _qwen2_5(3420, 151936, True, 2048, 11008, 36, 16, 2), 824, 3754622976, _MTEB
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": Published(
+        "qwen2_5_vl", _qwen2_5(3420, 152064, False, 3584, 18944, 28, 28, 4),
+        729, 8292166656, _INDEX,
+    ),
+    "Qwen/Qwen2.5-VL-32B-Instruct": Published(
+        "qwen2_5_vl", _qwen2_5(3456, 152064, False, 5120, 27648, 64, 40, 8),
+        1161, 33452718336, _INDEX,
+    ),
+    "Qwen/Qwen2.5-VL-72B-Instruct": Published(
+        "qwen2_5_vl", _qwen2_5(3456, 152064, False, 8192, 29568, 80, 64, 8), 1353, 73410777344
+    ),
+    "Qwen/Qwen3-VL-2B-Instruct": Published(
+        "qwen3_vl", _qwen3_vl(True, 2048, 6144, 28, 16, 8), 625, 2127532032, _INDEX
+    ),
+    "Qwen/Qwen3-VL-4B-Instruct": Published(
+        "qwen3_vl", _qwen3_vl(True, 2560, 9728, 36, 32, 8), 713, 4437815808, _INDEX
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct": Published(
+        "qwen3_vl", _qwen3_vl(False, 4096, 12288, 36, 32, 8), 750, 8767123696, _INDEX
+    ),
+    "Qwen/Qwen3-VL-32B-Instruct": Published(
+        "qwen3_vl", _qwen3_vl(False, 5120, 25600, 64, 64, 8), 1058, 33357390064, _INDEX
+    ),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": Published(
+        "qwen3_vl_moe",
+        _qwen3_vl(False, 2048, 6144, 48, 32, 4, moe_intermediate_size=768),
+        882, 31070754032, _INDEX,
+    ),
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": Published(
+        "qwen3_vl_moe",
+        _qwen3_vl(False, 4096, 12288, 94, 64, 4, moe_intermediate_size=1536),
+        1388, 235670022896, _INDEX,
+    ),
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Published(
+        "llava_onevision", _llava(152000, True, 896, 4864, 24, 14, 2), 716, 893675552
+    ),
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": Published(
+        "llava_onevision", _llava(152128, False, 3584, 18944, 28, 28, 4), 765, 8030807584
+    ),
+    "Qwen/Qwen3-0.6B": Published(
+        "qwen3", _llama(151936, True, 1024, 3072, 28, 16, 8), 310, 596049920
+    ),
+    "Qwen/Qwen3-8B": Published(
+        "qwen3", _llama(151936, False, 4096, 12288, 36, 32, 8), 399, 8190735360
+    ),
+    "Qwen/Qwen3-32B": Published(
+        "qwen3", _llama(151936, False, 5120, 25600, 64, 64, 8), 707, 32762123264
+    ),
+    "meta-llama/Llama-2-7b-chat-hf": Published(
+        "llama", _llama(32000, False, 4096, 11008, 32, 32, 32, rope_theta=10000.0),
+        323, 6738417664, extra=_INV_FREQ,
+    ),
+    "meta-llama/Meta-Llama-3-8B-Instruct": Published(
+        "llama", _llama(128256, False, 4096, 14336, 32, 32, 8), 291, 8030261248
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": Published(
+        "llama", _llama(128256, True, 2048, 8192, 16, 32, 8, head_dim=64), 146, 1235814400
+    ),
+    "meta-llama/Llama-3.3-70B-Instruct": Published(
+        "llama", _llama(128256, False, 8192, 28672, 80, 64, 8), 723, 70553706496
+    ),
+}  # fmt: skip
+_REDUCED_VISION = {
+    "depth": 3, "embed_dim": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,
+    "deepstack_visual_indexes": [0, 2], "fullatt_block_indexes": [1], "window_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "hidden_size": 32,
+    "out_hidden_size": 64, "num_position_embeddings": 64,
+}  # fmt: skip
+_REDUCED_TEXT = _text(64, 96, 2, 4, 2, vocab_size=272, head_dim=16, num_experts=4)
+_REDUCED_TEXT |= {"moe_intermediate_size": 48, "max_position_embeddings": 2048}
+_REDUCED_TOKENS = {
+    "vision_start_token_id": 259, "vision_end_token_id": 260, "image_token_id": 262,
+    "video_token_id": 263, "image_token_index": 262, "video_token_index": 263,
+}  # fmt: skip
+
+
+def config_of(published: Published) -> dict[str, Any]:
+    """config.json."""
+    return _merged(published.layout.config, published.config)
+
+
+def reduced(published: Published) -> dict[str, Any]:
+    """The same config.json in small, with the tokens of the bundled tokenizer."""
+    config = config_of(published)
+    vision = config.get("vision_config", {})
+    vision |= {name: size for name, size in _REDUCED_VISION.items() if name in vision}
+    if published.family == "qwen2_vl":
+        vision["hidden_size"] = 64  # that of the language model
+    text = config.get("text_config", config)
+    text |= {name: size for name, size in _REDUCED_TEXT.items() if name in text}
+    if text.get("rope_scaling"):
+        text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": [2, 3, 3]}
+    if "image_grid_pinpoints" in config:
+        config["image_grid_pinpoints"] = [[32, 64], [64, 32], [64, 64]]
+    return config | {name: i for name, i in _REDUCED_TOKENS.items() if name in config}
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    found = {k: dict(v) if isinstance(v, Mapping) else v for k, v in base.items()}
+    for key, value in changes.items():
+        inner = found.get(key)
+        found[key] = _merged(inner, value) if isinstance(inner, dict) else value
+    return found
+
+
+def tensors_of(published: Published, config: Mapping[str, Any]) -> dict[str, Shape]:
+    """Every name and shape that is stored with this config.json."""
+    text = config.get("text_config", config)
+    sizes = _sizes(text, config.get("vision_config", {}))
+    patterns = {**published.layout.tensors, **published.extra}
+    if not text.get("tie_word_embeddings", config.get("tie_word_embeddings")):
+        patterns[published.layout.head] = "vocab hidden"
+    return {
+        name: tuple(_product(word, sizes) for word in shape.split())
+        for pattern, shape in patterns.items()
+        for name in _names(pattern, sizes)
+    }
+
+
+def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]:
+    hidden, heads = text["hidden_size"], text["num_attention_heads"]
+    head = text.get("head_dim") or hidden // heads
+    patch = vision.get("patch_size", 0)
+    places = (vision["image_size"] // patch) ** 2 if "image_size" in vision else 0
+    return {
+        "vocab": text["vocab_size"],
+        "hidden": hidden,
+        "ffn": text["intermediate_size"],
+        "layers": text["num_hidden_layers"],
+        "head": head,
+        "half_head": head // 2,
+        "q": heads * head,
+        "kv": text["num_key_value_heads"] * head,
+        "experts": text.get("num_experts", 0),
+        "moe": text.get("moe_intermediate_size", 0),
+        "tower": vision.get("embed_dim") or vision.get("hidden_size", 0),
+        "tower_ffn": vision.get("intermediate_size", 0),
+        "blocks": vision.get("depth") or vision.get("num_hidden_layers", 0),
+        "levels": len(vision.get("deepstack_visual_indexes", ())),
+        "patch": patch,
+        "places": vision.get("num_position_embeddings") or places,
+    }
+
+
+def _product(word: str, sizes: Mapping[str, int]) -> int:
+    return math.prod(int(part) if part.isdigit() else sizes[part] for part in word.split("*"))
+
+
+def _names(pattern: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    ranges = re.findall(r"\{(\w+)\}", pattern)
+    for numbers in itertools.product(*(range(sizes[name]) for name in ranges)):
+        yield pattern.format(**dict(zip(ranges, numbers, strict=True)))
+
+
+def write_headers(directory: Path, tensors: Mapping[str, Shape], num_files: int) -> None:
+    """An index and files that have headers but no bytes: holes of a file system, as long as the
+    weights would be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    names = sorted(tensors)
+    share = -(-len(names) // num_files)
+    weight_map = {}
+    for number in range(num_files):
+        file = f"model-{number + 1:05}-of-{num_files:05}.safetensors"
+        header, end = {}, 0
+        for name in names[number * share : (number + 1) * share]:
+            begin, end = end, end + 2 * math.prod(tensors[name])
+            header[name] = {
+                "dtype": "BF16", "shape": list(tensors[name]), "data_offsets": [begin, end],
+            }  # fmt: skip
+            weight_map[name] = file
+        text = json.dumps(header).encode()
+        with (directory / file).open("wb") as out:
+            out.write(struct.pack("<Q", len(text)) + text)
+            out.truncate(8 + len(text) + end)
+    total = sum(2 * math.prod(shape) for shape in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
