@@ -139,10 +139,15 @@ class SamplingParams(Record):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
+    num_prompt_logprobs: int = -1  # likewise, of the prompt's tokens
     min_tokens: int = 0
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
     priority: int = 0  # lower goes first: each step is worth so many seconds of waiting
     tokens_per_word: int = 1  # told to the gateway at once, but for the first and the last ones
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return max(self.num_logprobs, self.num_prompt_logprobs) >= 0
 
     @property
     def reads_output(self) -> bool:
@@ -210,6 +215,12 @@ class TokenLogprobs(Record):
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # 1: the likeliest; of a token of the prompt, else 0
+    prompt: tuple[TokenLogprobs, ...] = ()
+    """With the first token of an answer, where it is asked for: the prompt's, from its second."""
+
+    def with_prompt(self, prompt: tuple[TokenLogprobs, ...]) -> TokenLogprobs:
+        return msgspec.structs.replace(self, prompt=prompt)
 
 
 class TokenChunk(Record):

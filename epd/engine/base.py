@@ -120,6 +120,14 @@ class RowSpan:
     rows: Any  # Rows, or list[memoryview] of whole rows
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Of which tokens the log-probabilities are wanted: those behind the first of a chunk."""
+
+    targets: Sequence[int]
+    num_logprobs: int  # of the likeliest tokens besides
+
+
 @dataclass(slots=True)
 class StepSequence:
     """One request's part of a step: a chunk of its tokens, prompt or generated."""
@@ -136,6 +144,7 @@ class StepSequence:
     prompt_ids: Sequence[int] = ()  # repetition penalty reads them
     output_ids: Sequence[int] = ()  # emitted so far, penalties read them
     num_guesses: int = 0  # the last of `token_ids` are guesses: each is sampled behind, too
+    scoring: Scoring | None = None  # of a prompt's chunk
 
     @property
     def guesses(self) -> Sequence[int]:
@@ -149,12 +158,20 @@ class StepFailure:
     reason: str
 
 
-Outcome = TokenLogprobs | tuple[TokenLogprobs, ...] | StepFailure | None
+@dataclass(frozen=True, slots=True)
+class ChunkScores:
+    """The targets of a chunk's `scoring`; where the chunk samples, too, its token has them."""
+
+    prompt: tuple[TokenLogprobs, ...]
+
+
+Settled = TokenLogprobs | tuple[TokenLogprobs, ...] | StepFailure | None
+Outcome = Settled | ChunkScores
 
 
 class StepResult(NamedTuple):
     """Per sequence of the batch, in order: the sampled token (a sequence with guesses: the tokens
-    that hold, one at least), None (none asked), or failure."""
+    that hold, one at least), what a chunk's scoring found, None (none asked), or failure."""
 
     outcomes: list[Outcome]
     elapsed_s: float = 0.0

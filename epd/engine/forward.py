@@ -21,6 +21,7 @@ from epd.engine.decoder import AddedRows, FusedDecoder
 from epd.engine.flat_batch import FlatBatch, FlatSequence, Ints, pack, view
 from epd.engine.kv_pool import KvPool
 from epd.engine.row_splice import RowSplicer
+from epd.engine.scoring import Head, Scores
 
 MAX_SAMPLED = 4096  # rows of a step whose tokens stay on the device for the next
 
@@ -30,9 +31,11 @@ class Forward(Protocol):
 
     pool: KvPool
 
-    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
+    def __call__(
+        self, batch: Sequence[StepSequence], sources: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Scores]]:
         """Logits float32 `[n, vocabulary]` of the sequences that sample, in order: a row for each,
-        and one more for each of its guesses.
+        and one more for each of its guesses; and the scores of those with a `scoring`, in order.
 
         `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
         """
@@ -61,7 +64,9 @@ class SeamForward:
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled = tokens.tolist()
 
-    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
+    def __call__(
+        self, batch: Sequence[StepSequence], sources: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Scores]]:
         extents = [Extent(s.start, len(s.token_ids), s.block_table) for s in batch]
         self.pool.clear(attention.fresh_blocks(extents, self.pool.layout.block_size))
         known = [
@@ -79,11 +84,14 @@ class SeamForward:
             paged=attention.plan(extents, self.pool),
             **_deepstack(added, embeds),
         )
-        ends = np.cumsum([extent.count for extent in extents]) - 1
-        places = _sampled_places(batch, ends.tolist())
-        wanted = torch.tensor(places, dtype=torch.int64, device=self._device)
-        hidden = output.last_hidden_state[0, wanted]
-        return self._model.lm_head(hidden).float()
+        ends: list[int] = (np.cumsum([extent.count for extent in extents]) - 1).tolist()
+        wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
+        hidden = output.last_hidden_state[0]
+        return self._head(hidden[wanted]), _scores(self._head, hidden, batch, ends)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.lm_head(hidden).float()
+        return logits
 
     def _positions(self, batch: Sequence[StepSequence]) -> torch.Tensor:
         """int64 `[3, 1, T]`, or `[1, T]` for linear positions."""
@@ -107,6 +115,19 @@ def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[
         if sequence.sample is not None
         for place in range(end - sequence.num_guesses, end + 1)
     ]
+
+
+def _scores(
+    head: Head, hidden: torch.Tensor, batch: Sequence[StepSequence], ends: Sequence[int]
+) -> list[Scores]:
+    """`hidden`: of all tokens of the step; `ends`: each sequence's last token."""
+    scores = []
+    for sequence, end in zip(batch, ends, strict=True):
+        if sequence.scoring is not None:
+            start = end + 1 - len(sequence.token_ids)
+            rows = hidden[start : start + len(sequence.scoring.targets)]
+            scores.append(Scores(head, rows, sequence.scoring))
+    return scores
 
 
 def _deepstack(added: list[AddedRows], embeds: torch.Tensor) -> dict[str, Any]:
@@ -153,7 +174,9 @@ class FusedForward:
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled[: len(tokens)].copy_(tokens)
 
-    def __call__(self, batch: Sequence[StepSequence], sources: Sequence[int]) -> torch.Tensor:
+    def __call__(
+        self, batch: Sequence[StepSequence], sources: Sequence[int]
+    ) -> tuple[torch.Tensor, list[Scores]]:
         size = self.pool.layout.block_size
         order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > 1)
         parts = [self._flat(batch[i], sources[i]) for i in order]
@@ -163,14 +186,15 @@ class FusedForward:
         ):
             logits = self.graphs.replay(parts)
             if logits is not None:
-                return logits
+                return logits, []
         data, shape = pack(parts, size, self._tile_size)
         flat = view(upload(data, self._device), shape, self._tile_size)
         hidden = self.hidden(flat, ordered)
         place = {i: at for at, i in enumerate(order)}
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
-        wanted = _sampled_places(batch, [ends[place[i]] for i in range(len(batch))])
-        return self.head(hidden[to_device(wanted, torch.int64, self._device)])
+        ends = [ends[place[i]] for i in range(len(batch))]
+        wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
+        return self.head(hidden[wanted]), _scores(self.head, hidden, batch, ends)
 
     def hidden(self, flat: FlatBatch, batch: Sequence[StepSequence] = ()) -> torch.Tensor:
         """Hidden states of a batch on the device; `batch`, in its order, has the rows to splice."""

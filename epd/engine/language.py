@@ -26,6 +26,7 @@ import torch
 
 from epd.engine.base import (
     PENDING,
+    ChunkScores,
     EngineError,
     EngineStats,
     MediaLayout,
@@ -45,6 +46,7 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.models.base import ModelAdapter
 from epd.engine.pinned import register
 from epd.engine.sampler import Draft, SampleRequest
+from epd.engine.scoring import Scores
 from epd.engine.step_check import StepCheck
 from epd.messages import KvLayout, RowContract, TokenLogprobs
 
@@ -184,10 +186,11 @@ class TorchLanguageEngine:
         asked = [i for i in good if batch[i].sample is not None]
         guesses = any(batch[i].num_guesses for i in asked)
         draft: Draft | None = None
+        scores: list[Scores] = []
         if good:
             try:
                 with torch.inference_mode():
-                    logits = self._logits([batch[i] for i in good], sampled)
+                    logits, scores = self._logits([batch[i] for i in good], sampled)
                     if asked:
                         draft = Draft(logits, [r for i in asked for r in self._requests(batch[i])])
                         if not guesses:
@@ -205,6 +208,9 @@ class TorchLanguageEngine:
                 for i in asked:
                     outcomes[i] = _said(batch[i], row, outcome)
                     row += 1 + batch[i].num_guesses
+            scored = [i for i in good if batch[i].scoring is not None]
+            for i, found in zip(scored, scores, strict=True):
+                outcomes[i] = _with_prompt(outcomes[i], found.finish())
             ended = time.perf_counter()
             elapsed_s = ended - max(started, self._ended)  # it stood behind the step before
             self._ended = ended
@@ -217,7 +223,7 @@ class TorchLanguageEngine:
 
     def _logits(
         self, batch: Sequence[StepSequence], sampled: Mapping[str, int] = MappingProxyType({})
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, list[Scores]]:
         sources = [sampled[s.request_id] if tuple(s.token_ids) == (PENDING,) else -1 for s in batch]
         return self.forward(batch, sources)
 
@@ -228,7 +234,7 @@ class TorchLanguageEngine:
         For tests and accuracy studies; on the calling thread, and sequences must be sound.
         """
         with torch.inference_mode():
-            return self._logits(batch)
+            return self._logits(batch)[0]
 
     def warm_up(self) -> None:
         """One small forward in a pool of its own: first touch of weights and code."""
@@ -256,6 +262,15 @@ class TorchLanguageEngine:
             yield SampleRequest(
                 params, sequence.output_index + at, sequence.prompt_ids, output_ids, allowed
             )
+
+
+def _with_prompt(outcome: Outcome, prompt: tuple[TokenLogprobs, ...]) -> Outcome:
+    """What a chunk of a prompt came to, with the scores of its tokens."""
+    if outcome is None:
+        return ChunkScores(prompt)
+    if isinstance(outcome, TokenLogprobs):
+        return outcome.with_prompt(prompt)
+    return outcome
 
 
 def _said(

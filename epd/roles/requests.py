@@ -31,6 +31,7 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.prompt_scores import PromptScores, is_scored
 from epd.roles.reports import Reports
 from epd.roles.speculation import Speculation
 from epd.roles.step import new_tokens, token_event, until_end
@@ -89,6 +90,7 @@ class Requests(Role[Request]):
         runs_ahead = config.async_scheduling and not config.speculative.method
         self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=runs_ahead)
         self._on_reserved: dict[str, Granted] = {}
+        self._scores = PromptScores()
         self._caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
         self._speculation = Speculation(config.speculative, self.totals)
@@ -100,6 +102,7 @@ class Requests(Role[Request]):
             "requests": len(self._requests),
             "kv_blocks": self.pool.num_leased,
             "batch": self._scheduler.num_running + self._scheduler.num_waiting,
+            "prompt_scores": len(self._scores),
         }
 
     # --- for prefill and decode -------------------------------------------------------------------
@@ -249,6 +252,7 @@ class Requests(Role[Request]):
         if request.ended_for_client:
             self.fire(request, fsm.StepReturned())
             return
+        outcome = self._scores.take(request, outcome)
         if isinstance(outcome, StepFailure):
             self.fire(request, fsm.StepFailed("engine", outcome.reason, True))
         elif outcome is None:
@@ -292,7 +296,7 @@ class Requests(Role[Request]):
             num_computed=request.num_computed,
             num_ready=request.num_ready(),
             recomputable=not request.message.items,
-            keys=self._keys(request, request.num_tokens),
+            keys=() if is_scored(request) else self._keys(request, request.num_tokens),
         )
 
     def _promised_tokens(self, request: Request) -> int:
@@ -370,6 +374,7 @@ class Requests(Role[Request]):
         if self._requests.pop(machine.key, None) is not None:
             self._bury(machine.key)
             self.reports.forget(machine)
+            self._scores.forget(machine.key)
             self.actor.disarm(f"request/{machine.key}/deadline")
             self.actor.disarm(f"request/{machine.key}/grace")
             self.actor.disarm(f"request/{machine.key}/alive")

@@ -14,6 +14,7 @@ from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Request
 from epd.messages import MediaItem, TokenChunk, TokenLogprobs
+from epd.roles.prompt_scores import scoring_of
 
 
 def sequence_of(
@@ -47,6 +48,7 @@ def sequence_of(
             else ()
         ),
         num_guesses=len(guesses),
+        scoring=scoring_of(request, start, stop),
     )
 
 
@@ -59,7 +61,7 @@ def new_tokens(request: Request) -> TokenChunk:
         request.num_emitted + request.num_sent,
         tuple(token.token_id for token in new),
         request.finish_reason,
-        tuple(new) if request.sampling.num_logprobs >= 0 else (),
+        tuple(new) if request.sampling.tells_logprobs else (),
         request.num_confirmed,
         request.num_rejected,
         0 if request.num_sent else request.num_cached,

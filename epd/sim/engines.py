@@ -14,6 +14,7 @@ from typing import Any
 
 from epd.engine.base import (
     PENDING,
+    ChunkScores,
     EncodeFailure,
     EngineError,
     MediaError,
@@ -238,13 +239,14 @@ class SimLanguageEngine:
         records = self._records(sequence, prefix)
         self._store(sequence, records, last_layer=NUM_LAYERS - 1)
         kv = prefix + b"".join(records)
-        params = sequence.sample
+        params, prompt = sequence.sample, _scores(sequence, records)
         if params is None:
-            return None
+            return ChunkScores(prompt) if prompt else None
 
         def sample(at: int) -> TokenLogprobs:
             known = kv[: (needed - sequence.num_guesses + at) * RECORD_NBYTES]
-            return TokenLogprobs(golden.next_token(known, params, sequence.output_index + at), -0.5)
+            token = golden.next_token(known, params, sequence.output_index + at)
+            return TokenLogprobs(token, -0.5, prompt=prompt)
 
         return verify(sequence.guesses, sample) if sequence.num_guesses else sample(0)
 
@@ -272,6 +274,15 @@ class SimLanguageEngine:
                 at = block * BLOCK_NBYTES + place * PART_NBYTES
                 part = record[layer * PART_NBYTES : (layer + 1) * PART_NBYTES]
                 self._kv[at : at + PART_NBYTES] = part
+
+
+def _scores(sequence: StepSequence, records: Sequence[bytes]) -> tuple[TokenLogprobs, ...]:
+    """Made of what is ahead of each token, as everything here is."""
+    targets = sequence.scoring.targets if sequence.scoring is not None else ()
+    return tuple(
+        TokenLogprobs(target, -1.0 - record[0], rank=1)
+        for target, record in zip(targets, records, strict=False)
+    )
 
 
 def _placeholders(sequence: StepSequence) -> Iterator[int]:
