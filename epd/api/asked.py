@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from epd.api.errors import bad_request
+from epd.api.errors import ApiError, bad_request
 from epd.api.structured import Constraint
 from epd.api.tools import ToolUse
 from epd.messages import SamplingParams
@@ -23,6 +23,10 @@ class ModelFacts(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     defaults: Mapping[str, Any]  # of fields of `Asked`, as the model's publisher wants them
+
+
+def _as_it_is(error: ApiError) -> ApiError:
+    return error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class Asked:
     user: str = ""
     constraint: Constraint | None = None
     tool_use: ToolUse | None = None  # chat
+    told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
+    echo: Mapping[str, Any] = field(default_factory=dict)  # what that API's answers repeat of it
 
     def sampling(
         self, index: int, seed: int, max_tokens: int, model: ModelFacts, grammar: str = ""

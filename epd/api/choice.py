@@ -62,6 +62,11 @@ class Choice:
         """Whether some of its tokens are marks, of which a client is told nothing."""
         return self._parser is not None
 
+    @property
+    def stop_string(self) -> str:
+        """The one that ended it; empty if none did."""
+        return self._matcher.found if self._matcher is not None else ""
+
     def take(self, updates: Iterable[GenerationUpdate]) -> Delta:
         """Several updates at once, none of them an error."""
         texts: list[str] = []

@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from epd.api.answer import Answer, Extras, Facts
+from epd.api.anthropic_answer import MessageAnswer
+from epd.api.anthropic_request import read_message
 from epd.api.asked import Asked, ModelFacts
 from epd.api.choice import Choice, Delta
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
@@ -61,7 +63,7 @@ class Prepares(ModelFacts, Protocol):
 
 
 class Completions:
-    """Serves both kinds of completions over one model."""
+    """Serves completions over one model, in the forms of several APIs."""
 
     def __init__(
         self,
@@ -86,6 +88,10 @@ class Completions:
     async def completion(self, exchange: Exchange) -> None:
         """POST /v1/completions.  Raises ApiError, ClientGone."""
         await self._traced(exchange, "text_completion", read_completion, CompletionAnswer)
+
+    async def message(self, exchange: Exchange) -> None:
+        """POST /v1/messages.  Raises ApiError, ClientGone."""
+        await self._traced(exchange, "chat", read_message, MessageAnswer)
 
     async def _traced(
         self, exchange: Exchange, operation: str, read: Reader, kind: type[Answer]
@@ -131,7 +137,10 @@ class Completions:
         request_id: str = streams[0].request_id
         exchange.named_here(request_id)
         exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
-        prompt = await self._start(exchange, streams, asked, record)
+        try:
+            prompt = await self._start(exchange, streams, asked, record)
+        except ApiError as error:
+            raise asked.told(error) from None
         self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         if record.is_sampled:
             describe_request(record, asked, prompt, self._preparer.model_name, request_id)

@@ -58,6 +58,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def openai_body(error: ApiError, request_id: str = "") -> dict[str, Any]:
+    """The JSON object of a response; OpenAI tells the request's id in a header only."""
+    return error.body
+
+
 def failure_event(error: ApiError) -> bytes:
     """What ends a stream that has begun and cannot go on."""
     return b"data: " + msgspec.json.encode(error.body) + b"\n\n"

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from epd.api.errors import ApiError, bad_request, failure_event
+from epd.api.errors import ApiError, bad_request, failure_event, openai_body
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -51,6 +51,7 @@ class Exchange:
             b""  # goes out as x-request-id once it is known; the client's if it has one
         )
         self.traceresponse = b""  # likewise
+        self.error_body = openai_body  # in the form of the API that is spoken
         self.failure = failure_event  # of a stream; an API's own once its answer has begun
         self.started = False
         self.status = 0  # until the answer starts
@@ -169,11 +170,12 @@ class Exchange:
         await self.respond(status, _encode(value), JSON, headers)
 
     async def respond_error(self, error: ApiError, *headers: tuple[bytes, bytes]) -> None:
-        """The error in OpenAI's format, with Retry-After where there is one."""
+        """The error in the API's form, with Retry-After where there is one."""
         all_headers = list(headers)
         if error.retry_after_s is not None:
             all_headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        await self.respond_json(error.status, error.body, all_headers)
+        body = self.error_body(error, self.request_id.decode())
+        await self.respond_json(error.status, body, all_headers)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Status line and headers; from here on an error can only be told in the body."""

@@ -17,12 +17,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
-TENANT_HEADERS = (b"authorization", b"x-epd-tenant")
-
 
 def tenant_of(headers: Mapping[bytes, bytes]) -> str:
     """Who asks, as 64 hex digits that do not tell the key; empty for nobody in particular."""
-    named = [headers.get(name, b"") for name in TENANT_HEADERS]
+    named = [_credential(headers), headers.get(b"x-epd-tenant", b"")]
     if not any(named):
         return ""
     digest = hashlib.sha256()
@@ -30,6 +28,12 @@ def tenant_of(headers: Mapping[bytes, bytes]) -> str:
         digest.update(len(value).to_bytes(8, "little"))
         digest.update(value)
     return digest.hexdigest()
+
+
+def _credential(headers: Mapping[bytes, bytes]) -> bytes:
+    """The API key as it is sent; Anthropic's clients have a header of their own for it."""
+    key = headers.get(b"x-api-key", b"")
+    return headers.get(b"authorization", b"") or (b"Bearer " + key if key else b"")
 
 
 def scope_of(cache_scope: str, configured: str, tenant: str) -> str:

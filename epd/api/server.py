@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from epd import __version__
+from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.completions import Completions, Prepares
 from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
@@ -133,6 +134,8 @@ class ApiServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: every outcome becomes an answer here, and the server lives on."""
         exchange = Exchange(scope, receive, send)
+        if exchange.path.startswith("/v1/messages"):
+            exchange.error_body = anthropic_error
         try:
             exchange.read_request_id()
             handler = self._route(exchange)
@@ -182,6 +185,7 @@ class ApiServer:
         return {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.completion},
+            "/v1/messages": {"POST": completions.message},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},

@@ -17,19 +17,19 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.stopped = False
+        self.found = ""  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """More text: what is certain now, and whether a stop string has been found."""
         if not self._stops:
             return text, False
-        if self.stopped:
+        if self.found:
             return "", True
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self._held, self.stopped = "", True
-            _, start = min(found)
+            _, start, self.found = min(found)
+            self._held = ""
             return text[:start], True
         keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]

@@ -1,0 +1,297 @@
+"""What a client of Anthropic's Messages API may ask, and what it means as a chat request.
+
+Names that Anthropic does not have (`seed`, `min_p`, ...) are taken as in chat completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from epd.api.asked import Asked, ModelFacts
+from epd.api.errors import bad_request
+from epd.api.parameters import SIMPLE
+from epd.api.shapes import Shape, read_shape
+from epd.api.translation import Conversation, Parts, as_json, picture_part, text_part
+from epd.config import Limits
+
+# Chat's, under their own names.
+PASSED = {*SIMPLE, "model", "logit_bias", "stop_token_ids"} - {"stop", "user"}
+REFUSED = {
+    "container": "this server runs no code",
+    "mcp_servers": "this server calls no other",
+}
+
+
+Hint = dict[str, Any]  # cache_control: prompts are found in the cache by their content
+
+
+class Text(Shape, tag="text", tag_field="type"):
+    text: str
+    cache_control: Hint | None = None
+    citations: Any = None
+
+
+class Base64(Shape, tag="base64", tag_field="type"):
+    data: str
+    media_type: str
+
+
+class Url(Shape, tag="url", tag_field="type"):
+    url: str
+
+
+class Image(Shape, tag="image", tag_field="type"):
+    source: Base64 | Url
+    cache_control: Hint | None = None
+
+
+class ToolUse(Shape, tag="tool_use", tag_field="type"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: Hint | None = None
+    caller: Any = None
+
+
+class ToolResult(Shape, tag="tool_result", tag_field="type"):
+    tool_use_id: str
+    content: str | list[Text | Image] | None = None
+    is_error: bool | None = None
+    cache_control: Hint | None = None
+
+
+class Thinking(Shape, tag="thinking", tag_field="type"):
+    thinking: str
+    signature: str | None = None
+
+
+class Message(Shape):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Text | Image | ToolUse | ToolResult | Thinking]
+
+
+class Tool(Shape):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Hint | None = None
+    eager_input_streaming: bool | None = None
+
+
+class ToolChoice(Shape):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(Shape):
+    user_id: str | None = None
+
+
+class ThinkingConfig(Shape):
+    """Without effect: a model thinks as its chat template has it."""
+
+    type: Literal["adaptive", "disabled", "enabled"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class Format(Shape):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Shape):
+    format: Format | None = None
+    effort: str | None = None  # a hint to other models
+
+
+class Prompt(Shape):
+    """What makes the prompt: all that `count_tokens` takes."""
+
+    messages: list[Message]
+    system: str | list[Text] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Hint | None = None
+
+
+class Request(Prompt, kw_only=True):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+def read_message(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+    """POST /v1/messages.  Raises ApiError."""
+    present = _present(body)
+    own = {name: v for name, v in present.items() if name not in PASSED or name == "max_tokens"}
+    request = read_shape(own, Request)
+    chat = {name: value for name, value in present.items() if name in PASSED}
+    if request.stop_sequences:
+        chat["stop"] = request.stop_sequences
+    if request.metadata is not None and request.metadata.user_id is not None:
+        chat["user"] = request.metadata.user_id
+    return _read(request, chat, model, limits)
+
+
+def read_counted(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+    """POST /v1/messages/count_tokens.  Raises ApiError."""
+    present = _present(body)
+    chat = {name: present.pop(name) for name in ("model",) if name in present}
+    return _read(read_shape(present, Prompt), chat, model, limits)
+
+
+def _present(body: Mapping[str, Any]) -> dict[str, Any]:
+    for name, reason in REFUSED.items():
+        if body.get(name):
+            raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
+    return {k: v for k, v in body.items() if v is not None and k not in REFUSED}
+
+
+def _read(request: Prompt, chat: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+    talk = Conversation()
+    talk.names.paths |= {"stop": "stop_sequences", "user": "metadata.user_id"}
+    if request.system is not None:
+        talk.say("system", _content(request.system, "system"), "system")
+    for i, message in enumerate(request.messages):
+        path = f"messages[{i}]"
+        if message.role == "user":
+            _user(talk, message, path)
+        elif message.role == "assistant":
+            _assistant(talk, message, path)
+        else:
+            _system(talk, message, path)
+    if request.messages and request.messages[-1].role == "assistant":
+        ends = f"{path} is an answer, and this server begins new ones; end with a user message"
+        raise bad_request(ends, path)
+    if request.tools:
+        talk.names.paths |= _tool_names(len(request.tools))
+        chat["tools"] = [_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        chat |= _tool_choice(request.tool_choice)
+    if request.output_config is not None and request.output_config.format is not None:
+        schema = {"name": "answer", "schema": request.output_config.format.schema}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        talk.names.paths |= {
+            "response_format": "output_config.format",
+            "response_format.json_schema": "output_config.format",
+        }
+    return talk.read(chat, model, limits)
+
+
+def _content(content: Any, path: str) -> Parts | str:
+    if isinstance(content, str):
+        return content
+    return [(text_part(block.text), f"{path}[{i}]") for i, block in enumerate(content)]
+
+
+def _picture(image: Image, path: str) -> tuple[dict[str, Any], str]:
+    source = image.source
+    if isinstance(source, Url):
+        return picture_part(source.url), f"{path}.source"
+    return picture_part(f"data:{source.media_type};base64,{source.data}"), f"{path}.source"
+
+
+def _user(talk: Conversation, message: Message, path: str) -> None:
+    """Results of tools become messages of their own; they come first."""
+    if isinstance(message.content, str):
+        talk.say("user", message.content, path)
+        return
+    said: Parts = []
+    for i, block in enumerate(message.content):
+        place = f"{path}.content[{i}]"
+        if isinstance(block, Text):
+            said.append((text_part(block.text), place))
+        elif isinstance(block, Image):
+            said.append(_picture(block, place))
+        elif isinstance(block, ToolResult):
+            if said:
+                raise bad_request(f"{place}: tool_result blocks come before all others", place)
+            talk.result(block.tool_use_id, _result(block, place), place)
+        else:
+            raise _misplaced(place, block, "assistant")
+    if said or not message.content:
+        talk.say("user", said, path)
+
+
+def _result(block: ToolResult, path: str) -> Parts | str:
+    if block.content is None or isinstance(block.content, str):
+        return block.content or ""
+    return [
+        _picture(part, f"{path}.content[{i}]")
+        if isinstance(part, Image)
+        else (text_part(part.text), f"{path}.content[{i}]")
+        for i, part in enumerate(block.content)
+    ]
+
+
+def _system(talk: Conversation, message: Message, path: str) -> None:
+    if not isinstance(message.content, str):
+        for i, block in enumerate(message.content):
+            if not isinstance(block, Text):
+                raise _misplaced(f"{path}.content[{i}]", block, "user or assistant")
+    talk.say("system", _content(message.content, f"{path}.content"), path)
+
+
+def _assistant(talk: Conversation, message: Message, path: str) -> None:
+    if isinstance(message.content, str):
+        talk.say("assistant", message.content, path)
+        return
+    texts: Parts = []
+    calls = []
+    for i, block in enumerate(message.content):
+        place = f"{path}.content[{i}]"
+        if isinstance(block, Thinking):
+            talk.think(block.thinking)
+        elif isinstance(block, Text):
+            texts.append((text_part(block.text), place))
+        elif isinstance(block, ToolUse):
+            calls.append((block, place))
+        else:
+            raise _misplaced(place, block, "user")
+    if texts or not calls:
+        talk.say("assistant", texts, path)
+    else:
+        talk.say("assistant", "", path)
+    for block, place in calls:
+        talk.call(block.id, block.name, as_json(block.input), place)
+
+
+def _misplaced(path: str, block: Shape, role: str) -> Exception:
+    kind = block.__struct_config__.tag
+    return bad_request(f"{path}: {kind} blocks are taken in messages of role {role} only", path)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _tool_names(count: int) -> dict[str, str]:
+    names = {"tool_choice.function": "tool_choice", "parallel_tool_calls": "tool_choice"}
+    for i in range(count):
+        names[f"tools[{i}].function"] = f"tools[{i}]"
+        names[f"tools[{i}].function.parameters"] = f"tools[{i}].input_schema"
+    return names
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    chat: dict[str, Any] = {}
+    if choice.type == "tool":
+        if choice.name is None:
+            raise bad_request("tool_choice.name is missing", "tool_choice.name")
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        chat["tool_choice"] = "required" if choice.type == "any" else choice.type
+    if choice.disable_parallel_tool_use is not None:
+        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return chat

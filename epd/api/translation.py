@@ -1,0 +1,125 @@
+"""Another API's request as a chat request: there is one way to an answer, under several names.
+
+The other API's own shape is checked first; what it says is then written as the body of a chat
+completion, which is validated and served like any.  Each field that is moved is noted, so that what
+is wrong with it is told under the name by which its client knows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from epd.api.asked import Asked, ModelFacts
+from epd.api.errors import ApiError
+from epd.api.validation import read_chat
+from epd.config import Limits
+
+Parts = list[tuple[dict[str, Any], str]]
+
+
+@dataclass(slots=True)
+class Names:
+    """What the other API calls the fields of a chat request, by their paths there."""
+
+    paths: dict[str, str] = field(default_factory=dict)
+
+    def told(self, error: ApiError) -> ApiError:
+        """The error under the client's name of the field."""
+        param = error.param or ""
+        known = [p for p in self.paths if param == p or param.startswith((f"{p}.", f"{p}["))]
+        if not known:
+            return error
+        prefix = max(known, key=len)
+        own = self.paths[prefix] + param.removeprefix(prefix)
+        message = error.message
+        if "." in param or "[" in param or message.startswith(param):  # else it is also a word
+            message = message.replace(param, own)
+        return ApiError(
+            error.status, message, param=own, code=error.code, retry_after_s=error.retry_after_s
+        )
+
+
+class Conversation:
+    """Messages of a chat request, written one after the other."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.names = Names()
+        self._pictures: Parts = []  # of results of tools
+        self._reasoning = ""
+
+    def say(self, role: str, content: Parts | str, path: str) -> None:
+        """A message; parts as chat knows them, each with its path in the other API."""
+        if role == "user" and self._pictures:
+            own = [(text_part(content), path)] if isinstance(content, str) else content
+            content, self._pictures = [*self._pictures, *own], []
+        self.flush()
+        name = f"messages[{len(self.messages)}]"
+        self.names.paths[name] = path
+        message: dict[str, Any] = {"role": role, "content": content}
+        if not isinstance(content, str):
+            message["content"] = [part for part, _ in content]
+            for i, (part, own_path) in enumerate(content):
+                self.names.paths[f"{name}.content[{i}]"] = own_path
+                if part["type"] == "image_url":
+                    place = f"{name}.content[{i}].image_url"
+                    self.names.paths[place] = self.names.paths[f"{place}.url"] = own_path
+        if role == "assistant" and self._reasoning:
+            message["reasoning_content"], self._reasoning = self._reasoning, ""
+        self.messages.append(message)
+
+    def think(self, text: str) -> None:
+        """Reasoning ahead of the answer that comes next."""
+        self._reasoning += text
+
+    def call(self, call_id: str, name: str, arguments: str, path: str) -> None:
+        """A call, which belongs to the answer before it."""
+        if not self.messages or self.messages[-1]["role"] != "assistant" or self._reasoning:
+            self.say("assistant", "", path)
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        place = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
+        self.names.paths[place] = self.names.paths[f"{place}.function"] = path
+        function = {"name": name, "arguments": arguments}
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str, content: Parts | str, path: str) -> None:
+        """What a call gave.  Templates know text there; its pictures open the next message."""
+        pictures, self._pictures = self._pictures, []
+        if not isinstance(content, str):
+            pictures += [part for part in content if part[0]["type"] != "text"]
+            content = "\n".join(part["text"] for part, _ in content if part["type"] == "text")
+        self.say("tool", content, path)
+        self.messages[-1]["tool_call_id"] = call_id
+        self._pictures = pictures
+
+    def flush(self) -> None:
+        """Pictures of results that no message of the user took."""
+        if self._pictures:
+            pictures, self._pictures = self._pictures, []
+            self.say("user", pictures, pictures[0][1])
+
+    def read(self, body: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+        """`body`: what else the chat request says.  Raises ApiError."""
+        self.flush()
+        try:
+            asked = read_chat({**body, "messages": self.messages}, model, limits)
+        except ApiError as error:
+            raise self.names.told(error) from None
+        asked.told = self.names.told
+        return asked
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def picture_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def as_json(value: Any) -> str:
+    """Arguments of a call, as a model writes them."""
+    return json.dumps(value, ensure_ascii=False)
