@@ -6,6 +6,8 @@ module reads the environment or a global.  Defaults serve the bundled tiny model
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
@@ -15,11 +17,19 @@ SPECULATIVE_METHODS = ("ngram",)
 CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
 
 
+FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a transport's name is `package.module:factory`, code of others."""
+    return FOREIGN.fullmatch(name) is not None
+
+
 def is_transport(text: str) -> bool:
     """`auto`, or names of transports with commas between them, none twice."""
     names = text.split(",")
     known = TRANSPORTS[1:] if len(names) > 1 else TRANSPORTS
-    return len(set(names)) == len(names) and all(name in known for name in names)
+    return len(set(names)) == len(names) and all(n in known or is_foreign(n) for n in names)
 
 
 class ConfigError(Exception):
@@ -146,8 +156,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway_endpoint: str = ""
     endpoint: str = ""
     cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
-    transport: str = "auto"  # of rows and KV: auto, or some of TRANSPORTS with commas
+    transport: str = "auto"  # of rows and KV: auto, or some of TRANSPORTS or others, with commas
     transport_directory: str = ""  # for the file transport: shared by instances
+    transport_options: str = ""  # for a transport of others: a JSON object
     mooncake: MooncakeConfig = MooncakeConfig()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()

@@ -16,10 +16,11 @@ import numpy as np
 import uvloop
 
 from epd.bench.words import answer_all
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Region, TransferEngine
 from epd.transport.host_memory import anonymous
 from epd.transport.mooncake_library import Library
-from epd.transport.routing import BACKENDS, BackendSettings
+from epd.transport.routing import BACKENDS
 
 PAGE = 4096
 TAG_NBYTES = 8

@@ -18,10 +18,11 @@ import numpy as np
 from epd.bench.hop_process import TAG_NBYTES, backend_of, fingerprint
 from epd.bench.words import Remote
 from epd.messages import RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, Written
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.mooncake_library import End, Library, Piece
-from epd.transport.routing import BACKENDS, BackendSettings
+from epd.transport.routing import BACKENDS
 
 REFERENCES = (
     "memcpy", "mooncake-raw", "safetensors-shm", "safetensors-disk", "safetensors-fsync",

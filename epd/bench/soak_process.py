@@ -18,10 +18,11 @@ import uvloop
 
 from epd.bench.words import answer_all
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Region, TransferEngine, Written
 from epd.transport.checksum import checksum_of
 from epd.transport.host import this_host_id
-from epd.transport.routing import BACKENDS, BackendSettings
+from epd.transport.routing import BACKENDS
 
 GUARD = 0xEE
 BASE_NBYTES = 8 << 20

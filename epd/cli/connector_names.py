@@ -13,6 +13,7 @@ class Connector:
     transport: str
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    is_foreign: bool = False  # its own configuration is its own business
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ A role that the instance does not play is refused as well.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import msgspec
 from epd.cli.connector_names import BUFFER_DEVICES, EC, KV, REMEDIES, Connector, Hop
 from epd.cli.parser import suggestion
 from epd.cli.settings import Settings, check_send_ring, checked
-from epd.config import ConfigError
+from epd.config import ConfigError, is_foreign
 
 
 @dataclass(slots=True)
@@ -109,7 +110,9 @@ def _read(hop: Hop, text: str, roles: tuple[str, ...], applied: Applied) -> None
         if given.get(name) is None:
             raise ConfigError(f"{hop.flag} has no {name}: give one")
     claims = _claims(hop, str(given[f"{hop.prefix}_role"]), roles)
-    connector = _connector(hop, given[f"{hop.prefix}_connector"])
+    path = given.get(f"{hop.prefix}_connector_module_path")
+    name = given[f"{hop.prefix}_connector"]
+    connector = _connector(hop, name) if path is None else _foreign(hop, name, path)
     extra_key = f"{hop.prefix}_connector_extra_config"
     extra = given.get(extra_key)
     for name in connector.needs:
@@ -148,7 +151,7 @@ def _readers(hop: Hop) -> dict[str, Reader]:
         f"{prefix}_port": _port,
         f"{prefix}_rank": _rank,
         f"{prefix}_parallel_size": _parallel_size,
-        f"{prefix}_connector_module_path": _module_path,
+        f"{prefix}_connector_module_path": _done,
         "engine_id": _engine_id,
     }
     if hop is KV:
@@ -200,6 +203,26 @@ def _connector(hop: Hop, name: Any) -> Connector:
     return connector
 
 
+def _foreign(hop: Hop, name: Any, path: Any) -> Connector:
+    """A factory of somebody else's module, which is looked for and not imported here."""
+    transport = f"{path}:{name}"
+    if not is_foreign(transport):
+        raise ConfigError(
+            f"{hop.flag}: {path!r} and {name!r} must be a module and what makes a connector in it, "
+            "such as package.module and MyConnector"
+        )
+    try:
+        found = importlib.util.find_spec(path)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise ConfigError(
+            f"{hop.flag}: there is no module {path}: install it, or name its directory in "
+            "PYTHONPATH"
+        )
+    return Connector(transport, is_foreign=True)
+
+
 def _done(its: _Read, key: str, value: Any) -> None:
     """Read before the others."""
 
@@ -208,6 +231,9 @@ def _extra(its: _Read, key: str, value: Any) -> None:
     hop, connector = its.hop, its.connector
     if not isinstance(value, dict):
         raise ConfigError(f"{hop.flag}: {key} must be an object")
+    if connector.is_foreign:
+        its.applied.put(hop, "transport_options", value)
+        return
     for name, content in value.items():
         if name not in connector.extra:
             known = ", ".join(connector.extra) or "none"
@@ -288,10 +314,6 @@ def _load_failure_policy(its: _Read, key: str, value: Any) -> None:
             f"{its.hop.flag}: {key} {value!r} is not supported: what could not be moved is "
             'computed again; write "recompute", or drop it'
         )
-
-
-def _module_path(its: _Read, key: str, value: Any) -> None:
-    raise ConfigError(f"{its.hop.flag}: {key} is not supported: no code is loaded by configuration")
 
 
 def _engine_id(its: _Read, key: str, value: Any) -> None:

@@ -167,7 +167,8 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--transport", metavar="NAMES",
-        help="how rows and KV move: auto (by pair of instances), or shm, tcp, mooncake, file",
+        help="how rows and KV move: auto (by pair of instances), or shm, tcp, mooncake, file, or "
+        "package.module:factory of your own",
     )  # fmt: skip
     group.add_argument(
         "--cache-scope", metavar="SCOPE",

@@ -82,6 +82,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster_key: str = ""  # a key file: required between hosts
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
     transport_directory: str = ""  # of the file transport: shared by all instances
+    transport_options: str = ""  # a JSON object, for a transport of others: package.module:factory
     mooncake: MooncakeConfig = MooncakeConfig()
     otlp_traces_endpoint: str = ""  # of OpenTelemetry; empty: what its own variables say
     cpus_per_instance: int = 0  # CPUs of its own for each; 0: the instances share them
@@ -169,6 +170,8 @@ def checked(key: str, value: Any, origin: str) -> Any:
     if kind is None:
         hint = suggestion(key, leaves()) or _tail_hint(key)
         raise ConfigError(f"{origin}: {key} is not a setting{hint}")
+    if key == "transport_options" and isinstance(value, dict):
+        value = json.dumps(value, sort_keys=True)
     if key == "engine.dtype":
         value = SHORT_DTYPES.get(value, value)
     try:
@@ -214,9 +217,12 @@ def _problem(key: str, value: Any) -> str:
     if key == "transport" and not is_transport(value):
         last = value.split(",")[-1]
         return (
-            f"it must be auto, or some of {', '.join(TRANSPORTS[1:])} with commas between them"
+            f"it must be auto, or some of {', '.join(TRANSPORTS[1:])} and package.module:factory "
+            f"with commas between them"
             f"{suggestion(last, TRANSPORTS)}"
         )
+    if key == "transport_options" and not _is_object(value):
+        return 'it must be a JSON object, such as {"directory": "/mnt/rows"}'
     if key == "engine.device" and not re.fullmatch(r"cpu|cuda(:\d+)?(,cuda(:\d+)?)*", value):
         return "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"
     if key == "engine.cpu_affinity" and value:
@@ -234,6 +240,13 @@ def _problem(key: str, value: Any) -> str:
     if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:
         return f"it must be one of {', '.join(MOONCAKE_PROTOCOLS)}"
     return ""
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return not text or isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def check_send_ring(settings: Settings) -> None:
@@ -325,6 +338,7 @@ def instance_config(
         cluster_key=settings.cluster_key,
         transport=settings.transport,
         transport_directory=settings.transport_directory,
+        transport_options=settings.transport_options,
         mooncake=settings.mooncake,
         timing=settings.timing,
         encode=settings.encode,

@@ -10,6 +10,7 @@ files and shared memory are removed.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -82,6 +83,7 @@ def make_ports(
     host: str = "127.0.0.1",
     secret: bytes = b"",
     directory: str = "",
+    options: str = "",
     mooncake: MooncakeConfig = MOONCAKE_OVER_TCP,
     storage: Storage | None = None,
 ) -> Ports:
@@ -101,6 +103,7 @@ def make_ports(
             host=host,
             secret=secret,
             directory=directory,
+            options=json.loads(options or "{}"),
             mooncake=mooncake,
         ),
         journal=RecordingJournal(clock.now_s),
@@ -171,6 +174,7 @@ async def serve_instance(
             host=data_host(config.endpoint),
             secret=key.data_plane_secret() if key is not None else b"",
             directory=config.transport_directory,
+            options=config.transport_options,
             mooncake=config.mooncake,
             storage=open_storage(config),
         )

@@ -8,7 +8,8 @@ of /dev/shm, so that containers with one of their own are apart; for a listener 
 network namespace, for one that other hosts reach it is empty; for a shared directory it is a token
 that lies in the directory.  So reachability is compared, never guessed from addresses.
 
-A pair uses the first transport of `ORDER` that both offer with the same domain.  The function is
+A pair uses the first transport of `ORDER` that both offer with the same domain; one that is not of
+this project was asked for by its name, and goes before all that leave the process.  The function is
 pure and symmetric: gateway and both ends compute it from the same records and need not agree by
 messages.  `--transport NAME` makes an instance offer that one alone.
 
@@ -61,5 +62,5 @@ def describe(info: InstanceInfo) -> str:
     return f"{info.address.instance_id} offers {', '.join(offers) or 'none'}"
 
 
-def _rank(name: str) -> int:
-    return ORDER.index(name) if name in ORDER else len(ORDER)
+def _rank(name: str) -> float:
+    return ORDER.index(name) if name in ORDER else 0.5

@@ -4,11 +4,12 @@ zlib-ng's gives the same values with vector instructions: measured here 29 GB/s 
 that a sum costs less than the copy beside it.  Both let go of the interpreter lock.
 
 Policy (`engine.checksums` of the configuration).  `auto`: writes that leave this host's memory are
-summed by the writer and checked by the reader before a row is published (tcp, mooncake, file);
-copies within it are not (local, shm).  Why: such a copy has no medium that could lose or turn bits
-without the machine check that ends the process.  What has gone wrong in practice is a wrong writer
-or a wrong time, and that is excluded without reading a byte: a descriptor names one life of its
-owner, slots are leased to one room until it is terminal, and memory in doubt waits for a fence.
+summed by the writer and checked by the reader before a row is published (tcp, mooncake, file, what
+others bring); copies within it are not (local, shm).  Why: such a copy has no medium that could
+lose or turn bits without the machine check that ends the process.  What has gone wrong in practice
+is a wrong writer or a wrong time, and that is excluded without reading a byte: a descriptor names
+one life of its owner, slots are leased to one room until it is terminal, and memory in doubt waits
+for a fence.
 `always` sums everywhere, `never` nowhere.  Whatever the policy, a commit says how many bytes there
 are, and a reader checks whenever the writer has computed a sum: only writers need to agree.
 """
@@ -24,12 +25,12 @@ except ImportError:  # a platform without its wheel: the same values, more slowl
 
 STEP_NBYTES = 1 << 20  # between two looks at other threads that want to run
 
-LEAVES_MEMORY = frozenset({"tcp", "mooncake", "file"})
+IN_MEMORY = frozenset({"local", "shm"})
 
 
 def is_summed(policy: str, backend: str) -> bool:
     """Whether writes over `backend` carry a checksum; `policy` is one of `config.CHECKSUMS`."""
-    return policy == "always" or (policy == "auto" and backend in LEAVES_MEMORY)
+    return policy == "always" or (policy == "auto" and backend not in IN_MEMORY)
 
 
 def checksum_of(views: Iterable[memoryview], so_far: int = 0) -> int:

@@ -8,9 +8,9 @@ A write whose target lives in this process goes there directly, by copy or by re
 backend allocated the region: when two stages of a request meet in one instance the hop is local,
 with nothing for the role to decide.  Every other write goes to the backend named in the descriptor.
 
-`BACKENDS` is the seam: a new backend is a factory in this table and a class that passes
-tests/contract/transfer_kit.py; one that can also expose memory of another backend has the methods
-of `Exposes`.
+`BACKENDS` is the seam: a new backend is a factory in this table, or of somebody else's module
+(`epd.transport.foreign`), for a class that passes tests/contract/transfer_kit.py; one that can also
+expose memory of another backend has the methods of `Exposes`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
-from epd.messages import Address, RemoteRegion
+from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig, is_foreign
+from epd.messages import Address, RemoteRegion, TransportOffer
+from epd.transport import foreign
+from epd.transport.backend import BackendFactory, BackendSettings, Exposes
 from epd.transport.base import (
     Buffer,
     Region,
@@ -42,35 +44,6 @@ from epd.transport.offers import offer
 from epd.transport.region import RegionKey, SlotRegion, key_of
 from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
-
-
-@dataclass(frozen=True, slots=True)
-class BackendSettings:
-    """What a backend may need to know of its instance; each takes what concerns it."""
-
-    instance_id: str
-    epoch: int
-    checksums: bool = False
-    host: str = "127.0.0.1"  # where peers on other hosts can reach this one
-    secret: bytes = b""  # of the cluster; required beyond loopback
-    directory: str = ""  # shared by all instances; empty: below the system's temporary directory
-    mooncake: MooncakeConfig = MOONCAKE_OVER_TCP
-
-
-@runtime_checkable
-class Exposes(Protocol):
-    """A backend by which peers can write to memory that another backend has made."""
-
-    def expose(self, region: SlotRegion) -> RemoteRegion:
-        """Let peers reach this region; the descriptor by which they do."""
-        ...
-
-    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
-        """Not any more; the region is about to be revoked."""
-        ...
-
-
-BackendFactory = Callable[[BackendSettings], TransferEngine]
 
 
 def _make_shm(its: BackendSettings) -> TransferEngine:
@@ -110,6 +83,12 @@ BACKENDS: dict[str, BackendFactory] = {
 }
 
 
+def _offer(name: str, engine: TransferEngine, host: str, directory: str) -> TransportOffer:
+    if isinstance(engine, foreign.Reaches):
+        return TransportOffer(name, engine.domain)
+    return offer(name, host, directory_of(directory))
+
+
 def data_host(endpoint: str) -> str:
     """Where the data plane listens: at the address of the bus, or on loopback beside ipc."""
     if not is_tcp(endpoint):
@@ -138,11 +117,12 @@ class RoutingTransferEngine:
         host: str = "127.0.0.1",
         secret: bytes = b"",
         directory: str = "",
+        options: Mapping[str, Any] | None = None,
         mooncake: MooncakeConfig = MOONCAKE_OVER_TCP,
         factories: Mapping[str, BackendFactory] = BACKENDS,
     ) -> None:
         names = [name for name in (preferred, *also) if name != "local"]
-        if unknown := [name for name in names if name not in factories]:
+        if unknown := [n for n in names if n not in factories and not is_foreign(n)]:
             raise TransportError(
                 f"there is no transfer backend {unknown[0]!r}: choose one of "
                 f"{', '.join(['local', *factories])}"
@@ -151,24 +131,19 @@ class RoutingTransferEngine:
         self._local = LocalTransferEngine(
             instance_id, epoch, memory, checksums=is_summed(checksums, "local")
         )
-        self._backends = {
-            name: factories[name](
-                BackendSettings(
-                    instance_id,
-                    epoch,
-                    is_summed(checksums, name),
-                    host,
-                    secret,
-                    directory,
-                    mooncake,
-                )
-            )
-            for name in names
-        }
+        self._backends: dict[str, TransferEngine] = {}
+        for name in names:
+            settings = BackendSettings(
+                instance_id, epoch, is_summed(checksums, name), host, secret, directory, mooncake,
+                name, options or {},
+            )  # fmt: skip
+            make = factories.get(name) or partial(foreign.make, name)
+            self._backends[name] = make(settings)
         self._preferred: TransferEngine = self._backends.get(preferred, self._local)
         self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
-        self.offers = tuple(
-            offer(name, host, directory_of(directory)) for name in ("local", *self._backends)
+        self.offers = (
+            offer("local", host, directory),
+            *(_offer(name, engine, host, directory) for name, engine in self._backends.items()),
         )
 
     def allocate(

@@ -63,6 +63,18 @@ def test_hops_of_one_instance_may_differ() -> None:
     assert settings("p", ec("ec_consumer", "auto"), kv("kv_producer", "auto")).transport == "auto"
 
 
+OTHERS = {"connector": "MappedFiles", "connector_module_path": "tests.contract.example_backend"}
+
+
+def test_a_connector_of_others_is_named_by_its_module() -> None:
+    own = {"directory": "/mnt/mapped", "depth": {"any": [1, 2]}}
+    given = {f"ec_{key}": value for key, value in OTHERS.items()}
+    text = json.dumps({**given, "ec_role": "ec_consumer", "ec_connector_extra_config": own})
+    made = settings("p", text, kv("kv_producer"))
+    assert made.transport == "tests.contract.example_backend:MappedFiles,shm"
+    assert json.loads(made.transport_options) == own
+
+
 def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> None:
     text = ec(
         ec_rank=0, ec_parallel_size=1, ec_buffer_device="cpu", engine_id="enc-7", ec_ip="10.0.0.2",
@@ -117,7 +129,9 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
         ("e", ec(kv_load_failure_policy="recompute"), None, "kv_load_failure_policy is unknown"),
         ("e", ec(ec_port="http"), None, "ec_port must be a port, not 'http'"),
         ("e", ec(ec_buffer_size="nan"), None, "must be a number of bytes, not 'nan'"),
-        ("e", ec(ec_connector_module_path="evil.module"), None, "no code is loaded"),
+        ("e", ec(ec_connector_module_path="no.such"), None, "there is no module no.such: install"),
+        ("e", ec(ec_connector_module_path="../x"), None, "must be a module and what makes a conn"),
+        ("e", ec(ec_connector_module_path=7), None, "must be a module and what makes a connector"),
         ("e", ec(ec_buffer_size=-1), None, "must be a number of bytes"),
         ("e", ec(ec_buffer_device="tpu"), None, "ec_buffer_device must be one of cpu, cuda"),
         ("p", ec("ec_consumer", ec_port=1), kv("kv_producer", kv_port=2), "share the instance's"),

@@ -14,8 +14,9 @@ import msgspec
 import uvloop
 
 from epd.messages import RemoteRegion
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, Written
-from epd.transport.routing import BACKENDS, BackendSettings
+from epd.transport.routing import BACKENDS
 
 
 async def own(engine: TransferEngine) -> None:

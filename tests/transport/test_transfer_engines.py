@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from epd.messages import Address
+from epd.transport.backend import BackendSettings
 from epd.transport.base import TransferEngine, TransportError, WriteFailed, Written
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
@@ -21,7 +22,7 @@ from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import End, missing
 from epd.transport.region import WriteRefused
-from epd.transport.routing import BackendSettings, RoutingTransferEngine
+from epd.transport.routing import RoutingTransferEngine
 from epd.transport.shm import ShmTransferEngine
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import (
