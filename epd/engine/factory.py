@@ -67,6 +67,7 @@ def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
     if not torch.cuda.is_available():
         raise ConfigError(f"engine.device is {device} but torch finds no CUDA device; use cpu")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # a plan for each new shape, in service
     index = torch.device(device).index or 0
     torch.cuda.set_device(index)
     streams = DeviceStreams(torch.device("cuda", index))

@@ -4,8 +4,7 @@ Theory of operation
 -------------------
 transformers derives positions, interpolation weights and segment bounds from the grids inside the
 forward, and reads the bounds back from the device in every layer.  Here they are computed on the
-host, where the grids are known, and handed in; attention knows its segments as numbers.  Segments
-of one length (pictures of one size, windows) are one batched call; others run one by one.
+host, where the grids are known, and handed in; attention knows its segments as numbers.
 
 The patch embedding is a convolution whose kernel covers a patch exactly: a matrix product.  Where
 the activation is the GELU that the matrix library knows, it is applied as the product is written,
@@ -15,7 +14,6 @@ not in a pass of its own over what is four times as wide as the rest.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch.nn.functional import gelu, linear
 
 from epd.engine.copies import upload
 from epd.engine.kernels import kernels_for
-from epd.engine.packed_sdpa import Shapes, attend
+from epd.engine.segments import SegmentAttention
 
 Grid = tuple[int, int, int]
 
@@ -33,9 +31,9 @@ Grid = tuple[int, int, int]
 class PackedAttention(nn.Module):
     """A tower's attention module with its weights; `cu_seqlens` must be on the CPU."""
 
-    def __init__(self, attention: Any, shapes: Shapes) -> None:
+    def __init__(self, attention: Any, attend: SegmentAttention) -> None:
         super().__init__()
-        self._shapes = shapes
+        self._attend = attend
         self.qkv = attention.qkv
         self.proj = attention.proj
         self.num_heads = attention.num_heads
@@ -51,18 +49,7 @@ class PackedAttention(nn.Module):
         num_tokens = hidden_states.shape[0]
         qkv = self.qkv(hidden_states).view(num_tokens, 3, self.num_heads, -1)
         kernels_for(qkv.device.type).rotate_pair(qkv, *position_embeddings)
-        query, key, value = qkv.unbind(1)
-        parts = []
-        at = 0
-        for length, group in itertools.groupby(cu_seqlens.diff().tolist()):
-            count = len(list(group))
-            end = at + length * count
-            shape = (count, length, self.num_heads, -1)
-            q, k, v = (part[at:end].view(shape).transpose(1, 2) for part in (query, key, value))
-            attended = attend(q, k, v, self.scaling, self._shapes)
-            parts.append(attended.transpose(1, 2).reshape(end - at, -1))
-            at = end
-        return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return self.proj(self._attend(qkv, cu_seqlens, self.scaling))
 
 
 class LinearPatchEmbed(nn.Module):
@@ -110,9 +97,9 @@ class GeluMlp(nn.Module):
 def adopt(visual: Any) -> None:
     """Give a loaded tower these modules instead of its own."""
     visual.patch_embed = LinearPatchEmbed(visual.patch_embed)
-    shapes = Shapes()
+    attend = SegmentAttention()
     for block in visual.blocks:
-        block.attn = PackedAttention(block.attn, shapes)
+        block.attn = PackedAttention(block.attn, attend)
         if GeluMlp.fits(block.mlp):
             block.mlp = GeluMlp(block.mlp)
 

@@ -9,20 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from epd.engine.packed_sdpa import LONG, MAX_SHAPES, OFTEN, Shapes
 from epd.engine.tower import GeluMlp, PackedAttention
 from tests.engine.driver import Driver
-
-
-def test_a_plan_is_for_long_shapes_that_come_often() -> None:
-    """Pictures of any size do not stop the launch thread, each with a plan of its own."""
-    shapes = Shapes()
-    assert not any(shapes.may_be_planned((1, LONG + size)) for size in range(2 * MAX_SHAPES))
-    shapes = Shapes()
-    assert not any(shapes.may_be_planned((6, LONG - 1)) for _ in range(2 * OFTEN))
-    found = [shapes.may_be_planned((1, 8160)) for _ in range(OFTEN + 2)]
-    assert found == [False] * OFTEN + [True] * 2
-    assert not shapes.may_be_planned((2, 8160)), "another number of pictures is another plan"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Which attention is fastest for a vision tower, and which product with its activation.
 
-`python -m tests.gpu.attention_speed`, on a CUDA device, in bf16: the backends that torch has for a
-tower's packed pictures (16 heads of 64), what the first call of a new shape costs with each (a plan
+`python -m tests.gpu.attention_speed`, on a CUDA device, in bf16: our kernel and the backends that
+torch has for a tower's packed pictures (16 heads of 64), what the first call of a new shape costs with each (a plan
 may be built), the same for prompts (32 and 8 heads of 128, causal), and the tower's first product
 with its activation behind or in it.
 A table comes last.
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+from epd.engine.segments import SegmentAttention
 
 BACKENDS = {
     "torch's choice": None,
@@ -60,7 +62,10 @@ def packed(count: int, length: int) -> list[Figure]:
     qkv = torch.randn(count * length, 3, 16, 64, device="cuda", dtype=torch.bfloat16)
     query, key, value = (part.view(count, length, 16, 64).transpose(1, 2) for part in qkv.unbind(1))
     tflop = 4 * count * length**2 * 1024 / 1e12
-    return attended(f"tower {count} x {length}", tflop, query, key, value, causal=False)
+    what = f"tower {count} x {length}"
+    attend, bounds = SegmentAttention(), torch.arange(0, (count + 1) * length, length)
+    ours = timed(what, "segments (ours)", tflop, lambda: attend(qkv, bounds, 0.125))
+    return [ours, *attended(what, tflop, query, key, value, causal=False)]
 
 
 def prompts(count: int, length: int) -> list[Figure]:
