@@ -7,12 +7,6 @@ is a pure function of `(seed, i)`, a hash, and picks by inverse cumulative proba
 of token ids.  Nothing else enters, so neither the batch, nor the topology, nor a migration in the
 middle of an answer changes the text.
 
-Every filter (min_p, top_k, top_p) ends as one number per row: the lowest logit that may be drawn;
-tokens that tie with it stay.  A number of one row is the same whatever the neighbours ask for.
-Nothing of the size of the vocabulary is sorted but for a row that asks for top_p alone: top_k looks
-for its values among the chunks of the row with the highest maxima, and top_p within top_k looks at
-those values only.  The draw sums the chunks, picks one, and adds up within it.
-
 Order, as vLLM's: log-probabilities are taken from the raw logits (before any of the following, its
 default `raw_logprobs`), then logit bias, minimum length, penalties, and, unless greedy,
 temperature, min_p, top_k, top_p, the draw.
@@ -23,8 +17,7 @@ A row of logits that is not finite fails its own sequence and no other.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +26,11 @@ import torch
 
 from epd.engine.base import StepFailure
 from epd.engine.copies import to_device, to_host
+from epd.engine.token_draw import draw, filtered
 from epd.messages import SamplingParams, TokenLogprobs
 
 GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
 Top = tuple[tuple[int, float], ...]  # tokens and their log-probabilities, the likeliest first
-MAX_CHUNK, MIN_CHUNK = 512, 16  # of a row of logits that is summed or ranked in two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +135,8 @@ def is_sampled_on_device(request: SampleRequest) -> bool:
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """int64 `[n]`: one token per row, filtered and drawn where the logits are."""
     numbers = [uniform(r.params.seed, r.output_index) for r in requests]
-    weights = _weights(logits, [r.params for r in requests])
-    return draw(weights, to_device(numbers, torch.float64, logits.device))
+    rows = filtered(logits, [r.params for r in requests])
+    return draw(logits, rows, to_device(numbers, torch.float64, logits.device))
 
 
 def _choose(raw: torch.Tensor, request: SampleRequest) -> int:
@@ -184,102 +177,6 @@ def _apply_penalties(logits: torch.Tensor, request: SampleRequest) -> None:
     if params.frequency_penalty or params.presence_penalty:
         tokens, counts = output.unique(return_counts=True)
         logits[tokens] -= params.frequency_penalty * counts + params.presence_penalty
-
-
-def _weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """float32 `[n, vocabulary]`: probabilities by that of the likeliest; 0: filtered out."""
-    device, size = logits.device, logits.shape[-1]
-
-    def column(values: Sequence[float]) -> torch.Tensor:
-        return to_device(values, torch.float32, device)[:, None]
-
-    top = logits.amax(dim=-1, keepdim=True)
-    temperature = column([p.temperature for p in params])
-    limit = None
-    if any(p.min_p > 0.0 for p in params):
-        limit = top + temperature * column([p.min_p for p in params]).log()  # log 0: no limit
-    kept = [p.top_k if 0 < p.top_k < size else size for p in params]
-    nuclei = [p.top_p for p in params]
-    for rows, count in _by_count(kept, nuclei, size):
-        index = slice(None) if len(rows) == len(params) else to_device(rows, torch.int64, device)
-        ordered = _largest(logits[index], count)
-        if limit is not None:
-            ordered = ordered.masked_fill(ordered < limit[index], -torch.inf)
-        ranks = torch.arange(count, device=device)
-        ordered = ordered.masked_fill(ranks >= column([kept[row] for row in rows]), -torch.inf)
-        shares = ((ordered - top[index]) / temperature[index]).exp().double()
-        before = shares.cumsum(dim=-1) - shares  # mass of the likelier ones
-        nucleus = column([nuclei[row] for row in rows])
-        beyond = (before >= nucleus * shares.sum(dim=-1, keepdim=True)) & (nucleus < 1.0)
-        beyond |= ordered == -torch.inf
-        beyond[:, 0] = False  # top_p = 0 is greedy
-        lowest = ordered.masked_fill(beyond, torch.inf).amin(dim=-1, keepdim=True)
-        if limit is None:
-            limit = torch.full_like(top, -torch.inf)
-        limit[index] = lowest
-    weights = ((logits - top) / temperature).exp()
-    return weights if limit is None else weights.masked_fill(logits < limit, 0.0)
-
-
-def _by_count(
-    kept: Sequence[int], nuclei: Sequence[float], size: int
-) -> Iterator[tuple[list[int], int]]:
-    """Rows that are filtered by rank, and how many of their largest logits they need: those with
-    few together, those that need all of a row by themselves."""
-    few = [row for row, count in enumerate(kept) if count < size]
-    if few:
-        yield few, max(kept[row] for row in few)
-    many = [row for row, count in enumerate(kept) if count == size and nuclei[row] < 1.0]
-    if many:
-        yield many, size
-
-
-def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """`[n, count]`: the largest values of each row, falling.
-
-    Those of a row lie in its `count` chunks with the highest maxima, so that is all that is ranked.
-    """
-    if count == logits.shape[-1]:
-        return logits.sort(dim=-1, descending=True).values
-    chunks = _in_chunks(logits)
-    if count * chunks.shape[-1] < logits.shape[-1]:
-        best = chunks.amax(dim=-1).topk(count, dim=-1, sorted=False).indices
-        logits = chunks.gather(1, best[..., None].expand(-1, -1, chunks.shape[-1])).flatten(1)
-    return logits.topk(count, dim=-1).values
-
-
-def _in_chunks(rows: torch.Tensor) -> torch.Tensor:
-    """`[n, size]` as `[n, chunks, length]`; a size without a good divisor is one chunk."""
-    length = math.gcd(rows.shape[-1], MAX_CHUNK)
-    return rows.unflatten(-1, (-1, length if length >= MIN_CHUNK else rows.shape[-1]))
-
-
-def draw(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """int64 `[n]`: where the cumulative weight of each row passes its number (in [0, 1)) of the
-    total; never an index of weight zero.
-
-    weights `[n, vocabulary]`, numbers float64 `[n]`.
-    """
-    chunks = _in_chunks(weights)
-    sums = chunks.sum(dim=-1, dtype=torch.float64)
-    target = sums.sum(dim=-1) * numbers
-    chunk, before = _passed(sums, target)
-    inside = chunks[torch.arange(len(chunks), device=weights.device), chunk].double()
-    return chunk * chunks.shape[-1] + _passed(inside, target - before)[0]
-
-
-def _passed(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 `[n]`, where the cumulative weight of a row passes its target, and what stands before.
-
-    Where rounding keeps it from passing it is the last that weighs something, and where it would
-    pass too early the first.
-    """
-    cumulative = weights.cumsum(dim=-1)
-    index = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    positive = (weights > 0).to(torch.uint8)
-    last = weights.shape[-1] - 1 - positive.flip(-1).argmax(dim=-1)
-    index = torch.minimum(torch.maximum(index, positive.argmax(dim=-1)), last)
-    return index, (cumulative.gather(1, index[:, None]) - weights.gather(1, index[:, None]))[:, 0]
 
 
 class _Logprobs:

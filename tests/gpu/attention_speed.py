@@ -1,7 +1,7 @@
 """Which attention is fastest for a vision tower, and which product with its activation.
 
-`python -m tests.gpu.attention_speed`, on a CUDA device, in bf16: our kernel and the backends that
-torch has for a tower's packed pictures (16 heads of 64), what the first call of a new shape costs with each (a plan
+`python -m tests.gpu.attention_speed`, on a CUDA device, in bf16: our kernel and torch's backends
+for a tower's packed pictures (16 heads of 64), what the first call of a new shape costs (a plan
 may be built), the same for prompts (32 and 8 heads of 128, causal), and the tower's first product
 with its activation behind or in it.
 A table comes last.
