@@ -86,7 +86,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
-        "prompt_tokens_details": {"cached_tokens": min(choice.num_cached for choice in choices)},
+        "prompt_tokens_details": {"cached_tokens": _num_cached(choices)},
     }
     accepted = sum(choice.num_confirmed for choice in choices)
     rejected = sum(choice.num_rejected for choice in choices)
@@ -96,6 +96,15 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
             "rejected_prediction_tokens": rejected,
         }
     return counts
+
+
+def _num_cached(choices: Sequence[Choice]) -> int:
+    """Of each prompt what none of its choices computed."""
+    least: dict[int, int] = {}
+    for choice in choices:
+        known = least.get(choice.prompt_index, choice.num_cached)
+        least[choice.prompt_index] = min(known, choice.num_cached)
+    return sum(least.values())
 
 
 def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:

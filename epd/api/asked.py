@@ -34,7 +34,10 @@ class Asked:
     """One validated request of either kind; fields as in OpenAI's API where names agree."""
 
     messages: list[dict[str, Any]] | None = None  # chat
-    prompt: str | list[int] = ""  # completion
+    prompts: tuple[str | list[int], ...] = ()  # completion: each has `n` choices
+    tells_prompt: bool = False  # completion (`echo`): the prompt is told ahead of the answer
+    no_tokens: bool = False  # the prompt alone is told
+    num_prompt_logprobs: int = -1  # as SamplingParams; -1 if they are only echoed
     max_tokens: int | None = None  # None: the model's default, or what the context allows
     default_max_tokens: int | None = None  # unlike max_tokens, it gives way to the context
     min_tokens: int = 0
@@ -63,10 +66,19 @@ class Asked:
     told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
     echo: Mapping[str, Any] = field(default_factory=dict)  # what that API's answers repeat of it
 
+    @property
+    def num_choices(self) -> int:
+        return self.n * (len(self.prompts) or 1)
+
+    @property
+    def num_scored(self) -> int:
+        """How the prompt's tokens are scored, for either way to be told."""
+        return max(self.num_prompt_logprobs, self.num_logprobs if self.tells_prompt else -1)
+
     def sampling(
         self, index: int, seed: int, max_tokens: int, model: ModelFacts, grammar: str = ""
     ) -> SamplingParams:
-        """Of choice `index`: choices differ in their seed only."""
+        """Of choice `index` of a prompt: choices differ in their seed only."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -80,6 +92,7 @@ class Asked:
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_scored,
             min_tokens=self.min_tokens,
             grammar=grammar,
             priority=self.priority,

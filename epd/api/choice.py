@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epd.api.detokenize import Detokenizer
+from epd.api.echo import Echo
 from epd.api.port import GenerationUpdate
 from epd.api.stop import StopMatcher
 from epd.api.tools import CallParser, CallPiece, ToolUse
@@ -47,6 +48,10 @@ class Choice:
     failed: bool = False  # its stream ended without an answer
     first_token_s: float = 0.0  # wall-clock; of the first choice, for the trace
     tool_use: ToolUse | None = None
+    prompt_index: int = 0  # of the prompts of its request
+    num_prompt_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from its second token, once it is scored
+    echo: Echo | None = None  # to be told ahead of its text; None: nothing is, or it has been
     _matcher: StopMatcher | None = None
     _parser: CallParser | None = None
 
@@ -75,17 +80,30 @@ class Choice:
         for update in updates:
             if not self.num_tokens:  # a later attempt finds what an earlier one computed
                 self.num_cached = update.num_cached
+                self.prompt_logprobs = update.logprobs[0].prompt if update.logprobs else ()
             count = self._take(update, texts)
             logprobs.extend(update.logprobs[:count])
             self.num_confirmed += update.num_confirmed
             self.num_rejected += update.num_rejected
             if self.finish_reason:
                 break
+        if self.echo is not None and self.num_tokens:
+            self._tell_prompt(self.echo, texts, logprobs)
         text, calls = "".join(texts), list[CallPiece]()
         if self._parser is not None:
             text, calls = self._find_calls(self._parser, text)
         num_tokens = self.num_tokens - num_before
         return Delta(text, logprobs, self.finish_reason, num_tokens, calls)
+
+    def _tell_prompt(self, echo: Echo, texts: list[str], logprobs: list[TokenLogprobs]) -> None:
+        """Ahead of its first text.  An answer without tokens was asked for one, and drops it."""
+        if echo.alone:
+            texts.clear()
+            logprobs.clear()
+            self.num_tokens, self.finish_reason = 0, "length"
+        texts.insert(0, echo.text)
+        logprobs[:0] = echo.entries(self.prompt_logprobs)
+        self.echo = None
 
     def _find_calls(self, parser: CallParser, text: str) -> tuple[str, list[CallPiece]]:
         """What of the new text is text, and what is calls; an answer of calls ends as one."""

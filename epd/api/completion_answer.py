@@ -6,6 +6,7 @@ encoded once per answer; only the new text goes through the JSON encoder.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from epd import __version__
 from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, usage
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
+from epd.api.echo import prompt_logprobs
 from epd.api.tools import whole_calls
 from epd.messages import TokenLogprobs
 
@@ -58,13 +60,14 @@ class OpenAIAnswer(Answer):
             "choices": [
                 {
                     "index": choice.index,
-                    **self._said(delta),
+                    **self._said(choice, delta),
                     "logprobs": self._logprobs(choice.index, delta.logprobs),
                     "finish_reason": choice.finish_reason,
                 }
                 for choice, delta in choices
             ],
             "usage": usage(self._facts.num_prompt_tokens, [choice for choice, _ in choices]),
+            **self._scored(choices[0][0]),
         }
         value |= extras.of([choice for choice, _ in choices])
         return _json(value)
@@ -86,7 +89,7 @@ class OpenAIAnswer(Answer):
             logprobs = _json(self._logprobs(choice.index, delta.logprobs))
         tail = self._tail
         if self._asked.continuous_usage:
-            so_far = usage(self._facts.num_prompt_tokens, [choice])
+            so_far = usage(choice.num_prompt_tokens, [choice])
             tail = b',"usage":' + _json(so_far) + b"}\n\n"
         if delta.finish_reason and (added := extras.of([choice])):
             tail = b"," + _json(added)[1:-1] + tail
@@ -113,8 +116,19 @@ class OpenAIAnswer(Answer):
 
     # --- what differs -----------------------------------------------------------------------------
 
+    def _scored(self, choice: Choice) -> dict[str, Any]:
+        """What is told of the prompt beside the choices."""
+        return {}
+
+    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+        num_top = self._asked.num_prompt_logprobs
+        if num_top < 0:
+            return {}
+        told = prompt_logprobs(choice.prompt_logprobs, num_top, self._facts.token_text)
+        return {"prompt_logprobs": told}
+
     @abstractmethod
-    def _said(self, delta: Delta) -> dict[str, Any]:
+    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         """The part of a whole choice that holds the text."""
 
     @abstractmethod
@@ -134,7 +148,10 @@ class ChatAnswer(OpenAIAnswer):
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return b"".join((self._head, b"%d" % choice.index, role, self._tail))
 
-    def _said(self, delta: Delta) -> dict[str, Any]:
+    def _scored(self, choice: Choice) -> dict[str, Any]:
+        return self._prompt_logprobs(choice)
+
+    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
         if delta.calls:
             message["content"] = delta.text or None
@@ -173,8 +190,8 @@ class CompletionAnswer(OpenAIAnswer):
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
-    def _said(self, delta: Delta) -> dict[str, Any]:
-        return {"text": delta.text}
+    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        return {"text": delta.text, **self._prompt_logprobs(choice)}
 
     def _new(self, choice: Choice, delta: Delta) -> bytes:
         return b',"text":' + _json(delta.text)
@@ -197,14 +214,16 @@ class CompletionAnswer(OpenAIAnswer):
             "text_offset": offsets,
         }
 
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+    def _top(self, entry: TokenLogprobs) -> dict[str, float] | None:
         """By text; of two tokens that look alike, the likelier one."""
+        if math.isnan(entry.logprob):
+            return None
         top: dict[str, float] = {}
-        for token_id, logprob in entry.top:
+        for token_id, logprob in entry.top[: self._num_logprobs]:
             top.setdefault(self._facts.token_text(token_id)[0], _finite(logprob))
         return top
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI writes a forbidden token so."""
+    """JSON has no infinity; OpenAI writes a forbidden token so.  NaN stays, and is null in JSON."""
     return max(logprob, -9999.0)

@@ -22,6 +22,7 @@ from epd.api.asked import Asked, ModelFacts
 from epd.api.choice import Choice, Delta
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.detokenize import Detokenizer
+from epd.api.echo import Echo
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import tenant_of
@@ -131,38 +132,31 @@ class Completions:
     async def _serve(
         self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record
     ) -> None:
-        streams = self._admit(asked.n)
+        streams = self._admit(asked.num_choices)
         for stream in streams:
             record.watch(stream)
         request_id: str = streams[0].request_id
         exchange.named_here(request_id)
         exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
         try:
-            prompt = await self._start(exchange, streams, asked, record)
+            prompts = await self._start(exchange, streams, asked, record)
         except ApiError as error:
             raise asked.told(error) from None
-        self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
+        for prompt in prompts:
+            self._telemetry.prompt_prepared(len(prompt.token_ids), len(prompt.items))
         if record.is_sampled:
-            describe_request(record, asked, prompt, self._preparer.model_name, request_id)
+            describe_request(record, asked, prompts, self._preparer.model_name, request_id)
         facts = Facts(
             request_id,
             self._preparer.model_name,
             int(time.time()),
-            len(prompt.token_ids),
+            sum(len(prompt.token_ids) for prompt in prompts),
             self._preparer.token_text,
         )
         answer = kind(facts, asked)
         exchange.failure = answer.failure
         choices = [
-            Choice(
-                i,
-                stream,
-                self._preparer.detokenizer(skip_special_tokens=asked.skips_special_tokens),
-                asked.stop,
-                asked.all_stop_token_ids(self._preparer),
-                asked.min_tokens,
-                tool_use=asked.tool_use,
-            )
+            self._choice(i, stream, asked, prompts[i // asked.n])
             for i, stream in enumerate(streams)
         ]
         self._open[request_id] = streams
@@ -175,6 +169,27 @@ class Completions:
             del self._open[request_id]
             unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
             _cancel(unfinished, "the request failed")
+
+    def _choice(self, index: int, stream: Any, asked: Asked, prompt: Prompt) -> Choice:
+        prompt_index = index // asked.n
+        choice = Choice(
+            index,
+            stream,
+            self._preparer.detokenizer(skip_special_tokens=asked.skips_special_tokens),
+            asked.stop,
+            asked.all_stop_token_ids(self._preparer),
+            asked.min_tokens,
+            tool_use=asked.tool_use,
+            prompt_index=prompt_index,
+            num_prompt_tokens=len(prompt.token_ids),
+        )
+        if asked.tells_prompt:
+            text = asked.prompts[prompt_index]
+            if not isinstance(text, str):
+                shown = self._preparer.detokenizer(skip_special_tokens=False)
+                text = shown.push(text) + shown.finish()
+            choice.echo = Echo(text, prompt.token_ids[0], asked.no_tokens)
+        return choice
 
     # --- before the first token -------------------------------------------------------------------
 
@@ -194,14 +209,14 @@ class Completions:
 
     async def _start(
         self, exchange: Exchange, streams: list[Any], asked: Asked, record: Record
-    ) -> Prompt:
+    ) -> list[Prompt]:
         try:
             tenant = tenant_of(exchange.headers)
-            if asked.messages is None:
-                prompt = await self._preparer.completion(asked.prompt, tenant)
+            if asked.messages is not None:
+                prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant)]
             else:
-                prompt = await self._preparer.chat(asked.messages, asked.tools, tenant)
-            max_tokens = asked.max_new_tokens(len(prompt.token_ids), self._preparer)
+                prompts = [await self._preparer.completion(one, tenant) for one in asked.prompts]
+            limits = [asked.max_new_tokens(len(p.token_ids), self._preparer) for p in prompts]
             grammar = ""
             if (constraint := asked.grammar_source) is not None:
                 grammar = await self._preparer.grammar(constraint)
@@ -211,22 +226,20 @@ class Completions:
             self._give_back(streams)
             raise
         seed = random.getrandbits(63) if asked.seed is None else asked.seed
+        reports = record.is_sampled or exchange.headers.get(b"x-epd-timeline") == b"1"
         try:
             for i, stream in enumerate(streams):
-                sampling = asked.sampling(i, seed, max_tokens, self._preparer, grammar)
+                which, choice = divmod(i, asked.n)
+                prompt = prompts[which]
+                sampling = asked.sampling(choice, seed, limits[which], self._preparer, grammar)
                 generation = Generation(
-                    prompt.token_ids,
-                    prompt.items,
-                    sampling,
-                    asked.user,
-                    record.is_sampled or exchange.headers.get(b"x-epd-timeline") == b"1",
-                    prompt.scope,
+                    prompt.token_ids, prompt.items, sampling, asked.user, reports, prompt.scope
                 )
                 self._frontend.start_generation(stream, generation)
         except BaseException:
             _cancel(streams, "the request failed")
             raise
-        return prompt
+        return prompts
 
     def _give_back(self, streams: list[Any]) -> None:
         for stream in streams:

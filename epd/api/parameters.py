@@ -62,7 +62,6 @@ INERT: dict[str, Reader] = {
 # Accepted at these values only, which change nothing.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
@@ -79,6 +78,7 @@ CHAT_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {
     "add_special_tokens": (False,),
     "continue_final_message": (False,),
     "documents": ([],),
+    "echo": (False,),
 }
 COMPLETION_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {"add_special_tokens": (True,)}
 # Known elsewhere, and why not here.
@@ -89,7 +89,7 @@ REFUSED = {
     "best_of": "use n and choose yourself",
     "continue_final_message": "the prompt always ends where an answer begins",
     "documents": "put them into messages",
-    "echo": "put the prompt in front of the answer yourself",
+    "echo": "an answer of a conversation stands alone",
     "function_call": "use tools and tool_choice",
     "functions": "use tools",
     "include_stop_str_in_output": "add the stop string yourself",
@@ -104,11 +104,12 @@ REFUSED = {
     "use_beam_search": "there is no beam search",
     "web_search_options": "this server does not search",
 }
-_SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "stop_token_ids"}
+_SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}
+_SHARED |= {"stop_token_ids"}
 _SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
-COMPLETION = _SHARED | {"prompt"}
+COMPLETION = _SHARED | {"echo", "prompt"}
 
 
 def check_names(

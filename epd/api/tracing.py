@@ -118,11 +118,11 @@ class Record:
 
 
 def describe_request(
-    record: Record, asked: Asked, prompt: Prompt, model: str, request_id: str
+    record: Record, asked: Asked, prompts: Sequence[Prompt], model: str, request_id: str
 ) -> None:
     """What was asked, and what it comes to in tokens."""
-    num_tokens = len(prompt.token_ids)
-    record.fetches = prompt.fetches
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    record.fetches = tuple(fetch for prompt in prompts for fetch in prompt.fetches)
     record.describe(
         provider_name="epd",
         request_model=model,
@@ -137,7 +137,7 @@ def describe_request(
     )
     if asked.max_tokens is not None:
         record.describe(request_max_tokens=asked.max_tokens)
-    record.attributes["epd.num_media"] = len(prompt.items)
+    record.attributes["epd.num_media"] = sum(len(prompt.items) for prompt in prompts)
 
 
 def describe_answer(record: Record, choices: Sequence[Choice]) -> None:

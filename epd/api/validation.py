@@ -48,8 +48,19 @@ def read_completion(body: dict[str, Any], model: ModelFacts, limits: Limits) -> 
     """POST /v1/completions.  Raises ApiError 400, or 404 for another model's name."""
     present = _present(body)
     check_names(present, COMPLETION, COMPLETION_HARMLESS)
+    echo = fields.boolean(present.get("echo", False), "echo")
+    no_tokens = echo and present.get("max_tokens") == 0 and present["max_tokens"] is not False
+    if no_tokens:
+        present["max_tokens"] = 1  # the step that reads the prompt ends with one anyway
     asked = _read(present, model, limits)
-    asked.prompt = _prompt(present.get("prompt"), model.vocab_size)
+    asked.tells_prompt, asked.no_tokens = echo, no_tokens
+    asked.prompts = _prompts(present.get("prompt"), model.vocab_size)
+    if asked.num_choices > limits.max_choices:
+        message = (
+            f"{len(asked.prompts)} prompts with n {asked.n} are {asked.num_choices} choices; at "
+            f"most {limits.max_choices} are taken: send fewer, or raise limits.max_choices"
+        )
+        raise bad_request(message, "prompt", "out_of_range")
     logprobs = present.get("logprobs")
     if logprobs is not None:
         asked.num_logprobs = fields.integer(logprobs, "logprobs", 0, MAX_TOP_LOGPROBS)
@@ -73,6 +84,7 @@ def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Aske
     asked.stop_token_ids = fields.token_ids(
         present.get("stop_token_ids", []), "stop_token_ids", model.vocab_size
     )
+    asked.num_prompt_logprobs = _prompt_logprobs(present, stream=asked.stream)
     asked.include_usage, asked.continuous_usage = _stream_options(present, stream=asked.stream)
     _check_max_completion_tokens(asked, present)
     if asked.max_tokens is not None and asked.min_tokens > asked.max_tokens:
@@ -144,20 +156,40 @@ def _chat_logprobs(present: Mapping[str, Any]) -> int:
     return num_top if wanted else -1
 
 
-def _prompt(value: Any, vocab_size: int) -> str | list[int]:
-    """A string, one string in an array, or token ids."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]
+def _prompt_logprobs(present: Mapping[str, Any], *, stream: bool) -> int:
+    name = "prompt_logprobs"
+    value = present.get(name)
+    if value is None:
+        return -1
+    count = fields.integer(value, name, 0, MAX_TOP_LOGPROBS)
+    if stream:
+        raise bad_request(f"{name} is only for an answer that is not streamed", name)
+    return count
+
+
+def _prompts(value: Any, vocab_size: int) -> tuple[str | list[int], ...]:
+    """A string, token ids, or several of either."""
+    name = "prompt"
     if isinstance(value, str):
-        if not value:
-            raise bad_request("prompt is empty; send at least one token", "prompt")
-        return value
+        return (_text(value, name),)
     if not isinstance(value, list):
-        raise fields.expected("prompt", "a string or an array of token ids", value)
-    if len(value) > 1 and isinstance(value[0], str):
-        message = f"prompt holds {len(value)} prompts; send one per request"
-        raise bad_request(message, "prompt", "unsupported_parameter")
+        raise fields.expected(name, "a string or an array of token ids, or of prompts", value)
+    prompts = fields.array(value, name)
+    if isinstance(prompts[0], str):
+        return tuple(_text(text, f"{name}[{i}]") for i, text in enumerate(prompts))
+    if isinstance(prompts[0], list):
+        return tuple(_ids(ids, f"{name}[{i}]", vocab_size) for i, ids in enumerate(prompts))
+    return (_ids(prompts, name, vocab_size),)
+
+
+def _text(value: Any, name: str) -> str:
+    if not fields.string(value, name):
+        raise bad_request(f"{name} is empty; send at least one token", name)
+    return str(value)
+
+
+def _ids(value: Any, name: str, vocab_size: int) -> list[int]:
     return [
-        fields.integer(token_id, f"prompt[{i}]", 0, vocab_size - 1)
-        for i, token_id in enumerate(fields.array(value, "prompt"))
+        fields.integer(token_id, f"{name}[{i}]", 0, vocab_size - 1)
+        for i, token_id in enumerate(fields.array(value, name))
     ]

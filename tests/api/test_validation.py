@@ -66,11 +66,11 @@ def test_every_parameter_reaches_the_sampler():
         max_tokens=5, min_tokens=2, priority=-3,
         temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=9,
         frequency_penalty=1, presence_penalty=-1, repetition_penalty=1.5, logit_bias={"7": -100},
-        logprobs=True, top_logprobs=2, ignore_eos=True,
+        logprobs=True, top_logprobs=2, prompt_logprobs=4, ignore_eos=True,
     )  # fmt: skip
     sampling = asked.sampling(1, asked.seed, 5, MODEL, "g")
     assert msgspec.structs.astuple(sampling) == (
-        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 2, "g", -3, 16,
+        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 4, 2, "g", -3, 16,
     )  # fmt: skip
 
 
@@ -126,7 +126,9 @@ def test_bad_values_are_refused_by_name(name: str, value: Any):
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_unsupported_parameters_are_refused_by_name(name: str):
-    for read in (chat, completion):
+    for read, known in ((chat, CHAT), (completion, COMPLETION)):
+        if name in known:
+            continue
         error = refusal(read, **{name: {"some": "thing"}})
         assert (error.param, error.code) == (name, "unsupported_parameter")
         assert name in error.message
@@ -198,6 +200,29 @@ def test_logprobs_of_completions():
     assert refusal(completion, logprobs=True).param == "logprobs"
 
 
+def test_what_of_the_prompt_is_scored():
+    def scored(asked: Asked) -> int:
+        return asked.sampling(0, 1, 1, MODEL).num_prompt_logprobs
+
+    assert scored(completion()) == scored(completion(echo=True)) == scored(chat()) == -1
+    assert scored(completion(echo=True, logprobs=1)) == 1
+    assert scored(completion(logprobs=1)) == -1
+    assert scored(completion(echo=True, logprobs=1, prompt_logprobs=5)) == 5
+    assert scored(chat(prompt_logprobs=0)) == 0
+    assert refusal(chat, prompt_logprobs=21).param == "prompt_logprobs"
+    assert refusal(chat, prompt_logprobs=-1).param == "prompt_logprobs"
+    assert refusal(chat, prompt_logprobs=1, stream=True).param == "prompt_logprobs"
+    assert refusal(completion, echo=1).param == "echo"
+
+
+def test_no_tokens_at_all_only_where_the_prompt_is_told():
+    asked = completion(echo=True, max_tokens=0)
+    assert asked.no_tokens and asked.max_tokens == 1
+    assert refusal(completion, max_tokens=0).param == "max_tokens"
+    assert refusal(completion, echo=True, max_tokens=False).param == "max_tokens"
+    assert refusal(chat, max_tokens=0).param == "max_tokens"
+
+
 def test_stream_options():
     assert chat(stream=True, stream_options={"include_usage": True}).include_usage
     assert not chat(stream=True, stream_options={}).include_usage
@@ -228,12 +253,22 @@ def test_another_model_s_name_is_404():
 
 
 def test_prompts():
-    assert completion(prompt="a").prompt == "a"
-    assert completion(prompt=["a"]).prompt == "a"
-    assert completion(prompt=[1, 2]).prompt == [1, 2]
+    assert completion(prompt="a").prompts == ("a",)
+    assert completion(prompt=["a", "b"]).prompts == ("a", "b")
+    assert completion(prompt=[1, 2]).prompts == ([1, 2],)
+    assert completion(prompt=[[1, 2], [3]]).prompts == ([1, 2], [3])
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], [""], ["a", "b"], 3, {}, [1, "a"], [[1]], [-1]])
+def test_prompts_and_choices_are_bounded_together():
+    assert completion(prompt=["a", "b"], n=2).num_choices == 4
+    assert refusal(completion, prompt=["a", "b"], n=3).param == "prompt"
+    assert refusal(completion, prompt=[[1]] * 5).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, "", [], [""], ["a", ""], ["a", [1]], 3, {}, [1, "a"], [[1], "a"], [[]], [-1], [[-1]]],
+)
 def test_bad_prompts(prompt: Any):
     assert refusal(completion, prompt=prompt).param.startswith("prompt")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image
 
@@ -17,7 +18,7 @@ from tests.e2e.client import data_url, picture_part, png
 from tests.e2e.goldens import token_bytes
 from tests.e2e.server import Server, serving
 from tests.engine.conftest import picture
-from tests.engine.reference import reference_inputs, tokenizer
+from tests.engine.reference import reference_inputs, reference_model, tokenizer
 
 pytestmark = pytest.mark.timeout(300)
 TOTAL = "What is the total?"
@@ -306,6 +307,33 @@ def test_completions(client: OpenAI, model: str) -> None:
     assert plain.object == "text_completion"
     assert plain.usage is not None and chat.usage is not None
     assert plain.usage.prompt_tokens == len(ids) == chat.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_prompts_are_scored_as_an_evaluation_asks(
+    server: Server, other_server: Server, model: str, other: bool
+) -> None:
+    """lm-eval's local-completions: lists of ids, one token, echo; the sum that it takes of each is
+    that of transformers.  Twice, because the second time blocks are in the cache."""
+    prompts = [
+        tokenizer(CHECKPOINT).encode(text, add_special_tokens=False).ids
+        for text in ("The total of this receipt is", "A list of words is no sentence; " * 8)
+    ]
+    reference = reference_model(CHECKPOINT)
+    with client_of(other_server if other else server) as client:
+        for _ in range(2):
+            asked = {"prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1234}
+            answer = client.completions.create(model=model, temperature=0, **asked)
+            for choice, ids in zip(answer.choices, prompts, strict=True):
+                with torch.inference_mode():
+                    logits = reference(torch.tensor([ids])).logits[0, :-1].float()
+                expected = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+                found = choice.logprobs.token_logprobs
+                assert len(found) == len(ids) + 1 and found[0] is None
+                assert found[1:-1] == pytest.approx(expected.tolist(), abs=1e-4)
+                greedy = logits.argmax(-1).tolist()
+                for i, top in enumerate(choice.logprobs.top_logprobs[1:-1]):
+                    assert (found[i + 1] == max(top.values())) == (greedy[i] == ids[i + 1])
 
 
 def test_models(client: OpenAI, model: str) -> None:
