@@ -10,6 +10,9 @@ from typing import Any
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
 from epd.api.errors import ApiError, failure_event
+from epd.messages import TokenLogprobs
+
+TokenText = Callable[[int], tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Facts:
     model_name: str
     created_s: int
     num_prompt_tokens: int
-    token_text: Callable[[int], tuple[str, bytes]]
+    token_text: TokenText
 
 
 class Answer(ABC):
@@ -72,6 +75,24 @@ class Answer(ABC):
     def failure(self, error: ApiError) -> bytes:
         """The event that ends a stream which has begun and cannot go on."""
         return failure_event(error)
+
+
+def token_logprobs(entry: TokenLogprobs, token_text: TokenText) -> dict[str, Any]:
+    """One token and the likeliest ones of its place, as OpenAI tells them."""
+
+    def told(token_id: int, logprob: float) -> dict[str, Any]:
+        text, raw = token_text(token_id)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+
+    return {
+        **told(entry.token_id, entry.logprob),
+        "top_logprobs": [told(*top) for top in entry.top],
+    }
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes a forbidden token so.  NaN stays, and is null in JSON."""
+    return max(logprob, -9999.0)
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from epd import __version__
-from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, usage
+from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, finite, token_logprobs, usage
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
 from epd.api.echo import prompt_logprobs
@@ -171,18 +171,8 @@ class ChatAnswer(OpenAIAnswer):
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self._num_logprobs < 0:
             return None
-        content = [
-            {
-                **self._token(entry.token_id, entry.logprob),
-                "top_logprobs": [self._token(*top) for top in entry.top],
-            }
-            for entry in entries
-        ]
+        content = [token_logprobs(entry, self._facts.token_text) for entry in entries]
         return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, raw = self._facts.token_text(token_id)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 class CompletionAnswer(OpenAIAnswer):
@@ -209,7 +199,7 @@ class CompletionAnswer(OpenAIAnswer):
         self._offsets[index] = offset
         return {
             "tokens": tokens,
-            "token_logprobs": [_finite(entry.logprob) for entry in entries],
+            "token_logprobs": [finite(entry.logprob) for entry in entries],
             "top_logprobs": [self._top(e) for e in entries] if self._num_logprobs else None,
             "text_offset": offsets,
         }
@@ -220,10 +210,5 @@ class CompletionAnswer(OpenAIAnswer):
             return None
         top: dict[str, float] = {}
         for token_id, logprob in entry.top[: self._num_logprobs]:
-            top.setdefault(self._facts.token_text(token_id)[0], _finite(logprob))
+            top.setdefault(self._facts.token_text(token_id)[0], finite(logprob))
         return top
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI writes a forbidden token so.  NaN stays, and is null in JSON."""
-    return max(logprob, -9999.0)

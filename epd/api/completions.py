@@ -28,6 +28,8 @@ from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import tenant_of
 from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate, Refused
 from epd.api.prepare import Prompt
+from epd.api.response_answer import ResponseAnswer
+from epd.api.response_request import read_response
 from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
@@ -93,6 +95,10 @@ class Completions:
     async def message(self, exchange: Exchange) -> None:
         """POST /v1/messages.  Raises ApiError, ClientGone."""
         await self._traced(exchange, "chat", read_message, MessageAnswer)
+
+    async def response(self, exchange: Exchange) -> None:
+        """POST /v1/responses.  Raises ApiError, ClientGone."""
+        await self._traced(exchange, "chat", read_response, ResponseAnswer)
 
     async def _traced(
         self, exchange: Exchange, operation: str, read: Reader, kind: type[Answer]

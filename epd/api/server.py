@@ -186,6 +186,7 @@ class ApiServer:
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.completion},
             "/v1/messages": {"POST": completions.message},
+            "/v1/responses": {"POST": completions.response},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},

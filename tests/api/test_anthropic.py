@@ -216,7 +216,7 @@ async def test_the_client_s_own_stream():
 
 
 async def test_a_stream_that_fails():
-    async with client_of([said("he"), failed("lost", 503, "gone")]) as (client, _, _):
+    async with client_of([said("he"), 0.05, failed("lost", 503, "gone")]) as (client, _, _):
         with pytest.raises(anthropic.APIStatusError, match="gone") as caught:
             async for _ in await ask(client, stream=True):
                 pass

@@ -1,0 +1,149 @@
+"""The `response` object of OpenAI's Responses API, and the events that it grows by.
+
+Every event has a number.  An item is announced, its content grows, and then it is told again as a
+whole; the last event has the whole response.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from epd.api.answer import Facts, token_logprobs
+from epd.api.asked import Asked
+from epd.api.choice import Choice
+from epd.api.errors import ApiError
+from epd.api.parts import Part, PartsAnswer, event
+from epd.messages import TokenLogprobs
+
+
+class ResponseAnswer(PartsAnswer):
+    """One response."""
+
+    def __init__(self, facts: Facts, asked: Asked) -> None:
+        super().__init__(facts, asked)
+        self._num_events = 0
+
+    def opening(self, choice: Choice) -> bytes:
+        begun = self._response("in_progress")
+        return self._event("created", response=begun) + self._event("in_progress", response=begun)
+
+    def failure(self, error: ApiError) -> bytes:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        self._open = None
+        told = {"code": code, "message": error.message}
+        return self._event("failed", response=self._response("failed", error=told))
+
+    def _complete(self, choice: Choice) -> dict[str, Any]:
+        is_cut = choice.finish_reason == "length"
+        return self._response(
+            "incomplete" if is_cut else "completed",
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            completed_at=None if is_cut else int(time.time()),
+            usage=self._usage(choice),
+            **self._extras,
+        )
+
+    def _ended(self, choice: Choice) -> bytes:
+        response = self._complete(choice)
+        return self._event(response["status"], response=response)
+
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self._facts.request_id}",
+            "object": "response",
+            "created_at": self._facts.created_s,
+            "model": self._facts.model_name,
+            "status": status,
+            "output": [self._item(part) for part in self._parts],
+            **self._asked.echo,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            **more,
+        }
+
+    def _usage(self, choice: Choice) -> dict[str, Any]:
+        num_prompt_tokens = self._facts.num_prompt_tokens
+        return {
+            "input_tokens": num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": choice.num_cached, "cache_write_tokens": 0},
+            "output_tokens": choice.num_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt_tokens + choice.num_tokens,
+        }
+
+    # --- items ------------------------------------------------------------------------------------
+
+    def _item(self, part: Part) -> dict[str, Any]:
+        status = "completed" if part.is_whole else "incomplete"
+        if part is self._open:
+            status = "in_progress"
+        item = {"id": self._item_id(part), "status": status}
+        if part.is_call:
+            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
+            return {"type": "function_call", **item, **call}
+        content = [] if part is self._open and not part.text else [self._content(part)]
+        return {"type": "message", **item, "role": "assistant", "content": content}
+
+    def _item_id(self, part: Part) -> str:
+        kind = "fc" if part.is_call else "msg"
+        return f"{kind}_{self._facts.request_id}-{part.index}"
+
+    def _content(self, part: Part) -> dict[str, Any]:
+        logprobs = self._told(part.logprobs)
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
+
+    def _told(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        return [token_logprobs(entry, self._facts.token_text) for entry in entries]
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
+        number = self._num_events
+        self._num_events += 1
+        return event({"type": f"response.{kind}", "sequence_number": number, **fields})
+
+    def _opened(self, part: Part) -> bytes:
+        said = self._event("output_item.added", output_index=part.index, item=self._item(part))
+        if part.is_call:
+            return said
+        return said + self._event(
+            "content_part.added", **self._place(part), content_index=0, part=self._content(part)
+        )
+
+    def _grown(self, part: Part, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        if part.is_call:
+            return self._event("function_call_arguments.delta", **self._place(part), delta=text)
+        return self._event(
+            "output_text.delta",
+            **self._place(part),
+            content_index=0,
+            delta=text,
+            logprobs=self._told(logprobs),
+        )
+
+    def _closed(self, part: Part) -> bytes:
+        place = self._place(part)
+        if part.is_call:
+            said = self._event(
+                "function_call_arguments.done", **place, name=part.name, arguments=part.text
+            )
+        else:
+            content = self._content(part)
+            said = self._event(
+                "output_text.done",
+                **place,
+                content_index=0,
+                text=part.text,
+                logprobs=content["logprobs"],
+            )
+            said += self._event("content_part.done", **place, content_index=0, part=content)
+        return said + self._event(
+            "output_item.done", output_index=part.index, item=self._item(part)
+        )
+
+    def _place(self, part: Part) -> dict[str, Any]:
+        return {"item_id": self._item_id(part), "output_index": part.index}
