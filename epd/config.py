@@ -61,7 +61,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Deadlines and intervals.  Times are never a way to free memory, only to give up on work."""
 
-    request_timeout_s: float = 120.0
+    first_token_timeout_s: float = 120.0  # a client waits so long for the first token,
+    token_timeout_s: float = 60.0  # for each one after it,
+    request_timeout_s: float = 3600.0  # and for the whole answer, which is cut there, not failed
     accept_timeout_s: float = 5.0  # gateway waits for RequestAccepted
     stall_timeout_s: float = 30.0  # gateway waits for the next token of a running attempt
     topology_timeout_s: float = 15.0  # gateway waits for an instance that a request lacks

@@ -187,6 +187,7 @@ class PrefillRequest(Message):
     deadline_s: float
     reports: bool = False  # the client wants a timeline
     scope: str = ""  # of who asks: blocks are found by those of one scope only (F53)
+    first_token_deadline_s: float = 0.0  # for all that is moved before it: rows, then KV
 
 
 class RequestAccepted(Message):
@@ -257,6 +258,7 @@ class KvOffer(Message):
     items: tuple[MediaItem, ...] = ()  # where pictures stand: part of what a block's content is
     reports: bool = False  # the client wants a timeline
     scope: str = ""  # as in PrefillRequest
+    first_token_deadline_s: float = 0.0
 
 
 class Grant(Message):

@@ -58,6 +58,7 @@ class Asked:
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     stream: bool = False
+    is_timed: bool = False  # the wait for each token is bounded: each is told at once
     include_usage: bool = False
     continuous_usage: bool = False
     user: str = ""
@@ -96,7 +97,9 @@ class Asked:
             min_tokens=self.min_tokens,
             grammar=grammar,
             priority=self.priority,
-            tokens_per_word=1 if self.stream or self.stop else WHOLE_TOKENS_PER_WORD,
+            tokens_per_word=1
+            if self.stream or self.stop or self.is_timed
+            else WHOLE_TOKENS_PER_WORD,
         )
 
     @property

@@ -26,13 +26,21 @@ from epd.api.echo import Echo
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import tenant_of
-from epd.api.port import Frontend, Generation, GenerationError, GenerationUpdate, Refused
+from epd.api.port import (
+    Frontend,
+    Generation,
+    GenerationError,
+    GenerationUpdate,
+    Refused,
+    TimeLimits,
+)
 from epd.api.prepare import Prompt
 from epd.api.response_answer import ResponseAnswer
 from epd.api.response_request import read_response
 from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
+from epd.api.time_limits import read_time_limits
 from epd.api.tools import CallPiece, ToolUse
 from epd.api.tracing import CLIENT_LEFT, NoTracer, Record, Tracer, describe_answer, describe_request
 from epd.api.validation import read_chat, read_completion
@@ -73,14 +81,17 @@ class Completions:
         frontend: Frontend,
         preparer: Prepares,
         limits: Limits,
+        time_limits: TimeLimits,
         telemetry: Telemetry,
         tracer: Tracer = NO_TRACER,
     ) -> None:
+        """`time_limits`: the longest that a client may ask for, and what it gets if it does not."""
         self._frontend = frontend
         self._tracer = tracer
         self._telemetry = telemetry
         self._preparer = preparer
         self._limits = limits
+        self._time_limits = time_limits
         self._open: dict[str, list[Any]] = {}  # streams by request id
         self._readers: set[asyncio.Task[Any]] = set()  # kept alive until they end
 
@@ -138,7 +149,9 @@ class Completions:
     async def _serve(
         self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record
     ) -> None:
-        streams = self._admit(asked.num_choices)
+        limits = read_time_limits(exchange.headers, self._time_limits)
+        asked.is_timed = limits.token_s < self._time_limits.token_s
+        streams = self._admit(asked.num_choices, limits)
         for stream in streams:
             record.watch(stream)
         request_id: str = streams[0].request_id
@@ -199,12 +212,13 @@ class Completions:
 
     # --- before the first token -------------------------------------------------------------------
 
-    def _admit(self, num_choices: int) -> list[Any]:
+    def _admit(self, num_choices: int, limits: TimeLimits) -> list[Any]:
         """A place for every choice, or for none."""
         streams: list[Any] = []
         try:
             for _ in range(num_choices):
-                streams.append(self._frontend.admit())  # noqa: PERF401 (kept if a later one fails)
+                stream = self._frontend.admit(limits)
+                streams.append(stream)
         except Refused as refused:
             self._give_back(streams)
             code = "overloaded" if refused.status == 429 else "unavailable"

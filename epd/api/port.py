@@ -55,6 +55,21 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """How long a client waits, in seconds: for the first token, for each further one, in all."""
+
+    first_token_s: float
+    token_s: float
+    total_s: float
+
+    @classmethod
+    def of(cls, timing: Any) -> TimeLimits:
+        """`timing`: `epd.config.Timing`."""
+        first_s, token_s = timing.first_token_timeout_s, timing.token_timeout_s
+        return cls(first_s, token_s, timing.request_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationError:
     """Why a generation ended without an answer."""
 
@@ -139,8 +154,11 @@ class Metric:
 class Frontend(Protocol):
     """What the API may ask of the gateway role."""
 
-    def admit(self) -> Any:
-        """A place for one choice, as a GenerationStream; raises Refused."""
+    def admit(self, limits: TimeLimits | None = None) -> Any:
+        """A place for one choice, as a GenerationStream; raises Refused.
+
+        `limits`: those of the settings, if None.
+        """
         ...
 
     def start_generation(self, stream: Any, generation: Generation) -> None:

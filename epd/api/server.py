@@ -23,7 +23,7 @@ from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
 from epd.api.metrics import CONTENT_TYPE, exposition
-from epd.api.port import Frontend
+from epd.api.port import Frontend, TimeLimits
 from epd.api.prepare import Preparer
 from epd.api.sse import fail_events
 from epd.api.telemetry import Telemetry
@@ -180,7 +180,10 @@ class ApiServer:
 
     def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
         limits = self._config.limits
-        completions = Completions(self._frontend, preparer, limits, self._telemetry, self._tracer)
+        time_limits = TimeLimits.of(self._config.timing)
+        completions = Completions(
+            self._frontend, preparer, limits, time_limits, self._telemetry, self._tracer
+        )
         self._completions = completions
         return {
             "/v1/chat/completions": {"POST": completions.chat},

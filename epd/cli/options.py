@@ -127,7 +127,7 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--request-timeout", dest="timing.request_timeout_s", type=float, metavar="SECONDS",
-        help="deadline of a request, all stages together",
+        help="the whole of a request: an answer that is not at its end is cut there, not failed",
     )  # fmt: skip
     group.add_argument(
         "--drain-timeout", dest="timing.drain_timeout_s", type=float, metavar="SECONDS",

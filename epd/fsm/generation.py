@@ -11,6 +11,10 @@ What bounds the attempts is failing again and again in the same way, as a reques
 down whatever serves it.  Failures of different kinds happened to meet in one request and say
 nothing about the next attempt: each kind is counted by itself, and the deadline bounds the sum.
 
+Three clocks bound what a client waits for: the first token, each token after it, and the whole.  A
+token that does not come in time is an error.  When the time for the whole is over, what has been
+said is the answer, with `length` as its end: it was paid for, and the client asked for no more time.
+
 Exactly one terminal answer: FINISHED, FAILED and REJECTED are the only ways out, each reached once,
 and every state has a deadline.  A failed stage is a failed or a retried request, never a success
 without its picture (F40).  When the client leaves, CANCELLING waits until the instances have
@@ -58,7 +62,10 @@ class Do(Effect):
     DELIVER_FINAL = "hand the last tokens and the finish reason to the client"
     ABORT_ATTEMPT = "tell the instances of the attempt to stop"
     ANSWER_ERROR = "hand the one error to the client"
+    DELIVER_CUT = "hand the client the end of an answer whose time is over: `length`"
     CLOSE = "give the place back"
+    ARM_DEADLINE = "bound the whole"
+    ARM_PATIENCE = "restart the clock that bounds the wait for the next token"
     ARM_ATTEMPT = "restart the clock that bounds silence of the attempt"
     ARM_ABORT = "bound the wait for confirmations"
 
@@ -151,7 +158,17 @@ class AbortTimedOut(Event):
 
 
 @dataclass(slots=True)
+class TokenTimedOut(Event):
+    """The client has waited too long for the first token, or for the one after the last."""
+
+    by_time = True
+    reason: str
+
+
+@dataclass(slots=True)
 class DeadlinePassed(Event):
+    """The time for the whole is over, here or by the clock of an instance."""
+
     by_time = True
 
 
@@ -165,18 +182,28 @@ class Generation(Machine):
         "error",
         "failures",
         "finish_reason",
+        "limits",
         "max_attempts",
         "num_before",
         "pending_aborts",
         "placement",
         "prompt",
         "stream",
+        "token_due_s",
         "token_ids",
     )
 
-    def __init__(self, request_id: str, max_attempts: int, journal: Journal = NULL_JOURNAL) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        max_attempts: int,
+        journal: Journal = NULL_JOURNAL,
+        limits: Any = None,
+    ) -> None:
         super().__init__(request_id, journal)
         self.admitted_s = journal.now_s()
+        self.token_due_s = 0.0  # when the client's patience for the next token ends
+        self.limits = limits  # how long it waits
         self.attempt = 0
         self.max_attempts = max_attempts
         self.failures: dict[str, int] = {}  # of attempts, by kind
@@ -199,6 +226,10 @@ class Generation(Machine):
 def may_retry(generation: Generation, event: Any) -> bool:
     num_alike = generation.failures.get(event.kind, 0) + 1
     return event.retryable and num_alike < generation.max_attempts
+
+
+def has_said(generation: Generation, event: Event) -> bool:
+    return bool(generation.token_ids)
 
 
 def begin_attempt(generation: Generation, event: Placed) -> None:
@@ -234,6 +265,15 @@ def note_no_topology(generation: Generation, event: PlacementTimedOut) -> None:
     )
 
 
+def note_cut(generation: Generation, event: Event) -> None:
+    generation.finish_reason = "length"
+
+
+def note_late(generation: Generation, event: TokenTimedOut) -> None:
+    _, last = generation.error
+    generation.error = ("deadline", f"{event.reason} (after: {last})" if last else event.reason)
+
+
 def note_deadline(generation: Generation, event: DeadlinePassed) -> None:
     _, last = generation.error
     reason = "the request did not finish before its deadline"
@@ -244,11 +284,12 @@ _OPEN = (S.PLACED, S.STREAMING)
 _ENDED = (S.FINISHED, S.FAILED, S.REJECTED)
 _FAIL = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
 _RETRY = (Do.ABORT_ATTEMPT, Do.PLACE)
+_CUT = (Do.ABORT_ATTEMPT, Do.DELIVER_CUT, Do.CLOSE)
 
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.RECEIVED, Admitted, S.PREPARING),
+    Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
     Row(S.RECEIVED, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR,), note_deadline),
     Row(S.PREPARING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt, note="armed first: a dispatch may fail at once"),
@@ -256,10 +297,11 @@ ROWS = (
     Row(S.PREPARING, PlacementTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
     Row(S.PREPARING, PreparationFailed, S.FAILED, (Do.CLOSE,)),
     Row(S.PREPARING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
+    Row(S.PREPARING, TokenTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_late),
     Row(S.PREPARING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
     Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
-    Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT), append_tokens),
+    Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE), append_tokens),
     Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE), append_tokens),
     Row(_OPEN, TokensMissed, S.MIGRATING, _RETRY, note_failure, may_retry, "a hole in the stream"),
     Row(_OPEN, TokensMissed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
@@ -268,12 +310,16 @@ ROWS = (
     Row(_OPEN, AttemptTimedOut, S.MIGRATING, _RETRY, note_failure, may_retry),
     Row(_OPEN, AttemptTimedOut, S.FAILED, _FAIL, note_failure, unless(may_retry)),
     Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT), note="F43"),
-    Row(_OPEN, DeadlinePassed, S.FAILED, _FAIL, note_deadline),
+    Row(_OPEN, TokenTimedOut, S.FAILED, _FAIL, note_late),
+    Row(_OPEN, DeadlinePassed, S.FINISHED, _CUT, note_cut, has_said, "paid for, and all that there is"),
+    Row(_OPEN, DeadlinePassed, S.FAILED, _FAIL, note_deadline, unless(has_said)),
     Row(S.MIGRATING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
     Row(S.MIGRATING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="the only instance may be back soon (F19, F20)"),
     Row(S.MIGRATING, PlacementTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
     Row(S.MIGRATING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
-    Row(S.MIGRATING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
+    Row(S.MIGRATING, TokenTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_late),
+    Row(S.MIGRATING, DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT, Do.CLOSE), note_cut, has_said),
+    Row(S.MIGRATING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline, unless(has_said)),
     Row(S.CANCELLING, AbortConfirmed, S.FINISHED, (Do.CLOSE,)),
     Row(S.CANCELLING, FinalTokensArrived, S.FINISHED, (Do.CLOSE,), note="it was faster"),
     Row(S.CANCELLING, AttemptFailed, S.FINISHED, (Do.CLOSE,)),
@@ -282,11 +328,11 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.CANCELLING,), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, CancelRequested), "nobody reads it any more"),
+    Ignore((S.CANCELLING,), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, CancelRequested, TokenTimedOut), "nobody reads it any more"),
     Ignore((S.MIGRATING,), (Accepted,), "a late confirmation"),
     Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut), "of the attempt that was given up"),
     Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed, AbortTimedOut), "of an attempt that was given up"),
-    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut, CancelRequested, AbortConfirmed, AbortTimedOut, DeadlinePassed, PreparationFailed), "the one answer was given"),
+    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut, CancelRequested, AbortConfirmed, AbortTimedOut, TokenTimedOut, DeadlinePassed, PreparationFailed), "the one answer was given"),
 )
 
 TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES)

@@ -4,21 +4,21 @@ Theory of operation
 -------------------
 At a prefill instance it asks for its embeddings, waits for a place in the batch (text-only requests
 at once, others when enough of their prompt can be computed), computes its prompt in chunks, waits
-where a picture's rows are still loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands its KV over: to itself if decode lives here too
-(a reference, no copy), else through a TRANSFER, which sends what is final while the rest is still
-being computed.  At a decode instance it begins by waiting for
-remote KV.  Either way it then decodes until a token ends it.
+where a picture's rows are loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands
+its KV over: to itself if decode lives here too (a reference, no copy), else through a TRANSFER that
+sends what is final while the rest is computed.  At a decode instance it begins by waiting for
+remote KV.  Either way it then decodes until a token, or its deadline, ends the answer.
 
 Blocks belong to the request from admission to its end, except after the hand-over, when the transfer
 owns them until its outcome is known.  Decoding asks for more as it goes; when there are none, the
-youngest request gives its blocks up (PREEMPTED), joins the line again at its old place, and computes
-its prompt and what it has generated once more; its client sees a pause and no other difference.
+youngest gives its blocks up (PREEMPTED), joins the line again at its old place, and computes all of
+it once more; its client sees a pause and no other difference.
 
-A step in flight reads and writes the blocks and cannot be interrupted, so an abort meanwhile is the
-state ABORTING, which keeps the blocks until the last step has returned (faults F6, F43).  The step
-after one may be launched before that one's tokens are known.  If such a token ends the request, the
-step ahead has computed it once too often: FINISHING keeps the blocks until that step has returned,
-and its token is dropped.  An embedding is received once: later chunks use the resident rows (F10).
+A step in flight uses the blocks and cannot be interrupted, so an abort meanwhile is the state
+ABORTING, which keeps the blocks until the last step has returned (faults F6, F43).  The step after
+one may be launched before its tokens are known.  If one of them ends the request, it is computed
+once too often: FINISHING keeps the blocks until that step has returned, and its token is dropped.
+An embedding is received once: later chunks use the resident rows (F10).
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ class EmbeddingReady(Event):
     rows: Any
 
 
-@dataclass(slots=True)
 class EmbeddingFailed(_Failed):
     pass
 
@@ -168,7 +167,6 @@ class KvDelivered(Event):
     pass
 
 
-@dataclass(slots=True)
 class KvFailed(_Failed):
     pass
 
@@ -178,7 +176,6 @@ class KvWithdrawn(Event):
     """Prefill ended the request itself: nothing to decode."""
 
 
-@dataclass(slots=True)
 class StepFailed(_Failed):
     """This sequence failed in a step; the step is over."""
 
@@ -268,8 +265,7 @@ class Request(Machine):
         self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
         self.num_sent = 0
         self.lookup: Any = None  # guesses of what it says next; None: it does not speculate
-        self.num_confirmed = 0  # of its guesses, since tokens were sent last
-        self.num_rejected = 0
+        self.num_confirmed = self.num_rejected = 0  # of its guesses, since tokens were sent last
         self.rope: Any = None
         self.rope_delta = 0
         self.kv_room = ""
@@ -394,6 +390,10 @@ def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
 def keep_failure(request: Request, event: _Failed) -> None:
     request.failure = (event.kind, event.reason, event.retryable)
     request.culprit = event.culprit
+
+
+def end_here(request: Request, event: Event) -> None:
+    request.finish_reason = "length"
 
 
 def note_late(request: Request, event: DeadlinePassed) -> None:

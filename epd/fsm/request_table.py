@@ -32,6 +32,7 @@ from epd.fsm.request import (
     adopt_kv,
     count_chunk,
     decode_here,
+    end_here,
     goes_on,
     grow,
     in_flight,
@@ -128,8 +129,8 @@ ROWS = (
     Row(S.DECODING, StepFailed, S.FAILED, (*_RUN, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
     Row(S.DECODING, AbortReceived, S.ABORTING, (Do.DEQUEUE, *_END, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
     Row(S.DECODING, AbortReceived, S.FINISHED, (*_RUN, *_END), when=unless(in_flight)),
-    Row(S.DECODING, DeadlinePassed, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
-    Row(S.DECODING, DeadlinePassed, S.FAILED, (*_RUN, Do.SEND_FAILURE), note_late, unless(in_flight)),
+    Row(S.DECODING, DeadlinePassed, S.FINISHING, (Do.DEQUEUE, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), end_here, in_flight, "all that it has said is the answer"),
+    Row(S.DECODING, DeadlinePassed, S.FINISHED, (*_RUN, Do.EMIT_TOKENS, Do.REPORT_SPANS), end_here, unless(in_flight)),
     # Over for the client: the outcome frees the memory.
     Row(_LINGERS, StepReturned, None, when=in_flight, note="one more is under way"),
     Row(S.FINISHING, StepReturned, S.FINISHED, (Do.RELEASE_BLOCKS,), when=unless(in_flight), note="computed once too often"),

@@ -73,7 +73,7 @@ class DecodeRole(Role[Request]):
             source,
             self,
             key,
-            message.deadline_s,
+            message.first_token_deadline_s,
         )
         transfer.meta = message
         self._requests.fire(request, fsm.KvOffered())
@@ -146,7 +146,7 @@ class DecodeRole(Role[Request]):
             transfer.slots,
             None,
             offer.num_prompt_tokens,
-            offer.deadline_s,
+            offer.first_token_deadline_s,
             self._prompt_blocks(offer) * self._layout.slots_per_block - len(transfer.slots),
         )
 

@@ -29,6 +29,8 @@ from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, Placement, Unplaceable, lacking, place
 from epd.scheduling.residency import CacheIndex, Flights
 
+DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
+
 
 class Dispatcher:
     """The books of one gateway's attempts: what is assigned where, and not yet accepted."""
@@ -124,8 +126,9 @@ class Dispatcher:
         self._book(machine, placement)
         if self._affinity is not None:
             self._affinity.sent(machine)
-        deadline_s = self._deadline_s(machine)
-        items = self._send_encodes(machine, placement, deadline_s)
+        deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
+        token_due_s = min(deadline_s, self._at(machine.token_due_s + DEADLINE_GRACE_S))
+        items = self._send_encodes(machine, placement, token_due_s)
         prompt: Prepared = machine.prompt
         message = PrefillRequest(
             machine.key,
@@ -139,13 +142,14 @@ class Dispatcher:
             deadline_s,
             prompt.wants_timeline,
             prompt.scope,
+            token_due_s,
         )
         return self._actor.send(placement.prefill, message)
 
-    def _deadline_s(self, machine: Generation) -> float:
-        """Absolute, counted from the admission."""
-        age_s = self._actor.clock.now_s() - machine.admitted_s
-        return self._actor.clock.wall_s() + self._timing.request_timeout_s - age_s
+    def _at(self, when_s: float) -> float:
+        """A time of this process's clock, absolute."""
+        clock = self._actor.clock
+        return clock.wall_s() + when_s - clock.now_s()
 
     def _send_encodes(
         self, machine: Generation, placement: Placement, deadline_s: float

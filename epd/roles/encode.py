@@ -288,7 +288,7 @@ class EncodeRole(Role[Encoding]):
     def _arm_timeout(self, encoding: Encoding) -> None:
         self.actor.arm(
             f"encoding/{encoding.key}",
-            self._timing.request_timeout_s,
+            self._timing.first_token_timeout_s,
             lambda: self._time_out(encoding),
         )
 

@@ -17,7 +17,14 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from epd.api.port import Generation as Prepared
-from epd.api.port import GenerationError, GenerationUpdate, Metric, Readiness, Refused
+from epd.api.port import (
+    GenerationError,
+    GenerationUpdate,
+    Metric,
+    Readiness,
+    Refused,
+    TimeLimits,
+)
 from epd.config import Limits, Timing
 from epd.fsm import generation as fsm
 from epd.fsm.generation import Do, Generation
@@ -39,6 +46,7 @@ from epd.messages import (
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
+from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.roles.timeline import Timelines
@@ -75,9 +83,12 @@ class GatewayRole(Role[Generation]):
         self._registry = registry
         self._limits = limits
         self._timing = timing
+        self._time_limits = TimeLimits.of(timing)
         self._dispatcher = dispatcher
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
+        self._timers = GatewayTimers(actor, self.fire, dispatcher, timing)
+        self.extend(self._timers)
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
         self.num_tokens = 0
@@ -88,11 +99,12 @@ class GatewayRole(Role[Generation]):
 
     # --- the API's side ---------------------------------------------------------------------------
 
-    def admit(self) -> Stream:
+    def admit(self, limits: TimeLimits | None = None) -> Stream:
         """A place for one choice, before any work; raises Refused at once when there is none."""
+        limits = limits or self._time_limits
         self._serial += 1
         request_id = f"{self.actor.address.instance_id}-{self.actor.address.epoch:x}-{self._serial}"
-        machine = Generation(request_id, self._timing.max_attempts, self.actor.journal)
+        machine = Generation(request_id, self._timing.max_attempts, self.actor.journal, limits)
         limit = self._limits.max_open_requests
         if len(self._open) >= limit:
             reason = f"the gateway has {limit} requests open, its limit; try again later"
@@ -107,11 +119,6 @@ class GatewayRole(Role[Generation]):
         )
         machine.stream = stream
         self._open[request_id] = machine
-        self.actor.arm(
-            f"generation/{request_id}/deadline",
-            self._timing.request_timeout_s,
-            lambda: self.fire(machine, fsm.DeadlinePassed()),
-        )
         self.fire(machine, fsm.Admitted())
         return stream
 
@@ -129,9 +136,9 @@ class GatewayRole(Role[Generation]):
         if machine is not None:
             self.fire(machine, fsm.PreparationFailed())
 
-    def submit(self, prepared: Prepared) -> Stream:
+    def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
         """Admit and start in one call."""
-        stream = self.admit()
+        stream = self.admit(limits)
         self.start_generation(stream, prepared)
         return stream
 
@@ -252,6 +259,9 @@ class GatewayRole(Role[Generation]):
             self._attempt_failed(machine, {received.source}, "busy", message.reason, True)
             return
         self._report(received.source, machine.key, message.spans)
+        if message.kind == "deadline":
+            self.fire(machine, fsm.DeadlinePassed())
+            return
         kind, retryable = message.kind, message.retryable
         blamed = {message.culprit or received.source}
         if kind == "absent":  # nobody's fault
@@ -323,6 +333,10 @@ class GatewayRole(Role[Generation]):
         )
         machine.stream.push(update)
 
+    @performs(Do.DELIVER_CUT)
+    def deliver_cut(self, machine: Generation, event: Event) -> None:
+        machine.stream.push(GenerationUpdate(finish_reason=machine.finish_reason))
+
     @performs(Do.ANSWER_ERROR)
     def answer_error(self, machine: Generation, event: Event) -> None:
         kind, reason = machine.error
@@ -339,39 +353,11 @@ class GatewayRole(Role[Generation]):
         for address in targets.values():
             self.actor.send(address, AbortRequest(machine.key, machine.attempt))
 
-    @performs(Do.ARM_ATTEMPT)
-    def arm_attempt(self, machine: Generation, event: Event) -> None:
-        """Silence has a bound; a request in a queue is not silent, its instance says so."""
-        name = f"generation/{machine.key}/attempt"
-        if machine.token_ids_of_attempt or machine.accepted:
-            self.actor.arm(name, self._timing.stall_timeout_s, lambda: self._stalled(machine))
-        else:
-            self.actor.arm(name, self._timing.accept_timeout_s, lambda: self._ignored(machine))
-
-    def _stalled(self, machine: Generation) -> None:
-        reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
-        self._dispatcher.avoid(machine, machine.placement.instances())
-        self.fire(machine, fsm.AttemptTimedOut(reason))
-
-    def _ignored(self, machine: Generation) -> None:
-        prefill = machine.placement.prefill.instance_id
-        self._dispatcher.avoid(machine, {prefill})
-        self.fire(machine, fsm.AttemptTimedOut(f"instance {prefill} did not accept the request"))
-
-    @performs(Do.ARM_ABORT)
-    def arm_abort(self, machine: Generation, event: Event) -> None:
-        self.actor.arm(
-            f"generation/{machine.key}/attempt",
-            self._timing.abort_timeout_s,
-            lambda: self.fire(machine, fsm.AbortTimedOut()),
-        )
-
     @performs(Do.CLOSE)
     def close(self, machine: Generation, event: Event) -> None:
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
-        for what in ("deadline", "attempt"):
-            self.actor.disarm(f"generation/{machine.key}/{what}")
+        self._timers.disarm(machine)
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.conclude()
         self._timelines.drop(machine.key)

@@ -65,6 +65,7 @@ class KvProducer(Role[Request]):
             message.items,
             message.reports,
             message.scope,
+            message.first_token_deadline_s,
         )
         self._transfers.open_producer(
             request.kv_room,
@@ -73,7 +74,7 @@ class KvProducer(Role[Request]):
             self,
             request.key,
             Manifest(None, len(message.token_ids), offers=True, offer=offer),
-            message.deadline_s,
+            message.first_token_deadline_s,
         )
         self.actor.send(message.decode, offer)
 

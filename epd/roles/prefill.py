@@ -132,7 +132,8 @@ class PrefillRole(Role[Request]):
                 if request.terminal:
                     return
                 told = partial(failed, item)
-                embeddings.want(Want(item, message.attempt, message.deadline_s, ready, told))
+                due_s = message.first_token_deadline_s
+                embeddings.want(Want(item, message.attempt, due_s, ready, told))
             self._requests.fire(request, fsm.EmbeddingsPromised())
 
         embeddings.promise(request.key, message.items, granted)

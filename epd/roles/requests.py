@@ -70,7 +70,7 @@ class Requests(Role[Request]):
         )
         engine.attach_kv(self.region.buffer)
         self._timing = timing
-        self._tell_alive_s = timing.stall_timeout_s / 3
+        self._tell_alive_s = min(timing.stall_timeout_s, timing.token_timeout_s) / 3
         self._cost = StepCost(config.max_itl_impact) if config.max_itl_impact else None
         self._scheduler = BatchScheduler(
             self.pool,

@@ -20,6 +20,8 @@ class Record:
     request_id: str = ""
     asked_s: float = 0.0
     first_s: float = 0.0
+    last_s: float = 0.0  # when the last token came
+    gap_s: float = 0.0  # the longest time between two tokens
     ended_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = ""
@@ -91,7 +93,7 @@ class Clients:
         assert node.gateway is not None
         record.asked_s = self._loop.now_s
         try:
-            stream = node.gateway.role.submit(record.ask.generation())
+            stream = node.gateway.role.submit(record.ask.generation(), record.ask.limits)
         except Refused as refused:
             record.refused, record.ended_s = refused.message, self._loop.now_s
             record.num_answers += 1
@@ -121,8 +123,12 @@ class Clients:
                 stream.cancel("the client hung up")
 
     def _take(self, record: Record, update: GenerationUpdate) -> None:
+        now_s = self._loop.now_s
         if update.token_ids and not record.tokens:
-            record.first_s = self._loop.now_s
+            record.first_s = record.last_s = now_s
+        if update.token_ids:
+            record.gap_s = max(record.gap_s, now_s - record.last_s)
+            record.last_s = now_s
         record.tokens.extend(update.token_ids)
         if update.error is not None or update.finish_reason:
             record.error, record.finish_reason = update.error, update.finish_reason

@@ -22,7 +22,14 @@ from epd.config import (
     Timing,
 )
 from epd.fsm.kernel import Event, Machine, State
-from epd.fsm.request import LastTokenSampled, Request, Scheduled, TokenSampled
+from epd.fsm.request import (
+    DeadlinePassed,
+    LastTokenSampled,
+    Request,
+    S,
+    Scheduled,
+    TokenSampled,
+)
 from epd.fsm.transfer import GrantReceived
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
@@ -53,6 +60,8 @@ class Settings:
     """Sizes and times of a simulated cluster: small, so that every limit is reached."""
 
     timing: Timing = Timing(
+        first_token_timeout_s=30.0,
+        token_timeout_s=30.0,
         request_timeout_s=30.0,
         accept_timeout_s=1.0,
         stall_timeout_s=5.0,
@@ -157,7 +166,9 @@ class Cluster:
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
         world.on_death.append(self._supervise)
-        world.watch(self._count, Scheduled, GrantReceived, TokenSampled, LastTokenSampled)
+        world.watch(
+            self._count, Scheduled, GrantReceived, TokenSampled, LastTokenSampled, DeadlinePassed
+        )
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
 
@@ -290,6 +301,8 @@ class Cluster:
             self.world.fired["kv_held"] += 1
         if isinstance(event, TokenSampled | LastTokenSampled):
             self.world.fired["guess_confirmed"] += len(event.confirmed)
+        if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):
+            self.world.fired["cut_at_its_deadline"] += 1
         if isinstance(machine, Request) and machine.num_rejected:
             self.world.fired["guess_rejected"] += 1
 

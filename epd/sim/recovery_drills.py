@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from epd.api.port import TimeLimits
 from epd.sim.cluster import Settings
-from epd.sim.drill import PATIENT, Drill
+from epd.sim.drill import PATIENT, Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
@@ -14,7 +15,57 @@ FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
 
 IN_DOUBT = "TRANSFER:WRITING>QUARANTINED"
 
+NOBODY_IS_LOST = replace_timing(suspect_after_s=20.0, lost_after_s=30.0)
+LATE = Excuse(frozenset({"deadline"}), refusals=False)
+
 RECOVERY_DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "long-answers",
+        ("F15",),
+        work=Workload(24, image_share=0.2, max_tokens=400, limits=TimeLimits(5.0, 1.0, 0.3)),
+        settings=Settings(num_blocks=512),
+        fires=("cut_at_its_deadline",),
+    ),
+    Drill(
+        "long-answers-of-the-dead",
+        ("F15", "F20"),
+        work=Workload(12, image_share=0.2, max_tokens=400, limits=TimeLimits(5.0, 5.0, 2.0)),
+        settings=Settings(num_blocks=512, timing=NOBODY_IS_LOST),
+        faults=(Fault("stall", "d0", point=FIRST_DECODE, nth=8, duration_s=6.0),),
+        fires=("cut_at_its_deadline",),
+        mutants=("the_end_of_its_time_is_an_error",),
+        may_fail=LATE,
+        why="who has no token yet when the only decode stops has nothing to be cut",
+    ),
+    Drill(
+        "late-first-token",
+        ("F15",),
+        work=Workload(12, image_share=0.3, limits=TimeLimits(1.0, 5.0, 20.0)),
+        faults=(Fault("hang", "p0", duration_s=6.0),),
+        may_fail=LATE,
+        why="a device hangs, and its clients wait no longer",
+        fires=("GENERATION:PLACED>FAILED",),
+        mutants=("patience_has_no_end",),
+        to_s=1.4,
+    ),
+    Drill(
+        "late-token",
+        ("F15",),
+        work=Workload(12, image_share=0.2, max_tokens=100, limits=TimeLimits(5.0, 1.0, 20.0)),
+        faults=(Fault("hang", "d0", point=FIRST_DECODE, duration_s=6.0, nth=8),),
+        may_fail=LATE,
+        why="a device hangs, and its clients wait no longer",
+        fires=("GENERATION:STREAMING>FAILED",),
+        mutants=("patience_has_no_end",),
+    ),
+    Drill(
+        "patient-clients",
+        ("F15",),
+        work=Workload(8, image_share=0.2, max_tokens=800, limits=TimeLimits(0.8, 5.0, 20.0)),
+        settings=Settings(num_blocks=1024),
+        fires=("GENERATION:PLACED>STREAMING",),
+        mutants=("patience_is_not_renewed",),
+    ),
     Drill(
         "deaf-prefill",
         ("F16", "F41"),

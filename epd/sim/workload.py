@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from epd.api.port import Generation, PreparedItem
+from epd.api.port import Generation, PreparedItem, TimeLimits
 from epd.messages import SamplingParams
 from epd.sim import golden
 from epd.sim.golden import Picture
@@ -32,6 +32,7 @@ class Ask:
     num_words: int = 0  # that its answer is made of: with few it repeats itself; 0: all there are
     tokens_per_word: int = 1  # more: the client wants its answer whole
     tenant: str = ""  # who asks: nobody else finds what was computed for it
+    limits: TimeLimits | None = None  # how long it waits; None: as the settings say
 
     def __str__(self) -> str:
         pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
@@ -62,7 +63,7 @@ class Ask:
             top_k=self.num_words,
             seed=self.seed,
             stop_token_ids=stop,
-            tokens_per_word=self.tokens_per_word,
+            tokens_per_word=self.tokens_per_word if self.limits is None else 1,
         )
 
     def generation(self) -> Generation:
@@ -110,6 +111,7 @@ class Workload:
     num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
     whole_share: float = 0.5  # of clients that do not want a stream
     num_tenants: int = 1
+    limits: TimeLimits | None = None
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -140,6 +142,7 @@ class Workload:
             wants_timeline=random.chance(self.timeline_share, "timeline"),
             num_words=self.num_words,
             tokens_per_word=WHOLE if random.chance(self.whole_share, "whole") else 1,
+            limits=self.limits,
             tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
         )
 

@@ -20,6 +20,7 @@ from epd.api.port import (
     PreparedItem,
     Readiness,
     Refused,
+    TimeLimits,
     TimelineEntry,
     TransferParams,
 )
@@ -105,12 +106,14 @@ class FakeFrontend:
         self.scripts = list(scripts) or [HELLO]
         self.refused: dict[int, Refused] = {}  # by number of the admission
         self.streams: list[FakeStream] = []
+        self.limits: list[TimeLimits | None] = []  # of each admission
         self.generations: list[Generation] = []
         self.given_back: list[FakeStream] = []
         self.readiness = Readiness(True, "", [])
         self.samples: list[Metric] = []
 
-    def admit(self) -> FakeStream:
+    def admit(self, limits: TimeLimits | None = None) -> FakeStream:
+        self.limits.append(limits)
         refusal = self.refused.get(len(self.streams))
         if refusal is not None:
             raise refusal

@@ -30,7 +30,7 @@ class GenerationWorld(World):
         if state in (g.S.PREPARING, g.S.MIGRATING):
             yield from (g.Placed("placement"), g.NoTopology("nobody is left"))
             yield g.PlacementTimedOut("nobody came back")
-        yield from (g.DeadlinePassed(), g.CancelRequested("hung up"))
+        yield from (g.DeadlinePassed(), g.TokenTimedOut("late"), g.CancelRequested("hung up"))
         if state is not g.S.PREPARING:  # what instances and timers of attempts may still say
             for retryable in (True, False):
                 yield g.AttemptFailed("engine", "because", retryable)
@@ -52,7 +52,8 @@ class GenerationWorld(World):
             self.need(self.done[effect] == self.machine.attempt, "an attempt is sent once")
 
     def answers(self) -> int:
-        return self.done[g.Do.DELIVER_FINAL] + self.done[g.Do.ANSWER_ERROR]
+        ends = (g.Do.DELIVER_FINAL, g.Do.DELIVER_CUT, g.Do.ANSWER_ERROR)
+        return sum(self.done[effect] for effect in ends)
 
     def at_end(self) -> None:
         refused = self.machine.state is g.S.REJECTED

@@ -20,6 +20,11 @@ def tokens(*ids: int, finish: str = "") -> SimpleNamespace:
     return SimpleNamespace(token_ids=ids, finish_reason=finish)
 
 
+SAYS = (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE)
+CUT = (Do.ABORT_ATTEMPT, Do.DELIVER_CUT, Do.CLOSE)
+LATE = g.TokenTimedOut("no further token came within 60 s")
+
+
 @pytest.fixture
 def placed() -> g.Generation:
     made = make_generation()
@@ -33,7 +38,7 @@ def test_an_answer(placed: g.Generation) -> None:
     follow(
         placed,
         (g.Accepted(), S.PLACED, (Do.ARM_ATTEMPT,)),
-        (g.TokensArrived(tokens(1, 2)), S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT)),
+        (g.TokensArrived(tokens(1, 2)), S.STREAMING, SAYS),
         (g.Accepted(), S.STREAMING, (Do.ARM_ATTEMPT,)),  # preempted, and still there
         (g.FinalTokensArrived(tokens(3, finish="stop")), S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE)),
         (g.AttemptFailed("lost", "gone", True), S.FINISHED, ()),
@@ -120,7 +125,7 @@ def test_a_new_gateway_waits_for_its_instances(
     made = make_generation()
     follow(
         made,
-        (g.Admitted(), S.PREPARING, ()),
+        (g.Admitted(), S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
         (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
         (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
         (then, state, effects),
@@ -157,6 +162,46 @@ def test_the_deadline_answers_from_every_open_state(state: S) -> None:
     made._state = state
     assert made.fire(g.DeadlinePassed()).count(Do.ANSWER_ERROR) == 1
     assert made.state is S.FAILED and made.error[0] == "deadline"
+
+
+def test_what_was_said_is_the_answer_when_its_time_is_over(placed: g.Generation) -> None:
+    """STREAMING -> FINISHED by length; it is called off and nothing of it comes later."""
+    follow(
+        placed,
+        (g.TokensArrived(tokens(1, 2)), S.STREAMING, SAYS),
+        (g.DeadlinePassed(), S.FINISHED, CUT),
+        (g.FinalTokensArrived(tokens(3, finish="length")), S.FINISHED, ()),
+    )
+    assert (placed.token_ids, placed.finish_reason) == ([1, 2], "length")
+
+
+def test_what_was_said_is_the_answer_wherever_the_next_attempt_is(placed: g.Generation) -> None:
+    """STREAMING -> MIGRATING -> FINISHED, or -> PLACED -> FINISHED, by length."""
+    again = make_generation()
+    again.fire(g.Admitted())
+    again.fire(g.Placed("first"))
+    for made in (placed, again):
+        made.fire(g.TokensArrived(tokens(1)))
+        made.fire(g.AttemptFailed("lost", "gone", True))
+    follow(placed, (g.DeadlinePassed(), S.FINISHED, (Do.DELIVER_CUT, Do.CLOSE)))
+    follow(again, (g.Placed("second"), S.PLACED, SEND), (g.DeadlinePassed(), S.FINISHED, CUT))
+
+
+@pytest.mark.parametrize("state", [S.PREPARING, S.PLACED, S.STREAMING, S.MIGRATING])
+def test_a_token_that_does_not_come_is_an_error_whatever_was_said(state: S) -> None:
+    """F15: each -> FAILED; clocks begin with the admission."""
+    made = make_generation()
+    assert made.fire(g.Admitted()) == (Do.ARM_DEADLINE, Do.ARM_PATIENCE)
+    made._state = state
+    made.token_ids = [1, 2]
+    assert made.fire(LATE).count(Do.ANSWER_ERROR) == 1
+    assert made.state is S.FAILED and made.error == ("deadline", LATE.reason)
+
+
+def test_who_is_called_off_waits_for_no_token(placed: g.Generation) -> None:
+    """CANCELLING -> CANCELLING."""
+    placed.fire(g.CancelRequested("hung up"))
+    follow(placed, (LATE, S.CANCELLING, ()))
 
 
 # --- INSTANCE -------------------------------------------------------------------------------------

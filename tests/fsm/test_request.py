@@ -203,6 +203,22 @@ def test_an_abort_between_steps_frees_at_once(running: Request) -> None:
     )
 
 
+def test_its_deadline_ends_an_answer_with_all_that_it_has_said(decoding: Request) -> None:
+    """DECODING -> FINISHED by length, not FAILED: its tokens are sent, were they few or many."""
+    ends = (*FREE, Do.EMIT_TOKENS, Do.REPORT_SPANS)
+    follow(decoding, (DeadlinePassed(), S.FINISHED, ends), (DeadlinePassed(), S.FINISHED, ()))
+    assert decoding.finish_reason == "length" and not decoding.holds_tokens
+
+
+def test_its_deadline_keeps_the_blocks_of_a_step(decoding: Request) -> None:
+    """F6: DECODING -> FINISHING -> FINISHED; the token of that step is dropped."""
+    decoding.in_flight = 1
+    ends = (Do.DEQUEUE, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE)
+    follow(decoding, (DeadlinePassed(), S.FINISHING, ends))
+    decoding.in_flight = 0
+    follow(decoding, (StepReturned(), S.FINISHED, (Do.RELEASE_BLOCKS,)))
+
+
 @pytest.mark.parametrize(
     ("event", "told"), [(AbortReceived(), Do.SEND_ABORTED), (DeadlinePassed(), Do.SEND_FAILURE)]
 )

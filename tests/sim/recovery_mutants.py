@@ -14,12 +14,13 @@ from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
 from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
+from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.member import Member
 from epd.roles.registry import Registry
 from epd.roles.run_ahead import RunAhead
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
-from tests.sim.planting import mutant, row
+from tests.sim.planting import mutant, row, several
 
 T = transfer.S
 TRANSFER = transfer.Transfer.table
@@ -138,10 +139,43 @@ def doubt_waits_for_a_death() -> Iterator[None]:
 def each_attempt_has_its_own_deadline() -> Iterator[None]:
     """The time that a request has begins anew with each of its attempts."""
 
-    def anew(self: Dispatcher, machine: generation.Generation) -> float:
+    def anew(self: Dispatcher, when_s: float) -> float:
         return self._actor.clock.wall_s() + self._timing.request_timeout_s
 
-    with mock.patch.object(Dispatcher, "_deadline_s", anew):
+    with mock.patch.object(Dispatcher, "_at", anew):
+        yield
+
+
+@mutant
+def the_end_of_its_time_is_an_error() -> Iterator[None]:
+    """An answer that was paid for is taken back when the time for the whole is over."""
+    state, event, do = generation.S.STREAMING, generation.DeadlinePassed, generation.Do
+    fail = (do.ABORT_ATTEMPT, do.ANSWER_ERROR, do.CLOSE)
+    failed, note = generation.S.FAILED, generation.note_deadline
+    with row(generation.TABLE, state, event, failed, fail, note):
+        yield
+
+
+@mutant
+def patience_has_no_end() -> Iterator[None]:
+    """F15: nothing bounds the wait for a token while instances say that they are there."""
+
+    def nothing(self: GatewayTimers, machine: generation.Generation, event: Event) -> None:
+        machine.token_due_s = self.clock.now_s() + machine.limits.total_s
+
+    with mock.patch.object(GatewayTimers, "arm_patience", nothing):
+        yield
+
+
+@mutant
+def patience_is_not_renewed() -> Iterator[None]:
+    """The clock of the first token goes on while tokens come."""
+    state, event, do = generation.S.STREAMING, generation.TokensArrived, generation.Do
+    effects, keep = (do.DELIVER, do.ARM_ATTEMPT), generation.append_tokens
+    with several(
+        row(generation.TABLE, state, event, state, effects, keep),
+        row(generation.TABLE, generation.S.PLACED, event, state, effects, keep),
+    ):
         yield
 
 

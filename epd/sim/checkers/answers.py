@@ -26,7 +26,7 @@ class Answers(Checker):
             return
         if record.num_answers != 1:
             self.violate(f"{who} got {record.num_answers} terminal answers")
-        limit_s = self.context.cluster.settings.timing.request_timeout_s + GRACE_S
+        limit_s = self.context.limits_of(record).total_s + GRACE_S
         took_s = record.ended_s - record.asked_s
         if took_s > limit_s:
             self.violate(f"{who} took {took_s:.2f} s, its deadline is {limit_s:.2f} s")

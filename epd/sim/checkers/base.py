@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from epd.api.port import TimeLimits
 from epd.sim.client import Clients, Record
 from epd.sim.cluster import Cluster
 from epd.sim.world import World
@@ -24,6 +25,10 @@ class Context:
     bus_loses: bool = False  # single messages: what they would have freed waits for its deadline
     undisturbed: bool = False  # no fault, no loss, nobody hangs up
     engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
+
+    def limits_of(self, record: Record) -> TimeLimits:
+        """How long its client waits."""
+        return record.ask.limits or TimeLimits.of(self.cluster.settings.timing)
 
 
 class Checker:

@@ -38,6 +38,7 @@ class GenerationWorld(World):
         self.answers = 0
         self.closed = 0
         self.placing = False
+        self.cut = False  # its time was over before its instances said the end
         self.silent = False  # the client left, or the API has answered
 
     # --- GENERATION, as its role performs it ------------------------------------------------------
@@ -67,8 +68,15 @@ class GenerationWorld(World):
         require(not self.answers and not self.silent, "tokens after the end")
 
     def deliver_final(self, generation: g.Generation, event: Event) -> None:
-        require(len(generation.token_ids) == MAX_TOKENS, "an answer that is cut short")
+        whole = len(generation.token_ids) == MAX_TOKENS
+        require(whole or generation.finish_reason == "length", "an answer that is cut short")
         self.answers += 1
+
+    def deliver_cut(self, generation: g.Generation, event: Event) -> None:
+        require(bool(generation.token_ids), "nothing is taken for an answer")
+        require(generation.finish_reason == "length", "a cut that does not say so")
+        self.answers += 1
+        self.cut = True
 
     def answer_error(self, generation: g.Generation, event: Event) -> None:
         self.answers += 1
@@ -120,6 +128,7 @@ class GenerationWorld(World):
             yield self._event(g.AttemptTimedOut("silence"), "time")
         if generation.state is g.S.CANCELLING:
             yield self._event(g.AbortTimedOut(), "time")
+        yield self._event(g.TokenTimedOut("no token"), "time")
         yield self._event(g.DeadlinePassed(), "time")
 
     def _instance(self, number: int) -> Iterator[Step[GenerationWorld]]:
@@ -151,7 +160,7 @@ class GenerationWorld(World):
             require(self.answers == wanted, f"it ends with {self.answers} answers")
             require(self.closed == (0 if refused else 1), "the place is given back once")
             at_work = self.sent.keys() - self.called_off
-            if not generation.finish_reason:
+            if not generation.finish_reason or self.cut:
                 require(not at_work, f"attempts {sorted(at_work)} go on for nobody (F43)")
 
     def quiescent(self) -> bool:
@@ -216,7 +225,7 @@ def _read_tokens(world: GenerationWorld, number: int, word: str) -> None:
         world.fire(g.TokensMissed(f"tokens {have} to {start} were lost"))
     elif stop > have:
         require(start == have, "a chunk is new or a copy as a whole")
-        reason = "length" if final else ""
+        reason = final[1] if final else ""
         chunk = TokenChunk("id", number, start, tuple(range(start, stop)), reason)
         arrived = g.FinalTokensArrived if final else g.TokensArrived
         world.fire(arrived(chunk))

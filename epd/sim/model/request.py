@@ -153,7 +153,7 @@ class RequestWorld(World):
         start = request.num_emitted + request.num_sent
         count = len(request.output) - request.num_sent
         request.num_sent = len(request.output)
-        final = " final" if request.finish_reason else ""
+        final = f" final {request.finish_reason}" if request.finish_reason else ""
         self.words[f"tokens {start} {count}{final}"] = None
 
     def send_failure(self, request: r.Request, event: Event) -> None:

@@ -1,0 +1,87 @@
+"""The clocks of open generations, at the gateway.
+
+Two bound an attempt: the silence of its instances (they say now and then that a request in a queue
+is there), and the wait for their word that it is called off.  Two bound what the client sees: the
+wait for the next token, whatever instances say meanwhile, and the whole.  Each ends as an event of
+GENERATION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from epd.config import Timing
+from epd.fsm import generation as fsm
+from epd.fsm.generation import Do, Generation
+from epd.fsm.kernel import Event
+from epd.roles.base import Actor, Role, performs
+from epd.roles.dispatch import DEADLINE_GRACE_S, Dispatcher
+
+
+class GatewayTimers(Role[Generation]):
+    """Performs the effects that arm; `fire` is that of the role that owns the machines."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        fire: Callable[[Generation, Event], None],
+        dispatcher: Dispatcher,
+        timing: Timing,
+    ) -> None:
+        super().__init__(actor)
+        self._fire = fire
+        self._dispatcher = dispatcher
+        self._timing = timing
+
+    def disarm(self, machine: Generation) -> None:
+        for what in ("deadline", "patience", "attempt"):
+            self.actor.disarm(f"generation/{machine.key}/{what}")
+
+    @performs(Do.ARM_ATTEMPT)
+    def arm_attempt(self, machine: Generation, event: Event) -> None:
+        """Silence has a bound; a request in a queue is not silent, its instance says so."""
+        name = f"generation/{machine.key}/attempt"
+        if machine.token_ids_of_attempt or machine.accepted:
+            self.actor.arm(name, self._timing.stall_timeout_s, lambda: self._stalled(machine))
+        else:
+            self.actor.arm(name, self._timing.accept_timeout_s, lambda: self._ignored(machine))
+
+    def _stalled(self, machine: Generation) -> None:
+        reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
+        self._dispatcher.avoid(machine, machine.placement.instances())
+        self._fire(machine, fsm.AttemptTimedOut(reason))
+
+    def _ignored(self, machine: Generation) -> None:
+        prefill = machine.placement.prefill.instance_id
+        self._dispatcher.avoid(machine, {prefill})
+        self._fire(machine, fsm.AttemptTimedOut(f"instance {prefill} did not accept the request"))
+
+    @performs(Do.ARM_PATIENCE)
+    def arm_patience(self, machine: Generation, event: Event) -> None:
+        """Whatever the instances say: a client sees tokens only."""
+        limits = machine.limits
+        patience_s = limits.token_s if machine.token_ids else limits.first_token_s
+        machine.token_due_s = self.clock.now_s() + patience_s
+        name = f"generation/{machine.key}/patience"
+        self.actor.arm(name, patience_s, lambda: self._too_late(machine, patience_s))
+
+    def _too_late(self, machine: Generation, patience_s: float) -> None:
+        which = "no further token" if machine.token_ids else "no token"
+        self._fire(machine, fsm.TokenTimedOut(f"{which} came within {patience_s:g} s"))
+
+    @performs(Do.ARM_DEADLINE)
+    def arm_deadline(self, machine: Generation, event: Event) -> None:
+        """A little later than its instances, which end it with all that there is."""
+        self.actor.arm(
+            f"generation/{machine.key}/deadline",
+            machine.limits.total_s + DEADLINE_GRACE_S,
+            lambda: self._fire(machine, fsm.DeadlinePassed()),
+        )
+
+    @performs(Do.ARM_ABORT)
+    def arm_abort(self, machine: Generation, event: Event) -> None:
+        self.actor.arm(
+            f"generation/{machine.key}/attempt",
+            self._timing.abort_timeout_s,
+            lambda: self._fire(machine, fsm.AbortTimedOut()),
+        )
