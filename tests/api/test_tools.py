@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.api.chat import ChatRenderer
 from epd.api.chat_template import ChatTemplate
 from epd.api.errors import ApiError
 from epd.api.messages_field import read_messages
@@ -193,6 +194,30 @@ def test_tools_and_calls_reach_the_template() -> None:
     assert text.startswith('Tools: {"type": "function", "function": {"name": "now"')
     assert '<tool_call>\n{"name": "now", "arguments": {"a": "ü"}}\n</tool_call>' in text
     assert "tool: noon" in text
+
+
+def test_the_bundled_template_shows_tools_as_transformers_renders_it() -> None:
+    """And without tools it says what the model was trained on."""
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast.from_pretrained(str(CHECKPOINT))
+    ours = ChatRenderer(CHECKPOINT)
+    user = {"role": "user", "content": "when?"}
+    function = {"name": "now", "arguments": {"a": "ü"}}
+    called = [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}] * 2},
+        {"role": "tool", "content": "noon"},
+    ]
+    for messages, tools in (([user], None), ([user], [tool("now")]), ([user, *called], TOOLS)):
+        rendered = ours.render(messages, tools or ())
+        assert rendered == theirs.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+        assert ("<tools>" in rendered) == bool(tools)
+        assert rendered.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert ours.render([user]) == "<|im_start|>user\nwhen?<|im_end|>\n<|im_start|>assistant\n"
+    call = '<tool_call>\n{"name": "now", "arguments": {"a": "ü"}}\n</tool_call>'
+    assert f"assistant\n{call}\n{call}<|im_end|>\n<|im_start|>user\n<tool_resp" in rendered
 
 
 @pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ tools }}{{ messages[0] }}"])

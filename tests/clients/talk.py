@@ -42,7 +42,7 @@ def talk(base_url: str, model: str, picture: str) -> dict[str, Any]:
         "tools": [tool("weather", WEATHER), tool("now", NOTHING)],
         "tool_choice": "required",
         "max_tokens": 300,
-        "temperature": 1.5,  # or the bundled model, which knows no tools, repeats itself
+        "temperature": 1.5,  # or the bundled model, which never learned tools, repeats itself
     }
     parts = [
         {"type": "image_url", "image_url": {"url": picture, "detail": "low"}},

@@ -15,20 +15,19 @@ from typing import Any
 
 import pytest
 
+from epd.cli.model_check import BUNDLED_NAME
 from epd.tiny import SAMPLES
 from tests.e2e.client import data_url
 from tests.e2e.server import Server, serving
-from tests.e2e.test_structured import model_dir
 
-__all__ = ["model_dir"]  # a fixture
 VERSIONS = ("1.60.2", "1.109.1", "2.20.0", "2.54.0")
 INSTALL_S = 240
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def server(model_dir: Path) -> Iterator[Server]:
-    with serving("1e1p1d", model=model_dir) as server:
+def server() -> Iterator[Server]:
+    with serving("1e1p1d") as server:
         yield server
 
 
@@ -50,7 +49,7 @@ def test_tools_and_pictures(server: Server, tmp_path: Path, version: str) -> Non
     python = environment(tmp_path / "env", version)
     picture = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
     script = Path(__file__).with_name("talk.py")
-    command = [str(python), str(script), f"{server.base_url}/v1", "tiny", picture]
+    command = [str(python), str(script), f"{server.base_url}/v1", BUNDLED_NAME, picture]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)

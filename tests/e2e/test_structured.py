@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from epd.cli.model_check import BUNDLED_NAME
-from epd.tiny import CHECKPOINT
 from tests.e2e.server import Server, serving
 from tests.receipt import RECEIPT, is_receipt
 
-TOOLS_SHOWN = """\
-{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool.function.name }} {% endfor %}<tool_call></tool_call><|im_end|>
-{% endif -%}
-"""
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model, with a template that shows tools as Hermes' and Qwen's do."""
-    directory = tmp_path_factory.mktemp("models") / BUNDLED_NAME
-    shutil.copytree(CHECKPOINT, directory)
-    template = (directory / "chat_template.jinja").read_text()
-    (directory / "chat_template.jinja").write_text(TOOLS_SHOWN + template)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def server(model_dir: Path) -> Iterator[Server]:
-    with serving("1e1p1d", model=model_dir) as server:
+def server() -> Iterator[Server]:
+    with serving("1e1p1d") as server:
         yield server
 
 
@@ -52,7 +34,7 @@ async def test_answers_follow_their_schema(server: Server, num_answers: int) -> 
 
     async def ask(client: AsyncOpenAI, seed: int) -> str:
         answer = await client.chat.completions.create(
-            model="tiny",
+            model=BUNDLED_NAME,
             messages=[{"role": "user", "content": "Describe the receipt."}],
             response_format=wanted,
             temperature=1.3,
@@ -75,7 +57,7 @@ def test_choice_and_regex_stream(server: Server) -> None:
         ({"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}}, "[0-9]{3}-[a-f]{2}"),
     ):
         stream = client.chat.completions.create(
-            model="tiny",
+            model=BUNDLED_NAME,
             messages=[{"role": "user", "content": "Where?"}],
             extra_body=extra,
             stream=True,
@@ -90,7 +72,7 @@ def test_a_required_tool_is_called(server: Server) -> None:
     """By a model that never learned to: the grammar makes the call, its arguments are valid."""
     function = {"name": "book", "parameters": RECEIPT}
     fields: dict[str, Any] = {
-        "model": "tiny",
+        "model": BUNDLED_NAME,
         "messages": [{"role": "user", "content": "Book it."}],
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
