@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from epd.cli.hub import find_model, is_hub_name
 from epd.engine.checkpoint import ModelError, read_config, read_preprocessor, weight_files
 
 VISION_FAMILIES = ("llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
 TEXT_FAMILIES = ("llama", "qwen3")
-BUNDLED_NAME = "epd-tiny"  # in the API; other models are called like their directory
+BUNDLED_NAME = "epd-tiny"
 
 
 def bundled_model() -> Path:
@@ -23,16 +24,26 @@ def bundled_model() -> Path:
     return CHECKPOINT
 
 
+def served_name(model_dir: str) -> str:
+    """In the API, if nothing else is asked for; empty: like the directory."""
+    if not model_dir:
+        return BUNDLED_NAME
+    return model_dir if is_hub_name(model_dir) else ""
+
+
 def check_model(
     model_dir: str, roles: Collection[str], with_gateway: bool, *, weights: bool = True
 ) -> Path:
-    """The absolute directory of a model that these roles can serve; "" is the bundled one.
+    """The absolute directory of a model that these roles can serve.
+
+    `model_dir`: a directory, ORG/NAME of the Hugging Face hub, or "" for the bundled one.
 
     `weights`: they must be there too.
 
     Raises ModelError: one sentence with the file and the remedy.
     """
-    directory = Path(model_dir).expanduser().absolute() if model_dir else bundled_model()
+    needs_weights = bool(roles) and weights
+    directory = find_model(model_dir, weights=needs_weights) if model_dir else bundled_model()
     config = read_config(directory)
     family = str(config["model_type"])
     if family not in (*VISION_FAMILIES, *TEXT_FAMILIES):
@@ -50,7 +61,7 @@ def check_model(
             f"{directory} has no preprocessor_config.json, and pictures cannot be prepared without "
             "it: copy it from the published checkpoint"
         )
-    if roles and weights:
+    if needs_weights:
         weight_files(directory)
     if with_gateway and not (directory / "tokenizer.json").is_file():
         raise ModelError(

@@ -28,8 +28,9 @@ def size(text: str) -> int:
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and device")
     group.add_argument(
-        "--model", dest="model_dir", metavar="DIR",
-        help="checkpoint directory (safetensors, tokenizer.json); default: the bundled tiny model",
+        "--model", dest="model_dir", metavar="MODEL",
+        help="checkpoint directory (safetensors, tokenizer.json), or ORG/NAME of the Hugging Face "
+        "hub, if it is in its cache here; default: the bundled tiny model",
     )  # fmt: skip
     group.add_argument("--model-name", metavar="NAME", help="its name in the API")
     group.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from epd.cli.cpus import deal_cpus
-from epd.cli.model_check import BUNDLED_NAME, check_model
+from epd.cli.model_check import check_model, served_name
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
 from epd.cli.settings import Settings, gateway_config, instance_config
 from epd.config import ConfigError, GatewayConfig, InstanceConfig
@@ -99,7 +99,7 @@ def _plan(
                 weights=settings.engine.load_format != "dummy",
             )
         ),
-        model_name=settings.model_name or ("" if settings.model_dir else BUNDLED_NAME),
+        model_name=settings.model_name or served_name(settings.model_dir),
     )
     base = Path(placing.run_dir).absolute() if placing.run_dir else None
     directory = cluster_dir(settings.port, base)

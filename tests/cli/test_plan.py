@@ -152,6 +152,54 @@ def test_an_encoder_has_nothing_to_do_for_a_text_model(tmp_path: Path) -> None:
         check_model(str(copy), ("encode",), with_gateway=False)
 
 
+# --- a model of the hub ---------------------------------------------------------------------------
+
+HUB_NAME = "Some-Org/tiny_1.5"
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The bundled model as `hf download` leaves it: links from a snapshot to blobs."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--Some-Org--tiny_1.5"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0123456789abcdef")
+    directory = cached / "snapshots" / "0123456789abcdef"
+    directory.mkdir(parents=True)
+    blobs = shutil.copytree(bundled_model(), cached / "blobs")
+    for file in blobs.iterdir():
+        (directory / file.name).symlink_to(file)
+    return directory
+
+
+def test_a_downloaded_model_is_found_by_its_name(snapshot: Path, tmp_path: Path) -> None:
+    settings = build_settings(flags={"model_dir": HUB_NAME})
+    plan = topology("1e1pd", tmp_path, settings=settings)
+    assert plan.gateway is not None
+    assert {plan.gateway.model_dir, *(i.model_dir for i in plan.instances)} == {str(snapshot)}
+    assert plan.gateway.model_name == HUB_NAME
+    named = build_settings(flags={"model_dir": HUB_NAME, "model_name": "mine"})
+    plan = topology("1e1pd", tmp_path, settings=named)
+    assert plan.gateway is not None and plan.gateway.model_name == "mine"
+
+
+def test_a_directory_wins_over_the_hub(
+    snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = shutil.copytree(bundled_model(), tmp_path / HUB_NAME)
+    assert check_model(HUB_NAME, ("prefill",), with_gateway=True) == copy
+
+
+def test_what_is_not_downloaded_is_answered_with_the_command(snapshot: Path) -> None:
+    with pytest.raises(ModelError, match=r": hf download Qwen/Qwen3-VL-4B-Instruct$"):
+        check_model("Qwen/Qwen3-VL-4B-Instruct", (), with_gateway=True)
+    (snapshot / "model.safetensors").unlink()
+    check_model(HUB_NAME, (), with_gateway=True)
+    with pytest.raises(ModelError, match=f"not whole .*finish .*: hf download {HUB_NAME}$"):
+        check_model(HUB_NAME, ("prefill",), with_gateway=True)
+
+
 def test_the_families_checked_here_are_those_that_the_engine_has() -> None:
     registry = pytest.importorskip("epd.engine.models.registry")
     from epd.engine.geometry import _FAMILIES

@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="", metavar="DIR", help="check this checkpoint too")
+    parser.add_argument("--model", default="", metavar="MODEL", help="check this checkpoint too")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default 127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, metavar="PORT", help="default 8000")
     parser.add_argument("--run-dir", default="", metavar="DIR", help="as in epd run")

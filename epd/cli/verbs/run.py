@@ -32,6 +32,10 @@ EXAMPLES = (
         "a real checkpoint",
     ),
     (
+        "epd run --topology 1e1pd --model Qwen/Qwen3-VL-4B-Instruct --device cuda:0,cuda:1",
+        "one from the Hugging Face cache, on two GPUs (hf download puts it there)",
+    ),
+    (
         "epd run --role gateway --listen tcp://10.0.0.1:7000 --cluster-key key.json",
         "a gateway that other hosts can join",
     ),
