@@ -46,9 +46,9 @@ class ChatTemplate:
         try:
             return self._render(adapted, tools)
         except Exception as error:  # its own refusals, and types that it did not expect
-            raise bad_request(
-                f"the model's chat template does not take these messages: {error}", "messages"
-            ) from None
+            text = "the model's chat template does not take these messages"
+            said = f"{text}: {error}" if isinstance(error, Said) else text
+            raise bad_request(said, "messages") from error
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -161,10 +161,12 @@ def _to_json(
     )
 
 
-def _raise(message: str) -> None:
-    from jinja2 import TemplateError
+class Said(Exception):
+    """A template's own refusal, written for who sent the messages."""
 
-    raise TemplateError(message)
+
+def _raise(message: str) -> None:
+    raise Said(message)
 
 
 def _now(pattern: str) -> str:

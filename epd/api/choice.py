@@ -13,7 +13,7 @@ from typing import Any
 
 from epd.api.detokenize import Detokenizer
 from epd.api.echo import Echo
-from epd.api.port import GenerationUpdate
+from epd.api.port import GenerationUpdate, Leave
 from epd.api.stop import StopMatcher
 from epd.api.tools import CallParser, CallPiece, ToolUse
 from epd.messages import TokenLogprobs
@@ -111,7 +111,7 @@ class Choice:
         text, calls = parser.push(text)
         if parser.done and not self.finish_reason:
             self.finish_reason = "stop"
-            self.stream.cancel("one tool call was asked for")
+            self.stream.cancel(Leave.ENOUGH, "one tool call was asked for")
         if self.finish_reason:
             text += parser.finish()
         if self.finish_reason == "stop" and parser.num_calls and not self.tool_use.is_named:
@@ -130,7 +130,7 @@ class Choice:
             for count, token_id in enumerate(shown, 1):
                 self.num_tokens += 1
                 if self._match(self.detokenizer.push((token_id,)), texts):
-                    self.stream.cancel("stop string")
+                    self.stream.cancel(Leave.ENOUGH, "stop string")
                     return count
         self.num_tokens += len(update.token_ids) - len(shown)
         if update.finish_reason:

@@ -3,8 +3,8 @@
 Admission comes before any work on the prompt: a gateway that fetches and tokenizes first and
 refuses afterwards does most work when it is most loaded (fault F39).  Each choice is a generation
 of its own with its own place; either all are admitted or none.  Whatever happens then, each place
-is given back exactly once: by `preparation_failed` before the start, by the end of the generation
-or `cancel` after it.
+is given back exactly once: by the end of the generation, or by `cancel`, which says whose doing it
+was.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from epd.api.port import (
     Generation,
     GenerationError,
     GenerationUpdate,
+    Leave,
     Refused,
     TimeLimits,
 )
@@ -141,7 +142,7 @@ class Completions:
     def cut_off(self) -> None:
         """The server ends: what is open gets an error now, rather than a broken connection."""
         for streams in list(self._open.values()):
-            _cancel(streams, "the gateway is shutting down")
+            _cancel(streams, Leave.FAULT, "the gateway is shutting down")
 
     async def _body(self, exchange: Exchange) -> dict[str, Any]:
         return await exchange.read_json(self._limits.max_body_nbytes, self._limits.read_timeout_s)
@@ -156,7 +157,7 @@ class Completions:
             record.watch(stream)
         request_id: str = streams[0].request_id
         exchange.named_here(request_id)
-        exchange.on_disconnect(lambda: _cancel(streams, "client disconnected"))
+        exchange.on_disconnect(lambda: _cancel(streams, Leave.GONE, "client disconnected"))
         try:
             prompts = await self._start(exchange, streams, asked, record)
         except ApiError as error:
@@ -183,11 +184,13 @@ class Completions:
             write = self._write_stream if asked.stream else self._write_whole
             await write(exchange, asked, answer, choices)
             self._telemetry.answered(exchange.age_s)
+        except BaseException as error:
+            unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
+            _cancel(unfinished, *_told(error))
+            raise
         finally:
             describe_answer(record, choices)
             del self._open[request_id]
-            unfinished = [c.stream for c in choices if not c.finish_reason and not c.failed]
-            _cancel(unfinished, "the request failed")
 
     def _choice(self, index: int, stream: Any, asked: Asked, prompt: Prompt) -> Choice:
         prompt_index = index // asked.n
@@ -220,7 +223,7 @@ class Completions:
                 stream = self._frontend.admit(limits)
                 streams.append(stream)
         except Refused as refused:
-            self._give_back(streams)
+            _cancel(streams, Leave.REFUSED, refused.message)
             code = "overloaded" if refused.status == 429 else "unavailable"
             raise ApiError(
                 refused.status, refused.message, code=code, retry_after_s=refused.retry_after_s
@@ -242,8 +245,8 @@ class Completions:
                 grammar = await self._preparer.grammar(constraint)
             if exchange.disconnected:
                 raise ClientGone
-        except BaseException:
-            self._give_back(streams)
+        except BaseException as error:
+            _cancel(streams, *_told(error))
             raise
         seed = random.getrandbits(63) if asked.seed is None else asked.seed
         reports = record.is_sampled or exchange.headers.get(b"x-epd-timeline") == b"1"
@@ -256,14 +259,10 @@ class Completions:
                     prompt.token_ids, prompt.items, sampling, asked.user, reports, prompt.scope
                 )
                 self._frontend.start_generation(stream, generation)
-        except BaseException:
-            _cancel(streams, "the request failed")
+        except BaseException as error:
+            _cancel(streams, *_told(error))
             raise
         return prompts
-
-    def _give_back(self, streams: list[Any]) -> None:
-        for stream in streams:
-            self._frontend.preparation_failed(stream)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -362,9 +361,18 @@ class Completions:
             reader.exception()
 
 
-def _cancel(streams: Sequence[Any], reason: str) -> None:
+def _cancel(streams: Sequence[Any], why: Leave, reason: str) -> None:
     for stream in streams:
-        stream.cancel(reason)
+        stream.cancel(why, reason)
+
+
+def _told(error: BaseException) -> tuple[Leave, str]:
+    """Whose doing it was that the client got this instead of an answer."""
+    if isinstance(error, ClientGone):
+        return Leave.GONE, "client disconnected"
+    if isinstance(error, ApiError) and error.status < 500:
+        return Leave.REFUSED, error.message
+    return Leave.FAULT, error.message if isinstance(error, ApiError) else repr(error)
 
 
 def _extras(exchange: Exchange) -> Extras:

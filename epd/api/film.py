@@ -46,9 +46,7 @@ def read_film(data: bytes, limits: Limits, param: str) -> Film:
     except ApiError:
         raise
     except Exception as error:  # a hostile header can trip any parser
-        raise bad_request(
-            f"{param} cannot be read as a video ({error}); send a whole file", param
-        ) from None
+        raise bad_request(f"{param} cannot be read as a video; send a whole file", param) from error
     num_pixels = film.num_frames * film.width * film.height
     if num_pixels > limits.max_video_pixels:
         raise bad_request(

@@ -115,7 +115,7 @@ class MediaFetcher:
                     return await self._read(response, bound, param)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 cause = getattr(error, "os_error", None) or error
-                text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+                text = getattr(cause, "strerror", None) or type(cause).__name__
                 raise bad_request(f"{param} could not be fetched: {text}", param) from None
         raise bad_request(f"{param} redirects more than {self._limits.max_redirects} times", param)
 

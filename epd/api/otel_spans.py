@@ -21,6 +21,7 @@ NAMES = {
     ("GENERATION", "PREPARING"): "prepare",
     ("GENERATION", "MIGRATING"): "migrate",
     ("GENERATION", "CANCELLING"): "cancel",
+    ("GENERATION", "STOPPING"): "cancel",
     ("ENCODING", "LOADING"): "load",
     ("ENCODING", "QUEUED"): "decode-image",
     ("ENCODING", "PREPARED"): "queue",

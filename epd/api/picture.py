@@ -43,8 +43,8 @@ def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
         ) from None
     except Exception as error:  # a hostile header can trip any parser
         raise bad_request(
-            f"{param} cannot be read as a picture ({error}); send a valid file", param
-        ) from None
+            f"{param} cannot be read as a picture; send a valid file", param
+        ) from error
     _check_size(width, height, limits, param)
     if animated:
         raise bad_request(f"{param} is animated; send one frame as PNG or JPEG", param)

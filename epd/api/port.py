@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from epd.messages import Clip, SamplingParams, TokenLogprobs, end_of
@@ -21,6 +22,15 @@ class Refused(Exception):
         self.status = status  # 429 or 503
         self.retry_after_s = retry_after_s
         self.message = message
+
+
+class Leave(Enum):
+    """Why the API reads no more of a generation."""
+
+    ENOUGH = "the client has enough: a stop string, or the one tool call"
+    GONE = "the client left"
+    REFUSED = "the client was told that its request is wrong, or that there is no room"
+    FAULT = "the client was told of a fault of ours, or cannot be told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +136,8 @@ class GenerationStream(Protocol):
         """What is there already, so that several tokens leave in one write."""
         ...
 
-    def cancel(self, reason: str) -> None:
-        """The client left, or has enough (a stop string)."""
+    def cancel(self, why: Leave, reason: str) -> None:
+        """Nobody reads any more, also while the prompt is prepared; gives the place back."""
         ...
 
 
@@ -163,10 +173,6 @@ class Frontend(Protocol):
 
     def start_generation(self, stream: Any, generation: Generation) -> None:
         """The prompt of an admitted stream is ready."""
-        ...
-
-    def preparation_failed(self, stream: Any) -> None:
-        """The API answers this one itself; gives the place back."""
         ...
 
     def submit(self, generation: Generation) -> Any:

@@ -30,7 +30,7 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise MediaError(f"the image has too many pixels; send at most {max_pixels}") from error
     except Exception as error:  # a hostile header can trip any parser
-        raise MediaError(f"the image cannot be read ({error}); send a valid file") from error
+        raise MediaError("the image cannot be read; send a valid file") from error
     width, height = image.size
     if width * height > max_pixels:
         raise MediaError(f"the image is {width} x {height} pixels; send at most {max_pixels}")
@@ -43,7 +43,7 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     except MediaError:
         raise
     except Exception as error:  # truncated or corrupt data: decoders raise many types
-        raise MediaError(f"the image is damaged ({error}); send the whole file") from error
+        raise MediaError("the image is damaged; send the whole file") from error
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # broken EXIF is no reason to refuse a readable picture

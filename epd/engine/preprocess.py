@@ -78,7 +78,7 @@ class Preprocessor:
                 pixels, found = self._adapter.to_patches(self._processor, image)
                 pixels = _pinned(pixels) if self._pinned else pixels
         except Exception as error:  # an exotic pixel format, for one
-            raise MediaError(f"the image cannot be processed ({error}); send RGB") from error
+            raise MediaError("the image cannot be processed; send RGB") from error
         if found != geometry.grid_thw:
             raise MediaError(
                 f"the image gives patches {found} where {geometry.grid_thw} were computed; "

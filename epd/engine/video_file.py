@@ -84,7 +84,7 @@ def _film(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
     except MediaError:
         raise
     except Exception as error:  # damaged data: decoders raise many types
-        raise MediaError(f"the video cannot be decoded ({error}); encode it again") from error
+        raise MediaError("the video cannot be decoded; encode it again") from error
 
 
 def _upright(frame: Any, max_pixels: int) -> Pixels:

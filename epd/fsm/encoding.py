@@ -278,7 +278,7 @@ def note_bad_picture(encoding: Encoding, event: PreprocessFailed) -> None:
 
 
 def note_failure(encoding: Encoding, event: EncodeFailed) -> None:
-    encoding.patches, encoding.in_batch = None, False
+    encoding.image, encoding.patches, encoding.in_batch = None, None, False
     encoding.failure = ("engine", event.reason, True)
 
 
@@ -312,6 +312,7 @@ ROWS = (
     # Make it.
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
     Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_picture, note="fails alone (F13)"),
+    Row(S.QUEUED, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the picture's fault: another encoder may do it"),
     Row(S.QUEUED, RoomClosed, None, (), remove_room, others_wait),
     Row(S.QUEUED, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "a pool thread owns the image"),
     Row(S.QUEUED, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),

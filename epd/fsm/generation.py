@@ -15,10 +15,13 @@ Three clocks bound what a client waits for: the first token, each token after it
 token that does not come in time is an error.  When the time for the whole is over, what has been
 said is the answer, with `length` as its end: it was paid for, and the client asked for no more time.
 
-Exactly one terminal answer: FINISHED, FAILED and REJECTED are the only ways out, each reached once,
-and every state has a deadline.  A failed stage is a failed or a retried request, never a success
-without its picture (F40).  When the client leaves, CANCELLING waits until the instances have
-confirmed, so that the gateway's books and theirs agree (F43).
+Exactly one terminal answer: FINISHED, CANCELLED, REJECTED and FAILED are the only ways out, each
+reached once, and every state has a deadline.  They are also what an operator counts: answers,
+clients that left, what was refused (there was no room, or the request was wrong, whoever noticed
+it), and our own faults, which alone leave a line in the log.  A failed stage is a failed or a
+retried request, never a success without its picture (F40).  When the client leaves, or has enough,
+CANCELLING and STOPPING wait until the instances have confirmed, so that the gateway's books and
+theirs agree (F43).
 """
 
 from __future__ import annotations
@@ -48,10 +51,12 @@ class S(State):
     PLACED = "an attempt was sent to its instances; no token yet"
     STREAMING = "tokens arrive"
     MIGRATING = "the attempt failed; another one is being placed"
-    CANCELLING = "the client left or has enough; instances are asked to stop"
+    CANCELLING = "the client left; instances are asked to stop"
+    STOPPING = "the client has enough; instances are asked to stop"
     FINISHED = "answered"
-    FAILED = "answered with one clear error"
-    REJECTED = "refused at once"
+    CANCELLED = "the client left before its answer was whole"
+    FAILED = "answered with one clear error, by a fault of ours"
+    REJECTED = "refused: there was no room, or the request was wrong"
 
 
 class Do(Effect):
@@ -63,6 +68,7 @@ class Do(Effect):
     ABORT_ATTEMPT = "tell the instances of the attempt to stop"
     ANSWER_ERROR = "hand the one error to the client"
     DELIVER_CUT = "hand the client the end of an answer whose time is over: `length`"
+    LOG_FAILURE = "leave a line for the operator"
     CLOSE = "give the place back"
     ARM_DEADLINE = "bound the whole"
     ARM_PATIENCE = "restart the clock that bounds the wait for the next token"
@@ -77,12 +83,17 @@ class Admitted(Event):
 
 @dataclass(slots=True)
 class Refused(Event):
+    """There is no room, or the API has answered that the request is wrong."""
+
     reason: str
 
 
 @dataclass(slots=True)
-class PreparationFailed(Event):
-    """The API already answered: bad input is its own error."""
+class Abandoned(Event):
+    """The API has answered with a fault of ours, or cannot answer any more."""
+
+    reason: str
+    kind: str = "internal"
 
 
 @dataclass(slots=True)
@@ -135,6 +146,14 @@ class AttemptFailed(Event):
 
 
 @dataclass(slots=True)
+class AttemptRefused(Event):
+    """An instance found that the request is wrong: no other one will find it right."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(slots=True)
 class AttemptTimedOut(Event):
     by_time = True
     reason: str
@@ -144,6 +163,15 @@ class AttemptTimedOut(Event):
 
 @dataclass(slots=True)
 class CancelRequested(Event):
+    """The client left."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class StopRequested(Event):
+    """The client has enough: a stop string, or the one tool call."""
+
     reason: str
 
 
@@ -179,6 +207,7 @@ class Generation(Machine):
         "accepted",
         "admitted_s",
         "attempt",
+        "cause",
         "error",
         "failures",
         "finish_reason",
@@ -214,6 +243,7 @@ class Generation(Machine):
         self.num_before = 0  # of them, by earlier attempts
         self.finish_reason = ""
         self.error = ("", "")  # kind, reason
+        self.cause = ""  # what had failed before
         self.pending_aborts: set[str] = set()
         self.stream: Any = None
 
@@ -258,11 +288,8 @@ def note_refusal(generation: Generation, event: Refused) -> None:
 
 
 def note_no_topology(generation: Generation, event: PlacementTimedOut) -> None:
-    kind, reason = generation.error
-    generation.error = (
-        "unavailable",
-        f"{event.reason} (after: {reason})" if kind else event.reason,
-    )
+    _, generation.cause = generation.error
+    generation.error = ("unavailable", event.reason)
 
 
 def note_cut(generation: Generation, event: Event) -> None:
@@ -270,35 +297,58 @@ def note_cut(generation: Generation, event: Event) -> None:
 
 
 def note_late(generation: Generation, event: TokenTimedOut) -> None:
-    _, last = generation.error
-    generation.error = ("deadline", f"{event.reason} (after: {last})" if last else event.reason)
+    _, generation.cause = generation.error
+    generation.error = ("deadline", event.reason)
 
 
 def note_deadline(generation: Generation, event: DeadlinePassed) -> None:
-    _, last = generation.error
-    reason = "the request did not finish before its deadline"
-    generation.error = ("deadline", f"{reason} (after: {last})" if last else reason)
+    _, generation.cause = generation.error
+    generation.error = ("deadline", "the request did not finish before its deadline")
+
+
+def note_abandoned(generation: Generation, event: Abandoned) -> None:
+    generation.error = (event.kind, event.reason)
 
 
 _OPEN = (S.PLACED, S.STREAMING)
-_ENDED = (S.FINISHED, S.FAILED, S.REJECTED)
-_FAIL = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
+_UNPLACED = (S.PREPARING, S.MIGRATING)
+_ENDED = (S.FINISHED, S.CANCELLED, S.FAILED, S.REJECTED)
+_TELL_FAILURE = (Do.ANSWER_ERROR, Do.LOG_FAILURE, Do.CLOSE)
+_FAIL = (Do.ABORT_ATTEMPT, *_TELL_FAILURE)
 _RETRY = (Do.ABORT_ATTEMPT, Do.PLACE)
 _CUT = (Do.ABORT_ATTEMPT, Do.DELIVER_CUT, Do.CLOSE)
 
+
 # One line per row, as the table that it is.
 # fmt: off
+def _until_stopped(stopping: S, stopped: S) -> tuple[Row, ...]:
+    return (
+        Row(stopping, AbortConfirmed, stopped, (Do.CLOSE,)),
+        Row(stopping, FinalTokensArrived, stopped, (Do.CLOSE,), note="it was faster"),
+        Row(stopping, AttemptFailed, stopped, (Do.CLOSE,)),
+        Row(stopping, AttemptRefused, stopped, (Do.CLOSE,)),
+        Row(stopping, AbortTimedOut, stopped, (Do.CLOSE,), note="instances end it by its deadline"),
+        Row(stopping, DeadlinePassed, stopped, (Do.CLOSE,)),
+    )
+
+
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
-    Row(S.RECEIVED, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR,), note_deadline),
+    Row(S.RECEIVED, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.LOG_FAILURE), note_deadline),
     Row(S.PREPARING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt, note="armed first: a dispatch may fail at once"),
     Row(S.PREPARING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="of a new gateway the instances are about to join"),
-    Row(S.PREPARING, PlacementTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
-    Row(S.PREPARING, PreparationFailed, S.FAILED, (Do.CLOSE,)),
-    Row(S.PREPARING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
-    Row(S.PREPARING, TokenTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_late),
-    Row(S.PREPARING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline),
+    Row(S.MIGRATING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
+    Row(S.MIGRATING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="the only instance may be back soon (F19, F20)"),
+    Row(_UNPLACED, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
+    Row(_UNPLACED, Refused, S.REJECTED, (Do.CLOSE,)),
+    Row(_UNPLACED, Abandoned, S.FAILED, (Do.LOG_FAILURE, Do.CLOSE), note_abandoned),
+    Row(_UNPLACED, CancelRequested, S.CANCELLED, (Do.CLOSE,)),
+    Row(S.MIGRATING, StopRequested, S.FINISHED, (Do.CLOSE,), note="it was in what had arrived before"),
+    Row(_UNPLACED, TokenTimedOut, S.FAILED, _TELL_FAILURE, note_late),
+    Row(S.PREPARING, DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
+    Row(S.MIGRATING, DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT, Do.CLOSE), note_cut, has_said),
+    Row(S.MIGRATING, DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
     Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
     Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE), append_tokens),
@@ -307,32 +357,28 @@ ROWS = (
     Row(_OPEN, TokensMissed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
     Row(_OPEN, AttemptFailed, S.MIGRATING, _RETRY, note_failure, may_retry, "elsewhere (F19, F20)"),
     Row(_OPEN, AttemptFailed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
+    Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE), note_failure),
     Row(_OPEN, AttemptTimedOut, S.MIGRATING, _RETRY, note_failure, may_retry),
     Row(_OPEN, AttemptTimedOut, S.FAILED, _FAIL, note_failure, unless(may_retry)),
     Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT), note="F43"),
+    Row(_OPEN, StopRequested, S.STOPPING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
+    Row(_OPEN, Refused, S.REJECTED, (Do.ABORT_ATTEMPT, Do.CLOSE), note="with another choice of its request"),
+    Row(_OPEN, Abandoned, S.FAILED, (Do.ABORT_ATTEMPT, Do.LOG_FAILURE, Do.CLOSE), note_abandoned),
     Row(_OPEN, TokenTimedOut, S.FAILED, _FAIL, note_late),
     Row(_OPEN, DeadlinePassed, S.FINISHED, _CUT, note_cut, has_said, "paid for, and all that there is"),
     Row(_OPEN, DeadlinePassed, S.FAILED, _FAIL, note_deadline, unless(has_said)),
-    Row(S.MIGRATING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
-    Row(S.MIGRATING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="the only instance may be back soon (F19, F20)"),
-    Row(S.MIGRATING, PlacementTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_no_topology),
-    Row(S.MIGRATING, CancelRequested, S.FINISHED, (Do.CLOSE,)),
-    Row(S.MIGRATING, TokenTimedOut, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_late),
-    Row(S.MIGRATING, DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT, Do.CLOSE), note_cut, has_said),
-    Row(S.MIGRATING, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE), note_deadline, unless(has_said)),
-    Row(S.CANCELLING, AbortConfirmed, S.FINISHED, (Do.CLOSE,)),
-    Row(S.CANCELLING, FinalTokensArrived, S.FINISHED, (Do.CLOSE,), note="it was faster"),
-    Row(S.CANCELLING, AttemptFailed, S.FINISHED, (Do.CLOSE,)),
-    Row(S.CANCELLING, AbortTimedOut, S.FINISHED, (Do.CLOSE,), note="instances end it by its deadline"),
-    Row(S.CANCELLING, DeadlinePassed, S.FINISHED, (Do.CLOSE,)),
+    *_until_stopped(S.CANCELLING, S.CANCELLED),
+    *_until_stopped(S.STOPPING, S.FINISHED),
 )
 
+_SAID_ONCE = (CancelRequested, StopRequested, Refused, Abandoned)  # by the API
+
 IGNORES = (
-    Ignore((S.CANCELLING,), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, CancelRequested, TokenTimedOut), "nobody reads it any more"),
+    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, TokenTimedOut, *_SAID_ONCE), "nobody reads it any more"),
     Ignore((S.MIGRATING,), (Accepted,), "a late confirmation"),
-    Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut), "of the attempt that was given up"),
+    Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AttemptTimedOut), "of the attempt that was given up"),
     Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed, AbortTimedOut), "of an attempt that was given up"),
-    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptTimedOut, CancelRequested, AbortConfirmed, AbortTimedOut, TokenTimedOut, DeadlinePassed, PreparationFailed), "the one answer was given"),
+    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AttemptTimedOut, AbortConfirmed, AbortTimedOut, DeadlinePassed, TokenTimedOut, *_SAID_ONCE), "the one answer was given"),
 )
 
 TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES)

@@ -185,10 +185,13 @@ class EncodeRole(Role[Encoding]):
                 encoding.image, encoding.expected, encoding.clip
             )
         except MediaError as error:
+            self.actor.log.info(
+                "a picture is refused", key=encoding.key, reason=error, cause=error.__cause__
+            )
             return fsm.PreprocessFailed(str(error))
         except Exception as error:
             self.actor.fault(f"preprocess {encoding.key}", error)
-            return fsm.PreprocessFailed("the picture could not be processed")
+            return fsm.EncodeFailed(f"the picture could not be processed: {error!r}")
         return fsm.PreprocessSucceeded(patches)
 
     async def begin(self, encoding: Encoding) -> bool:

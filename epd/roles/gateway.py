@@ -17,14 +17,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from epd.api.port import Generation as Prepared
-from epd.api.port import (
-    GenerationError,
-    GenerationUpdate,
-    Metric,
-    Readiness,
-    Refused,
-    TimeLimits,
-)
+from epd.api.port import GenerationUpdate, Leave, Metric, Readiness, Refused, TimeLimits
 from epd.config import Limits, Timing
 from epd.fsm import generation as fsm
 from epd.fsm.generation import Do, Generation
@@ -45,6 +38,7 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.dispatch import Dispatcher
+from epd.roles.failures import FailureLog, error_of, is_mistake
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
 from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.registry import Registry
@@ -53,18 +47,11 @@ from epd.roles.timeline import Timelines
 from epd.scheduling.placement import Placement, Unplaceable
 from epd.transport.base import Received
 
-# What the API answers, by kind of failure.
-STATUS = {
-    "absent": 503,
-    "busy": 503,
-    "unavailable": 503,
-    "lost": 503,
-    "media": 400,
-    "capacity": 400,
-    "contract": 500,
-    "engine": 500,
-    "transfer": 503,
-    "deadline": 504,
+WHEN_LEFT = {
+    Leave.ENOUGH: fsm.StopRequested,
+    Leave.GONE: fsm.CancelRequested,
+    Leave.REFUSED: fsm.Refused,
+    Leave.FAULT: fsm.Abandoned,
 }
 
 
@@ -89,6 +76,7 @@ class GatewayRole(Role[Generation]):
         self._timelines = Timelines(actor)
         self._timers = GatewayTimers(actor, self.fire, dispatcher, timing)
         self.extend(self._timers)
+        self._failures = FailureLog(actor)
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
         self.num_tokens = 0
@@ -113,7 +101,7 @@ class GatewayRole(Role[Generation]):
             raise Refused(429, self._limits.retry_after_s, reason)
         stream = Stream(
             request_id,
-            lambda why: self._cancel(machine, why),
+            lambda why, reason: self.fire(machine, WHEN_LEFT[why](reason)),
             lambda: self._dispatcher.transfer_params(machine),
             lambda: self._timelines.of(machine),
         )
@@ -129,12 +117,6 @@ class GatewayRole(Role[Generation]):
             return  # its deadline passed while it was prepared; the stream says so
         machine.prompt = prepared
         self._place(machine)
-
-    def preparation_failed(self, stream: Stream) -> None:
-        """The API answered with its own error; the place is free again."""
-        machine = self._open.get(stream.request_id)
-        if machine is not None:
-            self.fire(machine, fsm.PreparationFailed())
 
     def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
         """Admit and start in one call."""
@@ -163,9 +145,6 @@ class GatewayRole(Role[Generation]):
         for instance in self._registry.instances:
             samples += instance_metrics(instance)
         return samples
-
-    def _cancel(self, machine: Generation, reason: str) -> None:
-        self.fire(machine, fsm.CancelRequested(reason))
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -298,6 +277,9 @@ class GatewayRole(Role[Generation]):
     def _attempt_failed(
         self, machine: Generation, blamed: AbstractSet[str], kind: str, reason: str, retryable: bool
     ) -> None:
+        if is_mistake(kind):
+            self.fire(machine, fsm.AttemptRefused(kind, reason))
+            return
         self._dispatcher.avoid(machine, blamed)
         self.fire(machine, fsm.AttemptFailed(kind, reason, retryable))
 
@@ -339,10 +321,11 @@ class GatewayRole(Role[Generation]):
 
     @performs(Do.ANSWER_ERROR)
     def answer_error(self, machine: Generation, event: Event) -> None:
-        kind, reason = machine.error
-        status = STATUS.get(kind, 500)
-        error = GenerationError(kind, reason, status, status in (429, 503))
-        machine.stream.push(GenerationUpdate(error=error))
+        machine.stream.push(GenerationUpdate(error=error_of(machine)))
+
+    @performs(Do.LOG_FAILURE)
+    def log_failure(self, machine: Generation, event: Event) -> None:
+        self._failures.tell(machine)
 
     @performs(Do.ABORT_ATTEMPT)
     def abort_attempt(self, machine: Generation, event: Event) -> None:

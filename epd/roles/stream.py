@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from epd.api.port import GenerationUpdate, TimelineEntry, TransferParams
+from epd.api.port import GenerationUpdate, Leave, TimelineEntry, TransferParams
 from epd.roles.bell import Bell
 
 
@@ -19,7 +19,7 @@ class Stream:
     def __init__(
         self,
         request_id: str,
-        cancel: Callable[[str], None],
+        cancel: Callable[[Leave, str], None],
         transfer_params: Callable[[], TransferParams],
         timeline: Callable[[], list[TimelineEntry]],
     ) -> None:
@@ -47,11 +47,11 @@ class Stream:
         self.close()
         self.on_concluded()
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, why: Leave, reason: str) -> None:
         """Nobody reads any more: the iteration ends, and the instances are told to stop."""
         if not self._closed:
             self.close()
-            self._on_cancel(reason)
+            self._on_cancel(why, reason)
 
     def next_ready(self) -> GenerationUpdate | None:
         return self._updates.popleft() if self._updates else None

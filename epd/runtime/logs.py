@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 
 from epd.roles.base import Log
 
 LEVELS = ("debug", "info", "warning", "error")
 _FIELDS = "epd_fields"
+_WORD = re.compile(r"[^\s\"=]+")
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01.250 warning e0 fault where=... error=...`."""
+    """`12:00:01.250 warning e0 fault where=... error=...`; a value with spaces is quoted, so that a
+    line stays one."""
 
     def __init__(self, instance_id: str) -> None:
         super().__init__(datefmt="%H:%M:%S")
@@ -26,10 +29,15 @@ class TextFormatter(logging.Formatter):
             record.levelname.lower(),
             self._instance_id,
             record.getMessage(),
-            *(f"{name}={value}" for name, value in fields.items()),
+            *(f"{name}={_one_word(value)}" for name, value in fields.items()),
         ]
         text = " ".join(parts)
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def _one_word(value: object) -> str:
+    text = str(value)
+    return text if _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 class JsonFormatter(logging.Formatter):

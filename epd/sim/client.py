@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from epd.api.port import GenerationError, GenerationUpdate, Refused
+from epd.api.port import GenerationError, GenerationUpdate, Leave, Refused
 from epd.roles.stream import Stream
 from epd.sim.cluster import GATEWAY, Cluster
 from epd.sim.workload import Ask
@@ -120,7 +120,7 @@ class Clients:
             if not record.num_answers:
                 record.hung_up = True
                 record.num_answers += 1
-                stream.cancel("the client hung up")
+                stream.cancel(Leave.GONE, "the client hung up")
 
     def _take(self, record: Record, update: GenerationUpdate) -> None:
         now_s = self._loop.now_s

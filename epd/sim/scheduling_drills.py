@@ -168,7 +168,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=TOO_FEW_BLOCKS,
         may_fail=Excuse(frozenset({"capacity"}), refusals=False),
         why="what a request may need is more than the instance has: said at once, and why",
-        fires=("GENERATION:PLACED>FAILED",),
+        fires=("GENERATION:PLACED>REJECTED",),
         mutants=("refusals_are_not_told",),
     ),
     Drill(

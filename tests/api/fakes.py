@@ -16,6 +16,7 @@ from epd.api.port import (
     Generation,
     GenerationError,
     GenerationUpdate,
+    Leave,
     Metric,
     PreparedItem,
     Readiness,
@@ -60,7 +61,7 @@ class FakeStream:
         self.timeline = lambda: list(TIMELINE)
         self.on_concluded = lambda: None
         self.cancelled = asyncio.Event()
-        self.reasons: list[str] = []
+        self.reasons: list[tuple[Leave, str]] = []
         self.updates: asyncio.Queue[GenerationUpdate | None] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
 
@@ -93,8 +94,8 @@ class FakeStream:
             raise StopAsyncIteration
         return update
 
-    def cancel(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def cancel(self, why: Leave, reason: str) -> None:
+        self.reasons.append((why, reason))
         self.cancelled.set()
         self.updates.put_nowait(None)
 
@@ -108,7 +109,6 @@ class FakeFrontend:
         self.streams: list[FakeStream] = []
         self.limits: list[TimeLimits | None] = []  # of each admission
         self.generations: list[Generation] = []
-        self.given_back: list[FakeStream] = []
         self.readiness = Readiness(True, "", [])
         self.samples: list[Metric] = []
 
@@ -124,9 +124,6 @@ class FakeFrontend:
         script = self.scripts[min(len(self.generations), len(self.scripts) - 1)]
         self.generations.append(generation)
         stream.task = asyncio.create_task(stream.play(script))
-
-    def preparation_failed(self, stream: FakeStream) -> None:
-        self.given_back.append(stream)
 
     def submit(self, generation: Generation) -> FakeStream:
         stream = self.admit()

@@ -12,7 +12,7 @@ import pytest
 
 from epd.api.anthropic_request import read_message
 from epd.api.errors import ApiError
-from epd.api.port import Refused
+from epd.api.port import Leave, Refused
 from epd.config import Limits
 from tests.api.fakes import NUM_IMAGE_ROWS, FakeFrontend, FakePreparer, failed, said, serving
 from tests.api.wire import exchange, request
@@ -307,4 +307,4 @@ async def test_a_picture_that_is_refused_later_has_its_own_name():
         with pytest.raises(anthropic.BadRequestError) as caught:
             await ask(client, messages=messages)
     assert caught.value.body["error"]["param"] == "messages[0].content[0].source"
-    assert frontend.given_back
+    assert [why for why, _ in frontend.streams[0].reasons] == [Leave.REFUSED]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 from tokenizers import Tokenizer, processors
 
 from epd.api.chat import ChatRenderer
@@ -166,8 +167,9 @@ def test_a_template_is_found_where_older_checkpoints_keep_it(tmp_path: Path) -> 
 
 def test_a_template_runs_in_a_sandbox(tmp_path: Path) -> None:
     escape = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(ApiError, match="unsafe"):
+    with pytest.raises(ApiError, match="does not take these messages") as caught:
         ChatRenderer(model_dir(tmp_path, escape)).render(CONVERSATIONS[0])
+    assert type(caught.value.__cause__) is SecurityError
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from epd.api.port import Refused
+from epd.api.port import Leave, Refused
 from epd.api.server import ApiServer
 from tests.api.fakes import (
     HELLO,
@@ -76,7 +76,6 @@ async def test_chat():
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 5, 7)
     assert frontend.generations[0].sampling.max_tokens == 198
-    assert not frontend.given_back
     assert not frontend.streams[0].reasons  # nothing to cancel after a whole answer
 
 
@@ -146,7 +145,7 @@ async def test_a_stop_string_ends_the_answer_wherever_it_is_cut(pieces: list[str
     assert answer.usage.completion_tokens == len("one END")
     assert (text_of(chunks), finish_of(chunks)) == ("one ", ["stop"])
     assert chunks[-1].usage.completion_tokens == len("one END")
-    assert [stream.reasons for stream in frontend.streams] == [["stop string"]] * 2
+    assert [stream.reasons for stream in frontend.streams] == [[(Leave.ENOUGH, "stop string")]] * 2
 
 
 async def test_text_held_back_for_a_stop_string_is_given_at_the_end():
@@ -270,12 +269,17 @@ async def test_exceptions_have_the_right_class():
     assert not frontend.generations
 
 
+def whys(frontend: FakeFrontend) -> list[list[Leave]]:
+    """Of each choice: why the API gave it up."""
+    return [[why for why, _ in stream.reasons] for stream in frontend.streams]
+
+
 async def test_a_place_is_given_back_when_preparation_fails():
     bad = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:x"}}]}]
     async with client_of() as (client, frontend, _):
         with pytest.raises(openai.BadRequestError):
             await ask(client, messages=bad, n=2)
-    assert frontend.given_back == frontend.streams and len(frontend.streams) == 2
+    assert whys(frontend) == [[Leave.REFUSED]] * 2
 
 
 async def test_all_choices_are_admitted_or_none():
@@ -284,7 +288,7 @@ async def test_all_choices_are_admitted_or_none():
         with pytest.raises(openai.InternalServerError) as caught:
             await ask(client, n=3)
     assert caught.value.response.headers["retry-after"] == "1"
-    assert frontend.given_back == frontend.streams and len(frontend.streams) == 2
+    assert whys(frontend) == [[Leave.REFUSED]] * 2
     assert not frontend.generations
 
 
@@ -312,14 +316,19 @@ async def test_f34_a_failure_after_the_headers_is_told_in_band():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_when_one_choice_fails_the_others_are_cancelled(*, stream: bool):
-    scripts = [[said("a"), asyncio.Event()], [0.05, failed("engine", 500)]]
+@pytest.mark.parametrize(
+    ("status", "why"), [(500, Leave.FAULT), (400, Leave.REFUSED)], ids=["ours", "the client's"]
+)
+async def test_when_one_choice_fails_the_others_are_cancelled(
+    status: int, why: Leave, *, stream: bool
+):
+    scripts = [[said("a"), asyncio.Event()], [0.05, failed("engine", status)]]
     async with client_of(*scripts) as (client, frontend, _):
         with pytest.raises(openai.APIError, match="it broke"):
             answer = await ask(client, n=2, stream=stream)
             async for _ in answer:
                 assert stream
-    assert [s.reasons for s in frontend.streams] == [["the request failed"], []]
+    assert [s.reasons for s in frontend.streams] == [[(why, "it broke")], []]
 
 
 async def test_a_generation_that_ends_without_an_answer_is_an_error():
@@ -337,7 +346,7 @@ async def test_a_fault_of_ours_is_a_500_and_the_server_lives(caplog: pytest.LogC
         assert caught.value.status_code == 500
         assert "a fault of ours" not in caught.value.message  # the log's business
         assert (await ask(client)).choices[0].message.content == "hello"
-    assert frontend.given_back == frontend.streams[:1]
+    assert whys(frontend) == [[Leave.FAULT], []]
     assert "a fault of ours" in caplog.text
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from epd.api.port import Refused
+from epd.api.port import Leave, Refused
 from epd.api.server import ApiServer
 from epd.config import ConfigError, GatewayConfig
 from tests.api.fakes import FakeFrontend, FakePreparer, failed, said, serving
@@ -67,7 +67,7 @@ async def test_f43_a_client_that_leaves_cancels_all_its_choices(n: int, *, strea
         await until(lambda: all(s.cancelled.is_set() for s in frontend.streams))
         await until(lambda: not server._state.tasks)
         assert len(frontend.streams) == n
-        assert {s.reasons[0] for s in frontend.streams} == {"client disconnected"}
+        assert {s.reasons[0] for s in frontend.streams} == {(Leave.GONE, "client disconnected")}
 
 
 async def test_a_client_that_leaves_during_preparation_gives_its_place_back():
@@ -79,7 +79,8 @@ async def test_a_client_that_leaves_during_preparation_gives_its_place_back():
         wire.drop()
         await until(frontend.streams[0].cancelled.is_set)
         preparer.gate.set()
-        await until(lambda: frontend.given_back)
+        await until(lambda: not server._state.tasks)
+        assert {why for why, _ in frontend.streams[0].reasons} == {Leave.GONE}
         assert not frontend.generations
         assert await is_well(server)
 
@@ -132,7 +133,7 @@ async def test_close_ends_open_requests_in_bounded_time():
         async with asyncio.timeout(5):
             await server.close()
             rest = await wire.reader.read()
-        assert frontend.streams[0].reasons == ["the gateway is shutting down"]
+        assert frontend.streams[0].reasons == [(Leave.FAULT, "the gateway is shutting down")]
         assert b'"error"' in rest and b"[DONE]" not in rest
         assert not server._state.tasks
         wire.drop()

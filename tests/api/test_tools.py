@@ -15,6 +15,7 @@ from epd.api.chat import ChatRenderer
 from epd.api.chat_template import ChatTemplate
 from epd.api.errors import ApiError
 from epd.api.messages_field import read_messages
+from epd.api.port import Leave
 from epd.api.tools import CallParser, read_tools, whole_calls
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
@@ -288,7 +289,7 @@ async def test_a_second_call_is_not_waited_for() -> None:
     async with client_of(script) as (client, frontend, _):
         answer = await ask(client, tools=TOOLS, parallel_tool_calls=False)
     assert len(answer.choices[0].message.tool_calls) == 1
-    assert frontend.streams[0].reasons == ["one tool call was asked for"]
+    assert frontend.streams[0].reasons == [(Leave.ENOUGH, "one tool call was asked for")]
 
 
 async def test_without_tools_a_call_is_text() -> None:

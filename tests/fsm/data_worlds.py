@@ -132,6 +132,7 @@ class EncodingWorld(World):
             yield from (done[self.copies[0]]("copy"), e.CopyFailed(), e.CopyTimedOut())
         if self.work == "preprocess":
             yield from (e.PreprocessSucceeded("patches"), e.PreprocessFailed("truncated"))
+            yield e.EncodeFailed("a bug")
         elif self.work == "prepared":
             yield e.BatchStarted()
         elif self.work == "batch":

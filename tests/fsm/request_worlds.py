@@ -13,35 +13,38 @@ from tests.fsm.world import Choices, World
 NUM_KINDS = 2  # of failure that the choices have: engine, and what time-outs and holes say: lost
 
 
+SAID_BY_API = (g.CancelRequested, g.StopRequested, g.Refused, g.Abandoned)
+
+
 class GenerationWorld(World):
     def __init__(self) -> None:
         super().__init__()
         self.machine: g.Generation = make_generation()
-        self.cancelled = False
-        self.prepared_badly = False
+        self.admitted = False
+        self.silent = False  # the API reads no more
 
     def choices(self) -> Choices:
         state = self.machine.state
         if state is g.S.RECEIVED:
             yield from (g.Admitted(), g.Refused("full"))
             return
-        if state is g.S.PREPARING:
-            yield g.PreparationFailed()
         if state in (g.S.PREPARING, g.S.MIGRATING):
             yield from (g.Placed("placement"), g.NoTopology("nobody is left"))
             yield g.PlacementTimedOut("nobody came back")
         yield from (g.DeadlinePassed(), g.TokenTimedOut("late"), g.CancelRequested("hung up"))
+        yield from (g.Refused("it is wrong"), g.Abandoned("a fault"))
         if state is not g.S.PREPARING:  # what instances and timers of attempts may still say
             for retryable in (True, False):
                 yield g.AttemptFailed("engine", "because", retryable)
+            yield from (g.AttemptRefused("media", "bad"), g.StopRequested("enough"))
             yield from (g.Accepted(), g.TokensMissed("a hole"), g.AttemptTimedOut("silent"))
             yield from (make_event(g.TokensArrived), make_event(g.FinalTokensArrived))
             yield from (g.AbortConfirmed(), g.AbortTimedOut())
 
     def before(self, event: Event) -> None:
-        open_ = not self.machine.terminal
-        self.cancelled |= open_ and isinstance(event, g.CancelRequested)
-        self.prepared_badly |= isinstance(event, g.PreparationFailed) and open_
+        said = isinstance(event, SAID_BY_API) and not self.machine.terminal
+        self.silent |= said and self.admitted
+        self.admitted |= isinstance(event, g.Admitted)
 
     def perform(self, effect: g.Do, event: Event) -> None:
         if effect is g.Do.DELIVER:
@@ -56,10 +59,11 @@ class GenerationWorld(World):
         return sum(self.done[effect] for effect in ends)
 
     def at_end(self) -> None:
-        refused = self.machine.state is g.S.REJECTED
-        silent = self.cancelled or self.prepared_badly or refused
-        self.need(self.answers() == (0 if silent else 1), f"{self.answers()} answers")
-        self.need(self.done[g.Do.CLOSE] == (0 if refused else 1), "the place is given back once")
+        answered = self.admitted and not self.silent
+        self.need(self.answers() == (1 if answered else 0), f"{self.answers()} answers")
+        self.need(self.done[g.Do.CLOSE] == self.admitted, "the place is given back once")
+        failed = self.machine.state is g.S.FAILED
+        self.need(self.done[g.Do.LOG_FAILURE] == failed, "each failure of ours is logged once")
 
 
 class StepBegan(Event):

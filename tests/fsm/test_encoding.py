@@ -66,6 +66,12 @@ def test_a_bad_picture_fails_alone(queued: Encoding) -> None:
     assert queued.failure == ("media", "truncated", False)
 
 
+def test_a_fault_of_ours_is_not_the_pictures(queued: Encoding) -> None:
+    """F40: QUEUED -> FAILED; the client is not told that its picture is bad."""
+    follow(queued, (EncodeFailed("a bug"), S.FAILED, (Do.FAIL_ROOMS,)))
+    assert queued.failure == ("engine", "a bug", True)
+
+
 def test_a_failed_batch_may_be_retried_elsewhere(encoding: Encoding) -> None:
     """F40: ENCODING -> FAILED."""
     follow(encoding, (EncodeFailed("out of memory"), S.FAILED, (Do.FAIL_ROOMS,)))

@@ -12,7 +12,8 @@ from epd.fsm.generation import Do, S
 from tests.fsm.paths import follow
 from tests.fsm.tables import make_generation, make_instance
 
-FAIL = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
+TELL = (Do.ANSWER_ERROR, Do.LOG_FAILURE, Do.CLOSE)
+FAIL = (Do.ABORT_ATTEMPT, *TELL)
 SEND = (Do.ARM_ATTEMPT, Do.DISPATCH)
 
 
@@ -87,15 +88,59 @@ def test_failures_of_different_kinds_do_not_add_up(placed: g.Generation) -> None
 
 def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> None:
     """F40: PLACED -> FAILED with the reason."""
-    follow(placed, (g.AttemptFailed("media", "bad picture", False), S.FAILED, FAIL))
+    follow(placed, (g.AttemptFailed("contract", "layouts differ", False), S.FAILED, FAIL))
+    assert placed.error == ("contract", "layouts differ")
+
+
+def test_a_mistake_that_an_instance_finds_is_a_refusal(placed: g.Generation) -> None:
+    """PLACED -> REJECTED with the reason: it is answered, and no failure of ours."""
+    told = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
+    follow(placed, (g.AttemptRefused("media", "bad picture"), S.REJECTED, told))
     assert placed.error == ("media", "bad picture")
+
+
+OUTCOMES = [
+    (g.CancelRequested("the client left"), S.CANCELLED, ()),
+    (g.Refused("another choice was wrong"), S.REJECTED, ()),
+    (g.Abandoned("a bug"), S.FAILED, (Do.LOG_FAILURE,)),
+]
+
+
+@pytest.mark.parametrize(("said", "state", "effects"), OUTCOMES, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("before", [S.PREPARING, S.MIGRATING])
+def test_who_leaves_while_it_has_no_instances(
+    before: S, said: g.Event, state: S, effects: tuple[Do, ...]
+) -> None:
+    """PREPARING and MIGRATING -> what an operator counts it as."""
+    made = make_generation()
+    made._state = before
+    follow(made, (said, state, (*effects, Do.CLOSE)))
+
+
+@pytest.mark.parametrize(("said", "state", "effects"), OUTCOMES[1:], ids=str)
+def test_an_api_that_has_answered_calls_off_the_attempt(
+    placed: g.Generation, said: g.Event, state: S, effects: tuple[Do, ...]
+) -> None:
+    """PLACED -> REJECTED or FAILED, with no second answer."""
+    follow(placed, (said, state, (Do.ABORT_ATTEMPT, *effects, Do.CLOSE)))
+
+
+def test_an_answer_that_a_stop_string_ended_is_finished(placed: g.Generation) -> None:
+    """STREAMING -> STOPPING -> FINISHED."""
+    placed.fire(g.TokensArrived(tokens(1)))
+    follow(
+        placed,
+        (g.StopRequested("stop string"), S.STOPPING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
+        (g.TokensArrived(tokens(2)), S.STOPPING, ()),
+        (g.AbortConfirmed(), S.FINISHED, (Do.CLOSE,)),
+    )
 
 
 def test_a_deadline_says_what_had_failed_before(placed: g.Generation) -> None:
     """MIGRATING -> FAILED: while it waited for its next attempt, time ran out."""
     placed.fire(g.AttemptFailed("busy", "d0 is draining", True))
-    follow(placed, (g.DeadlinePassed(), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)))
-    assert placed.error[0] == "deadline" and "d0 is draining" in placed.error[1]
+    follow(placed, (g.DeadlinePassed(), S.FAILED, TELL))
+    assert (placed.error[0], placed.cause) == ("deadline", "d0 is draining")
 
 
 def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
@@ -105,16 +150,16 @@ def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
         placed,
         (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
         (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
-        (g.PlacementTimedOut("no prefill"), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)),
+        (g.PlacementTimedOut("no prefill"), S.FAILED, TELL),
     )
-    assert placed.error == ("unavailable", "no prefill (after: p0 is gone)")
+    assert (placed.error, placed.cause) == (("unavailable", "no prefill"), "p0 is gone")
 
 
 @pytest.mark.parametrize(
     ("then", "state", "effects"),
     [
         (g.Placed("it joined"), S.PLACED, SEND),
-        (g.PlacementTimedOut("no prefill"), S.FAILED, (Do.ANSWER_ERROR, Do.CLOSE)),
+        (g.PlacementTimedOut("no prefill"), S.FAILED, TELL),
     ],
     ids=["somebody joins", "nobody joins"],
 )
@@ -144,13 +189,13 @@ def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
 
 
 def test_a_client_that_leaves_gets_nothing_and_frees_everything(placed: g.Generation) -> None:
-    """F43: PLACED -> CANCELLING -> FINISHED."""
+    """F43: PLACED -> CANCELLING -> CANCELLED."""
     follow(
         placed,
         (g.CancelRequested("hung up"), S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
         (g.TokensArrived(tokens(1)), S.CANCELLING, ()),
-        (g.AbortConfirmed(), S.FINISHED, (Do.CLOSE,)),
-        (g.AbortTimedOut(), S.FINISHED, ()),
+        (g.AbortConfirmed(), S.CANCELLED, (Do.CLOSE,)),
+        (g.AbortTimedOut(), S.CANCELLED, ()),
     )
     assert placed.token_ids == []
 

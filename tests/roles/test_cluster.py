@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epd.api.port import Generation
+from epd.api.port import Generation, Leave
 from epd.api.prepare import Preparer
 from epd.config import EngineConfig, GatewayConfig
 from epd.messages import SamplingParams
@@ -121,14 +121,14 @@ async def test_a_client_that_leaves_frees_everything(
     entry = read_index()[0]
     async with cluster.running() as gateway:
         early = gateway.role.submit(await prepared(preparer, entry))
-        early.cancel("client disconnected")
+        early.cancel(Leave.GONE, "client disconnected")
         generation = await prepared(preparer, entry, max_tokens=400)
         endless = Generation(generation.token_ids, generation.items, SamplingParams(max_tokens=400))
         stream = gateway.role.submit(endless)
         async for _ in stream:
-            stream.cancel("client disconnected")
+            stream.cancel(Leave.GONE, "client disconnected")
         await cluster.settle()
-        assert gateway.role.outcomes["finished"] == 2
+        assert gateway.role.outcomes == {"cancelled": 2}
 
 
 async def test_a_stuck_prefill_does_not_stop_text(
@@ -145,7 +145,7 @@ async def test_a_stuck_prefill_does_not_stop_text(
         said = await answer(cluster, preparer, Generation(text.token_ids, (), sampling))
         assert said
         assert waiting.next_ready() is None
-        waiting.cancel("enough")
+        waiting.cancel(Leave.ENOUGH, "enough")
 
 
 async def test_a_gateway_that_is_gone_leaves_no_requests_behind(

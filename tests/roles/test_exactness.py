@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from epd.api.port import Leave
 from epd.config import EncodeConfig, EngineConfig, PrefillConfig
 from epd.engine.base import PENDING, Patches, Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
@@ -268,7 +269,7 @@ async def test_who_waits_in_its_middle_can_leave(shared: dict[str, Any]) -> None
         stream = cluster.gateway.role.submit(asked.generation)
         vision.may_give.release()
         await until_parked(cluster, 1)
-        stream.cancel("client disconnected")
+        stream.cancel(Leave.GONE, "client disconnected")
         vision.may_give.release()
         vision.may_give.release()
         await cluster.settle()

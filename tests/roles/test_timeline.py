@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from epd.api.port import TimelineEntry
+from epd.api.port import Leave, TimelineEntry
 from epd.api.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
@@ -52,7 +52,7 @@ async def play(
             num_tokens += len(update.token_ids)
             if stop_after and num_tokens >= stop_after:
                 assert states(stream.timeline(), "REQUEST", "p0")  # at once: what has come so far
-                stream.cancel("stop string")
+                stream.cancel(Leave.ENOUGH, "stop string")
         async with asyncio.timeout(10):
             await concluded.wait()
         await cluster.settle()
@@ -85,7 +85,7 @@ async def test_a_client_that_has_enough_gets_the_whole_timeline(
 ) -> None:
     _, timeline = await play(loaded, preparer, stop_after=5)
     assert "DECODING" in states(timeline, "REQUEST", "d0")
-    assert states(timeline, "GENERATION") >= {"STREAMING", "CANCELLING", "FINISHED"}
+    assert states(timeline, "GENERATION") >= {"STREAMING", "STOPPING", "FINISHED"}
     assert Counter(entry.machine for entry in timeline)["CHUNK"] > 0
 
 

@@ -189,6 +189,7 @@ class EncodingWorld(World):
         if self.work == "pool":
             yield self._worked(e.PreprocessSucceeded("patches"), "work")
             yield self._worked(e.PreprocessFailed("truncated"), "fault")
+            yield self._worked(e.EncodeFailed("a bug"), "fault")
         elif self.work == "prepared":
             yield self._worked(e.BatchStarted(), "work", "batch")
         elif self.work == "batch":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from epd.fsm import generation as g
 from epd.fsm import request as r
@@ -37,6 +38,8 @@ class GenerationWorld(World):
         self.buried: set[int] = set()  # called off before they began
         self.answers = 0
         self.closed = 0
+        self.admitted = False
+        self.logged = 0
         self.placing = False
         self.cut = False  # its time was over before its instances said the end
         self.silent = False  # the client left, or the API has answered
@@ -45,9 +48,10 @@ class GenerationWorld(World):
 
     def fire(self, event: Event) -> None:
         generation = self.generation
+        self.admitted |= isinstance(event, g.Admitted)
         self.perform(generation, generation.fire(event), event)
         if generation.terminal:
-            generation.error = ("", "")  # told to the client, or to nobody
+            generation.error, generation.cause = ("", ""), ""  # told to the client, or to nobody
 
     def place(self, generation: g.Generation, event: Event) -> None:
         self.placing = True
@@ -80,6 +84,9 @@ class GenerationWorld(World):
 
     def answer_error(self, generation: g.Generation, event: Event) -> None:
         self.answers += 1
+
+    def log_failure(self, generation: g.Generation, event: Event) -> None:
+        self.logged += 1
 
     def close(self, generation: g.Generation, event: Event) -> None:
         self.closed += 1
@@ -114,7 +121,6 @@ class GenerationWorld(World):
         generation = self.generation
         if generation.state is g.S.PREPARING:
             yield self.act("it is placed", "work", _place)
-            yield self.act("its preparation fails", "fault", _fail_preparation)
             yield self._event(g.NoTopology("nobody is there"), "fault")
             yield self._event(g.PlacementTimedOut("nobody came"), "time")
         if generation.state is g.S.MIGRATING and self.placing:
@@ -122,11 +128,16 @@ class GenerationWorld(World):
             yield self._event(g.NoTopology("nobody is left"), "fault")
             yield self._event(g.PlacementTimedOut("nobody came back"), "time")
         if not self.silent:
-            yield self.act("the client hangs up", "fault", _hang_up)
+            yield self._api(g.CancelRequested("the client hangs up"))
+            yield self._api(g.Refused("the API finds it wrong"))
+            yield self._api(g.Abandoned("the API fails"))
+            if generation.token_ids:
+                yield self._api(g.StopRequested("the client has enough"))
         if generation.state in (g.S.PLACED, g.S.STREAMING):
             yield self._event(g.AttemptFailed("lost", "instance lost", True), "fault")
             yield self._event(g.AttemptTimedOut("silence"), "time")
-        if generation.state is g.S.CANCELLING:
+            yield self._event(g.AttemptRefused("media", "it is wrong"), "fault")
+        if generation.state in (g.S.CANCELLING, g.S.STOPPING):
             yield self._event(g.AbortTimedOut(), "time")
         yield self._event(g.TokenTimedOut("no token"), "time")
         yield self._event(g.DeadlinePassed(), "time")
@@ -147,6 +158,15 @@ class GenerationWorld(World):
     def _event(self, event: Event, kind: str) -> Step[GenerationWorld]:
         return self.act(type(event).__name__, kind, lambda w: w.fire(event))
 
+    def _api(self, event: Any) -> Step[GenerationWorld]:
+        """The API reads no more; it has answered, or there is nobody to answer."""
+
+        def do(world: GenerationWorld) -> None:
+            world.silent = True
+            world.fire(event)
+
+        return self.act(event.reason, "fault", do)
+
     # --- laws and ends ----------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -155,10 +175,12 @@ class GenerationWorld(World):
         require(tokens == list(range(len(tokens))), f"a gap or a repeat: {tokens} (F20)")
         require(self.answers <= 1, f"{self.answers} answers")
         if generation.terminal:
-            refused = generation.state is g.S.REJECTED
-            wanted = 0 if self.silent or refused else 1
+            turned_away = generation.state is g.S.REJECTED and not self.admitted
+            wanted = 0 if self.silent or turned_away else 1
             require(self.answers == wanted, f"it ends with {self.answers} answers")
-            require(self.closed == (0 if refused else 1), "the place is given back once")
+            require(self.closed == (0 if turned_away else 1), "the place is given back once")
+            logged = generation.state is g.S.FAILED
+            require(self.logged == logged, "each failure of ours, and nothing else, is logged")
             at_work = self.sent.keys() - self.called_off
             if not generation.finish_reason or self.cut:
                 require(not at_work, f"attempts {sorted(at_work)} go on for nobody (F43)")
@@ -174,16 +196,6 @@ class GenerationWorld(World):
 def _place(world: GenerationWorld) -> None:
     world.placing = False
     world.fire(g.Placed("placement"))
-
-
-def _fail_preparation(world: GenerationWorld) -> None:
-    world.silent = True
-    world.fire(g.PreparationFailed())
-
-
-def _hang_up(world: GenerationWorld) -> None:
-    world.silent = True
-    world.fire(g.CancelRequested("hung up"))
 
 
 def _arrive(world: GenerationWorld, number: int) -> None:

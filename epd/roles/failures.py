@@ -1,0 +1,83 @@
+"""What the client is told of a failure, and what the operator is.
+
+A client is told what it can act on, in words made for it.  What an engine, a library or a transfer
+said may name files and addresses of this host: that goes into the log only, one line per request,
+under the id that the client has.  When everything fails at once the log is not drowned: lines
+beyond `MAX_LINES_PER_S` are left out, and counted in one line afterwards.
+"""
+
+from __future__ import annotations
+
+from epd.api.port import GenerationError
+from epd.fsm.generation import Generation
+from epd.roles.base import Actor
+
+MAX_LINES_PER_S = 10
+
+# What the API answers, by kind of failure.
+STATUS = {
+    "absent": 503,
+    "busy": 503,
+    "unavailable": 503,
+    "lost": 503,
+    "media": 400,
+    "capacity": 400,
+    "transfer": 503,
+    "deadline": 504,
+}
+# Kinds whose reasons are not words of ours.
+SENTENCES = {
+    "contract": "instances do not agree on what they exchange",
+    "engine": "an engine failed",
+    "transfer": "a transfer between instances failed",
+    "internal": "internal error",
+}
+
+
+def is_mistake(kind: str) -> bool:
+    """Whether it is the request that is wrong, wherever it is sent."""
+    return STATUS.get(kind, 500) == 400
+
+
+def error_of(machine: Generation) -> GenerationError:
+    """What its client is told."""
+    kind, reason = machine.error
+    status = STATUS.get(kind, 500)
+    if status == 500 or kind in SENTENCES:
+        reason = f"{SENTENCES.get(kind, SENTENCES['internal'])}; the server's log has the reason"
+    return GenerationError(kind, reason, status, status in (429, 503))
+
+
+class FailureLog:
+    """A line for each request that failed by a fault of ours, up to a rate."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._num_told = 0
+        self._num_left_out = 0
+
+    def tell(self, machine: Generation) -> None:
+        if not self._actor.armed("failures/second"):
+            self._actor.arm("failures/second", 1.0, self._tell_rest)
+        self._num_told += 1
+        if self._num_told > MAX_LINES_PER_S:
+            self._num_left_out += 1
+            return
+        kind, reason = machine.error
+        placement = machine.placement
+        fields: dict[str, object] = {
+            "request": machine.key,
+            "kind": kind,
+            "reason": reason,
+            "attempts": machine.attempt,
+            "instances": ",".join(sorted(placement.instances())) if placement else "",
+            "output_tokens": len(machine.token_ids),
+        }
+        if machine.cause:
+            fields["after"] = machine.cause
+        self._actor.log.warning("request failed", **fields)
+
+    def _tell_rest(self) -> None:
+        if self._num_left_out:
+            self._actor.log.warning("more requests failed", count=self._num_left_out)
+        self._num_told = self._num_left_out = 0
