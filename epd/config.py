@@ -40,6 +40,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the gateway refuses before it does any work (faults F33, F39, F46)."""
 
     max_body_nbytes: int = 64 << 20
+    max_text_nbytes: int = 4 << 20  # of a body, besides the base64 data of its media
+    max_json_values: int = 65_536  # members of arrays and objects of a body
+    max_inflight_nbytes: int = 1 << 30  # of the bodies of all open requests
     read_timeout_s: float = 30.0  # a request's head, then its body, must arrive within
     write_timeout_s: float = 30.0  # a client that reads nothing for so long is dropped
     max_images: int = 16

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from epd.api.asked import Asked, ModelFacts
+from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
 from epd.api.parameters import SIMPLE
 from epd.api.shapes import Shape, read_shape
@@ -196,7 +197,10 @@ def _picture(image: Image, path: str) -> tuple[dict[str, Any], str]:
     source = image.source
     if isinstance(source, Url):
         return picture_part(source.url), f"{path}.source"
-    return picture_part(f"data:{source.media_type};base64,{source.data}"), f"{path}.source"
+    head = f"data:{source.media_type};base64,"
+    data = source.data
+    url = data.under(head) if isinstance(data, DataUrl) else head + data
+    return picture_part(url), f"{path}.source"
 
 
 def _user(talk: Conversation, message: Message, path: str) -> None:

@@ -91,9 +91,28 @@ class ChatRenderer:
             )
         return self._template.render(messages, tools)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids; text that spells a special token becomes it, as in transformers."""
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        max_tokens: int | None = None,
+        param: str = "messages",
+    ) -> list[int]:
+        """Token ids; text that spells a special token becomes it, as in transformers.
+
+        Raises ApiError 400 naming `param`, before a list is made of more ids than `max_tokens`.
+        """
+        # A batch, because other threads may run meanwhile; `encode` lets none.
+        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if max_tokens is not None and len(batch[0]) > max_tokens:
+            raise bad_request(
+                f"the context holds {max_tokens} tokens, and this text needs {len(batch[0])}; "
+                "shorten it",
+                param,
+                "context_length_exceeded",
+            )
+        return list(batch[0].ids)
 
     def spread(self, text: str, times: Sequence[Sequence[float]]) -> str:
         """The prompt's text with one placeholder per frame of each video, behind its time.

@@ -19,6 +19,7 @@ from epd.api.answer import Answer, Extras, Facts
 from epd.api.anthropic_answer import MessageAnswer
 from epd.api.anthropic_request import read_message
 from epd.api.asked import Asked, ModelFacts
+from epd.api.body import Intake
 from epd.api.choice import Choice, Delta
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.detokenize import Detokenizer
@@ -81,7 +82,7 @@ class Completions:
         self,
         frontend: Frontend,
         preparer: Prepares,
-        limits: Limits,
+        intake: Intake,
         time_limits: TimeLimits,
         telemetry: Telemetry,
         tracer: Tracer = NO_TRACER,
@@ -91,7 +92,8 @@ class Completions:
         self._tracer = tracer
         self._telemetry = telemetry
         self._preparer = preparer
-        self._limits = limits
+        self._intake = intake
+        self._limits = intake.limits
         self._time_limits = time_limits
         self._open: dict[str, list[Any]] = {}  # streams by request id
         self._readers: set[asyncio.Task[Any]] = set()  # kept alive until they end
@@ -121,8 +123,7 @@ class Completions:
             exchange.traceresponse = self._tracer.response_header(record.context)
         status = 500
         try:
-            body = await self._body(exchange)
-            asked = read(body, self._preparer, self._limits)
+            asked = await self._read(exchange, read)
             await self._serve(exchange, asked, kind, record)
             status = exchange.status
         except ApiError as error:
@@ -144,8 +145,10 @@ class Completions:
         for streams in list(self._open.values()):
             _cancel(streams, Leave.FAULT, "the gateway is shutting down")
 
-    async def _body(self, exchange: Exchange) -> dict[str, Any]:
-        return await exchange.read_json(self._limits.max_body_nbytes, self._limits.read_timeout_s)
+    async def _read(self, exchange: Exchange, read: Reader) -> Asked:
+        value = await exchange.read_json(self._intake, self._limits.read_timeout_s)
+        assert exchange.body is not None
+        return await exchange.body.work(read, value, self._preparer, self._limits)
 
     async def _serve(
         self, exchange: Exchange, asked: Asked, kind: type[Answer], record: Record

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from epd.api.body import Body, Intake
 from epd.api.errors import ApiError, bad_request, failure_event, openai_body
 
 Scope = MutableMapping[str, Any]
@@ -62,6 +63,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
+        self.body: Body | None = None
 
     @property
     def age_s(self) -> float:
@@ -93,18 +95,25 @@ class Exchange:
         else:
             self.request_id = request_id.encode()
 
-    async def read_json(self, max_nbytes: int, timeout_s: float) -> dict[str, Any]:
-        """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, or ClientGone."""
-        self._check_headers(max_nbytes)
+    async def read_json(self, intake: Intake, timeout_s: float) -> dict[str, Any]:
+        """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
+        self._check_headers()
+        length = self.headers.get(b"content-length", b"")
+        self.body = Body(intake, int(length) if length.isdigit() and len(length) < 20 else 0)
         try:
             async with asyncio.timeout(timeout_s):
-                body = await self._read(max_nbytes)
+                await self._read(self.body)
         except TimeoutError as error:
             message = f"the request body did not arrive within {timeout_s:g} s"
             raise ApiError(408, message, code="request_timeout") from error
-        return parse_object(body)
+        return await self.body.parse()
 
-    def _check_headers(self, max_nbytes: int) -> None:
+    def close(self) -> None:
+        """The request has ended, however it did."""
+        if self.body is not None:
+            self.body.close()
+
+    def _check_headers(self) -> None:
         content_type = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if content_type not in (b"", JSON):
             sent = content_type.decode("latin-1")
@@ -115,24 +124,15 @@ class Exchange:
             sent = encoding.decode("latin-1")
             message = f"content encoding '{sent}' is not supported: send the body as it is"
             raise ApiError(415, message, code="unsupported_media_type")
-        length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > max_nbytes:
-            raise _too_large(max_nbytes)
 
-    async def _read(self, max_nbytes: int) -> bytes:
-        parts: list[bytes] = []
-        nbytes = 0
+    async def _read(self, body: Body) -> None:
         while not self._is_read:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.disconnected = True
                 raise ClientGone
             self._is_read = not message.get("more_body", False)
-            parts.append(message["body"])
-            nbytes += len(message["body"])
-            if nbytes > max_nbytes:
-                raise _too_large(max_nbytes)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            body.feed(message["body"])
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Call back once if the client leaves before the response is complete."""
@@ -205,28 +205,3 @@ class Exchange:
                         return
         except TimeoutError:
             log.debug("a client kept sending after its answer; closed")
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
-    """Decode a JSON object.  Raises ApiError 400 that says where it is broken."""
-    try:
-        value = msgspec.json.decode(body)
-    except UnicodeDecodeError as error:
-        raise _invalid_json(f"not valid UTF-8: {error.reason}") from error
-    except msgspec.DecodeError as error:
-        where = f" ({len(body)} bytes were read)" if "truncated" in str(error) else ""
-        raise _invalid_json(f"not valid JSON: {error}{where}") from error
-    except RecursionError as error:
-        raise _invalid_json("nested too deeply") from error
-    if not isinstance(value, dict):
-        raise _invalid_json("not a JSON object")
-    return value
-
-
-def _invalid_json(what: str) -> ApiError:
-    return bad_request(f"the body is {what}", code="invalid_json")
-
-
-def _too_large(max_nbytes: int) -> ApiError:
-    message = f"the request body is larger than {max_nbytes} bytes; send smaller or fewer images"
-    return ApiError(413, message, code="request_too_large")

@@ -1,23 +1,19 @@
-"""Pictures and videos of a request: their bytes, from `data:` and http(s) URLs, under policy (F46).
+"""Pictures and videos of a request: their bytes, from http(s) URLs, under policy (F46).
 
-Sizes are bounded before base64 is decoded and while a download streams; a download has one time
-limit over all its redirects, and each of these is checked like the first URL.  What is checked is
-the URL object that is then connected to, never its text: `http://①②⑦.⓪.⓪.①` is a spelling of
-127.0.0.1 to those who connect.  Nothing is believed that a server says of its content: `picture`
-looks at the bytes.
+Sizes are bounded while a download streams; a download has one time limit over all its redirects,
+and each of these is checked like the first URL.  What is checked is the URL object that is then
+connected to, never its text: `http://①②⑦.⓪.⓪.①` is a spelling of 127.0.0.1 to those who connect.
+Nothing is believed that a server says of its content: `picture` looks at the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
-
-import msgspec
 
 from epd.api.addresses import public_socket
-from epd.api.errors import ApiError, bad_request
+from epd.api.data_url import Bound, too_large
+from epd.api.errors import bad_request
 from epd.config import Limits
 
 if TYPE_CHECKING:
@@ -27,55 +23,6 @@ if TYPE_CHECKING:
 CHUNK_NBYTES = 64 << 10
 MAX_CONNECTIONS = 64
 REDIRECTS = (301, 302, 303, 307, 308)
-
-
-def is_data_url(url: str) -> bool:
-    return url[:5].lower() == "data:"
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """How large a thing may be, and what it is called in a message."""
-
-    what: str
-    nbytes: int
-
-
-def picture_bound(limits: Limits) -> Bound:
-    return Bound("picture", limits.max_image_nbytes)
-
-
-def video_bound(limits: Limits) -> Bound:
-    return Bound("video", limits.max_video_nbytes)
-
-
-def read_data_url(url: str, bound: Bound, param: str) -> bytes:
-    """The bytes of a `data:` URL.  Raises ApiError."""
-    head, comma, body = url.partition(",")
-    if not comma:
-        raise bad_request(f"{param} is a data: URL without a comma before its data", param)
-    if not head.lower().endswith(";base64"):
-        if len(body) > 3 * bound.nbytes:
-            raise too_large(bound, param)
-        data = unquote_to_bytes(body)
-    else:
-        if len(body) * 3 // 4 - 2 > bound.nbytes:
-            raise too_large(bound, param)
-        try:
-            data = msgspec.convert(body, bytes)  # base64, strictly; four times as fast as binascii
-        except msgspec.ValidationError:
-            raise bad_request(
-                f"{param} holds invalid base64; encode the whole file, without line breaks", param
-            ) from None
-    if len(data) > bound.nbytes:
-        raise too_large(bound, param)
-    return data
-
-
-def too_large(bound: Bound, param: str) -> ApiError:
-    return bad_request(
-        f"{param} has more than {bound.nbytes} bytes, the limit for one {bound.what}", param
-    )
 
 
 class MediaFetcher:

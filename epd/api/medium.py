@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from epd.api.data_url import picture_bound, read_data_url, too_large, video_bound
 from epd.api.errors import bad_request
 from epd.api.film import read_film
 from epd.api.identity import mm_hash
-from epd.api.media import picture_bound, read_data_url, too_large, video_bound
 from epd.api.picture import read_size
 from epd.config import Limits
 from epd.engine.base import MediaError

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from epd.api.chat import ChatRenderer
+from epd.api.data_url import Bound, data_nbytes, is_data_url, picture_bound, video_bound
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
 from epd.api.identity import scope_of
-from epd.api.media import Bound, MediaFetcher, is_data_url, picture_bound, video_bound
+from epd.api.media import MediaFetcher
 from epd.api.medium import Measurer, Medium, Source
 from epd.api.picture import load_pillow
 from epd.api.port import PreparedItem
@@ -28,8 +29,11 @@ from epd.engine.video import DEFAULT_SAMPLING, Sampling
 if TYPE_CHECKING:
     from epd.engine.grammar import Grammars
 
+T = TypeVar("T")
+
 NUM_THREADS = 2
-INLINE_CHARS = 2048  # shorter text is tokenized on the loop: cheaper than a trip to a thread
+INLINE_CHARS = 2048  # shorter text is rendered on the loop: cheaper than a trip to a thread
+PART_CHARS = 32  # what a message, a part or a tool weighs besides its text
 INLINE_NBYTES = 64 << 10  # likewise for base64, hashing and reading a header
 
 
@@ -72,6 +76,8 @@ class Preparer:
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
         self._grammars: Grammars | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
+        # Of its own: a text does not wait for somebody's video.
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="epd-render")
         model = self._renderer.config
         text = model.get("text_config", model)
         self.model_name = config.model_name or directory.resolve().name
@@ -88,6 +94,7 @@ class Preparer:
     async def close(self) -> None:
         await self._fetcher.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._texts.shutdown(wait=False, cancel_futures=True)
 
     # --- prompts ----------------------------------------------------------------------------------
 
@@ -113,12 +120,24 @@ class Preparer:
             return medium
 
         media = await asyncio.gather(*map(fetch, parts))
+        ids, items = await self._text_work(
+            _weight(messages, tools), self._build, messages, tools, media
+        )
+        return Prompt(ids, items, scope, tuple(fetches))
+
+    def _build(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        media: Sequence[Medium],
+    ) -> tuple[tuple[int, ...], tuple[PreparedItem, ...]]:
+        """The prompt's ids and items.  Raises ApiError."""
         pictures = [medium for medium in media if medium.clip is None]
         videos = [medium for medium in media if medium.clip is not None]
         text = self._renderer.render(messages, tools)
         if self._measurer.video is not None and self._measurer.video.has_timestamps:
             text = self._renderer.spread(text, [video.times for video in videos])
-        ids = await self._encode(text, "messages", add_special_tokens=False)
+        ids = self._encode(text, "messages", add_special_tokens=False)
         counts = [picture.geometry.num_rows for picture in pictures]
         runs = [count for video in videos for count in video.runs]
         expanded, offsets, starts = self._renderer.expand(ids, counts, runs)
@@ -127,8 +146,7 @@ class Preparer:
             count = len(video.runs)
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
-        in_order = tuple(sorted(items, key=lambda item: item.offset))
-        return Prompt(tuple(expanded), in_order, scope, tuple(fetches))
+        return tuple(expanded), tuple(sorted(items, key=lambda item: item.offset))
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""
@@ -161,29 +179,39 @@ class Preparer:
 
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
         """The prompt of a plain completion.  Raises ApiError."""
+        ids = await self._text_work(len(prompt), self._complete, prompt)
+        return Prompt(ids, (), self._scope(tenant))
+
+    def _complete(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            ids: Sequence[int] = await self._encode(prompt, "prompt", add_special_tokens=True)
+            ids: Sequence[int] = self._encode(prompt, "prompt", add_special_tokens=True)
         else:
             ids = prompt
-        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
-        if bad is not None:
-            raise bad_request(
-                f"prompt holds token id {bad}; ids are 0 to {self.vocab_size - 1}", "prompt"
-            )
         if not ids:
             raise bad_request("prompt is empty; send at least one token", "prompt")
+        for bad in (min(ids), max(ids)):
+            if not 0 <= bad < self.vocab_size:
+                raise bad_request(
+                    f"prompt holds token id {bad}; ids are 0 to {self.vocab_size - 1}", "prompt"
+                )
         expanded, _, _ = self._renderer.expand(ids, (), param="prompt")
-        return Prompt(tuple(expanded), (), self._scope(tenant))
+        return tuple(expanded)
 
-    async def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+    async def _text_work(self, weight: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call it, on a thread if that takes long."""
+        if weight <= INLINE_CHARS:
+            return function(*arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._texts, function, *arguments)
+
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) > self.max_context:
             self._check_length(text, param)
-        if len(text) <= INLINE_CHARS:
-            return self._renderer.encode(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads,
-            lambda: self._renderer.encode(text, add_special_tokens=add_special_tokens),
+        return self._renderer.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self.max_context,
+            param=param,
         )
 
     def _check_length(self, text: str, param: str) -> None:
@@ -207,7 +235,7 @@ class Preparer:
         bound = video_bound(limits) if part.is_file else picture_bound(limits)
         fetches = [self._source(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
         sources = await asyncio.gather(*fetches)
-        if part.is_picture and len(sources[0]) <= INLINE_NBYTES:
+        if part.is_picture and data_nbytes(sources[0]) <= INLINE_NBYTES:
             return self._measurer.picture(sources[0], part.param, scope)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._measure, part, sources, scope)
@@ -224,14 +252,15 @@ class Preparer:
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str:
         """The text that constrains the answer.  Raises ApiError 400."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._texts, self._checked_grammar, constraint)
+
+    def _checked_grammar(self, constraint: Constraint | ToolUse) -> str:
         if self._grammars is None:  # seldom asked for, and a large vocabulary takes its time
             from epd.engine.grammar import Grammars
 
             self._grammars = Grammars(self._config.model_dir, self.vocab_size)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, constraint.checked_grammar, self._grammars.fault
-        )
+        return constraint.checked_grammar(self._grammars.fault)
 
     # --- text -------------------------------------------------------------------------------------
 
@@ -255,6 +284,19 @@ def _item(medium: Medium, offset: int, *others: int) -> PreparedItem:
         (offset, *others) if others else (),
         medium.second_per_grid,
     )
+
+
+def _weight(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
+    """About so many characters are to be rendered; no more than `INLINE_CHARS` are counted."""
+    weight = PART_CHARS * (len(messages) + 8 * len(tools))
+    for message in messages:
+        if weight > INLINE_CHARS:
+            break
+        content = message["content"]
+        weight += len(content)
+        if not isinstance(content, str):
+            weight += sum(PART_CHARS + len(part.get("text", "")) for part in content)
+    return weight
 
 
 def _media_parts(messages: Sequence[dict[str, Any]]) -> list[_Part]:

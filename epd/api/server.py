@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 
 from epd import __version__
 from epd.api.anthropic_answer import error_body as anthropic_error
+from epd.api.body import Intake
 from epd.api.completions import Completions, Prepares
 from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
@@ -62,6 +63,7 @@ class ApiServer:
         self._created_s = int(time.time())
         self._telemetry = Telemetry()
         self._tracer: Tracer = NoTracer()
+        self._intake: Intake | None = None
         self._routes: dict[str, dict[str, Handler]] = {}
         self.port = config.port  # once started: the one that is listened on, if this is 0
 
@@ -123,6 +125,8 @@ class ApiServer:
         await self._handlers_end(ABORT_S)
         if self._preparer is not None:
             await self._preparer.close()
+        if self._intake is not None:
+            self._intake.close()
         await self._tracer.close()
 
     async def _handlers_end(self, timeout_s: float) -> None:
@@ -156,6 +160,7 @@ class ApiServer:
             message = "internal error; the server's log has the reason"
             await _fail(exchange, ApiError(500, message, code="internal_error"))
         finally:
+            exchange.close()
             known = exchange.path in self._routes
             self._telemetry.responded(exchange.path if known else "other", exchange.status)
 
@@ -181,8 +186,9 @@ class ApiServer:
     def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
         limits = self._config.limits
         time_limits = TimeLimits.of(self._config.timing)
+        self._intake = Intake(limits, preparer.max_context)
         completions = Completions(
-            self._frontend, preparer, limits, time_limits, self._telemetry, self._tracer
+            self._frontend, preparer, self._intake, time_limits, self._telemetry, self._tracer
         )
         self._completions = completions
         return {
@@ -232,7 +238,9 @@ class ApiServer:
         await exchange.respond_json(200 if ok else 503, value)
 
     async def _metrics(self, exchange: Exchange) -> None:
+        assert self._intake is not None
         samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
+        samples.append(self._intake.sample())
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
 
     async def _version(self, exchange: Exchange) -> None:

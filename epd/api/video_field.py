@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epd.api import fields
+from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
 from epd.engine.video import Sampling
 
 MAX_FPS = 1000.0
 MAX_FRAMES = 1 << 20
+MAX_SPLIT = 4096  # of a short text; the data of a long one is taken apart while it arrives
 _COUNTS = ("num_frames", "min_frames", "max_frames")
 SAMPLING = ("fps", *_COUNTS)
 _FRAMES_URL = "data:video/jpeg;base64,"
@@ -64,7 +66,9 @@ def _split(url: str) -> tuple[list[str], bool]:
     """One file, or the frames that vLLM's form of a URL holds."""
     if url[: len(_FRAMES_URL)].lower() != _FRAMES_URL:
         return [url], True
-    frames = url[len(_FRAMES_URL) :].split(",")
+    if isinstance(url, DataUrl):
+        return list(url.each_frame()), False
+    frames = url[len(_FRAMES_URL) :].split(",", MAX_SPLIT)
     return [f"data:image/jpeg;base64,{frame}" for frame in frames], False
 
 

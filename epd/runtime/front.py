@@ -7,6 +7,7 @@ headers, and leaves models to the workers.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 
 from epd.api.server import ApiServer
@@ -102,6 +103,8 @@ async def _serve(
             end_with_device(instance, ending, status)
             instance.start()
         await server.start()
+        gc.collect()
+        gc.freeze()  # a full collection looks at what requests made, not at every module
         gateway.registry.on_change = tell  # not earlier: serving means that HTTP answers
         tell()
         await ending.drain.wait()

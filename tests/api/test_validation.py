@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epd.api.asked import SEED_MASK, Asked
+from epd.api.body import parse_object
 from epd.api.errors import ApiError
-from epd.api.exchange import parse_object
 from epd.api.parameters import (
     CHAT,
     CHAT_HARMLESS,

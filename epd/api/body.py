@@ -1,0 +1,262 @@
+"""Request bodies: bounded before anything is walked, and never a weight on the loop (fault F52).
+
+Theory of operation
+-------------------
+A body of 60 MB is either media in base64 or an attack, so the two are told apart while it arrives:
+the data of a long base64 `data:` URL, or of a field `data`, is decoded piece by piece (`data_url`)
+and leaves a mark in its place; all else is the body's text, which has a bound of its own.  What
+stands between such a beginning and the next quote is the inside of a JSON string, however these
+quotes were meant, so nothing but the characters of a string is ever taken out of the text.  Data
+where no medium belongs (an argument of a call, say) becomes text again, and has that text's bound.
+
+The text is not parsed before its values have been counted, by a few passes that run in C.  Parsing,
+and validation after it, run on a thread if the text is long: Python lets the loop in between two
+steps of theirs, and the bounds keep each step short, since a step in C does not.
+
+The bytes of all bodies, of those that still arrive too, come from one budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from epd.api.data_url import DataUrl
+from epd.api.errors import ApiError, bad_request
+from epd.api.port import Metric
+from epd.config import Limits
+
+T = TypeVar("T")
+
+NUM_THREADS = 2
+INLINE_NBYTES = 64 << 10  # of text: shorter is read on the loop, cheaper than a trip to a thread
+SHORT_NBYTES = 4 << 10  # of data: shorter stays in the text, whoever it is meant for
+_HEAD = re.compile(rb'"(?:data:[\w.+/;=\\-]{0,100};base64,|data"\s{0,9}:\s{0,9}")')
+_DATA = re.compile(rb"[A-Za-z0-9+/=,\\]*")  # and JSON's escapes, but no sentence
+_HEAD_NBYTES = 128  # at most, so that one that is cut is looked for in so many last bytes only
+_MEDIA_FIELDS = ("url", "video", "image_url", "video_url")
+
+
+class Intake:
+    """What all bodies of one gateway share."""
+
+    def __init__(self, limits: Limits, max_context: int) -> None:
+        self.limits = limits
+        self.max_context = max_context
+        self.nbytes = 0  # of bodies that arrive, or whose requests are open
+        self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-read")
+
+    def sample(self) -> Metric:
+        """For /metrics."""
+        return Metric("epd_open_body_bytes", self.nbytes, help="bodies of requests that are open")
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Body:
+    """One request's body: `feed` it, `parse` it once, `close` it when the request has ended."""
+
+    def __init__(self, intake: Intake, announced_nbytes: int = 0) -> None:
+        """Raises ApiError 413 or 429 for a length that cannot be taken."""
+        self._intake = intake
+        self._limits = intake.limits
+        self._nbytes = 0
+        self._text = bytearray()
+        self._tail = b""  # of the text, not looked at yet
+        self._short: bytearray | None = None  # of a data: URL that may yet be a long one
+        self._data: DataUrl | None = None  # the one that arrives
+        self._found: dict[str, DataUrl] = {}
+        self._nonce = secrets.token_hex(16)
+        self._check_length(announced_nbytes)
+
+    # --- arriving ---------------------------------------------------------------------------------
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes.  Raises ApiError 413 or 429."""
+        self._check_length(len(chunk))
+        self._nbytes += len(chunk)
+        self._intake.nbytes += len(chunk)
+        buffer, at = self._tail + chunk, 0
+        self._tail = b""
+        while at < len(buffer):
+            at = self._feed_text(buffer, at) if self._short is None else self._feed_data(buffer, at)
+        if len(self._text) > self._limits.max_text_nbytes:
+            raise self._too_much_text()
+
+    def _too_much_text(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the request body has more than {self._limits.max_text_nbytes} bytes besides the "
+            "base64 data of pictures and videos; send a shorter text",
+            code="request_too_large",
+        )
+
+    def _check_length(self, more: int) -> None:
+        limits = self._limits
+        if self._nbytes + more > limits.max_body_nbytes:
+            raise ApiError(
+                413,
+                f"the request body is larger than {limits.max_body_nbytes} bytes; "
+                "send smaller or fewer images",
+                code="request_too_large",
+            )
+        if self._intake.nbytes + more > limits.max_inflight_nbytes:
+            raise ApiError(
+                429,
+                f"the bodies of open requests fill the gateway's {limits.max_inflight_nbytes} "
+                "bytes for them; try again later",
+                code="overloaded",
+                retry_after_s=limits.retry_after_s,
+            )
+
+    def _feed_text(self, buffer: bytes, at: int) -> int:
+        head = _HEAD.search(buffer, at)
+        if head is not None:
+            self._text += buffer[at : head.end()]
+            self._short = bytearray()
+            return head.end()
+        cut = buffer.rfind(b'"', max(at, len(buffer) - _HEAD_NBYTES))
+        cut = len(buffer) if cut < 0 else cut
+        self._text += buffer[at:cut]
+        self._tail = buffer[cut:]
+        return len(buffer)
+
+    def _feed_data(self, buffer: bytes, at: int) -> int:
+        end = buffer.find(b'"', at)
+        piece = buffer[at:] if end < 0 else buffer[at:end]
+        if self._data is not None:
+            self._data.feed(piece)
+        else:
+            assert self._short is not None
+            self._short += piece
+            if len(self._short) > SHORT_NBYTES:
+                if not _DATA.fullmatch(self._short):
+                    self._text += self._short
+                    self._short = None
+                    return len(buffer) if end < 0 else end
+                self._data = DataUrl.begin(self._text, self._limits)
+                self._data.feed(bytes(self._short))
+        if end < 0:
+            return len(buffer)
+        self._end_data()
+        return end
+
+    def _end_data(self) -> None:
+        """At a quote: leave a mark where the data was, or the data itself if it is short."""
+        if self._data is None:
+            assert self._short is not None
+            self._text += self._short
+        else:
+            mark = f"{len(self._found)}-{self._nonce}"
+            self._found[mark] = self._data
+            # A quote behind a backslash does not end the string: it stays one that does not.
+            self._text += mark.encode() + self._data.finish()
+        self._data = self._short = None
+
+    # --- arrived ----------------------------------------------------------------------------------
+
+    async def parse(self) -> dict[str, Any]:
+        """The JSON object; long data: URLs in it are `DataUrl`s.  Raises ApiError 400 or 413."""
+        if self._data is not None or self._short is not None:
+            self._end_data()
+        text = bytes(self._text) + self._tail
+        self._text.clear()
+        self._is_small = len(text) <= INLINE_NBYTES
+        return await self.work(self._read, text)
+
+    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call it, on a thread if the text is long.  Raises ApiError."""
+        try:
+            if self._is_small:
+                return function(*arguments)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._intake.threads, function, *arguments)
+        except RecursionError:
+            raise _invalid_json("nested too deeply") from None
+
+    def close(self) -> None:
+        """The request has ended; idempotent."""
+        self._intake.nbytes -= self._nbytes
+        self._nbytes = 0
+        self._found.clear()
+
+    def _read(self, text: bytes) -> dict[str, Any]:
+        if not self._is_small:
+            self._count(text)
+        value = parse_object(text)
+        if self._found:
+            self._put_back(value)
+        return value
+
+    def _count(self, text: bytes) -> None:
+        """Refuse more values than anybody means to send; those of a prompt of ids come on top."""
+        limit = self._limits.max_json_values
+        bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+        strings = bare.count(b'"') // 2
+        if strings <= 2 * limit:  # names and values
+            bare = b"".join(bare.split(b'"')[::2])
+            containers = bare.count(b"[") + bare.count(b"{")
+            if containers <= limit and bare.count(b",") <= limit + self._intake.max_context:
+                return
+        raise ApiError(
+            413,
+            f"the request body holds more than {limit} values (objects, arrays and their members); "
+            "send fewer, or longer texts in place of many short ones",
+            code="request_too_large",
+        )
+
+    def _put_back(self, body: dict[str, Any]) -> None:
+        """Each DataUrl in the place of its mark.  Raises ApiError 400 or 413."""
+        left: list[tuple[Any, str, str]] = [(body, "", "")]
+        while left:
+            holder, path, name = left.pop()
+            is_list = isinstance(holder, list)
+            for key, value in list(enumerate(holder) if is_list else holder.items()):
+                if not is_list and self._nonce in key:
+                    raise bad_request("a long data: URL cannot be the name of a field")
+                field = name if is_list else key
+                place = f"{path}[{key}]" if is_list else f"{path}.{key[:80]}".lstrip(".")
+                if isinstance(value, list | dict):
+                    left.append((value, place, field))
+                elif isinstance(value, str) and self._nonce in value:
+                    url = self._found.get(value.rpartition(",")[2])
+                    if url is None:  # there was a quote in its data
+                        url = DataUrl.broken(value, self._nonce)
+                    is_source = key == "data" and holder.get("type") == "base64"
+                    is_medium = is_source or field in _MEDIA_FIELDS
+                    holder[key] = url if is_medium else self._as_text(url, place)
+
+    def _as_text(self, url: DataUrl, param: str) -> str:
+        """Of data that is no medium.  Raises ApiError 400 or 413."""
+        if url.nbytes > self._limits.max_text_nbytes // 2:
+            raise self._too_much_text()
+        if (text := url.as_text()) is None:
+            raise bad_request(f"{param} begins as base64 and does not go on so; send text", param)
+        return text
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Decode a JSON object.  Raises ApiError 400 that says where it is broken."""
+    try:
+        value = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise _invalid_json(f"not valid UTF-8: {error.reason}") from error
+    except msgspec.DecodeError as error:
+        where = f" ({len(body)} bytes were read)" if "truncated" in str(error) else ""
+        raise _invalid_json(f"not valid JSON: {error}{where}") from error
+    except RecursionError as error:
+        raise _invalid_json("nested too deeply") from error
+    if not isinstance(value, dict):
+        raise _invalid_json("not a JSON object")
+    return value
+
+
+def _invalid_json(what: str) -> ApiError:
+    return bad_request(f"the body is {what}", code="invalid_json")
