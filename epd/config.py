@@ -183,6 +183,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str = ""
     cache_scope: str = "tenant"  # one of CACHE_SCOPES
     cpu_affinity: str = ""  # as in EngineConfig
+    health_when_ready: bool = False  # /health is 200 only when /ready is
     otlp_traces_endpoint: str = ""  # or env: what OpenTelemetry's variables say
     prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
     limits: Limits = Limits()

@@ -84,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport_directory: str = ""  # of the file transport: shared by all instances
     transport_options: str = ""  # a JSON object, for a transport of others: package.module:factory
     mooncake: MooncakeConfig = MooncakeConfig()
+    health_when_ready: bool = False  # /health is 200 only when /ready is
     otlp_traces_endpoint: str = ""  # of OpenTelemetry; empty: what its own variables say
     cpus_per_instance: int = 0  # CPUs of its own for each; 0: the instances share them
     limits: Limits = Limits()
@@ -307,6 +308,7 @@ def gateway_config(
         prefix_affinity=settings.prefix_affinity,
         cluster_key=settings.cluster_key,
         cpu_affinity=cpu_affinity,
+        health_when_ready=settings.health_when_ready,
         otlp_traces_endpoint=settings.otlp_traces_endpoint or _endpoint_of_environment(),
         limits=settings.limits,
         timing=settings.timing,

@@ -9,7 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epd.api.connection import MAX_HEAD_NBYTES
 from epd.api.port import Metric, Readiness
-from tests.api.fakes import serving
+from epd.api.server import ApiServer
+from epd.config import GatewayConfig
+from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.wire import CHAT, HI, Wire, exchange, is_well, refused, request, until
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -162,6 +164,19 @@ async def test_wrong_methods_are_405(method: str, path: str, allowed: str):
         status, headers, body = await exchange(server, request(method=method, path=path))
         assert (status, headers["allow"]) == (405, allowed)
         assert json.loads(body)["error"]["code"] == "method_not_allowed"
+
+
+async def test_health_when_ready():
+    frontend = FakeFrontend()
+    config = GatewayConfig(port=0, health_when_ready=True)
+    server = ApiServer(frontend, config, FakePreparer())
+    await server.start()
+    health = request(method="GET", path="/health")
+    assert (await exchange(server, health))[0] == 200
+    frontend.readiness = Readiness(False, "no healthy instance has the role decode", [])
+    status, _, body = await exchange(server, health)
+    assert status == 503 and b"role decode" in body
+    await server.close()
 
 
 async def test_health_ready_version():

@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--topology", metavar="TOPOLOGY", help="such as 1e1p1d, 1e1pd, 2epd")
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
     options.add_place_flags(parser)
+    group = parser.add_argument_group("for what watches it")
+    group.add_argument(
+        "--health-when-ready", action="store_const", const=True,
+        help="GET /health is 200 only when a request would be served, as GET /ready is; for "
+        "checkers that know one address only",
+    )  # fmt: skip
     net = parser.add_argument_group("between hosts")
     net.add_argument("--join", default="", metavar="ENDPOINT", help="the gateway's tcp:// endpoint")
     net.add_argument(
