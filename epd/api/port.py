@@ -126,6 +126,7 @@ class GenerationStream(Protocol):
     """Updates in order; iteration ends after the last update or after `cancel`."""
 
     request_id: str
+    client_request_id: str  # the client's own name for it, set by the API; for log lines
     transfer_params: Callable[[], TransferParams]
     timeline: Callable[[], list[TimelineEntry]]  # so far; of a generation that wants one
     on_concluded: Callable[[], None]  # called once, when the generation has ended

@@ -75,6 +75,8 @@ class FailureLog:
         }
         if machine.cause:
             fields["after"] = machine.cause
+        if machine.stream.client_request_id:
+            fields["client_request"] = machine.stream.client_request_id
         self._actor.log.warning("request failed", **fields)
 
     def _tell_rest(self) -> None:

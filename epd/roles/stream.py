@@ -24,6 +24,7 @@ class Stream:
         timeline: Callable[[], list[TimelineEntry]],
     ) -> None:
         self.request_id = request_id
+        self.client_request_id = ""
         self.transfer_params = transfer_params
         self.timeline = timeline
         self.on_concluded: Callable[[], None] = lambda: None

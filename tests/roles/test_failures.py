@@ -104,7 +104,7 @@ async def test_no_error_tells_what_a_library_said(
         await server.start()
         plant(monkeypatch, preparer, made)
         wire = await Wire.to(server)
-        wire.writer.write(request(question("total?", PICTURE)))
+        wire.writer.write(request(question("total?", PICTURE), x_request_id="mine-7"))
         answered, headers, body = await wire.answer()
         wire.drop()
         await made.settle()
@@ -119,12 +119,12 @@ async def test_no_error_tells_what_a_library_said(
 
 
 def check_line(record: logging.LogRecord, request_id: str) -> None:
-    """Both forms name the request and have the reason, in one line."""
+    """Both forms name the request, as both sides do, and have the reason, in one line."""
     text = TextFormatter("gateway").format(record)
     assert "\n" not in text and PATH in text
-    assert f" request={request_id} kind=" in text
+    assert " request=gateway-" in text and f" client_request={request_id}" in text
     line = json.loads(JsonFormatter("gateway").format(record))
-    assert line["request"] == request_id and PATH in line["reason"] + line.get("after", "")
+    assert line["client_request"] == request_id and PATH in line["reason"] + line.get("after", "")
     assert set(line) >= {"kind", "attempts", "instances", "output_tokens"}
 
 
@@ -150,6 +150,7 @@ class Actor:
 def failure(kind: str = "engine", reason: str = "because") -> Generation:
     made = Generation("g-1", 2)
     made.error = (kind, reason)
+    made.stream = SimpleNamespace(client_request_id="")
     return made
 
 
