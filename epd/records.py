@@ -92,6 +92,37 @@ class InstanceInfo(Record):
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
 
 
+STAGES = {  # what a state of a machine is called in traces and metrics
+    ("GENERATION", "PREPARING"): "prepare",
+    ("GENERATION", "MIGRATING"): "migrate",
+    ("GENERATION", "CANCELLING"): "cancel",
+    ("GENERATION", "STOPPING"): "cancel",
+    ("ENCODING", "LOADING"): "load",
+    ("ENCODING", "QUEUED"): "decode-image",
+    ("ENCODING", "PREPARED"): "queue",
+    ("ENCODING", "ENCODING"): "encode",
+    ("TRANSFER", "PARKED"): "wait",
+    ("TRANSFER", "WRITING"): "transfer",
+    ("REQUEST", "WAITING"): "queue",
+    ("REQUEST", "WAITING_FOR_EMBEDDINGS"): "wait",
+    ("REQUEST", "WAITING_MID_PROMPT"): "wait",
+    ("REQUEST", "PREEMPTED"): "preempted",
+    ("REQUEST", "RUNNING"): "prefill",
+    ("REQUEST", "TRANSFERRING"): "kv",
+    ("REQUEST", "WAITING_FOR_REMOTE_KV"): "kv",
+    ("REQUEST", "DECODING"): "decode",
+}
+
+
+class Histogram(Record):
+    """Observations since a process began; bounds belong to the name (`roles/stage_times.py`)."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    counts: tuple[int, ...]  # by bucket, the last without a bound; not cumulative
+    total: float
+
+
 class CacheTier(Record):
     """One tier of an encoder's cache, since its process began; for metrics."""
 
@@ -118,6 +149,7 @@ class Load(Record):
     num_encoded: int = 0  # pictures, since the process began
     cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
     dropped: tuple[tuple[str, int], ...] = ()  # by its bus, by kind, since the process began
+    histograms: tuple[Histogram, ...] = ()  # of stages and hops
 
 
 class SamplingParams(Record):

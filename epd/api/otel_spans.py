@@ -15,28 +15,8 @@ from typing import Any
 
 from epd.api.port import TimelineEntry
 from epd.api.tracing import Record
+from epd.records import STAGES
 
-# Machine and state to the name of its span.
-NAMES = {
-    ("GENERATION", "PREPARING"): "prepare",
-    ("GENERATION", "MIGRATING"): "migrate",
-    ("GENERATION", "CANCELLING"): "cancel",
-    ("GENERATION", "STOPPING"): "cancel",
-    ("ENCODING", "LOADING"): "load",
-    ("ENCODING", "QUEUED"): "decode-image",
-    ("ENCODING", "PREPARED"): "queue",
-    ("ENCODING", "ENCODING"): "encode",
-    ("TRANSFER", "PARKED"): "wait",
-    ("TRANSFER", "WRITING"): "transfer",
-    ("REQUEST", "WAITING"): "queue",
-    ("REQUEST", "WAITING_FOR_EMBEDDINGS"): "wait",
-    ("REQUEST", "WAITING_MID_PROMPT"): "wait",
-    ("REQUEST", "PREEMPTED"): "preempted",
-    ("REQUEST", "RUNNING"): "prefill",
-    ("REQUEST", "TRANSFERRING"): "kv",
-    ("REQUEST", "WAITING_FOR_REMOTE_KV"): "kv",
-    ("REQUEST", "DECODING"): "decode",
-}
 LATENCIES = {  # vLLM's attributes: sums of these spans of the language model
     "gen_ai.latency.time_in_queue": "queue",
     "gen_ai.latency.time_in_model_prefill": "prefill",
@@ -98,7 +78,7 @@ def _stays(timeline: list[TimelineEntry]) -> Iterator[SpanData]:
     for track in tracks.values():
         ends = [entry.at_s for entry in track[1:]] + [last_s]
         for entry, ended_s in zip(track, ends, strict=True):
-            name = NAMES.get((entry.machine, entry.state))
+            name = STAGES.get((entry.machine, entry.state))
             if name:
                 yield SpanData(name, entry.at_s, ended_s, _where(entry))
 

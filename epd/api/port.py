@@ -6,7 +6,7 @@ media, render, tokenize), then starts the generation.  Leaf: values and protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -160,6 +160,24 @@ class Metric:
     labels: tuple[tuple[str, str], ...] = ()
     kind: str = "gauge"  # or "counter"
     help: str = ""
+
+
+def histogram(
+    name: str,
+    text: str,
+    bounds: Sequence[float],
+    counts: Sequence[int],
+    total: float,
+    labels: tuple[tuple[str, str], ...] = (),
+) -> Iterator[Metric]:
+    """In Prometheus' manner: buckets are cumulative, the one of all values has the bound +Inf."""
+    count = 0
+    for bound, more in zip((*bounds, "+Inf"), counts, strict=True):
+        count += more
+        own = (*labels, ("le", str(bound)))
+        yield Metric(f"{name}_bucket", count, own, "histogram", text)
+    yield Metric(f"{name}_sum", total, labels, "histogram", text)
+    yield Metric(f"{name}_count", count, labels, "histogram", text)
 
 
 class Frontend(Protocol):

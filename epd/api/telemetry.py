@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
-from epd.api.port import Metric
+from epd.api.port import Metric, histogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
 TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
@@ -32,14 +32,7 @@ class Histogram:
         self._sum += value
 
     def samples(self) -> Iterator[Metric]:
-        """Buckets are cumulative; the one of all values has the bound +Inf."""
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            labels = (("le", str(bound)),)
-            yield Metric(f"{self._name}_bucket", total, labels, "histogram", self._help)
-        yield Metric(f"{self._name}_sum", self._sum, (), "histogram", self._help)
-        yield Metric(f"{self._name}_count", total, (), "histogram", self._help)
+        return histogram(self._name, self._help, self._bounds, self._counts, self._sum)
 
 
 class Telemetry:
@@ -80,5 +73,5 @@ class Telemetry:
             yield Metric("epd_http_responses_total", count, labels, "counter", text)
         text = "pictures of prepared prompts"
         yield Metric("epd_prompt_images_total", self._num_images, (), "counter", text)
-        for histogram in (self._first_token, self._whole, self._prompt):
-            yield from histogram.samples()
+        for one in (self._first_token, self._whole, self._prompt):
+            yield from one.samples()

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.messages import Address, InstanceInfo, Message, Span
+from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
 from epd.transport.base import (
     Buffer,
@@ -94,6 +95,7 @@ class Actor:
         self.address = ports.bus.address
         self.roles: list[Role[Any]] = []
         self.counters: Counter[str] = Counter()
+        self.times = StageTimes()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
         self.listed: set[tuple[str, int]] = set()  # by a registry, and missed by none since
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again

@@ -146,6 +146,7 @@ class Instance:
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,
             cache=self.encode.tiers.report() if self.encode is not None else (),
             dropped=tuple(sorted(self.actor.bus.dropped.items())),
+            histograms=self.actor.times.told(),
         )
 
     async def drain(self) -> bool:

@@ -252,6 +252,7 @@ class EncodeRole(Role[Encoding]):
 
     @performs(Do.FILL_ROOMS)
     def fill_rooms(self, encoding: Encoding, event: Event) -> None:
+        self.actor.times.note_stages(encoding)
         for room in list(encoding.rooms):
             self._fill(encoding, room)
 

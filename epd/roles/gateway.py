@@ -341,6 +341,7 @@ class GatewayRole(Role[Generation]):
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
         self._timers.disarm(machine)
+        self.actor.times.note_stages(machine)
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.conclude()
         self._timelines.drop(machine.key)

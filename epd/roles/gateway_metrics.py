@@ -1,13 +1,17 @@
-"""What a gateway tells for /metrics and /ready: of itself, and by heartbeats of every instance."""
+"""What a gateway tells for /metrics and /ready: of itself, and by heartbeats of every instance.
+
+docs/observability.md lists the names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from epd.api.port import Metric
+from epd.api.port import Metric, histogram
 from epd.fsm.instance import Instance
+from epd.records import Histogram
 from epd.roles.base import Actor
+from epd.roles.stage_times import KINDS
 
 TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
@@ -33,12 +37,20 @@ def own_metrics(
     for kind, count in sorted(actor.counters.items()):
         yield Metric("epd_gateway_events_total", count, (("kind", kind),), "counter", "oddities")
     yield from _dropped(actor.address.instance_id, sorted(actor.bus.dropped.items()))
+    yield from _histograms(actor.address.instance_id, actor.times.told())
 
 
 def _dropped(name: str, counts: Iterable[tuple[str, int]]) -> Iterator[Metric]:
     for kind, count in counts:
         labels = (("instance", name), ("kind", kind))
         yield Metric("epd_bus_dropped_total", count, labels, "counter", DROPPED)
+
+
+def _histograms(instance: str, told: Iterable[Histogram]) -> Iterator[Metric]:
+    for one in told:
+        text, bounds = KINDS[one.name]
+        labels = (("instance", instance), *one.labels)
+        yield from histogram(one.name, text, bounds, one.counts, one.total, labels)
 
 
 def instance_metrics(instance: Instance) -> Iterator[Metric]:
@@ -57,6 +69,7 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         for kind, count in instance.load.totals:
             yield Metric(f"epd_{kind}_total", count, up[:1], "counter", TOTALS.get(kind, kind))
         yield from _cache_metrics(instance)
+        yield from _histograms(name, instance.load.histograms)
 
 
 def _cache_metrics(instance: Instance) -> Iterator[Metric]:

@@ -373,6 +373,7 @@ class Requests(Role[Request]):
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
             self._bury(machine.key)
+            self.actor.times.note_stages(machine)
             self.reports.forget(machine)
             self._scores.forget(machine.key)
             self.actor.disarm(f"request/{machine.key}/deadline")

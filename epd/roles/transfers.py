@@ -342,6 +342,10 @@ class Transfers(Role[Transfer]):
 
     @performs(Do.CONCLUDE_DELIVERED)
     def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
+        if transfer.side is Side.PRODUCER:
+            is_local = self.actor.is_self(transfer.peer)
+            name = "local" if is_local else transfer.grant.region.backend
+            self.actor.times.note_hop(transfer, name)
         if (owner := self._owners(transfer.side).get(transfer.key)) is not None:
             owner.concluded(transfer, delivered=True)
 

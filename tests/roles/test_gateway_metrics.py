@@ -1,8 +1,23 @@
-"""What /metrics says of the bus of each process."""
+"""What /metrics says of each process: its bus, its stages and hops."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epd.api.metrics import exposition
+from epd.fsm import encoding, generation, request, transfer
+from epd.fsm.kernel import Event, Machine, State
+from epd.roles.stage_times import SECONDS
 from epd.sim.cluster import GATEWAY, Cluster, Settings
+from epd.sim.golden import ROW_NBYTES, Picture
+from epd.sim.process import SimProcess
+from epd.sim.run import Plan, run
+from epd.sim.workload import Ask
 from epd.sim.world import World
 
 
@@ -24,3 +39,98 @@ def test_what_a_bus_drops_is_counted_per_instance() -> None:
     found = {s.labels: s.value for s in samples if s.name == "epd_bus_dropped_total"}
     assert found == {(("instance", n), ("kind", kind)): 3 for n, kind in dropped.items()}
     world.close()
+
+
+WAITS = ("WAITING_FOR_EMBEDDINGS", "WAITING_MID_PROMPT")
+
+
+class Watch:
+    """What each stage and hop took, as seen from outside: by every transition of every machine."""
+
+    def __init__(self) -> None:
+        self.cluster: Any = None
+        self.spent_s: Counter[tuple[str, str, str]] = Counter()  # of each machine, by state
+        self._since: dict[tuple[str, str, str], tuple[str, float]] = {}
+
+    def prepare(self, world: World, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._world = world
+        tables = (request.Request, encoding.Encoding, generation.Generation, transfer.Transfer)
+        for events in {event for machine in tables for event in machine.table.events}:
+            world.watch(self._see, events)
+
+    def _see(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        side = getattr(getattr(machine, "side", None), "value", "")
+        key = (process.name, f"{machine.table.name}{side}", machine.key)
+        now_s = self._world.loop.now_s
+        state, since_s = self._since.get(key, (source.name, now_s))
+        if source is not target or key not in self._since:
+            if key in self._since:
+                self.spent_s[key[0], key[1], state] += now_s - since_s
+            self._since[key] = (target.name, now_s)
+
+
+def samples_of(cluster: Cluster, name: str) -> dict[tuple[str, ...], float]:
+    """Values by the label values that tell one histogram from another, and the sample's kind."""
+    node = cluster.node(GATEWAY)
+    assert node is not None and node.gateway is not None
+    return {
+        (*(value for _, value in m.labels), m.name.removeprefix(f"{name}_")): m.value
+        for m in node.gateway.role.metrics()
+        if m.name.startswith(name)
+    }
+
+
+def test_stages_and_hops_are_right_in_number_and_sum() -> None:
+    """Eight requests on 1e1p1d, half with a picture of their own; sums agree with a stopwatch."""
+    asks = tuple(
+        Ask(n, 1.0 + 0.01 * n, tuple(range(20, 60)), ((3, Picture(f"p{n}")),) * (n % 2))
+        for n in range(8)
+    )
+    watch = Watch()
+    result = run(Plan(2, "1e1p1d", asks), keep=True, prepare=watch.prepare)
+    assert result.passed and result.world is not None
+    num_requests, num_pictures = len(result.records), 4 + 1  # and one of the probes
+    stages = samples_of(watch.cluster, "epd_stage_seconds")
+    for instance, role, stage, count, machine, *states in (
+        ("e0", "encode", "encode", num_pictures, "ENCODING", "ENCODING"),
+        ("e0", "encode", "decode-image", num_pictures, "ENCODING", "QUEUED"),
+        ("p0", "prefill", "queue", num_requests, "REQUEST", "WAITING"),
+        ("p0", "prefill", "wait", num_pictures, "REQUEST", *WAITS),
+        ("p0", "prefill", "prefill", num_requests, "REQUEST", "RUNNING"),
+        ("p0", "prefill", "kv", num_requests, "REQUEST", "TRANSFERRING"),
+        ("d0", "decode", "kv", num_requests, "REQUEST", "WAITING_FOR_REMOTE_KV"),
+        ("d0", "decode", "decode", num_requests, "REQUEST", "DECODING"),
+    ):
+        assert stages[instance, role, stage, "count"] == count, (instance, stage)
+        assert stages[instance, role, stage, "+Inf", "bucket"] == count
+        seen_s = sum(watch.spent_s[f"{instance}:1", machine, state] for state in states)
+        assert stages[instance, role, stage, "sum"] == pytest.approx(seen_s), (instance, stage)
+    hops = samples_of(watch.cluster, "epd_hop_nbytes")
+    rows = ("e0", "rows", "sim")
+    assert hops[*rows, "count"] == num_pictures
+    assert hops[*rows, "sum"] == num_pictures * Picture("p").num_rows * ROW_NBYTES
+    assert hops["p0", "kv", "sim", "count"] == num_requests
+    took = samples_of(watch.cluster, "epd_hop_seconds")
+    moving_s = watch.spent_s["e0:1", "TRANSFERproducer", "WRITING"]
+    assert took[*rows, "sum"] == pytest.approx(moving_s) and moving_s > 0
+    result.world.close()
+
+
+def test_buckets_grow_and_all_names_are_documented() -> None:
+    asks = (Ask(0, 1.0, tuple(range(20, 60))),)
+    watch = Watch()
+    result = run(Plan(2, "1epd", asks), keep=True, prepare=watch.prepare)
+    node = watch.cluster.node(GATEWAY)
+    text = exposition(node.gateway.role.metrics()).decode()
+    document = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    kinds = dict(re.findall(r"# TYPE (\w+) (\w+)", text))
+    assert kinds["epd_stage_seconds"] == kinds["epd_hop_seconds"] == "histogram"
+    assert [name for name in kinds if name not in document] == []
+    found = samples_of(watch.cluster, "epd_stage_seconds")
+    own = [found["epd0", "decode", "decode", str(bound), "bucket"] for bound in (*SECONDS, "+Inf")]
+    assert own == sorted(own) and own[-1] == len(result.records)
+    assert result.world is not None
+    result.world.close()

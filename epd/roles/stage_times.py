@@ -1,0 +1,100 @@
+"""How long stages and hops take at one process: histograms, made when work ends.
+
+Theory of operation
+-------------------
+Nothing is measured while work goes on.  A machine's story has the time of each change of its state,
+so when it has ended (a request), when its rows are there (an encoding) or when its commit is
+acknowledged (a transfer), its stays are added up and counted into buckets.  What is counted is told
+with every heartbeat, whole, so that a lost one costs nothing; `/metrics` shows it.
+
+The names of stages are those of the spans of a trace (`epd.records.STAGES`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from epd.fsm.encoding import Encoding
+from epd.fsm.generation import Generation
+from epd.fsm.kernel import Machine
+from epd.fsm.transfer import Transfer
+from epd.messages import KvOffer
+from epd.records import STAGES, Histogram
+
+SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+)
+NBYTES = tuple(float(1 << power) for power in range(12, 35, 2))  # 4 KiB to 16 GiB
+KINDS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "epd_stage_seconds": ("time in a stage: of a request, or of a picture", SECONDS),
+    "epd_hop_seconds": ("from the first byte's write to the last's, of rows or KV", SECONDS),
+    "epd_hop_nbytes": ("bytes written for a picture's rows or a prompt's KV", NBYTES),
+}
+DECODING = ("WAITING_FOR_REMOTE_KV", "DECODING")
+MOVING = ("STREAMING", "WRITING")
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class StageTimes:
+    """The histograms of one process."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, Labels], list[int]] = {}
+        self._sums: dict[tuple[str, Labels], float] = {}
+        self._told: tuple[Histogram, ...] | None = ()
+
+    def told(self) -> tuple[Histogram, ...]:
+        """All of them, since the process began."""
+        if self._told is None:
+            self._told = tuple(
+                Histogram(name, labels, tuple(counts), self._sums[name, labels])
+                for (name, labels), counts in sorted(self._counts.items())
+            )
+        return self._told
+
+    def note_stages(self, machine: Machine) -> None:
+        """Once for each machine, when what it makes is there or given up."""
+        spent_s: dict[Labels, float] = {}
+        for state, lasted_s in _stays(machine):
+            if stage := STAGES.get((machine.table.name, state)):
+                labels: Labels = (("role", _role(machine, state)), ("stage", stage))
+                spent_s[labels] = spent_s.get(labels, 0.0) + lasted_s
+        for labels, lasted_s in spent_s.items():
+            self._observe("epd_stage_seconds", labels, lasted_s)
+
+    def note_hop(self, transfer: Transfer, transport: str) -> None:
+        """Once for each room, by its producer, when all has arrived."""
+        hop = "kv" if transfer.key.endswith("/kv") else "rows"
+        labels = (("hop", hop), ("transport", transport))
+        moving_s = sum(lasted_s for state, lasted_s in _stays(transfer) if state in MOVING)
+        self._observe("epd_hop_seconds", labels, moving_s)
+        self._observe("epd_hop_nbytes", labels, transfer.sent_nbytes)
+
+    def _observe(self, name: str, labels: Labels, value: float) -> None:
+        key, (_, bounds) = (name, labels), KINDS[name]
+        counts = self._counts.setdefault(key, [0] * (len(bounds) + 1))
+        counts[bisect_left(bounds, value)] += 1
+        self._sums[key] = self._sums.get(key, 0.0) + value
+        self._told = None
+
+
+def _stays(machine: Machine) -> Iterator[tuple[str, float]]:
+    """The states that it has left, and how long it was in each."""
+    since_s = -1.0
+    for entry in machine.story:
+        since_s = entry.at_s if since_s < 0.0 else since_s
+        if entry.source != entry.target:
+            yield entry.source, entry.at_s - since_s
+            since_s = entry.at_s
+
+
+def _role(machine: Machine, state: str) -> str:
+    if isinstance(machine, Generation):
+        return "gateway"
+    if isinstance(machine, Encoding):
+        return "encode"
+    received = isinstance(getattr(machine, "message", None), KvOffer)
+    return "decode" if received or state in DECODING else "prefill"
