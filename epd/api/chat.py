@@ -80,7 +80,11 @@ class ChatRenderer:
         return "" if token_id is None else self.tokenizer.id_to_token(token_id) or ""
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_answered: bool = True,
     ) -> str:
         """The prompt's text, one placeholder per picture and video.  Raises ApiError 400."""
         if self._template is None:
@@ -89,7 +93,7 @@ class ChatRenderer:
                 "to its directory",
                 "messages",
             )
-        return self._template.render(messages, tools)
+        return self._template.render(messages, tools, is_answered=is_answered)
 
     def encode(
         self,

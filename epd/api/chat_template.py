@@ -33,31 +33,40 @@ class ChatTemplate:
         self._takes_strings = not self._takes_parts or self._shows(_PROBE)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_answered: bool = True,
     ) -> str:
         """The prompt's text, one image placeholder for each picture.  Raises ApiError 400.
 
         `messages`: `{"role", "content"}` with OpenAI's content, validated; answers with
         `tool_calls`, whose arguments are objects here, and messages of role `tool`.
+        `is_answered`: the text ends where an answer begins.
         """
         if tools and self._tool_fault:
             raise bad_request(f"this model takes no tools: {self._tool_fault}", "tools")
         adapted = [self._adapt(message, i) for i, message in enumerate(messages)]
         try:
-            return self._render(adapted, tools)
+            return self._render(adapted, tools, is_answered=is_answered)
         except Exception as error:  # its own refusals, and types that it did not expect
             text = "the model's chat template does not take these messages"
             said = f"{text}: {error}" if isinstance(error, Said) else text
             raise bad_request(said, "messages") from error
 
     def _render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_answered: bool = True,
     ) -> str:
         rendered: str = self._template.render(
             messages=messages,
             tools=list(tools) or None,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=is_answered,
             **self._special_tokens,
         )
         return rendered

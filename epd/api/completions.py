@@ -43,6 +43,7 @@ from epd.api.sse import end_events, send_events
 from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
 from epd.api.time_limits import read_time_limits
+from epd.api.tokenizing import Tokenizes
 from epd.api.tools import CallPiece, ToolUse
 from epd.api.tracing import CLIENT_LEFT, NoTracer, Record, Tracer, describe_answer, describe_request
 from epd.api.validation import read_chat, read_completion
@@ -54,15 +55,8 @@ Reader = Callable[[dict[str, Any], ModelFacts, Limits], Asked]
 NO_TRACER = NoTracer()
 
 
-class Prepares(ModelFacts, Protocol):
+class Prepares(Tokenizes, Protocol):
     """What is needed of `epd.api.prepare.Preparer`."""
-
-    async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
-        tenant: str = "",
-    ) -> Prompt: ...
 
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt: ...
 
@@ -159,8 +153,6 @@ class Completions:
         for stream in streams:
             record.watch(stream)
         request_id: str = streams[0].request_id
-        for stream in streams:
-            stream.client_request_id = exchange.request_id.decode()
         exchange.named_here(request_id)
         exchange.on_disconnect(lambda: _cancel(streams, Leave.GONE, "client disconnected"))
         try:

@@ -103,10 +103,13 @@ class Preparer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         tenant: str = "",
+        *,
+        is_answered: bool = True,
     ) -> Prompt:
         """The prompt of a conversation.  Raises ApiError.
 
-        `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.
+        `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.  `is_answered`: it
+        ends where an answer begins.
         """
         parts = _media_parts(messages)
         self._check_media(parts)
@@ -121,7 +124,7 @@ class Preparer:
 
         media = await asyncio.gather(*map(fetch, parts))
         ids, items = await self._text_work(
-            _weight(messages, tools), self._build, messages, tools, media
+            _weight(messages, tools), self._build, messages, tools, media, is_answered
         )
         return Prompt(ids, items, scope, tuple(fetches))
 
@@ -130,11 +133,12 @@ class Preparer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
         media: Sequence[Medium],
+        is_answered: bool,
     ) -> tuple[tuple[int, ...], tuple[PreparedItem, ...]]:
         """The prompt's ids and items.  Raises ApiError."""
         pictures = [medium for medium in media if medium.clip is None]
         videos = [medium for medium in media if medium.clip is not None]
-        text = self._renderer.render(messages, tools)
+        text = self._renderer.render(messages, tools, is_answered=is_answered)
         if self._measurer.video is not None and self._measurer.video.has_timestamps:
             text = self._renderer.spread(text, [video.times for video in videos])
         ids = self._encode(text, "messages", add_special_tokens=False)
@@ -263,6 +267,26 @@ class Preparer:
         return constraint.checked_grammar(self._grammars.fault)
 
     # --- text -------------------------------------------------------------------------------------
+
+    async def tokens(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """The ids of a text.  Raises ApiError."""
+
+        def encode() -> Sequence[int]:
+            return self._encode(text, "prompt", add_special_tokens=add_special_tokens)
+
+        return await self._text_work(len(text), encode)
+
+    async def text(self, token_ids: Sequence[int]) -> str:
+        """What the ids spell, special tokens too: the other way round than `tokens`."""
+
+        def decode() -> str:
+            return self._renderer.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+        return await self._text_work(len(token_ids), decode)
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """As the vocabulary writes them; empty for an id that has none."""
+        return [self._renderer.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         return self._vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)

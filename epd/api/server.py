@@ -28,6 +28,7 @@ from epd.api.port import Frontend, TimeLimits
 from epd.api.prepare import Preparer
 from epd.api.sse import fail_events
 from epd.api.telemetry import Telemetry
+from epd.api.tokenizing import Tokenizing
 from epd.api.tracing import NoTracer, Tracer
 from epd.api.validation import unknown_model
 from epd.config import ConfigError, GatewayConfig
@@ -191,16 +192,21 @@ class ApiServer:
             self._frontend, preparer, self._intake, time_limits, self._telemetry, self._tracer
         )
         self._completions = completions
+        tokenizing = Tokenizing(preparer, self._intake)
         return {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.completion},
             "/v1/messages": {"POST": completions.message},
             "/v1/responses": {"POST": completions.response},
+            "/v1/messages/count_tokens": {"POST": tokenizing.count},
             "/v1/models": {"GET": self._models},
+            "/tokenize": {"POST": tokenizing.tokenize},
+            "/detokenize": {"POST": tokenizing.detokenize},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
+            "/ping": {"GET": self._health, "POST": self._health},
         }
 
     # --- small answers ----------------------------------------------------------------------------
@@ -226,11 +232,8 @@ class ApiServer:
         await exchange.respond_json(200, self._model())
 
     async def _health(self, exchange: Exchange) -> None:
-        """Live: the loop turns; with `health_when_ready` also that a request would be served."""
-        if self._config.health_when_ready:
-            await self._ready(exchange)
-        else:
-            await exchange.respond_json(200, {"status": "ok"})
+        """Live: the loop turns."""
+        await exchange.respond_json(200, {"status": "ok"})
 
     async def _ready(self, exchange: Exchange) -> None:
         """Whether a request would find its instances now."""

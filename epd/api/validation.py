@@ -76,7 +76,7 @@ def _present(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     """What both kinds of request share."""
-    _check_model(present, model)
+    check_model(present, model)
     asked = Asked(**{**model.defaults, **read_simple(present)})
     asked.n = fields.integer(present.get("n", 1), "n", 1, limits.max_choices)
     asked.top_k = 0 if asked.top_k < 0 else min(asked.top_k, model.vocab_size)
@@ -94,7 +94,8 @@ def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Aske
     return asked
 
 
-def _check_model(present: Mapping[str, Any], model: ModelFacts) -> None:
+def check_model(present: Mapping[str, Any], model: ModelFacts) -> None:
+    """Raises ApiError 404 for another model's name."""
     name = fields.string(present.get("model", model.model_name), "model")
     if name != model.model_name:
         raise unknown_model(name, model)

@@ -57,7 +57,6 @@ class FakeStream:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.client_request_id = ""
         self.transfer_params = lambda: TransferParams({"h": {"transport": "shm"}}, {"a": 1})
         self.timeline = lambda: list(TIMELINE)
         self.on_concluded = lambda: None
@@ -168,6 +167,8 @@ class FakePreparer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         tenant: str = "",
+        *,
+        is_answered: bool = True,
     ) -> Prompt:
         self.messages = list(messages)
         self.tools = list(tools)
@@ -196,6 +197,15 @@ class FakePreparer:
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
         ids = map(ord, prompt) if isinstance(prompt, str) else prompt
         return Prompt(tuple(ids), (), tenant)
+
+    async def tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [*([2] if add_special_tokens else []), *map(ord, text)]
+
+    async def text(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"<{token_id}>" for token_id in token_ids]
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Letters:
         return Letters()

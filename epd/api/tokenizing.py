@@ -1,0 +1,177 @@
+"""Prompts as tokens, and tokens as text: `/tokenize`, `/detokenize` and Anthropic's `count_tokens`.
+
+The tokens are those that a completion of the same prompt would have, with a row of a picture for
+each of its placeholders, so that counting them says what `usage` will.  None of this needs an
+instance, so it is not admitted as a generation; how many are open at once has the same limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from epd.api import fields
+from epd.api.anthropic_request import read_counted
+from epd.api.asked import Asked, ModelFacts
+from epd.api.body import Intake
+from epd.api.errors import ApiError, bad_request
+from epd.api.exchange import Exchange
+from epd.api.identity import tenant_of
+from epd.api.prepare import Prompt
+from epd.api.shapes import Shape, read_shape
+from epd.api.validation import check_model, read_chat
+
+T = TypeVar("T")
+_CHAT = ("messages", "tools", "media_io_kwargs", "mm_processor_kwargs")
+
+
+class TokenizeRequest(Shape):
+    """Either a prompt or messages; defaults as vLLM's."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Literal[False] | None = None
+    return_token_strings: bool | None = None
+
+
+class DetokenizeRequest(Shape):
+    tokens: list[int]
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request of `/tokenize`, read."""
+
+    names: bool
+    prompt: str = ""
+    add_special_tokens: bool = True
+    chat: Asked | None = None
+    is_answered: bool = True
+
+
+class Tokenizes(ModelFacts, Protocol):
+    """What is needed of `epd.api.prepare.Preparer`."""
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        tenant: str = "",
+        *,
+        is_answered: bool = True,
+    ) -> Prompt: ...
+
+    async def tokens(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
+
+    async def text(self, token_ids: Sequence[int]) -> str: ...
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]: ...
+
+
+class Tokenizing:
+    """Over one model."""
+
+    def __init__(self, preparer: Tokenizes, intake: Intake) -> None:
+        self._preparer = preparer
+        self._intake = intake
+        self._limits = intake.limits
+        self._num_open = 0
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """POST /tokenize.  Raises ApiError, ClientGone."""
+        async with self._place():
+            request = await self._read(exchange, self._read_tokenize)
+            ids = await self._tokens(exchange, request)
+            value = {
+                "count": len(ids),
+                "max_model_len": self._preparer.max_context,
+                "tokens": ids,
+                "token_strings": None,
+            }
+            if request.names:
+                value["token_strings"] = self._preparer.token_names(ids)
+            await exchange.respond_json(200, value)
+
+    def _read_tokenize(self, body: dict[str, Any]) -> _Asked:
+        request = read_shape(body, TokenizeRequest)
+        check_model(body, self._preparer)
+        names = bool(request.return_token_strings)
+        if (request.prompt is None) == (request.messages is None):
+            raise bad_request("send either prompt or messages", "prompt")
+        if request.prompt is not None:
+            special = request.add_special_tokens is not False
+            return _Asked(names, prompt=request.prompt, add_special_tokens=special)
+        if request.add_special_tokens:
+            message = "add_special_tokens is for a prompt; chat templates write their own"
+            raise bad_request(message, "add_special_tokens")
+        chat = {name: body[name] for name in _CHAT if name in body}
+        asked = read_chat(chat, self._preparer, self._limits)
+        is_answered = request.add_generation_prompt is not False
+        return _Asked(names, chat=asked, is_answered=is_answered)
+
+    async def _tokens(self, exchange: Exchange, request: _Asked) -> Sequence[int]:
+        if request.chat is None:
+            return await self._preparer.tokens(
+                request.prompt, add_special_tokens=request.add_special_tokens
+            )
+        prompt = await self._preparer.chat(
+            request.chat.messages or (),
+            request.chat.tools,
+            tenant_of(exchange.headers),
+            is_answered=request.is_answered,
+        )
+        return prompt.token_ids
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """POST /detokenize.  Raises ApiError, ClientGone."""
+        async with self._place():
+            ids = await self._read(exchange, self._read_detokenize)
+            await exchange.respond_json(200, {"prompt": await self._preparer.text(ids)})
+
+    def _read_detokenize(self, body: dict[str, Any]) -> list[int]:
+        request = read_shape(body, DetokenizeRequest)
+        check_model(body, self._preparer)
+        for i, token_id in enumerate(request.tokens):
+            fields.integer(token_id, f"tokens[{i}]", 0, self._preparer.vocab_size - 1)
+        return request.tokens
+
+    async def count(self, exchange: Exchange) -> None:
+        """POST /v1/messages/count_tokens.  Raises ApiError, ClientGone."""
+        async with self._place():
+            asked = await self._read(
+                exchange, lambda body: read_counted(body, self._preparer, self._limits)
+            )
+            try:
+                tenant = tenant_of(exchange.headers)
+                prompt = await self._preparer.chat(asked.messages or (), asked.tools, tenant)
+            except ApiError as error:
+                raise asked.told(error) from None
+            await exchange.respond_json(200, {"input_tokens": len(prompt.token_ids)})
+
+    async def _read(self, exchange: Exchange, read: Callable[[dict[str, Any]], T]) -> T:
+        body = await exchange.read_json(self._intake, self._limits.read_timeout_s)
+        present = {name: value for name, value in body.items() if value is not None}
+        assert exchange.body is not None
+        return await exchange.body.work(read, present)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        limit = self._limits.max_open_requests
+        if self._num_open >= limit:
+            message = f"{limit} prompts are being tokenized, the limit; try again later"
+            retry_after_s = self._limits.retry_after_s
+            raise ApiError(429, message, code="overloaded", retry_after_s=retry_after_s)
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
