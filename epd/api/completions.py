@@ -153,6 +153,8 @@ class Completions:
         for stream in streams:
             record.watch(stream)
         request_id: str = streams[0].request_id
+        for stream in streams:
+            stream.client_request_id = exchange.request_id.decode()
         exchange.named_here(request_id)
         exchange.on_disconnect(lambda: _cancel(streams, Leave.GONE, "client disconnected"))
         try:

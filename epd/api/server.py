@@ -232,8 +232,11 @@ class ApiServer:
         await exchange.respond_json(200, self._model())
 
     async def _health(self, exchange: Exchange) -> None:
-        """Live: the loop turns."""
-        await exchange.respond_json(200, {"status": "ok"})
+        """Live: the loop turns; with `health_when_ready` also that a request would be served."""
+        if self._config.health_when_ready:
+            await self._ready(exchange)
+        else:
+            await exchange.respond_json(200, {"status": "ok"})
 
     async def _ready(self, exchange: Exchange) -> None:
         """Whether a request would find its instances now."""

@@ -57,6 +57,7 @@ class FakeStream:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.client_request_id = ""
         self.transfer_params = lambda: TransferParams({"h": {"transport": "shm"}}, {"a": 1})
         self.timeline = lambda: list(TIMELINE)
         self.on_concluded = lambda: None
