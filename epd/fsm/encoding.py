@@ -176,6 +176,7 @@ class Encoding(Machine):
     """One hash; `rooms` are its open rooms, which hold references to the rows."""
 
     __slots__ = (
+        "arrival",
         "clip",
         "encodes",
         "expected",
@@ -202,6 +203,7 @@ class Encoding(Machine):
         encodes: bool = True,
     ) -> None:
         super().__init__(mm_hash, journal)
+        self.arrival = 0  # its place among the encodings of its instance
         self.image = image
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows

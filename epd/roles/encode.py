@@ -76,6 +76,7 @@ class EncodeRole(Role[Encoding]):
         if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
             self._ring = SendRing(actor, engine, config)
         self.num_encoded = 0
+        self._num_arrived = 0
         self._askers: dict[str, _Asker] = {}
         self._batch_running = False
         self.draining = False
@@ -145,6 +146,8 @@ class EncodeRole(Role[Encoding]):
                 stored=self.tiers.has_storage,
                 encodes=self._encodes,
             )
+            self._num_arrived += 1
+            encoding.arrival = self._num_arrived
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
         self.fire(encoding, fsm.Requested(message.room))
@@ -224,7 +227,8 @@ class EncodeRole(Role[Encoding]):
         """One batch after the other until nothing is prepared."""
         try:
             while self._prepared:
-                line = ((k, e.patches.num_patches) for k, e in self._prepared.items())
+                prepared = self._prepared.values()
+                line = ((e.arrival, e.key, e.patches.num_patches) for e in prepared)
                 keys = next_batch(line, self._config.max_batch_patches)
                 batch = [self._prepared.pop(key) for key in keys]
                 patches = [encoding.patches for encoding in batch]

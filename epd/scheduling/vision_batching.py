@@ -1,7 +1,9 @@
-"""Vision batches: pictures in order of (arrival, request, item) under a budget of patches.
+"""Vision batches: pictures in order of arrival, which is that of (request, item), under a budget of
+patches.
 
-Deterministic: the same pictures in the same order give the same batches.  A picture larger than the
-budget goes alone; it never blocks the line.
+Which thread was faster does not matter: of the pictures that are prepared when a batch begins, the
+oldest go.  One that is still being prepared is passed over and keeps its place, so a slow picture
+holds up nobody.  A picture larger than the budget goes alone; it never blocks the line.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def next_batch(waiting: Iterable[tuple[str, int]], max_patches: int) -> list[str]:
-    """The keys of the next batch from `(key, num_patches)` in line order."""
+def next_batch(prepared: Iterable[tuple[int, str, int]], max_patches: int) -> list[str]:
+    """The keys of the next batch from `(arrival, key, num_patches)`, in any order."""
     batch: list[str] = []
     total = 0
-    for key, num_patches in waiting:
+    for _, key, num_patches in sorted(prepared):
         if batch and total + num_patches > max_patches:
             break
         batch.append(key)
