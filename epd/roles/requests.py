@@ -71,7 +71,9 @@ class Requests(Role[Request]):
         engine.attach_kv(self.region.buffer)
         self._timing = timing
         self._tell_alive_s = min(timing.stall_timeout_s, timing.token_timeout_s) / 3
-        self._cost = StepCost(config.max_itl_impact) if config.max_itl_impact else None
+        self._cost = StepCost(
+            config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_chunk_tokens
+        )
         self._scheduler = BatchScheduler(
             self.pool,
             engine.kv_layout.block_size,

@@ -83,7 +83,7 @@ class StepLoop:
         actor: Actor,
         engine: LanguageEngine,
         batch: Batch,
-        cost: StepCost | None,
+        cost: StepCost,
         *,
         runs_ahead: bool,
     ) -> None:
@@ -167,7 +167,6 @@ class StepLoop:
         self._batch.settle(step.parts, outcomes, elapsed_s)
 
     def _observe(self, parts: list[Part], elapsed_s: float) -> None:
-        if self._cost is not None:
-            num_prompt = sum(part.count for part in parts if not part.entry.decoding)
-            num_decodes = sum(part.entry.decoding for part in parts)
-            self._cost.observe(num_decodes, num_prompt, elapsed_s)
+        num_prompt = sum(part.count for part in parts if not part.entry.decoding)
+        num_decodes = sum(part.entry.decoding for part in parts)
+        self._cost.observe(num_decodes, num_prompt, elapsed_s)

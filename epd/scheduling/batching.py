@@ -41,7 +41,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from epd.scheduling.block_pool import BlockPool, Key
-from epd.scheduling.step_cost import StepCost
+from epd.scheduling.step_cost import StepCost, evenly
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
 PROMPT_SHARE = 0.125  # of the budget: left to prompts, however many decode
@@ -282,8 +282,9 @@ class BatchScheduler:
         budget = bounds.max_step_tokens - sum(count for _, count in step)
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens())
+        room = min(bounds.max_chunk_tokens, budget)
         for entry in prompts:
-            chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
+            chunk = min(evenly(entry.num_left, room), budget)
             if chunk <= 0:
                 break
             step.append((entry, chunk))

@@ -3,16 +3,19 @@
 A token stream waits for the whole step that its next token is in, so what prompts add to a step is
 added to every stream's inter-token latency.  The model is a line: a step of decodes only takes
 `decode_s`, each prompt token adds `token_s`; both are followed with a forgetting mean, since they
-drift with the number of streams and the length of contexts.  With `max_itl_impact` = 1.5, prompts
-may add half of `decode_s`.
+drift with the number of streams and the length of contexts.
 
-A prompt gets at least `MIN_PROMPT_TOKENS` of each step, whatever it costs: a ceiling that stops
-prompts for good would only move the wait from one client to another.
+Two bounds, either or both: with `max_itl_impact` = 1.5, prompts may add half of `decode_s`; with
+`max_quantum_s` = 0.01, the step is to end within 10 ms.  A prompt gets at least `min_chunk_tokens`
+of each step, whatever it costs: a bound that stops prompts for good would only move the wait from
+one client to another, and where a step for few tokens costs as much as one for many, fewer would
+save nothing.
 """
 
 from __future__ import annotations
 
-MIN_PROMPT_TOKENS = 16
+import math
+
 MEMORY = 0.1  # weight of the newest measurement
 UNBOUNDED = 1 << 60
 
@@ -20,9 +23,14 @@ UNBOUNDED = 1 << 60
 class StepCost:
     """A line through measured steps; seconds."""
 
-    def __init__(self, max_itl_impact: float) -> None:
-        """`max_itl_impact`: how many times as long as a step without prompts a step may take."""
+    def __init__(
+        self, max_itl_impact: float = 0.0, max_quantum_s: float = 0.0, min_chunk_tokens: int = 16
+    ) -> None:
+        """`max_itl_impact`: how many times as long as a step without prompts a step may take;
+        `max_quantum_s`: how long; 0: no bound."""
         self._impact = max_itl_impact
+        self._quantum_s = max_quantum_s
+        self._min_chunk_tokens = min_chunk_tokens
         self.decode_s = 0.0
         self.token_s = 0.0
 
@@ -38,8 +46,20 @@ class StepCost:
         """Prompt tokens that a step with decodes may carry."""
         if not self.decode_s or not self.token_s:
             return UNBOUNDED  # nothing is known yet
-        allowed_s = (self._impact - 1) * self.decode_s
-        return max(MIN_PROMPT_TOKENS, int(allowed_s / self.token_s))
+        allowed_s = math.inf
+        if self._impact:
+            allowed_s = (self._impact - 1) * self.decode_s
+        if self._quantum_s:
+            allowed_s = min(allowed_s, self._quantum_s - self.decode_s)
+        if allowed_s == math.inf:
+            return UNBOUNDED
+        return max(self._min_chunk_tokens, int(allowed_s / self.token_s))
+
+
+def evenly(count: int, room: int) -> int:
+    """The next piece of so many tokens, of at most `room`: pieces of one size, so that the last one
+    is no crumb that costs as much as a whole one."""
+    return -(-count // -(-count // room)) if room > 0 else 0
 
 
 def _follow(mean: float, value: float) -> float:

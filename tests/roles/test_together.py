@@ -124,8 +124,8 @@ def watch(engine: TorchLanguageEngine, seen: Seen) -> None:
     """Note the logits of every position that it samples."""
     compute = engine._logits
 
-    def watching(batch: Sequence[StepSequence], *sampled: Any) -> torch.Tensor:
-        logits = compute(batch, *sampled)
+    def watching(batch: Sequence[StepSequence], *sampled: Any) -> tuple[torch.Tensor, Any]:
+        logits, scores = compute(batch, *sampled)
         rows = iter(logits)
         for sequence in batch:
             if sequence.sample is None:
@@ -135,7 +135,7 @@ def watch(engine: TorchLanguageEngine, seen: Seen) -> None:
                 position = seen[request, sequence.output_index + at]
                 position.append((next(rows).clone(), guesses[:at]))
         assert next(rows, None) is None
-        return logits
+        return logits, scores
 
     engine._logits = watching  # type: ignore[method-assign]
 

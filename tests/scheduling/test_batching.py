@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from epd.scheduling.batching import BatchScheduler, Bounds, Entry, _Line
 from epd.scheduling.block_pool import BlockPool
-from epd.scheduling.step_cost import MIN_PROMPT_TOKENS, StepCost
+from epd.scheduling.step_cost import StepCost, evenly
 from epd.scheduling.vision_batching import next_batch
 from tests.scheduling.crowd import Crowd, Shape, draw
 
@@ -39,7 +39,7 @@ def test_decodes_first_then_prompts_in_order_of_rank() -> None:
     for key, rank in (("q", 2.0), ("p", 1.0)):
         scheduler.add(Entry(key, 8, rank))
     assert [a.entry.key for a in scheduler.admissions()] == ["p", "q"]
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("d", 1), ("p", 6), ("q", 3)]
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("d", 1), ("p", 4), ("q", 4)]
 
 
 def test_admission_stops_at_the_bound() -> None:
@@ -162,14 +162,47 @@ def test_prompts_may_slow_streams_by_so_much() -> None:
     decoding(scheduler, "d", 2)
     scheduler.add(Entry("p", 4000))
     list(scheduler.admissions())
-    assert scheduler.plan()[1][1] == 512  # nothing is known yet
+    assert scheduler.plan()[1][1] == 500  # nothing is known yet
     cost.observe(1, 0, 0.010)
     cost.observe(1, 100, 0.020)
     assert scheduler.plan()[1][1] == 50
     cost.observe(1, 100, 10.0)
-    assert scheduler.plan()[1][1] == MIN_PROMPT_TOKENS  # never nothing
+    assert scheduler.plan()[1][1] == 16  # never nothing
     scheduler.remove("d")
-    assert scheduler.plan()[0][1] == 512  # nobody to be slowed
+    assert scheduler.plan()[0][1] == 500  # nobody to be slowed
+
+
+def test_a_step_ends_within_its_quantum() -> None:
+    """Of 10 ms a step of decodes leaves 6, which are 500 tokens: a prompt is cut into even pieces,
+    none of them so small that it would cost as much as a larger one."""
+    cost = StepCost(max_quantum_s=0.010, min_chunk_tokens=400)
+    scheduler = scheduler_of(2000, 8192, 8192, 8, cost=cost)
+    decoding(scheduler, "d", 2)
+    cost.observe(1, 0, 0.004)
+    cost.observe(1, 1000, 0.016)
+    prompt = Entry("p", 1378)
+    scheduler.add(prompt)
+    list(scheduler.admissions())
+    pieces = []
+    while prompt.num_left:
+        (_, count) = scheduler.plan()[1]
+        prompt.launched(count, ahead=False)
+        pieces.append(count)
+    assert pieces == [460, 459, 459]
+    cost.observe(1, 1000, 1.0)  # decodes alone take longer than the quantum now, say
+    scheduler.add(Entry("q", 1000))
+    list(scheduler.admissions())
+    assert scheduler.plan()[1][1] == 334  # at most 400, evenly
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**4))
+def test_pieces_are_even(count: int, room: int) -> None:
+    sizes = []
+    while count:
+        sizes.append(evenly(count, room))
+        count -= sizes[-1]
+    assert max(sizes) <= room and max(sizes) - min(sizes) <= 1
+    assert evenly(5, 0) == 0
 
 
 SHAPES = st.builds(
