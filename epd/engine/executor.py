@@ -83,6 +83,15 @@ class ReturnCompletion:
         pass
 
 
+class Mark:
+    """A place in the device's work; `passed` is set on the thread that launches."""
+
+    __slots__ = ("passed",)
+
+    def __init__(self) -> None:
+        self.passed = False
+
+
 class _Job:
     """A call and the future that waits for it."""
 
@@ -139,8 +148,9 @@ class _Threads:
         self._name = name
         self._max_queue = max_queue
         self._completion = completion
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | Mark | None] = queue.SimpleQueue()
         self._closed = False
+        self._ending = False  # the word to end was read
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
@@ -173,9 +183,31 @@ class _Threads:
 
     def _serve(self) -> None:
         self._on_start()
-        while (job := self._jobs.get()) is not None:
+        while not self._ending:  # a call's tensors must not outlive it until the next one arrives
+            self._take(self._jobs.get())
+
+    def _take(self, job: _Job | Mark | None) -> None:
+        if isinstance(job, Mark):
+            job.passed = True
+        elif job is None:
+            self._ending = True
+        else:
             self._run(job)
-            del job  # its tensors must not outlive it until the next call arrives
+
+    def give_way(self, mark: Mark | None) -> Mark:
+        """See `DeviceExecutor.give_way`."""
+        here = Mark()
+        try:
+            self._completion.watch(lambda _: self._jobs.put(here))
+        except Exception:  # the call that gives way will meet the same error
+            here.passed = True
+        while True:
+            try:
+                job = self._jobs.get(block=mark is not None and not mark.passed)
+            except queue.Empty:
+                return here
+            self._take(job)
+            del job
 
     def _run(self, job: _Job) -> None:
         result: Any = None
@@ -224,6 +256,14 @@ class DeviceExecutor:
     ) -> asyncio.Future[T]:
         """Run on the launch thread, after everything launched before.  Raises EngineError."""
         return self._launch.submit(function, arguments)
+
+    def give_way(self, mark: Mark | None) -> Mark:
+        """From within a launched call: run the calls that were queued since, until there are none
+        and the device has passed `mark`.  Gives a mark of what was launched up to here.
+
+        For calls whose work is long, and may go on behind that of others.
+        """
+        return self._launch.give_way(mark)
 
     def mark(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """From within a launched call: run `callback` on the loop when the device has passed all

@@ -105,10 +105,19 @@ def build_vision(
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
     model = _load(adapter, "vision", dtype, engine_config)
     adapter.adopt_vision(model)
-    engine = TorchVisionEngine(adapter, model, executor, dtype, max_pixels, executor.streams)
+    engine = TorchVisionEngine(
+        adapter,
+        model,
+        executor,
+        dtype,
+        max_pixels,
+        executor.streams,
+        engine_config.max_quantum_ms / 1e3,
+    )
     if executor.streams is not None:
         executor.streams.arena = PinnedArena(cache_nbytes + cache_nbytes // 4)
-    engine.warm_up(max_batch_patches if executor.streams is not None else 0)
+    measures = executor.streams is not None or engine_config.max_quantum_ms
+    engine.warm_up(max_batch_patches if measures else 0)
     return engine
 
 

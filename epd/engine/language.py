@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from epd.engine import streams
 from epd.engine.base import (
     PENDING,
     ChunkScores,
@@ -49,6 +50,20 @@ from epd.engine.sampler import Draft, SampleRequest
 from epd.engine.scoring import Scores
 from epd.engine.step_check import StepCheck
 from epd.messages import KvLayout, RowContract, TokenLogprobs
+
+
+class Stopwatch:
+    """`streams.Stopwatch` where a call is over when it returns."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._elapsed_s = 0.0
+
+    def stop(self) -> None:
+        self._elapsed_s = time.perf_counter() - self._began_s
+
+    def elapsed_s(self) -> float:
+        return self._elapsed_s
 
 
 class TorchLanguageEngine:
@@ -97,7 +112,7 @@ class TorchLanguageEngine:
             self.row_contract,
         )
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
-        self._ended = 0.0  # the last step that is over, on the clock of `perf_counter`
+        self._stopwatch = Stopwatch if self.kv_in_place else streams.Stopwatch
         self._sampled: dict[str, int] = {}  # request to its row among the tokens sampled last
 
     @property
@@ -176,7 +191,7 @@ class TorchLanguageEngine:
             self.pool.on_layer = None
 
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
-        started = time.perf_counter()
+        watch = self._stopwatch()
         outcomes: list[Outcome] = []
         sampled, self._sampled = self._sampled, {}  # a step that raises has sampled nothing
         for sequence in batch:
@@ -201,6 +216,7 @@ class TorchLanguageEngine:
         names = () if guesses else (batch[i].request_id for i in asked)
         self._sampled = {name: row for row, name in enumerate(names)}
         num_tokens = sum(len(batch[i].token_ids) for i in good)
+        watch.stop()
 
         def finish() -> StepResult:
             if draft is not None:
@@ -211,9 +227,7 @@ class TorchLanguageEngine:
             scored = [i for i in good if batch[i].scoring is not None]
             for i, found in zip(scored, scores, strict=True):
                 outcomes[i] = _with_prompt(outcomes[i], found.finish())
-            ended = time.perf_counter()
-            elapsed_s = ended - max(started, self._ended)  # it stood behind the step before
-            self._ended = ended
+            elapsed_s = watch.elapsed_s()
             self.stats.steps += 1
             self.stats.tokens += num_tokens
             self.stats.busy_s += elapsed_s

@@ -12,6 +12,7 @@ pinned memory on a stream of their own, while the next step computes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from epd.engine.image_file import MAX_PIXELS
 from epd.engine.models.base import ModelAdapter
 from epd.engine.preprocess import Preprocessor
 from epd.engine.row_memory import copied_out
+from epd.engine.slices import Slices
 from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import Clip, RowContract
 
@@ -44,6 +46,7 @@ class TorchVisionEngine:
         dtype: torch.dtype = torch.float32,
         max_pixels: int = MAX_PIXELS,
         streams: DeviceStreams | None = None,
+        max_quantum_s: float = 0.0,
     ) -> None:
         self.model = model
         self.contract = adapter.row_contract(dtype)
@@ -52,6 +55,7 @@ class TorchVisionEngine:
         self._dtype = dtype
         self._executor = executor
         self._streams = streams
+        self._slices = Slices(executor, adapter.tower_layers(model), max_quantum_s)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
 
     async def preprocess(
@@ -77,14 +81,32 @@ class TorchVisionEngine:
         await self._executor.compute(copied_out, rows, views)
 
     def warm_up(self, num_patches: int = 0) -> None:
-        """Both halves, once with a small picture, then with as many patches as a batch may have:
-        first touch of weights and code, and of the memory that the largest batch needs."""
+        """Both halves, with a small picture, then with as many patches as a batch may have, as one
+        picture and as many: first touch of weights and code, and of the memory that the largest
+        batch needs; what a layer costs."""
+        smallest = self._picture(1)
+        self._run([smallest])
+        if count := num_patches // smallest.num_patches:
+            self._run([smallest] * count)
+            largest = self._picture(math.isqrt(count))
+            self._run([largest])  # what is compiled
+            self._passed()
+            started = time.perf_counter()
+            self._run([largest])
+            self._passed()
+            self._slices.measured(largest.num_patches, time.perf_counter() - started)
+
+    def _passed(self) -> None:
+        """Wait for the device."""
+        if self._streams is not None:
+            torch.cuda.synchronize()
+
+    def _picture(self, scale: int) -> Patches:
+        """A picture of so many times the smallest one's width and height."""
         from PIL import Image
 
-        patches = self._preprocess.patches(Image.new("RGB", self._adapter.smallest_image()))
-        for count in (1, num_patches // patches.num_patches):
-            if count:
-                self._run([patches] * count)
+        width, height = self._adapter.smallest_image()
+        return self._preprocess.patches(Image.new("RGB", (scale * width, scale * height)))
 
     def _encode(self, batch: list[Patches]) -> Deferred[list[Rows | EncodeFailure]]:
         started = time.perf_counter()
@@ -110,6 +132,7 @@ class TorchVisionEngine:
             return _failure(error)
 
     def _run(self, batch: list[Patches]) -> list[_Launched]:
+        self._slices.begin(sum(patches.num_patches for patches in batch))
         with torch.inference_mode():
             rows = self._adapter.encode(
                 self.model, [self._on_device(patches) for patches in batch], self._dtype

@@ -269,7 +269,8 @@ class Cluster:
         pool.widen(settings.costs.pool_threads)
         vision = language = None
         if "encode" in roles:
-            vision = SimVisionEngine(device, pool, settings.costs)
+            quantum_s = settings.engine.max_quantum_ms / 1e3
+            vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
         if "prefill" in roles or "decode" in roles:
             language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")

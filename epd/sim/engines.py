@@ -6,6 +6,7 @@ transfer wrote, or another request overwrote, are what it computes with.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,8 +48,11 @@ class SimVisionEngine:
 
     contract = golden.ROW_CONTRACT
 
-    def __init__(self, device: SimDevice, pool: SimDevice, costs: Costs) -> None:
+    def __init__(
+        self, device: SimDevice, pool: SimDevice, costs: Costs, max_quantum_s: float = 0.0
+    ) -> None:
         self.device = device
+        self._quantum_s = max_quantum_s
         self._pool = pool
         self._costs = costs
         self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
@@ -75,6 +79,10 @@ class SimVisionEngine:
         num_patches = sum(item.num_patches for item in batch)
         cost_s = self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
         slow = any(item.pixels.flaw == "slow" for item in batch)
+        num_slices = max(1, math.ceil(cost_s / self._quantum_s)) if self._quantum_s else 1
+        cost_s /= num_slices
+        for _ in range(num_slices - 1):
+            await self.device.run(cost_s * (20 if slow else 1), self._costs.jitter, lambda: None)
         results: list[Rows | EncodeFailure] = await self.device.run(
             cost_s * (20 if slow else 1),
             self._costs.jitter,

@@ -204,11 +204,15 @@ def _draw_encode(random: KeyedRandom, encode: EncodeConfig) -> EncodeConfig:
 
 
 def _draw_engine(random: KeyedRandom, engine: EngineConfig) -> EngineConfig:
-    """Every second instance runs a step ahead, unless it speculates."""
+    """Every second instance runs a step ahead, unless it speculates; every third bounds the length
+    of a piece of work."""
     count = _num_guesses(random)
     speculative = SpeculativeConfig("ngram", count, 1, 3) if count else SpeculativeConfig()
     ahead = random.chance(0.5, "a step ahead")
-    return msgspec.structs.replace(engine, async_scheduling=ahead, speculative=speculative)
+    quantum_ms = random.pick((0.0, 0.0, 4.0), "quantum")
+    return msgspec.structs.replace(
+        engine, async_scheduling=ahead, speculative=speculative, max_quantum_ms=quantum_ms
+    )
 
 
 def _draw_disk(random: KeyedRandom) -> DiskConditions:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from epd.engine.base import EncodeFailure, MediaError, Patches, Rows
+from epd.engine.factory import build_executor, build_vision
 from epd.engine.vision import TorchVisionEngine
-from tests.engine.conftest import chat, picture
+from tests.engine.conftest import CONFIG, chat, picture
 from tests.engine.driver import Driver, expand, png
 from tests.engine.tiny_models import VISION_FAMILIES
 
@@ -32,6 +35,25 @@ async def patches_of(serving: Driver, *sizes: tuple[int, int]) -> list[Patches]:
 def vision_of(serving: Driver) -> TorchVisionEngine:
     assert serving.vision is not None
     return serving.vision
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+async def test_slices_change_no_row(family: str, driver: Callable[[str], Driver]) -> None:
+    """Layer by layer, with other work of the device between them."""
+    serving = driver(family)
+    config = msgspec.structs.replace(CONFIG, max_quantum_ms=0.001)
+    executor = build_executor(config)
+    sliced = build_vision(serving.model_dir, config, executor, max_batch_patches=256)
+    batch = await patches_of(serving, *SIZES)
+    launched = asyncio.ensure_future(sliced.encode(batch))
+    await asyncio.sleep(0)
+    others = [executor.launch(torch.ones, 8) for _ in range(4)]
+    for rows, expected in zip(await launched, await vision_of(serving).encode(batch), strict=True):
+        assert isinstance(rows, Rows) and isinstance(expected, Rows)
+        assert torch.equal(rows.tensor, expected.tensor)
+    assert sliced._slices._per_slice == 1 and sliced._slices._layer > 1
+    assert all(other.done() for other in others)
+    await executor.close()
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)

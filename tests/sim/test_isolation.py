@@ -100,7 +100,9 @@ def bursts() -> list[Ask]:
     ]
 
 
-def itl_p99_s(topology: str, asks: list[Ask], monkeypatch: pytest.MonkeyPatch) -> float:
+def itl_p99_s(
+    topology: str, asks: list[Ask], monkeypatch: pytest.MonkeyPatch, quantum_ms: float = 0.0
+) -> float:
     """Of the sixteen streams."""
     times: dict[int, list[float]] = defaultdict(list)
     take = Clients._take
@@ -113,7 +115,8 @@ def itl_p99_s(topology: str, asks: list[Ask], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Clients, "_take", timed)
     pool_nbytes = 1 << 20
     prefill = msgspec.structs.replace(ROOMY.prefill, pool_nbytes=pool_nbytes)
-    play(topology, asks, replace(ROOMY, prefill=prefill))
+    engine = msgspec.structs.replace(ROOMY.engine, max_quantum_ms=quantum_ms)
+    play(topology, asks, replace(ROOMY, prefill=prefill, engine=engine))
     monkeypatch.undo()
     gaps = [b - a for seen in times.values() for a, b in pairwise(seen)]
     return quantiles(gaps, n=100)[98]
@@ -128,6 +131,19 @@ def test_bursts_of_pictures_do_not_slow_streams(monkeypatch: pytest.MonkeyPatch)
     }
     assert ratio["1e1p1d"] <= 1.15
     assert ratio["1epd"] > 1.3
+
+
+def test_quanta_bound_what_pictures_cost_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One instance that does everything: large pictures, whole or in slices of 4 ms.  A stream
+    waits for what is under way, then for its own step."""
+    large = [
+        replace(ask, pictures=((0, Picture(f"large{ask.index}", (1, 32, 32))),)) for ask in bursts()
+    ]
+    alone = itl_p99_s("1epd", streams(), monkeypatch)
+    whole = itl_p99_s("1epd", streams() + large, monkeypatch)
+    cut = itl_p99_s("1epd", streams() + large, monkeypatch, quantum_ms=4.0)
+    assert whole > 0.1, "a picture takes as long as a hundred of its 1,024 patches"
+    assert cut <= alone + 2 * 0.004
 
 
 def test_text_does_not_wait_behind_pictures() -> None:

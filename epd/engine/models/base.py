@@ -140,6 +140,10 @@ class ModelAdapter:
     def adopt_vision(self, model: Any) -> None:
         """Exchange modules of a loaded vision part for faster ones."""
 
+    def tower_layers(self, model: Any) -> Sequence[nn.Module]:
+        """The layers of a loaded tower, in the order in which a run calls each of them once."""
+        return ()
+
     def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Pixels fp32 and grid_thw of a PIL image; runs on a pool thread."""
         raise NotImplementedError

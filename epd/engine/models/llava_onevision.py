@@ -49,6 +49,9 @@ class LlavaOnevision(ModelAdapter):
         output = model.model.get_image_features(tiles, sizes, return_dict=True)
         return torch.cat(list(output.pooler_output))
 
+    def tower_layers(self, model: Any) -> Sequence[Any]:
+        return list(model.model.vision_tower.encoder.layers)
+
     def smallest_image(self) -> tuple[int, int]:
         height, width = min(self.config.image_grid_pinpoints, key=lambda size: size[0] * size[1])
         return width, height

@@ -46,6 +46,9 @@ class Qwen2VL(ModelAdapter):
     def adopt_vision(self, model: Any) -> None:
         adopt(model.model.visual)
 
+    def tower_layers(self, model: Any) -> Sequence[Any]:
+        return list(model.model.visual.blocks)
+
     def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
         features = processor(images=[image], return_tensors="pt")
         frames, rows, columns = features["image_grid_thw"][0].tolist()
