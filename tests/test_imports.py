@@ -48,9 +48,12 @@ LEAVES = ("epd.config", "epd.records", "epd.messages", "epd.topology")
 TORCH_FREE = (
     "epd.engine.checkpoint",
     "epd.engine.container",
+    "epd.engine.deadline_file",
     "epd.engine.fingerprint",
     "epd.engine.geometry",
     "epd.engine.grammar",
+    "epd.engine.picture_file",
+    "epd.engine.picture_header",
     "epd.engine.video",
 )
 
@@ -77,7 +80,8 @@ AREAS = {
         ("epd.engine", *LEAVES), packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS
     ),
     **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),
-    "epd.engine.container": Area((), packages("av")),
+    "epd.engine.container": Area(("epd.engine.deadline_file",), packages("av")),
+    "epd.engine.picture_file": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),

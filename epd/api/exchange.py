@@ -16,7 +16,8 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -26,6 +27,8 @@ from epd.api.errors import ApiError, bad_request, failure_event, openai_body
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+P = ParamSpec("P")
+T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
@@ -39,6 +42,24 @@ log = logging.getLogger(__name__)
 
 class ClientGone(Exception):
     """The client closed the connection before its request was read: nobody to answer."""
+
+
+_watched: ContextVar[Exchange | None] = ContextVar("watched", default=None)
+
+
+def while_wanted(function: Callable[P, T]) -> Callable[P, T]:
+    """The function for a thread's queue: it is not begun if its client has left meanwhile.
+
+    Raises ClientGone there.
+    """
+    exchange = _watched.get()
+
+    def call(*arguments: P.args, **more: P.kwargs) -> T:
+        if exchange is not None and exchange.disconnected:
+            raise ClientGone
+        return function(*arguments, **more)
+
+    return call
 
 
 class Exchange:
@@ -137,6 +158,7 @@ class Exchange:
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Call back once if the client leaves before the response is complete."""
         self._watcher = asyncio.create_task(self._watch(callback))
+        _watched.set(self)  # of the task that serves it, and of those that it begins
 
     async def _watch(self, callback: Callable[[], None]) -> None:
         while True:

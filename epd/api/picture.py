@@ -8,18 +8,15 @@ decodes: a header of 30 bytes can promise gigabytes.
 
 from __future__ import annotations
 
-import importlib
-import io
 import struct
-from functools import cache
 from typing import Any
 
 from epd.api.errors import ApiError, bad_request
 from epd.config import Limits
+from epd.engine.base import MediaError
+from epd.engine.picture_file import load_pillow, open_picture
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-# A JPEG with several pictures (phones store a preview or a depth map behind the first) is no film.
-_STILL = ("JPEG", "MPO", "BMP")
+HEADER_TIMEOUT_S = 2.0
 _ORIENTATION = 0x0112
 MAX_PNG_CHUNKS = 1 << 16
 
@@ -29,41 +26,13 @@ def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
 
     Raises ApiError 400 for what is no picture, animated, too large or too thin.
     """
-    from PIL import UnidentifiedImageError
-
-    pillow = load_pillow()
     try:
-        image = pillow.open(io.BytesIO(data), formats=FORMATS)
-        width, height = image.size
-        # not n_frames: it walks through the whole file, which may hold millions of frames
-        animated = image.format not in _STILL and bool(getattr(image, "is_animated", False))
-    except UnidentifiedImageError:
-        raise bad_request(
-            f"{param} is not a picture in a known format; send one of {', '.join(FORMATS)}", param
-        ) from None
-    except Exception as error:  # a hostile header can trip any parser
-        raise bad_request(
-            f"{param} cannot be read as a picture; send a valid file", param
-        ) from error
+        image = open_picture(data, HEADER_TIMEOUT_S)
+    except MediaError as error:
+        raise bad_request(f"{param} {error}", param) from error
+    width, height = image.size
     _check_size(width, height, limits, param)
-    if animated:
-        raise bad_request(f"{param} is animated; send one frame as PNG or JPEG", param)
     return (height, width) if _is_turned(image, data) else (width, height)
-
-
-@cache
-def load_pillow() -> Any:
-    """`PIL.Image`, with the readers of our formats and no others.
-
-    Takes tens of milliseconds the first time; asked for a format whose reader is not there, Pillow
-    would load all that it has.
-    """
-    for name in ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Tiff", "WebP"):
-        importlib.import_module(f"PIL.{name}ImagePlugin")
-    from PIL import Image
-
-    Image.MAX_IMAGE_PIXELS = None  # the limit is ours; Pillow's is a warning or another text
-    return Image
 
 
 def _check_size(width: int, height: int, limits: Limits, param: str) -> None:

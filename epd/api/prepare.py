@@ -15,15 +15,16 @@ from epd.api.chat import ChatRenderer
 from epd.api.data_url import Bound, data_nbytes, is_data_url, picture_bound, video_bound
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
+from epd.api.exchange import while_wanted
 from epd.api.identity import scope_of
 from epd.api.media import MediaFetcher
 from epd.api.medium import Measurer, Medium, Source
-from epd.api.picture import load_pillow
 from epd.api.port import PreparedItem
 from epd.api.structured import Constraint
 from epd.api.tools import ToolUse
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_eos_token_ids, read_json
+from epd.engine.picture_file import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class Preparer:
         if weight <= INLINE_CHARS:
             return function(*arguments)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._texts, function, *arguments)
+        return await loop.run_in_executor(self._texts, while_wanted(function), *arguments)
 
     def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) > self.max_context:
@@ -242,7 +243,8 @@ class Preparer:
         if part.is_picture and data_nbytes(sources[0]) <= INLINE_NBYTES:
             return self._measurer.picture(sources[0], part.param, scope)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._measure, part, sources, scope)
+        measure = while_wanted(self._measure)
+        return await loop.run_in_executor(self._threads, measure, part, sources, scope)
 
     async def _source(self, url: str, bound: Bound, param: str) -> Source:
         return url if is_data_url(url) else await self._fetcher.fetch(url, bound, param)
@@ -257,7 +259,8 @@ class Preparer:
     async def grammar(self, constraint: Constraint | ToolUse) -> str:
         """The text that constrains the answer.  Raises ApiError 400."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._texts, self._checked_grammar, constraint)
+        check = while_wanted(self._checked_grammar)
+        return await loop.run_in_executor(self._texts, check, constraint)
 
     def _checked_grammar(self, constraint: Constraint | ToolUse) -> str:
         if self._grammars is None:  # seldom asked for, and a large vocabulary takes its time

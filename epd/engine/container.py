@@ -4,36 +4,18 @@ FFmpeg reads more kinds of files than anybody wants to be sent: playlists that n
 addresses, and formats that nobody has looked at for years.  So the format is told by the first
 bytes, the demuxer by its name, and nothing but these bytes is ever opened (fault F46).
 
-Reading is work too: a file can be made that takes its parser for ever.  All of it goes through
-`read` of a file object, which stops at a deadline.  PyAV is imported by the first video, since few
+All reading stops at a deadline (`deadline_file`).  PyAV is imported by the first video, since few
 processes see one.
 """
 
 from __future__ import annotations
 
-import io
-import time
 from typing import Any
+
+from epd.engine.deadline_file import DeadlineFile
 
 _DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}
 _NO_OTHER_FILE = {"protocol_whitelist": "none", "format_whitelist": "mov,matroska,avi"}
-
-
-class TooSlow(OSError):
-    """The deadline has passed."""
-
-
-class _Bytes(io.BytesIO):
-    """A file in memory that can be read until its deadline."""
-
-    def __init__(self, data: Any, deadline_s: float) -> None:
-        super().__init__(data)
-        self._deadline_s = deadline_s
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if time.monotonic() > self._deadline_s:
-            raise TooSlow("reading the file took too long")
-        return super().read(size)
 
 
 def container_of(data: bytes | memoryview) -> str:
@@ -50,5 +32,5 @@ def open_container(data: Any, container: str, timeout_s: float) -> Any:
     """PyAV's container.  Raises `av.FFmpegError` or another OSError, and ValueError."""
     import av
 
-    file = _Bytes(data, time.monotonic() + timeout_s)
+    file = DeadlineFile(data, timeout_s)
     return av.open(file, format=_DEMUXERS[container], container_options=dict(_NO_OTHER_FILE))

@@ -18,7 +18,7 @@ from epd.config import Limits
 from epd.engine.image_file import decode_image
 
 LIMITS = Limits(max_pixels=1_000_000)
-KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 XMP = (
     '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
     '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
@@ -63,7 +63,7 @@ def test_size_comes_from_the_header(kind: str) -> None:
     assert read_size(picture(kind=kind), LIMITS, "x") == (40, 30)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG", "TIFF"])
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_size_is_that_of_the_decoded_picture(kind: str, orientation: int) -> None:
     data = turned(orientation, kind)
@@ -106,6 +106,7 @@ def test_broken_exif_is_no_reason_to_refuse() -> None:
         (animation("PNG"), "animated"),
         (animation("WEBP"), "animated"),
         (animation("TIFF"), "animated"),
+        (animation("AVIF"), "animated"),
         (b"this is no picture", "known format"),
         (b"", "known format"),
         (b"%PDF-1.7", "known format"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import pytest
 from PIL import Image
 
 from epd.api.errors import ApiError
+from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import mm_hash
-from epd.api.prepare import INLINE_NBYTES, Preparer
+from epd.api.prepare import INLINE_NBYTES, NUM_THREADS, Preparer
 from epd.api.validation import read_chat
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
@@ -198,3 +201,37 @@ async def test_the_publisher_s_defaults(
     assert (explicit.temperature, explicit.top_p) == (1.5, 1.0)
     assert explicit.max_new_tokens(4090, made) == min(6, defaults["max_tokens"])
     await made.close()
+
+
+async def test_work_for_a_client_that_has_left_is_not_begun(
+    preparer: Preparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture that waits for a thread, and its client leaves."""
+    gone = asyncio.Event()
+    held = threading.Event()
+    measured: list[str] = []
+    monkeypatch.setattr(preparer._measurer, "picture", lambda source, *_: measured.append("it"))
+
+    async def receive() -> dict[str, str]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        raise AssertionError("nobody is answered")
+
+    scope = {"method": "POST", "path": "/", "headers": []}
+    exchange = Exchange(scope, receive, send)
+    exchange.on_disconnect(lambda: None)
+    for _ in range(NUM_THREADS):
+        preparer._threads.submit(held.wait)
+    large = png(600, 600, "red", compress_level=0)
+    asked = asyncio.create_task(preparer.chat(user(part(large))))
+    await asyncio.sleep(0)
+    gone.set()
+    async with asyncio.timeout(5):
+        while not exchange.disconnected:
+            await asyncio.sleep(0.001)
+        held.set()
+        with pytest.raises(ClientGone):
+            await asked
+    assert not measured

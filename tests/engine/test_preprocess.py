@@ -104,9 +104,9 @@ def _animated(image_format: str) -> bytes:
 
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty": (lambda: b"", "not an image"),
-    "text": (lambda: b"<html>not found</html>", "not an image"),
-    "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+    "empty": (lambda: b"", "not a picture"),
+    "text": (lambda: b"<html>not found</html>", "not a picture"),
+    "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a picture"),
     "truncated jpeg": (lambda: encoded(picture(1, 90, 90), "JPEG")[:900], "damaged"),
     "truncated png": (lambda: encoded(picture(1, 90, 90))[:-200], "damaged"),
     "bomb": (_huge_png, "pixels"),
@@ -114,7 +114,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "animated png": (lambda: _animated("PNG"), "animated"),
     "animated webp": (lambda: _animated("WEBP"), "animated"),
     "several pages": (lambda: _animated("TIFF"), "animated"),
-    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
 }
 
 
