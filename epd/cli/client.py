@@ -1,94 +1,129 @@
-"""A small OpenAI client for the command line: standard library only, one request at a time."""
+"""A small OpenAI client for the command line: one streamed answer at a time."""
 
 from __future__ import annotations
 
-import base64
 import json
-import mimetypes
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.question import Question
+from epd.cli.question import Sampling
 
-TIMEOUT_S = 300.0
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_TIMEOUT_S = 10.0
+SILENCE_TIMEOUT_S = 300.0  # between two pieces of an answer
+LINE_NBYTES = 1 << 20  # of an event: a timeline may be long
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
-    """What came back; `timeline`: machine, state, milliseconds since admission."""
+    """What has come back so far; `timeline`: machine, state, milliseconds since admission."""
 
-    text: str
-    finish_reason: str
-    usage: dict[str, int]
-    timeline: list[dict[str, Any]]
+    text: str = ""
+    finish_reason: str = ""
+    usage: dict[str, int] = field(default_factory=dict)
+    timeline: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> str:
-        return json.dumps(
-            {
-                "answer": self.text,
-                "finish_reason": self.finish_reason,
-                "usage": self.usage,
-                "timeline": self.timeline,
-            }
-        )
+        found = asdict(self)
+        return json.dumps({"answer": found.pop("text"), **found})
 
 
-def ask(base_url: str, question: Question) -> Answer:
-    """Ask the server's chat API.  Raises CommandFailed with the server's own sentence."""
-    content: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": _as_url(image)}} for image in question.images
-    ]
-    content += [
-        {"type": "video_url", "video_url": {"url": _as_url(video)}} for video in question.videos
-    ]
-    content.append({"type": "text", "text": question.text})
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": question.max_tokens,
-        "temperature": question.temperature,
-    }
-    if question.seed is not None:
-        body["seed"] = question.seed
-    response = _post(f"{base_url}/v1/chat/completions", body)
-    choice = response["choices"][0]
-    return Answer(
-        choice["message"]["content"],
-        choice["finish_reason"],
-        response["usage"],
-        response.get("epd", {}).get("timeline", []),
+class Client:
+    """One OpenAI server; `connected` makes it."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
+        self._session = session
+        self._base_url = base_url
+        self.model = ""
+
+    async def connect(self) -> None:
+        """Ask what it serves.  Raises CommandFailed."""
+        async with self._request("GET", "/v1/models") as response:
+            try:
+                self.model = json.loads(await response.read())["data"][0]["id"]
+            except (ValueError, LookupError, TypeError):
+                raise CommandFailed(f"{self._base_url} is no OpenAI server") from None
+
+    async def ask(
+        self,
+        messages: Sequence[dict[str, Any]],
+        sampling: Sampling,
+        told: Callable[[str], object] = len,
+    ) -> Answer:
+        """The whole answer; `told` gets each piece of its text as it comes.
+
+        Raises CommandFailed with the server's own sentence.
+        """
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            **sampling.fields(),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        answer = Answer()
+        async with self._request("POST", "/v1/chat/completions", json=body) as response:
+            async for line in response.content:
+                if line.startswith(b"data: [DONE]"):
+                    return answer
+                if line.startswith(b"data: "):
+                    told(_add(answer, json.loads(line[6:])))
+        raise CommandFailed("the server ended the answer before its end")
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, **more: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response of status 200.  Raises CommandFailed, also for what goes wrong inside."""
+        import aiohttp
+
+        url = self._base_url + path
+        headers = {"X-EPD-Timeline": "1"}
+        try:
+            async with self._session.request(method, url, headers=headers, **more) as response:
+                if response.status != 200:
+                    sentence = _sentence(await response.text(errors="replace"))
+                    raise CommandFailed(f"the server answered {response.status}: {sentence}")
+                yield response
+        except TimeoutError:
+            raise CommandFailed(f"{url} says nothing any more; is the server well?") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise CommandFailed(f"{url} does not answer ({error}); is the server up?") from None
+
+
+@asynccontextmanager
+async def connected(base_url: str) -> AsyncIterator[Client]:
+    """A server that answers.  Raises CommandFailed."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S
     )
+    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=LINE_NBYTES) as session:
+        client = Client(session, base_url)
+        await client.connect()
+        yield client
 
 
-def _as_url(medium: str) -> str:
-    if medium.startswith(("http://", "https://", "data:")):
-        return medium
-    kind = mimetypes.guess_type(medium)[0] or "application/octet-stream"
-    return f"data:{kind};base64," + base64.b64encode(Path(medium).read_bytes()).decode()
+def _add(answer: Answer, event: dict[str, Any]) -> str:
+    """Put an event into the answer; returns its piece of text.  Raises CommandFailed."""
+    if "error" in event:
+        raise CommandFailed(f"the answer broke off: {event['error'].get('message', '')}")
+    answer.usage = event.get("usage") or answer.usage
+    choice = (event.get("choices") or [{}])[0]
+    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    answer.timeline += choice.get("epd", event.get("epd", {})).get("timeline", [])
+    piece = str(choice.get("delta", {}).get("content") or "")
+    answer.text += piece
+    return piece
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(  # noqa: S310 (the verb has checked the scheme)
-        url,
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", "X-EPD-Timeline": "1"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
-            found: dict[str, Any] = json.load(response)
-            return found
-    except urllib.error.HTTPError as error:
-        raise CommandFailed(f"the server answered {error.code}: {_sentence(error)}") from None
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise CommandFailed(f"{url} does not answer ({reason}); is the server up?") from None
-
-
-def _sentence(error: urllib.error.HTTPError) -> str:
-    text = error.read().decode(errors="replace")
+def _sentence(text: str) -> str:
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -30,7 +30,8 @@ from epd.topology import ROLES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "aiohttp", "httptools", "jinja2", "msgspec", "numpy", "pillow", "prometheus-client", "pyzmq",
+    "aiohttp", "httptools", "huggingface-hub", "jinja2", "msgspec", "numpy", "pillow",
+    "prometheus-client", "prompt-toolkit", "pyzmq",
     "safetensors", "tokenizers", "torch", "transformers", "transitions", "uvicorn", "uvloop",
 )  # fmt: skip
 INSTALL = "make env, or: pip install -c constraints.txt -e ."

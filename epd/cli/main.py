@@ -14,6 +14,7 @@ from epd.cli.parser import Parser, UsageError, suggestion
 VERBS = {
     "run": "start one process, or a whole topology on this host",
     "ask": "ask one question about pictures, of a running or a temporary server",
+    "chat": "a conversation with pictures, with a running or a temporary server",
     "demo": "three workers and a gateway read three sample pictures",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
     "bench": "measure a server under load, the gateway, the hop, the simulator",

@@ -10,10 +10,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from epd.cli.parser import one_of, parse_nbytes
+from epd.cli.parser import UsageError, one_of, parse_nbytes
 
 if TYPE_CHECKING:
     from epd.cli.plan import LogOptions, Placing
+    from epd.cli.question import Sampling
     from epd.cli.settings import Settings
 
 
@@ -183,6 +184,38 @@ def add_place_flags(parser: argparse.ArgumentParser) -> None:
         "--run-dir", default="", metavar="DIR",
         help="parent of the private directory for ipc sockets; default $XDG_RUNTIME_DIR/epd",
     )  # fmt: skip
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens", type=int, default=max_tokens, metavar="N",
+        help=f"of an answer, default {max_tokens}",
+    )  # fmt: skip
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="default 0: the likeliest token"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="same seed, same answer")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Of verbs that ask: a running server, or a temporary one with all that it may need."""
+    parser.add_argument("--url", default="", metavar="URL", help="a running server's base URL")
+    parser.add_argument(
+        "--topology", metavar="TOPOLOGY", help="of a temporary server, default 1e1p1d"
+    )
+    add_place_flags(parser)
+    add_model_flags(parser)
+    add_config_flags(parser)
+
+
+def sampling_of(args: argparse.Namespace) -> Sampling:
+    """Raises UsageError."""
+    from epd.cli.question import Sampling
+
+    if args.max_tokens < 1:
+        raise UsageError(f"--max-tokens {args.max_tokens}: an answer has at least one token")
+    return Sampling(args.max_tokens, args.temperature, args.seed)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
