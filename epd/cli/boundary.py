@@ -57,6 +57,12 @@ def explain(error: BaseException) -> tuple[int, str]:
         )
     if isinstance(error, OSError) and error.filename is not None:
         return FAILED, f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        return FAILED, (
+            f"the memory is not enough ({first_line}); use a smaller model or fewer instances on "
+            "this device, or lower --kv-nbytes or engine.max_step_tokens"
+        )
     known = _statuses()
     for kind in type(error).__mro__:
         if kind in known:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from epd.cli.plan import Plan
+from epd.cli.preflight import check_host
 from epd.cli.rundir import remove_if_empty
 from epd.runtime.child import ChildSpec, run
 from epd.runtime.worker import EXIT_DEVICE_LOST, EXIT_EXPELLED
@@ -40,6 +41,7 @@ def serve(plan: Plan) -> int:
         print(f"{spec.name}: {state} {detail}".rstrip(), file=sys.stderr, flush=True)
 
     try:
+        check_host(plan.instances)
         status = run(spec, show, lifeline=False)
     finally:
         remove_if_empty(Path(plan.run_dir))

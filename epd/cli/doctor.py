@@ -7,6 +7,7 @@ child process), so that a bad installation is reported and not suffered.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import importlib.metadata
 import json
@@ -41,6 +42,8 @@ BUNDLED_ROW_NBYTES = 3072
 SHM = Path("/dev/shm")
 READY_TIMEOUT_S = 5.0
 
+Ask = Callable[[], list[dict[str, Any]]]  # what a gateway at the port says of its instances
+
 _ASK_TORCH = """
 import json, torch
 cuda = torch.cuda.is_available()
@@ -68,6 +71,7 @@ class Check:
 def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False) -> list[Check]:
     """All checks, in the order in which a person would fix things."""
     runtime = Path(run_dir).absolute() if run_dir else base_dir()
+    instances = functools.cache(lambda: _instances(host, port))  # asked once, when first needed
     looks: list[tuple[str, Callable[[], Check]]] = [
         ("python", check_python),
         ("packages", check_packages),
@@ -75,10 +79,10 @@ def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False
         ("machine", check_machine),
         ("open-files", check_open_files),
         ("shared-memory", check_shared_memory),
-        ("port", lambda: check_port(host, port, runtime)),
+        ("port", lambda: check_port(host, port, runtime, instances)),
         ("run-dir", lambda: check_run_dir(runtime)),
-        ("running", lambda: check_running(runtime)),
-        ("pairs", lambda: check_pairs(host, port)),
+        ("running", lambda: check_running(runtime, port, instances)),
+        ("pairs", lambda: check_pairs(host, port, instances)),
         ("leftovers", lambda: check_leftovers(runtime, fix=fix)),
         ("tiny-model", lambda: check_checkpoint("tiny-model", "")),
         ("transports", check_transports),
@@ -193,7 +197,7 @@ def check_shared_memory() -> Check:
     return Check("shared-memory", ok=True, detail=detail)
 
 
-def check_port(host: str, port: int, run_dir: Path) -> Check:
+def check_port(host: str, port: int, run_dir: Path, instances: Ask) -> Check:
     """Free, or used by a gateway of epd; anything else there is in the way of one."""
     try:
         free = is_free(host, port)
@@ -201,7 +205,7 @@ def check_port(host: str, port: int, run_dir: Path) -> Check:
         return Check("port", ok=False, detail=str(error))
     if free:
         return Check("port", ok=True, detail=f"{port} of {host} is free")
-    if leftovers.is_answered(cluster_dir(port, run_dir) / "gateway.sock"):
+    if leftovers.is_answered(cluster_dir(port, run_dir) / "gateway.sock") or instances():
         return Check("port", ok=True, detail=f"{port} of {host} is served by epd's own gateway")
     return Check(
         "port", ok=False, detail=f"{port} of {host} is in use",
@@ -221,41 +225,45 @@ def check_run_dir(directory: Path) -> Check:
     return Check("run-dir", ok=True, detail=f"{directory} is private")
 
 
-def check_running(directory: Path) -> Check:
+def check_running(directory: Path, port: int, instances: Ask) -> Check:
+    """By sockets, and, as `--role all` has none between its stages, by what answers at the port."""
     found = leftovers.sockets(directory)
     clusters: dict[str, list[str]] = {}
     for socket in found.live:
         clusters.setdefault(socket.parent.name, []).append(socket.stem)
+    for instance in instances():
+        names = clusters.setdefault(str(port), ["gateway"])
+        if instance["instance"] not in names:
+            names.append(instance["instance"])
     detail = "; ".join(f"{name}: {', '.join(ids)}" for name, ids in clusters.items())
     return Check("running", ok=True, detail=detail or "no instance of epd in this run directory")
 
 
-def check_pairs(host: str, port: int) -> Check:
+def check_pairs(host: str, port: int, instances: Ask) -> Check:
     """Which transport each pair of instances uses that runs behind this port."""
-    nobody = Check("pairs", ok=True, detail=f"no gateway of epd behind {host}:{port}")
-    try:
-        ready = _ready(host, port)
-    except (OSError, ValueError, http.client.HTTPException):
-        return nobody
-    if "instances" not in ready:
-        return nobody
+    if not instances():
+        return Check("pairs", ok=True, detail=f"no instance of epd behind {host}:{port}")
     pairs = {
         f"{min(one, other)}-{max(one, other)} {transport}"
-        for instance in ready["instances"]
+        for instance in instances()
         for one in (instance["instance"],)
         for other, transport in instance["transports"].items()
     }
     return Check("pairs", ok=True, detail=", ".join(sorted(pairs)) or "no two instances exchange")
 
 
-def _ready(host: str, port: int) -> dict[str, Any]:
-    """What a gateway says of itself.  Raises OSError, HTTPException or ValueError."""
+def _instances(host: str, port: int) -> list[dict[str, Any]]:
+    """What a gateway says of its instances; empty if none answers."""
     connection = http.client.HTTPConnection(host, port, timeout=READY_TIMEOUT_S)
     try:
         connection.request("GET", "/ready")
-        return dict(json.load(connection.getresponse()))
+        answer = json.load(connection.getresponse())
+    except (OSError, ValueError, http.client.HTTPException):
+        return []
     finally:
         connection.close()
+    found = answer.get("instances") if isinstance(answer, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def check_leftovers(directory: Path, *, fix: bool) -> Check:

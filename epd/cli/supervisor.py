@@ -14,6 +14,7 @@ from pathlib import Path
 from epd.cli.boundary import CommandFailed
 from epd.cli.compose import specs_of
 from epd.cli.plan import Plan
+from epd.cli.preflight import check_host
 from epd.cli.rundir import remove_if_empty
 from epd.runtime.supervisor import Child, StartFailed, Supervisor
 
@@ -37,7 +38,8 @@ class Board:
     def changed(self, child: Child) -> None:
         role = self._roles.get(child.name, "gateway")
         age_s = time.monotonic() - self._began_s
-        line = f"{child.name:10} {role:22} {child.state:11} {age_s:5.1f} s  {child.detail}"
+        detail = "" if child.state == "failed" else child.detail  # the last line of all tells why
+        line = f"{child.name:10} {role:22} {child.state:11} {age_s:5.1f} s  {detail}"
         new = child.name not in self._shown
         self._shown[child.name] = line.rstrip()
         if not self._redraw:
@@ -58,19 +60,26 @@ class Board:
 async def running(plan: Plan, board: Board | None = None) -> AsyncIterator[Supervisor]:
     """The cluster, serving; stopped and cleaned up at the end, whatever that is."""
     shown = board or Board(plan)
-    supervisor = Supervisor(specs_of(plan), shown.changed)
-    await supervisor.start()
     try:
+        check_host(plan.instances)
+        supervisor = Supervisor(specs_of(plan), shown.changed)
+        await supervisor.start()
         try:
-            await supervisor.wait_serving(START_TIMEOUT_S)
-        except StartFailed as failed:
-            raise CommandFailed(str(failed)) from None
+            await _until_serving(supervisor, shown)
+            yield supervisor
         finally:
-            shown.settle()
-        yield supervisor
+            await _stop_whole(supervisor)
     finally:
-        await _stop_whole(supervisor)
         remove_if_empty(Path(plan.run_dir))
+
+
+async def _until_serving(supervisor: Supervisor, shown: Board) -> None:
+    try:
+        await supervisor.wait_serving(START_TIMEOUT_S)
+    except StartFailed as failed:
+        raise CommandFailed(str(failed)) from None
+    finally:
+        shown.settle()
 
 
 async def _stop_whole(supervisor: Supervisor) -> None:

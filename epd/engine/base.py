@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, Protocol
 from epd.messages import Clip, KvLayout, RowContract, SamplingParams, TokenLogprobs
 
 OnLayers = Callable[[int], None]
+Progress = Callable[[str, int, int], None]  # stage, bytes of its weights that are read, of how many
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
+
+
+def no_progress(stage: str, done_nbytes: int, total_nbytes: int) -> None:
+    """Nobody asks how far loading is."""
 
 
 class MediaError(Exception):

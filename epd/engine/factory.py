@@ -15,7 +15,7 @@ import torch
 
 from epd.config import ConfigError, EngineConfig
 from epd.engine import attention
-from epd.engine.base import StepSequence
+from epd.engine.base import Progress, StepSequence, no_progress
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.decoder import FusedDecoder
@@ -91,6 +91,7 @@ def build_vision(
     max_pixels: int = MAX_PIXELS,
     max_batch_patches: int = 0,
     cache_nbytes: int = 0,
+    progress: Progress = no_progress,
 ) -> TorchVisionEngine:
     """The vision stage, loaded and warm; blocks for seconds.
 
@@ -103,7 +104,7 @@ def build_vision(
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
-    model = _load(adapter, "vision", dtype, engine_config)
+    model = _load(adapter, "vision", dtype, engine_config, progress)
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
         adapter,
@@ -127,6 +128,7 @@ def build_language(
     executor: DeviceExecutor | None = None,
     max_running: int = 256,
     kv_leaving_nbytes: int = 0,
+    progress: Progress = no_progress,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
@@ -142,7 +144,7 @@ def build_language(
     attention.register()
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
-    model = _load(adapter, "language", dtype, engine_config)
+    model = _load(adapter, "language", dtype, engine_config, progress)
     small = KvPool(layout, 1, dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
@@ -166,7 +168,13 @@ def _checkpoint(model_dir: Path | str, config: EngineConfig) -> Any:
     return read_checkpoint(model_dir, weights=config.load_format != "dummy")
 
 
-def _load(adapter: ModelAdapter, stage: str, dtype: torch.dtype, config: EngineConfig) -> Any:
+def _load(
+    adapter: ModelAdapter,
+    stage: str,
+    dtype: torch.dtype,
+    config: EngineConfig,
+    progress: Progress,
+) -> Any:
     return load_stage(
         adapter,
         stage,
@@ -174,6 +182,7 @@ def _load(adapter: ModelAdapter, stage: str, dtype: torch.dtype, config: EngineC
         config.device,
         config.load_format,
         allow_unused=config.allow_unused_tensors,
+        progress=progress,
     )
 
 

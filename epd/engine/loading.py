@@ -21,7 +21,7 @@ import re
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from epd.config import ConfigError
+from epd.engine.base import Progress, no_progress
 from epd.engine.checkpoint import Checkpoint, ModelError
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def load_stage(
     load_format: str = "auto",
     *,
     allow_unused: bool = False,
+    progress: Progress = no_progress,
 ) -> nn.Module:
     """The model with the weights of one stage, in eval mode; what belongs to the other is None.
 
@@ -135,7 +137,11 @@ def load_stage(
     if dummy:
         state = {name: _dummy(name, tensor, dtype, device) for name, tensor in wanted.items()}
     else:
-        state = _read(adapter.checkpoint, plan.sources, wanted, dtype, device)
+
+        def told(done: int, total: int) -> None:
+            progress(stage, done, total)
+
+        state = _read(adapter.checkpoint, plan.sources, wanted, dtype, device, told)
     for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
@@ -241,6 +247,7 @@ def _read(
     wanted: Mapping[str, torch.Tensor],
     dtype: torch.dtype,
     device: str,
+    progress: Callable[[int, int], None],
 ) -> dict[str, torch.Tensor]:
     """The tensors, file by file, floating ones converted to `dtype`.  Raises ModelError."""
     from safetensors import safe_open
@@ -249,6 +256,7 @@ def _read(
     for name in wanted:
         by_file[checkpoint.tensors[sources[name]].file].append(name)
     state: dict[str, torch.Tensor] = {}
+    done, total = 0, sum(_nbytes(tensor, dtype) for tensor in wanted.values())
     for file, names in by_file.items():
         try:
             with safe_open(file, framework="pt") as reader:
@@ -257,9 +265,15 @@ def _read(
                     if tensor.shape != wanted[name].shape:
                         tensor = tensor.transpose(1, 2).contiguous()
                     state[name] = _convert(tensor, dtype, device)
+                    done += _nbytes(wanted[name], dtype)
+                    progress(done, total)
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
             raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
     return state
+
+
+def _nbytes(like: torch.Tensor, dtype: torch.dtype) -> int:
+    return like.numel() * (dtype if like.is_floating_point() else like.dtype).itemsize
 
 
 def _convert(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:

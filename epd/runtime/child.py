@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -39,7 +40,25 @@ class StatusLine(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+PROGRESS_S = 5.0
+
 Serve = Callable[[Ending], Awaitable[int]]
+
+
+class LoadingShare:
+    """Says now and then how much of the weights has been read."""
+
+    def __init__(self, status: Status, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._status = status
+        self._now_s = now_s
+        self._told_s = now_s()
+
+    def tell(self, stage: str, done_nbytes: int, total_nbytes: int) -> None:
+        now_s = self._now_s()
+        if now_s - self._told_s >= PROGRESS_S:
+            self._told_s = now_s
+            share, size = done_nbytes / total_nbytes, total_nbytes / 2**30
+            self._status("loading", f"{share:.0%} of {size:.1f} GiB of the {stage} model")
 
 
 def prepare(spec: ChildSpec, status: Status) -> Serve:
@@ -53,7 +72,7 @@ def prepare(spec: ChildSpec, status: Status) -> Serve:
 
         assert gateway is not None
         return lambda ending: serve_gateway(gateway, ending, status)
-    engines = load_engines(instance)
+    engines = load_engines(instance, LoadingShare(status).tell)
     if gateway is not None:
         from epd.runtime.front import serve_all
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from epd.config import MOONCAKE_OVER_TCP, InstanceConfig, MooncakeConfig
+from epd.engine.base import Progress, no_progress
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address
 from epd.roles.base import Ports
@@ -46,8 +47,11 @@ def new_epoch() -> int:
     return time.time_ns() // 1_000_000
 
 
-def load_engines(config: InstanceConfig) -> Engines:
-    """Load the stages that these roles need; blocks for seconds.  Raises ModelError."""
+def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> Engines:
+    """Load the stages that these roles need; blocks for seconds.  Raises ModelError.
+
+    `progress` is told how much of a stage's weights has been read.
+    """
     from epd.engine.factory import build_executor, build_language, build_vision
 
     executor = build_executor(config.engine)
@@ -59,6 +63,7 @@ def load_engines(config: InstanceConfig) -> Engines:
             executor,
             max_batch_patches=config.encode.max_batch_patches,
             cache_nbytes=config.encode.cache_device_nbytes,
+            progress=progress,
         )
     if "prefill" in config.roles or "decode" in config.roles:
         sends = "decode" not in config.roles  # what it prefills is decoded elsewhere
@@ -68,6 +73,7 @@ def load_engines(config: InstanceConfig) -> Engines:
             executor,
             config.decode.max_running,
             kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
+            progress=progress,
         )
     return engines
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +103,7 @@ def test_every_package_that_is_checked_is_pinned() -> None:
 
 def test_a_port_in_use_fails_and_names_a_free_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        check = doctor.check_port("127.0.0.1", taken.getsockname()[1], tmp_path)
+        check = doctor.check_port("127.0.0.1", taken.getsockname()[1], tmp_path, list)
     assert not check.ok
     assert "--port" in check.remedy
 
@@ -110,13 +113,14 @@ def test_a_port_that_our_own_gateway_serves_is_well(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         gateway.bind(str(make_private(cluster_dir(port, tmp_path)) / "gateway.sock"))
         gateway.listen()
-        check = doctor.check_port("127.0.0.1", port, tmp_path)
+        check = doctor.check_port("127.0.0.1", port, tmp_path, list)
     assert check.ok
     assert "own gateway" in check.detail
 
 
 def test_an_address_of_another_host_fails() -> None:
-    assert "no address of this host" in doctor.check_port("203.0.113.7", 8000, Path("/none")).detail
+    check = doctor.check_port("203.0.113.7", 8000, Path("/none"), list)
+    assert "no address of this host" in check.detail
 
 
 def test_a_directory_that_others_can_enter_fails(run_dir: Path) -> None:
@@ -128,7 +132,36 @@ def test_a_directory_that_others_can_enter_fails(run_dir: Path) -> None:
 
 
 def test_running_instances_are_listed_by_cluster(run_dir: Path, live_socket: Path) -> None:
-    assert doctor.check_running(run_dir).detail == "8000: gateway"
+    assert doctor.check_running(run_dir, 8000, list).detail == "8000: gateway"
+
+
+def test_a_server_without_sockets_is_known_by_its_answer(tmp_path: Path) -> None:
+    """`--role all` has none between its stages."""
+
+    def one() -> list[dict[str, Any]]:
+        return [{"instance": "all", "transports": {}}]
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        check = doctor.check_port("127.0.0.1", port, tmp_path, one)
+    assert check.ok and "own gateway" in check.detail
+    assert doctor.check_running(tmp_path, port, one).detail == f"{port}: gateway, all"
+    assert doctor.check_pairs("127.0.0.1", port, one).detail == "no two instances exchange"
+
+
+def test_who_answers_otherwise_is_not_epd() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request).start()
+        assert doctor._instances("127.0.0.1", server.server_port) == []
+    assert doctor._instances("127.0.0.1", 9) == []
 
 
 @pytest.fixture

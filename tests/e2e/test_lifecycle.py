@@ -266,7 +266,7 @@ MISTAKES = [
     (["run", "--topology", "1epd", "--set", "timing.lost_after_s=soon"], 2, ["lost_after_s"]),
     (["run", "--topology", "1epd", "--config", "/no/such.toml"], 2, ["/no/such.toml"]),
     (["run", "--topology", "1epd", "--model", "/no/such/model"], 1, ["/no/such/model"]),
-    (["run", "--topology", "1epd", "--device", "cuda"], 1, ["cpu"]),
+    (["run", "--topology", "1epd", "--device", "cuda"], 2, ["cpu"]),
     (["run", "--role", "all", "--device", "cuda"], 2, ["cpu"]),
     (["ask", "hello", "--image", "/no/such.png"], 1, ["/no/such.png"]),
     (["ask", "hello", "--url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),

@@ -1,0 +1,131 @@
+"""What would fail in every worker alike is found before any starts, and said once.
+
+Devices that are not there, weights that cannot be read, and memory that cannot be enough.  What is
+needed is counted from below: weights and KV pools, nothing of what computing takes.  So what is
+refused here could never have served, and what passes may still be refused by its worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+
+from epd.config import ConfigError, InstanceConfig
+from epd.engine.checkpoint import read_header, weight_files
+from epd.runtime.cuda_driver import NoCuda, device_sizes, torch_has_cuda
+
+GIB = 1 << 30
+VISION_NAMES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
+DTYPE_NBYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def check_host(instances: Sequence[InstanceConfig]) -> None:
+    """Raises ConfigError or ModelError with what to do; returns if nothing speaks against them."""
+    sizes = check_devices([i.engine.device for i in instances])
+    by_device: defaultdict[str, list[InstanceConfig]] = defaultdict(list)
+    for instance in instances:
+        by_device[instance.engine.device].append(instance)
+    for device, there in by_device.items():
+        if device == "cpu":
+            total, share = memory_nbytes(), 1.0
+        else:
+            total = sizes[_index(device)]
+            share = there[0].engine.gpu_memory_utilization
+        check_memory(device, there, total, share)
+
+
+def check_devices(
+    devices: Sequence[str],
+    has_cuda: Callable[[], bool] = torch_has_cuda,
+    ask: Callable[[], list[int]] = device_sizes,
+) -> list[int]:
+    """Bytes of memory of each GPU, if one is asked for.  Raises ConfigError."""
+    for device in devices:
+        kind, _, index = device.partition(":")
+        if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+            raise ConfigError(
+                f"engine.device {device!r} is not supported; use cpu, or cuda:0 and so on"
+            )
+    wanted = [device for device in devices if device != "cpu"]
+    if not wanted:
+        return []
+    if not has_cuda():
+        raise ConfigError(
+            f"engine.device is {wanted[0]}, and the installed torch is a CPU build: install a CUDA "
+            "build (CONTRIBUTING.md, Set up), or use --device cpu"
+        )
+    try:
+        sizes = ask()
+    except NoCuda as error:
+        raise ConfigError(f"engine.device is {wanted[0]}: {error}; or use --device cpu") from None
+    absent = [device for device in wanted if _index(device) >= len(sizes)]
+    if absent:
+        there = ", ".join(f"cuda:{index}" for index in range(len(sizes))) or "none"
+        raise ConfigError(
+            f"engine.device {absent[0]} is not here (CUDA_VISIBLE_DEVICES may hide it); there is "
+            f"{there}: name these with --device, or use cpu"
+        )
+    return sizes
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def check_memory(
+    device: str, instances: Sequence[InstanceConfig], total_nbytes: int, share: float
+) -> None:
+    """Raises ConfigError if weights and KV pools alone are more than there is."""
+    needs = {instance.instance_id: _needed(instance) for instance in instances}
+    if (needed := sum(needs.values())) <= total_nbytes * share:
+        return
+    each = ", ".join(f"{name} {nbytes / GIB:.1f}" for name, nbytes in needs.items())
+    of = f" of {total_nbytes / GIB:.1f}" if share < 1.0 else ""
+    remedy = (
+        "free memory, use a smaller model or fewer instances, or lower --kv-nbytes"
+        if device == "cpu"
+        else "name more devices (--device cuda:0,cuda:1), use a smaller model or fewer instances, "
+        "or lower --kv-nbytes"
+    )
+    raise ConfigError(
+        f"{device} has {total_nbytes * share / GIB:.1f} GiB{of} to give, and weights and KV pools "
+        f"take {needed / GIB:.1f} GiB ({each}): {remedy}"
+    )
+
+
+def _needed(instance: InstanceConfig) -> int:
+    engine = instance.engine
+    speaks = "prefill" in instance.roles or "decode" in instance.roles
+    nbytes = engine.kv_nbytes if speaks else 0
+    if engine.load_format == "dummy":
+        return nbytes
+    stages = {"vision": "encode" in instance.roles, "language": speaks}
+    found = weights_nbytes(Path(instance.model_dir), DTYPE_NBYTES[engine.dtype])
+    return nbytes + sum(found[stage] for stage, is_held in stages.items() if is_held)
+
+
+def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:
+    """By stage, as loaded.  Raises ModelError for a file that is not whole or cannot be read."""
+    found = {"vision": 0, "language": 0}
+    for file in weight_files(directory):
+        for name, entry in read_header(file).items():
+            stage = "vision" if any(part in name for part in VISION_NAMES) else "language"
+            found[stage] += prod(entry["shape"]) * dtype_nbytes
+    return found
+
+
+def memory_nbytes() -> int:
+    """What this host, or the container, can still give."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = dict(line.split(":") for line in file)
+    available = int(lines["MemAvailable"].split()[0]) << 10
+    for path in CGROUP_LIMITS:
+        if os.access(path, os.R_OK):
+            text = Path(path).read_text(encoding="ascii").strip()
+            if text.isdecimal():
+                available = min(available, int(text))
+    return available
