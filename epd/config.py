@@ -11,6 +11,7 @@ import re
 import msgspec
 
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
+REASONING_PARSERS = ("", "qwen3")  # how answers mark their reasoning: epd/api/reasoning.py
 CACHE_SCOPES = ("tenant", "global")  # who shares rows and KV: epd/api/identity.py
 MOONCAKE_PROTOCOLS = ("tcp", "rdma")
 SPECULATIVE_METHODS = ("ngram",)
@@ -178,6 +179,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instance_id: str = "gateway"
     model_dir: str = ""
     model_name: str = ""
+    chat_template: str = ""  # a file, instead of the model's own
+    reasoning_parser: str = ""  # one of REASONING_PARSERS
     host: str = "127.0.0.1"
     port: int = 8000
     endpoint: str = ""

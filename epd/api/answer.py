@@ -52,6 +52,8 @@ class Facts:
 class Answer(ABC):
     """Makes the objects and events of one answer; choices go through their lives in it."""
 
+    tells_reasoning = False  # apart from the text; else its marks are text
+
     def __init__(self, facts: Facts, asked: Asked) -> None:
         self._facts = facts
         self._asked = asked

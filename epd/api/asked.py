@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from epd.api.errors import ApiError, bad_request
 from epd.api.structured import Constraint
+from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import ToolUse
 from epd.messages import SamplingParams
 
@@ -64,6 +65,7 @@ class Asked:
     user: str = ""
     constraint: Constraint | None = None
     tool_use: ToolUse | None = None  # chat
+    template_flags: TemplateFlags = NO_FLAGS  # chat
     told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
     echo: Mapping[str, Any] = field(default_factory=dict)  # what that API's answers repeat of it
 
@@ -107,9 +109,9 @@ class Asked:
         return self.tool_use.tools if self.tool_use is not None else ()
 
     @property
-    def skips_special_tokens(self) -> bool:
+    def shows_marks(self) -> bool:
         """The marks around calls are special tokens in some vocabularies."""
-        return self.skip_special_tokens and self.tool_use is None
+        return not self.skip_special_tokens or self.tool_use is not None
 
     @property
     def grammar_source(self) -> Constraint | ToolUse | None:

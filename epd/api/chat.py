@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from epd.api.chat_template import ChatTemplate, find_template
+from epd.api.chat_template import ChatTemplate, find_template, read_template
 from epd.api.errors import ApiError, bad_request
+from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
 from epd.engine.checkpoint import ModelError, read_config, read_json
 
@@ -28,7 +29,8 @@ _PICTURE = [{"role": "user", "content": [{"type": "image_url"}, {"type": "text",
 class ChatRenderer:
     """Template and tokenizer of one model directory.  Raises ModelError when made."""
 
-    def __init__(self, model_dir: Path | str) -> None:
+    def __init__(self, model_dir: Path | str, template: str = "") -> None:
+        """`template`: a file that is used instead of the model's own."""
         directory = Path(model_dir)
         self.config = read_config(directory)
         path = directory / "tokenizer_config.json"
@@ -41,7 +43,7 @@ class ChatRenderer:
         self._video_token = self._token("video_token_id")
         self._vision_start = self._token("vision_start_token_id")
         self._vision_end = self._token("vision_end_token_id")
-        source = find_template(directory, settings)
+        source = read_template(Path(template)) if template else find_template(directory, settings)
         self._template = (
             ChatTemplate(source, special_tokens(directory, settings)) if source else None
         )
@@ -83,8 +85,7 @@ class ChatRenderer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        is_answered: bool = True,
+        flags: TemplateFlags = NO_FLAGS,
     ) -> str:
         """The prompt's text, one placeholder per picture and video.  Raises ApiError 400."""
         if self._template is None:
@@ -93,7 +94,7 @@ class ChatRenderer:
                 "to its directory",
                 "messages",
             )
-        return self._template.render(messages, tools, is_answered=is_answered)
+        return self._template.render(messages, tools, flags)
 
     def encode(
         self,

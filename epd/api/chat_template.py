@@ -12,9 +12,11 @@ import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from epd.api.errors import bad_request
+from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import CLOSE, OPEN
 from epd.engine.checkpoint import ModelError, read_json
 
@@ -26,7 +28,7 @@ class ChatTemplate:
     """A compiled template with the model's special tokens.  Raises ModelError when made."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._template = _compile(source)
+        self._template, self._names = _compile(source)
         self._special_tokens = dict(special_tokens)
         self._tool_fault = _tool_fault(source)
         self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
@@ -36,20 +38,19 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        is_answered: bool = True,
+        flags: TemplateFlags = NO_FLAGS,
     ) -> str:
         """The prompt's text, one image placeholder for each picture.  Raises ApiError 400.
 
         `messages`: `{"role", "content"}` with OpenAI's content, validated; answers with
         `tool_calls`, whose arguments are objects here, and messages of role `tool`.
-        `is_answered`: the text ends where an answer begins.
         """
         if tools and self._tool_fault:
             raise bad_request(f"this model takes no tools: {self._tool_fault}", "tools")
+        variables = flags.for_template(self._names)
         adapted = [self._adapt(message, i) for i, message in enumerate(messages)]
         try:
-            return self._render(adapted, tools, is_answered=is_answered)
+            return self._render(adapted, tools, variables, is_answered=flags.is_answered)
         except Exception as error:  # its own refusals, and types that it did not expect
             text = "the model's chat template does not take these messages"
             said = f"{text}: {error}" if isinstance(error, Said) else text
@@ -59,15 +60,19 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
         *,
         is_answered: bool = True,
     ) -> str:
         rendered: str = self._template.render(
-            messages=messages,
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=is_answered,
-            **self._special_tokens,
+            {
+                **variables,
+                **self._special_tokens,
+                "messages": messages,
+                "tools": list(tools) or None,
+                "documents": None,
+                "add_generation_prompt": is_answered,
+            }
         )
         return rendered
 
@@ -106,14 +111,19 @@ def _tool_fault(source: str) -> str:
     return ""
 
 
+def read_template(path: Path) -> str:
+    """Raises ModelError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
+
+
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
     """The template's source, from wherever checkpoints keep it.  Raises ModelError."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
+        return read_template(path)
     path = directory / "chat_template.json"
     template = (
         read_json(path).get("chat_template")
@@ -125,9 +135,9 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str |
     return template if isinstance(template, str) else None
 
 
-def _compile(source: str) -> Any:
-    """With the settings of `transformers.utils.chat_template_utils`."""
-    from jinja2 import TemplateError
+def _compile(source: str) -> tuple[Any, frozenset[str]]:
+    """With the settings of `transformers.utils.chat_template_utils`; and the names it reads."""
+    from jinja2 import TemplateError, meta
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -149,7 +159,8 @@ def _compile(source: str) -> Any:
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     try:
-        return environment.from_string(source)
+        names = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source), frozenset(names)
     except TemplateError as error:
         raise ModelError(f"the chat template cannot be compiled: {error}") from error
 

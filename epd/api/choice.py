@@ -14,6 +14,7 @@ from typing import Any
 from epd.api.detokenize import Detokenizer
 from epd.api.echo import Echo
 from epd.api.port import GenerationUpdate, Leave
+from epd.api.reasoning import ReasoningParser
 from epd.api.stop import StopMatcher
 from epd.api.tools import CallParser, CallPiece, ToolUse
 from epd.messages import TokenLogprobs
@@ -28,6 +29,7 @@ class Delta:
     finish_reason: str
     num_tokens: int  # that it took; their text may be held back, or none
     calls: list[CallPiece] = field(default_factory=list)
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Choice:
     failed: bool = False  # its stream ended without an answer
     first_token_s: float = 0.0  # wall-clock; of the first choice, for the trace
     tool_use: ToolUse | None = None
+    reasoning: ReasoningParser | None = None
     prompt_index: int = 0  # of the prompts of its request
     num_prompt_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from its second token, once it is scored
@@ -65,7 +68,7 @@ class Choice:
     @property
     def is_parsed(self) -> bool:
         """Whether some of its tokens are marks, of which a client is told nothing."""
-        return self._parser is not None
+        return self._parser is not None or self.reasoning is not None
 
     @property
     def stop_string(self) -> str:
@@ -89,11 +92,20 @@ class Choice:
                 break
         if self.echo is not None and self.num_tokens:
             self._tell_prompt(self.echo, texts, logprobs)
-        text, calls = "".join(texts), list[CallPiece]()
+        text, calls, reasoning = "".join(texts), list[CallPiece](), ""
+        if self.reasoning is not None:
+            reasoning, text = self._find_reasoning(self.reasoning, text)
         if self._parser is not None:
             text, calls = self._find_calls(self._parser, text)
         num_tokens = self.num_tokens - num_before
-        return Delta(text, logprobs, self.finish_reason, num_tokens, calls)
+        return Delta(text, logprobs, self.finish_reason, num_tokens, calls, reasoning)
+
+    def _find_reasoning(self, parser: ReasoningParser, text: str) -> tuple[str, str]:
+        reasoning, text = parser.push(text)
+        if self.finish_reason:
+            more = parser.finish()
+            reasoning, text = reasoning + more[0], text + more[1]
+        return reasoning, text
 
     def _tell_prompt(self, echo: Echo, texts: list[str], logprobs: list[TokenLogprobs]) -> None:
         """Ahead of its first text.  An answer without tokens was asked for one, and drops it."""

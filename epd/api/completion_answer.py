@@ -82,7 +82,8 @@ class OpenAIAnswer(Answer):
         """
         silent = choice.is_parsed and self._num_logprobs < 0
         has_tokens = delta.num_tokens and not silent
-        if not (has_tokens or delta.text or delta.finish_reason or delta.calls):
+        is_said = delta.text or delta.calls or delta.reasoning
+        if not (has_tokens or is_said or delta.finish_reason):
             return b""
         logprobs = b"null"
         if self._num_logprobs >= 0:
@@ -143,6 +144,7 @@ class ChatAnswer(OpenAIAnswer):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
+    tells_reasoning = True
 
     def opening(self, choice: Choice) -> bytes:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
@@ -156,12 +158,14 @@ class ChatAnswer(OpenAIAnswer):
         if delta.calls:
             message["content"] = delta.text or None
             message["tool_calls"] = whole_calls(delta.calls)
+        if delta.reasoning:
+            message |= {"content": delta.text or None, **_reasoning(delta.reasoning)}
         return {"message": message}
 
     def _new(self, choice: Choice, delta: Delta) -> bytes:
-        if delta.text and not delta.calls:
+        if delta.text and not (delta.calls or delta.reasoning):
             return b',"delta":{"content":' + _json(delta.text) + b"}"
-        said: dict[str, Any] = {}
+        said: dict[str, Any] = _reasoning(delta.reasoning) if delta.reasoning else {}
         if delta.text or not (choice.is_parsed or delta.finish_reason):
             said["content"] = delta.text
         if delta.calls:
@@ -212,3 +216,8 @@ class CompletionAnswer(OpenAIAnswer):
         for token_id, logprob in entry.top[: self._num_logprobs]:
             top.setdefault(self._facts.token_text(token_id)[0], finite(logprob))
         return top
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under vLLM's name, and the older one of it and others."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -21,9 +21,8 @@ from epd.api.anthropic_request import read_message
 from epd.api.asked import Asked, ModelFacts
 from epd.api.body import Intake
 from epd.api.choice import Choice, Delta
+from epd.api.choices import Detokenizes, make_choices
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
-from epd.api.detokenize import Detokenizer
-from epd.api.echo import Echo
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import tenant_of
@@ -55,14 +54,12 @@ Reader = Callable[[dict[str, Any], ModelFacts, Limits], Asked]
 NO_TRACER = NoTracer()
 
 
-class Prepares(Tokenizes, Protocol):
+class Prepares(Tokenizes, Detokenizes, Protocol):
     """What is needed of `epd.api.prepare.Preparer`."""
 
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt: ...
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str: ...
-
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
 
     def token_text(self, token_id: int) -> tuple[str, bytes]: ...
 
@@ -174,10 +171,9 @@ class Completions:
         )
         answer = kind(facts, asked)
         exchange.failure = answer.failure
-        choices = [
-            self._choice(i, stream, asked, prompts[i // asked.n])
-            for i, stream in enumerate(streams)
-        ]
+        choices = make_choices(
+            streams, asked, prompts, self._preparer, tells_reasoning=answer.tells_reasoning
+        )
         self._open[request_id] = streams
         try:
             write = self._write_stream if asked.stream else self._write_whole
@@ -190,27 +186,6 @@ class Completions:
         finally:
             describe_answer(record, choices)
             del self._open[request_id]
-
-    def _choice(self, index: int, stream: Any, asked: Asked, prompt: Prompt) -> Choice:
-        prompt_index = index // asked.n
-        choice = Choice(
-            index,
-            stream,
-            self._preparer.detokenizer(skip_special_tokens=asked.skips_special_tokens),
-            asked.stop,
-            asked.all_stop_token_ids(self._preparer),
-            asked.min_tokens,
-            tool_use=asked.tool_use,
-            prompt_index=prompt_index,
-            num_prompt_tokens=len(prompt.token_ids),
-        )
-        if asked.tells_prompt:
-            text = asked.prompts[prompt_index]
-            if not isinstance(text, str):
-                shown = self._preparer.detokenizer(skip_special_tokens=False)
-                text = shown.push(text) + shown.finish()
-            choice.echo = Echo(text, prompt.token_ids[0], asked.no_tokens)
-        return choice
 
     # --- before the first token -------------------------------------------------------------------
 
@@ -235,7 +210,8 @@ class Completions:
         try:
             tenant = tenant_of(exchange.headers)
             if asked.messages is not None:
-                prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant)]
+                flags = asked.template_flags
+                prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant, flags)]
             else:
                 prompts = [await self._preparer.completion(one, tenant) for one in asked.prompts]
             limits = [asked.max_new_tokens(len(p.token_ids), self._preparer) for p in prompts]
@@ -277,12 +253,21 @@ class Completions:
         texts: list[str] = []
         logprobs: list[TokenLogprobs] = []
         calls: list[CallPiece] = []
+        reasoning: list[str] = []
         while not choice.finish_reason:
             delta = choice.take(await self._updates(exchange, choice))
             texts.append(delta.text)
             logprobs.extend(delta.logprobs)
             calls.extend(delta.calls)
-        return Delta("".join(texts), logprobs, choice.finish_reason, choice.num_tokens, calls)
+            reasoning.append(delta.reasoning)
+        return Delta(
+            "".join(texts),
+            logprobs,
+            choice.finish_reason,
+            choice.num_tokens,
+            calls,
+            "".join(reasoning),
+        )
 
     async def _write_stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]

@@ -96,7 +96,7 @@ REFUSED = {
     "length_penalty": "there is no beam search",
     "modalities": "this server makes text only",
     "prediction": "predicted output is not used",
-    "reasoning_effort": "the model has no such setting",
+    "reasoning_effort": "a plain completion has no chat template",
     "return_token_ids": "ids are not told; tokenize the text",
     "return_tokens_as_token_ids": "ids are not told; tokenize the text",
     "spaces_between_special_tokens": "tokens are joined as the tokenizer joins them",
@@ -108,6 +108,7 @@ _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logp
 _SHARED |= {"stop_token_ids"}
 _SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
+CHAT |= {"chat_template_kwargs", "reasoning_effort"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}
 COMPLETION = _SHARED | {"echo", "prompt"}
 

@@ -20,7 +20,9 @@ from epd.api.identity import scope_of
 from epd.api.media import MediaFetcher
 from epd.api.medium import Measurer, Medium, Source
 from epd.api.port import PreparedItem
+from epd.api.reasoning import Place, place_of
 from epd.api.structured import Constraint
+from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import ToolUse
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_eos_token_ids, read_json
@@ -46,6 +48,7 @@ class Prompt:
     items: tuple[PreparedItem, ...]
     scope: str  # who shares what is computed of it
     fetches: tuple[tuple[float, float], ...] = ()  # wall-clock times of each medium's fetching
+    reasoning: Place = Place.BEHIND  # where its answer begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Preparer:
     def __init__(self, config: GatewayConfig) -> None:
         directory = Path(config.model_dir)
         self._config = config
-        self._renderer = ChatRenderer(directory)
+        self._renderer = ChatRenderer(directory, config.chat_template)
         self._measurer = Measurer(directory, self._renderer.config, config.limits)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
@@ -104,13 +107,11 @@ class Preparer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         tenant: str = "",
-        *,
-        is_answered: bool = True,
+        flags: TemplateFlags = NO_FLAGS,
     ) -> Prompt:
         """The prompt of a conversation.  Raises ApiError.
 
-        `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.  `is_answered`: it
-        ends where an answer begins.
+        `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.
         """
         parts = _media_parts(messages)
         self._check_media(parts)
@@ -124,22 +125,22 @@ class Preparer:
             return medium
 
         media = await asyncio.gather(*map(fetch, parts))
-        ids, items = await self._text_work(
-            _weight(messages, tools), self._build, messages, tools, media, is_answered
+        ids, items, place = await self._text_work(
+            _weight(messages, tools), self._build, messages, tools, flags, media
         )
-        return Prompt(ids, items, scope, tuple(fetches))
+        return Prompt(ids, items, scope, tuple(fetches), place)
 
     def _build(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
+        flags: TemplateFlags,
         media: Sequence[Medium],
-        is_answered: bool,
-    ) -> tuple[tuple[int, ...], tuple[PreparedItem, ...]]:
-        """The prompt's ids and items.  Raises ApiError."""
+    ) -> tuple[tuple[int, ...], tuple[PreparedItem, ...], Place]:
+        """The prompt's ids and items, and where its answer begins.  Raises ApiError."""
         pictures = [medium for medium in media if medium.clip is None]
         videos = [medium for medium in media if medium.clip is not None]
-        text = self._renderer.render(messages, tools, is_answered=is_answered)
+        text = self._renderer.render(messages, tools, flags)
         if self._measurer.video is not None and self._measurer.video.has_timestamps:
             text = self._renderer.spread(text, [video.times for video in videos])
         ids = self._encode(text, "messages", add_special_tokens=False)
@@ -151,7 +152,8 @@ class Preparer:
             count = len(video.runs)
             items.append(_item(video, *starts[:count]))
             starts = starts[count:]
-        return tuple(expanded), tuple(sorted(items, key=lambda item: item.offset))
+        in_order = tuple(sorted(items, key=lambda item: item.offset))
+        return tuple(expanded), in_order, place_of(self._config.reasoning_parser, text)
 
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from epd.api import fields
@@ -21,10 +21,18 @@ from epd.api.exchange import Exchange
 from epd.api.identity import tenant_of
 from epd.api.prepare import Prompt
 from epd.api.shapes import Shape, read_shape
+from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.validation import check_model, read_chat
 
 T = TypeVar("T")
-_CHAT = ("messages", "tools", "media_io_kwargs", "mm_processor_kwargs")
+_CHAT = (
+    "messages",
+    "tools",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "chat_template_kwargs",
+    "reasoning_effort",
+)
 
 
 class TokenizeRequest(Shape):
@@ -36,6 +44,8 @@ class TokenizeRequest(Shape):
     tools: list[dict[str, Any]] | None = None
     media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Literal[False] | None = None
@@ -55,7 +65,6 @@ class _Asked:
     prompt: str = ""
     add_special_tokens: bool = True
     chat: Asked | None = None
-    is_answered: bool = True
 
 
 class Tokenizes(ModelFacts, Protocol):
@@ -66,8 +75,7 @@ class Tokenizes(ModelFacts, Protocol):
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         tenant: str = "",
-        *,
-        is_answered: bool = True,
+        flags: TemplateFlags = NO_FLAGS,
     ) -> Prompt: ...
 
     async def tokens(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
@@ -116,7 +124,8 @@ class Tokenizing:
         chat = {name: body[name] for name in _CHAT if name in body}
         asked = read_chat(chat, self._preparer, self._limits)
         is_answered = request.add_generation_prompt is not False
-        return _Asked(names, chat=asked, is_answered=is_answered)
+        asked.template_flags = replace(asked.template_flags, is_answered=is_answered)
+        return _Asked(names, chat=asked)
 
     async def _tokens(self, exchange: Exchange, request: _Asked) -> Sequence[int]:
         if request.chat is None:
@@ -127,7 +136,7 @@ class Tokenizing:
             request.chat.messages or (),
             request.chat.tools,
             tenant_of(exchange.headers),
-            is_answered=request.is_answered,
+            request.chat.template_flags,
         )
         return prompt.token_ids
 

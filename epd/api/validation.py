@@ -23,6 +23,7 @@ from epd.api.parameters import (
     read_simple,
 )
 from epd.api.structured import Constraint, read_constraint
+from epd.api.template_flags import read_flags
 from epd.api.tools import read_tools
 from epd.api.video_field import read_request_sampling
 from epd.config import Limits
@@ -38,6 +39,7 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     asked.messages = read_messages(present.get("messages"), read_request_sampling(present))
     asked.num_logprobs = _chat_logprobs(present)
     asked.tool_use = read_tools(present)
+    asked.template_flags = read_flags(present)
     if asked.tool_use is not None and asked.constraint is not None:
         message = f"tools and {asked.constraint.param} both shape the answer; send one of them"
         raise bad_request(message, "tools")

@@ -26,6 +26,16 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _add_chat_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--chat-template", metavar="FILE", help="jinja template, instead of the model's own"
+    )
+    group.add_argument(
+        "--reasoning-parser", metavar="NAME",
+        help="qwen3: what stands between <think> and </think> is told apart from the answer",
+    )  # fmt: skip
+
+
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and device")
     group.add_argument(
@@ -34,6 +44,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "hub, if it is in its cache here; default: the bundled tiny model",
     )  # fmt: skip
     group.add_argument("--model-name", metavar="NAME", help="its name in the API")
+    _add_chat_flags(group)
     group.add_argument(
         "--device",
         dest="engine.device",

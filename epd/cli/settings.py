@@ -30,6 +30,7 @@ from epd.config import (
     CHECKSUMS,
     CUDA_DEFAULTS,
     MOONCAKE_PROTOCOLS,
+    REASONING_PARSERS,
     TRANSPORTS,
     ConfigError,
     DecodeConfig,
@@ -68,6 +69,12 @@ MAY_BE_ZERO = frozenset(
 LOAD_FORMATS = ("auto", "dummy")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DTYPES = ("float32", "bfloat16", "float16")
+ONE_OF = {
+    "cache_scope": CACHE_SCOPES,
+    "engine.checksums": CHECKSUMS,
+    "engine.dtype": DTYPES,
+    "reasoning_parser": REASONING_PARSERS,
+}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model_dir: str = ""  # empty: the bundled tiny model
     model_name: str = ""  # empty: the directory's name
+    chat_template: str = ""  # a file; empty: the model's own
+    reasoning_parser: str = ""  # how answers mark their reasoning: qwen3; empty: it is text
     host: str = "127.0.0.1"
     port: int = 8000
     tenant: str = ""
@@ -210,12 +219,11 @@ def _problem(key: str, value: Any) -> str:
         return "a share is at most 1"
     if key == "engine.max_itl_impact" and 0 < value <= 1:
         return "it must be above 1 (how many times as long a step may take), or 0 for no bound"
-    if key == "engine.dtype" and value not in DTYPES:
-        return f"it must be one of {', '.join(DTYPES)}{suggestion(value, DTYPES)}"
-    if key == "engine.checksums" and value not in CHECKSUMS:
-        return f"it must be one of {', '.join(CHECKSUMS)}{suggestion(value, CHECKSUMS)}"
-    if key == "cache_scope" and value not in CACHE_SCOPES:
-        return f"it must be one of {', '.join(CACHE_SCOPES)}{suggestion(value, CACHE_SCOPES)}"
+    if (known := ONE_OF.get(key)) is not None and value not in known:
+        named = ", ".join(filter(None, known))
+        return f"it must be one of {named}{suggestion(value, known)}"
+    if key == "chat_template" and value and not os.access(value, os.R_OK):
+        return "it must be a file that can be read"
     if key == "transport" and not is_transport(value):
         last = value.split(",")[-1]
         return (
@@ -301,6 +309,8 @@ def gateway_config(
         instance_id=instance_id,
         model_dir=settings.model_dir,
         model_name=settings.model_name,
+        chat_template=settings.chat_template,
+        reasoning_parser=settings.reasoning_parser,
         host=settings.host,
         port=settings.port,
         endpoint=endpoint,

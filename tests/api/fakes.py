@@ -26,7 +26,9 @@ from epd.api.port import (
     TransferParams,
 )
 from epd.api.prepare import Prompt
+from epd.api.reasoning import Place
 from epd.api.server import ApiServer
+from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.config import GatewayConfig, Limits
 from epd.messages import TokenLogprobs
 
@@ -157,6 +159,7 @@ class FakePreparer:
     eos_token_ids = (EOS,)
     takes_images = True
     defaults: dict[str, Any] = {}  # noqa: RUF012
+    reasoning = Place.BEHIND
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -168,8 +171,7 @@ class FakePreparer:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         tenant: str = "",
-        *,
-        is_answered: bool = True,
+        flags: TemplateFlags = NO_FLAGS,
     ) -> Prompt:
         self.messages = list(messages)
         self.tools = list(tools)
@@ -193,11 +195,14 @@ class FakePreparer:
                 item = PreparedItem("0" * 64, len(ids), NUM_IMAGE_ROWS, (1, 16, 16), b"")
                 items.append(item)
                 ids += [0] * NUM_IMAGE_ROWS
-        return Prompt(tuple(ids), tuple(items), tenant)
+        return Prompt(tuple(ids), tuple(items), tenant, reasoning=self.reasoning)
 
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
         ids = map(ord, prompt) if isinstance(prompt, str) else prompt
         return Prompt(tuple(ids), (), tenant)
+
+    async def grammar(self, constraint: Any) -> str:
+        return "a grammar"
 
     async def tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [*([2] if add_special_tokens else []), *map(ord, text)]

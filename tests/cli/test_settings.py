@@ -74,6 +74,8 @@ def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
         ("[limits]\nallow_private_networks = 1", "must be true or false"),
         ("[engine]\nkv_nbytes = 'much'", "kv_nbytes: 'much' is no size"),
         ("[engine]\ndtype = 'bfloat61'", "did you mean bfloat16"),
+        ("reasoning_parser = 'qwen'", "did you mean qwen3"),
+        ("chat_template = '/nowhere/x.jinja'", "a file that can be read"),
         ("[engine]\ndevice = 'cuda:x'", "it must be cpu"),
         ("[engine]\nthreads = -1", "may not be negative"),
         ("[prefill]\nmax_slots_share_per_peer = 1.5", "a share is at most 1"),

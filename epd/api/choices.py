@@ -1,0 +1,63 @@
+"""The choices of an answer, from what was asked: how each finds its text, calls and reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from epd.api.asked import Asked, ModelFacts
+from epd.api.choice import Choice
+from epd.api.detokenize import Detokenizer
+from epd.api.echo import Echo
+from epd.api.prepare import Prompt
+from epd.api.reasoning import Place, ReasoningParser
+
+
+class Detokenizes(ModelFacts, Protocol):
+    """What is needed of the model."""
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+
+
+def make_choices(
+    streams: Sequence[Any],
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    model: Detokenizes,
+    *,
+    tells_reasoning: bool,
+) -> list[Choice]:
+    """One for each stream, prompt after prompt; `tells_reasoning`: apart from the text."""
+    # What a grammar shapes begins with its first token.
+    parses_reasoning = tells_reasoning and asked.grammar_source is None
+    choices = []
+    for i, stream in enumerate(streams):
+        which = i // asked.n
+        prompt = prompts[which]
+        place = prompt.reasoning if parses_reasoning else Place.BEHIND
+        shows_marks = asked.shows_marks or place is not Place.BEHIND
+        choice = Choice(
+            i,
+            stream,
+            model.detokenizer(skip_special_tokens=not shows_marks),
+            asked.stop,
+            asked.all_stop_token_ids(model),
+            asked.min_tokens,
+            tool_use=asked.tool_use,
+            reasoning=None if place is Place.BEHIND else ReasoningParser(place),
+            prompt_index=which,
+            num_prompt_tokens=len(prompt.token_ids),
+        )
+        if asked.tells_prompt:
+            text = _told(asked.prompts[which], model)
+            choice.echo = Echo(text, prompt.token_ids[0], asked.no_tokens)
+        choices.append(choice)
+    return choices
+
+
+def _told(prompt: str | list[int], model: Detokenizes) -> str:
+    """A prompt as it is echoed: as it was sent, or as its tokens read."""
+    if isinstance(prompt, str):
+        return prompt
+    shown = model.detokenizer(skip_special_tokens=False)
+    return shown.push(prompt) + shown.finish()

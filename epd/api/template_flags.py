@@ -1,0 +1,63 @@
+"""What a request wants of the chat template beside the conversation: flags, and how much reasoning.
+
+A flag is a variable of the template (`chat_template_kwargs`).  One that the template does not read
+would be dropped in silence, so it is refused, unless it turns something off that is not there.
+`reasoning_effort` goes to a template that reads it, and where there is only a switch for reasoning
+it turns this on or off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from epd.api import fields
+from epd.api.errors import bad_request
+
+KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
+OWN = ("messages", "tools", "documents", "add_generation_prompt")  # said elsewhere in the request
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFlags:
+    """As asked; checked against a template when there is one."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str = ""
+    is_answered: bool = True  # the text ends where an answer begins
+
+    def for_template(self, names: Collection[str]) -> dict[str, Any]:
+        """The variables for a template that reads `names`.  Raises ApiError 400."""
+        for name, value in self.variables.items():
+            if name not in names and value not in (None, False):
+                path = f"{KWARGS}.{name[:80]}"
+                message = f"{path} is not read by the model's chat template; leave it out"
+                raise bad_request(message, path, "unsupported_parameter")
+        return self._from_effort(names) | dict(self.variables)
+
+    def _from_effort(self, names: Collection[str]) -> dict[str, Any]:
+        switches = [name for name in SWITCHES if name in names]
+        if EFFORT not in names and not switches and self.effort not in ("", "none"):
+            message = f"{EFFORT} is not supported: the model's chat template has no such setting"
+            raise bad_request(message, EFFORT, "unsupported_parameter")
+        if not self.effort:
+            return {}
+        read: dict[str, Any] = dict.fromkeys(switches, self.effort != "none")
+        return read | ({EFFORT: self.effort} if EFFORT in names else {})
+
+
+NO_FLAGS = TemplateFlags()
+
+
+def read_flags(present: Mapping[str, Any]) -> TemplateFlags:
+    """Raises ApiError 400."""
+    variables = fields.mapping(present.get(KWARGS, {}), KWARGS)
+    for name in OWN:
+        if name in variables:
+            path = f"{KWARGS}.{name}"
+            raise bad_request(f"{path} is not taken: the request itself says it", path)
+    effort = fields.one_of(present[EFFORT], EFFORT, EFFORTS) if EFFORT in present else ""
+    return TemplateFlags(variables, effort)
