@@ -82,6 +82,10 @@ def _llama(vocab: int, tie: bool, *text: int, **more: Any) -> dict[str, Any]:
     return _text(*text, vocab_size=vocab, tie_word_embeddings=tie, **more)
 
 
+_LLAMA3_ROPE = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3",
+}  # fmt: skip
 _INV_FREQ = {"model.layers.{layers}.self_attn.rotary_emb.inv_freq": "half_head"}
 _INDEX, _MTEB = "its index, as scripts on GitHub check it", "the model table of MTEB on GitHub"
 PUBLISHED = {
@@ -154,10 +158,16 @@ PUBLISHED = {
         "llama", _llama(128256, False, 4096, 14336, 32, 32, 8), 291, 8030261248
     ),
     "meta-llama/Llama-3.2-1B-Instruct": Published(
-        "llama", _llama(128256, True, 2048, 8192, 16, 32, 8, head_dim=64), 146, 1235814400
+        "llama",
+        _llama(
+            128256, True, 2048, 8192, 16, 32, 8,
+            head_dim=64, rope_scaling=_LLAMA3_ROPE | {"factor": 32.0},
+        ),
+        146, 1235814400,
     ),
     "meta-llama/Llama-3.3-70B-Instruct": Published(
-        "llama", _llama(128256, False, 8192, 28672, 80, 64, 8), 723, 70553706496
+        "llama", _llama(128256, False, 8192, 28672, 80, 64, 8, rope_scaling=_LLAMA3_ROPE),
+        723, 70553706496,
     ),
 }  # fmt: skip
 _REDUCED_VISION = {
@@ -188,7 +198,7 @@ def reduced(published: Published) -> dict[str, Any]:
         vision["hidden_size"] = 64  # that of the language model
     text = config.get("text_config", config)
     text |= {name: size for name, size in _REDUCED_TEXT.items() if name in text}
-    if text.get("rope_scaling"):
+    if "mrope_section" in (text.get("rope_scaling") or ()):
         text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": [2, 3, 3]}
     if "image_grid_pinpoints" in config:
         config["image_grid_pinpoints"] = [[32, 64], [64, 32], [64, 64]]

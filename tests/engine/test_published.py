@@ -27,6 +27,7 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import ADAPTERS, adapter_for
 from epd.engine.video import video_settings
 from tests.engine.conftest import picture
+from tests.engine.hf_video import make_processor
 from tests.engine.published import LAYOUTS
 from tests.engine.published_checkpoints import (
     PUBLISHED,
@@ -158,8 +159,26 @@ def test_rows_of_published_processors(name: str, size: tuple[int, int], tmp_path
     assert grid == geometry.grid_thw
     if published.family != "llava_onevision":  # its rows are known after the tower
         assert len(patches) == geometry.num_patches
-    videos = video_settings(checkpoint.config, checkpoint.video_preprocessor)
-    assert (videos is None) == (published.family == "llava_onevision")
+
+
+@pytest.mark.parametrize("name", WITH_PICTURES)
+def test_videos_under_published_settings(name: str, tmp_path: Path) -> None:
+    """Older releases say it in the file of pictures, newer ones in one of its own."""
+    published = PUBLISHED[name]
+    write_headers(tmp_path, {}, num_files=1)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(published)))
+    write_companions(tmp_path, published)
+    checkpoint = read_checkpoint(tmp_path, weights=False)
+    ours = video_settings(checkpoint.config, checkpoint.video_preprocessor)
+    if published.family == "llava_onevision":
+        assert ours is None
+        return
+    assert ours is not None
+    theirs = make_processor(published.family, dict(checkpoint.video_preprocessor))
+    assert (ours.min_pixels, ours.max_pixels, ours.patch_size, ours.fps) == (
+        theirs.size["shortest_edge"], theirs.size["longest_edge"], theirs.patch_size, theirs.fps,
+    )  # fmt: skip
+    assert list(ours.image_mean) == list(theirs.image_mean)
 
 
 @pytest.mark.parametrize("section", ["image_processor", "video_processor"])
