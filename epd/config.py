@@ -13,6 +13,7 @@ import msgspec
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
 REASONING_PARSERS = ("", "qwen3")  # how answers mark their reasoning: epd/api/reasoning.py
 CACHE_SCOPES = ("tenant", "global")  # who shares rows and KV: epd/api/identity.py
+ENCODE_POLICIES = ("affinity", "round_robin", "random")  # who encodes: scheduling/placement.py
 MOONCAKE_PROTOCOLS = ("tcp", "rdma")
 SPECULATIVE_METHODS = ("ngram",)
 CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
@@ -115,6 +116,8 @@ class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     protocol: str = "tcp"  # one of MOONCAKE_PROTOCOLS
     devices: str = ""  # rdma: names as in /sys/class/infiniband, with commas; empty: all
+    min_port: int = 15000  # each instance listens on two ports from here
+    max_port: int = 17000  # to here, on all interfaces
 
 
 MOONCAKE_OVER_TCP = MooncakeConfig()
@@ -136,6 +139,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_unused_tensors: bool = False  # a checkpoint may have some that config.json lacks
     block_size: int = 16
     kv_nbytes: int = 128 << 20  # 0: what is free on the device
+    kv_layer_groups: int = 4  # a last chunk's KV is sent in so many parts; 1: behind its last layer
     kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives, or leaves
     gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
     cuda_graphs: bool = True  # steps of decodes alone are captured and replayed
@@ -190,6 +194,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_affinity: str = ""  # as in EngineConfig
     health_when_ready: bool = False  # /health is 200 only when /ready is
     otlp_traces_endpoint: str = ""  # or env: what OpenTelemetry's variables say
+    encode_policy: str = "affinity"  # one of ENCODE_POLICIES
     prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
     limits: Limits = Limits()
     timing: Timing = Timing()

@@ -24,9 +24,6 @@ class RemoteRegion(Record):
     num_slots: int
 
 
-MAX_LAYER_GROUPS = 4
-
-
 class KvLayout(Record):
     """Shape of one KV block, `[num_layers, 2, block_size, num_kv_heads, head_dim]` of `dtype`."""
 
@@ -36,11 +33,13 @@ class KvLayout(Record):
     head_dim: int
     dtype: str
     block_nbytes: int
+    max_layer_groups: int = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
 
     @property
     def slots_per_block(self) -> int:
         """Groups of layers that are sent one by one (`scheduling/kv_order.py`), all as large."""
-        return max(n for n in range(1, MAX_LAYER_GROUPS + 1) if self.num_layers % n == 0)
+        most = min(self.max_layer_groups, self.num_layers)
+        return next(n for n in range(most, 0, -1) if self.num_layers % n == 0)
 
     @property
     def slot_nbytes(self) -> int:

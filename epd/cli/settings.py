@@ -29,6 +29,7 @@ from epd.config import (
     CACHE_SCOPES,
     CHECKSUMS,
     CUDA_DEFAULTS,
+    ENCODE_POLICIES,
     MOONCAKE_PROTOCOLS,
     REASONING_PARSERS,
     TRANSPORTS,
@@ -72,7 +73,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 ONE_OF = {
     "cache_scope": CACHE_SCOPES,
     "engine.checksums": CHECKSUMS,
+    "encode_policy": ENCODE_POLICIES,
     "engine.dtype": DTYPES,
+    "engine.load_format": LOAD_FORMATS,
+    "mooncake.protocol": MOONCAKE_PROTOCOLS,
     "reasoning_parser": REASONING_PARSERS,
 }
 
@@ -88,6 +92,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     tenant: str = ""
     cache_scope: str = "tenant"  # who shares rows and KV: one tenant, or all (global)
+    encode_policy: str = "affinity"  # who encodes a picture: affinity, round_robin or random
     prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
     cluster_key: str = ""  # a key file: required between hosts
     transport: str = "auto"  # of rows and KV: auto, shm, tcp, mooncake or file
@@ -213,7 +218,7 @@ def _problem(key: str, value: Any) -> str:
             return "it must be above zero" if key not in MAY_BE_ZERO else "it may not be negative"
         if not math.isfinite(value):
             return "it must be a finite number"
-    if key == "port" and value > 65535:
+    if (key == "port" or key.endswith("_port")) and value > 65535:
         return "a port is at most 65535"
     if (key.endswith("share_per_peer") or key == "engine.gpu_memory_utilization") and value > 1:
         return "a share is at most 1"
@@ -245,10 +250,6 @@ def _problem(key: str, value: Any) -> str:
         return "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"
     if key.startswith(speculative.PREFIX):
         return speculative.problem(key.removeprefix(speculative.PREFIX), value)
-    if key == "engine.load_format" and value not in LOAD_FORMATS:
-        return f"it must be one of {', '.join(LOAD_FORMATS)}{suggestion(value, LOAD_FORMATS)}"
-    if key == "mooncake.protocol" and value not in MOONCAKE_PROTOCOLS:
-        return f"it must be one of {', '.join(MOONCAKE_PROTOCOLS)}"
     return ""
 
 
@@ -269,6 +270,8 @@ def check_send_ring(settings: Settings) -> None:
 
 
 def _check_together(settings: Settings) -> None:
+    if settings.mooncake.max_port <= settings.mooncake.min_port:
+        raise ConfigError("mooncake.max_port must be above mooncake.min_port: two ports are taken")
     check_send_ring(settings)
     if settings.encode.cache_dir and settings.encode.cache_store:
         raise ConfigError(
@@ -316,6 +319,7 @@ def gateway_config(
         endpoint=endpoint,
         tenant=settings.tenant,
         cache_scope=settings.cache_scope,
+        encode_policy=settings.encode_policy,
         prefix_affinity=settings.prefix_affinity,
         cluster_key=settings.cluster_key,
         cpu_affinity=cpu_affinity,

@@ -139,7 +139,7 @@ def build_language(
     dtype = dtype_of(engine_config.dtype)
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
-    layout = adapter.kv_layout(dtype, engine_config.block_size)
+    layout = adapter.kv_layout(dtype, engine_config.block_size, engine_config.kv_layer_groups)
     device = engine_config.device
     attention.register()
     if engine_config.kv_nbytes:

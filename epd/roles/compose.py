@@ -26,6 +26,7 @@ from epd.roles.prefill import PrefillRole
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
+from epd.scheduling.encode_policy import pick_encoder
 
 IDLE_CHECK_S = 0.05
 
@@ -191,8 +192,9 @@ class Gateway:
         self.registry = Registry(self.actor, fingerprint, config.timing)
         self.directory = CacheDirectory(self.actor, self.registry)
         self.affinity = Affinity(self.actor) if config.prefix_affinity else None
+        pick = pick_encoder(config.encode_policy, ports.random.integer)
         dispatcher = Dispatcher(
-            self.actor, self.registry, config.timing, self.directory.index, self.affinity
+            self.actor, self.registry, config.timing, self.directory.index, self.affinity, pick
         )
         self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
 

@@ -26,7 +26,7 @@ from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, Prefill
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.registry import Registry
-from epd.scheduling.placement import Candidate, Placement, Unplaceable, lacking, place
+from epd.scheduling.placement import Candidate, PickEncoder, Placement, Unplaceable, lacking, place
 from epd.scheduling.residency import CacheIndex, Flights
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
@@ -42,13 +42,15 @@ class Dispatcher:
         timing: Timing,
         index: CacheIndex,
         affinity: Affinity | None = None,
+        pick: PickEncoder | None = None,
     ) -> None:
-        """`affinity`: None places without regard to prefixes."""
+        """`affinity`: None places without regard to prefixes; `pick`: see `place`."""
         self._actor = actor
         self._registry = registry
         self._timing = timing
         self._index = index
         self._affinity = affinity
+        self._pick = pick
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
@@ -84,7 +86,8 @@ class Dispatcher:
         hashes = [item.mm_hash for item in machine.prompt.items]
         candidates, avoid = self.candidates(), self._avoid.get(machine.key, set())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
-        return place(candidates, hashes, avoid, self, held, finds=machine.key not in self._absent)
+        finds = machine.key not in self._absent
+        return place(candidates, hashes, avoid, self, held, finds=finds, pick=self._pick)
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""

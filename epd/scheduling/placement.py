@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -43,6 +43,7 @@ PREFIX_BALANCE = 0.25  # and this share of the mean
 NOWHERE = Nowhere()
 Shares = Mapping[str, float]  # instance to the share of the prompt that it likely holds, 0 to 1
 NOTHING_HELD: Shares = {}
+PickEncoder = Callable[[Sequence["Candidate"]], "Candidate"]
 
 
 class Candidate:
@@ -106,10 +107,12 @@ def place(
     held: Shares = NOTHING_HELD,
     *,
     finds: bool = True,
+    pick: PickEncoder | None = None,
 ) -> Placement | Unplaceable:
     """Choose; instances in `avoid` (they just failed it) only if there is no other.
 
-    `finds`: False where storage was asked for these pictures and did not have them.
+    `finds`: False where storage was asked for these pictures and did not have them.  `pick` takes
+    an encoder for each picture whatever is known of it (`encode_policy.py`).
     """
     infos = [c.info for c in candidates]
     if reason := lacking(infos, with_pictures=bool(mm_hashes), finds=finds):
@@ -126,7 +129,7 @@ def place(
     decode = _decode_for(prefill, decodes, held)
     finder = prefill if finds and prefill.info.finds_rows else None
     chosen = tuple(
-        _encoder_for(h, encoders, prefill, finder, known).info.address for h in mm_hashes
+        _encoder_for(h, encoders, prefill, finder, known, pick).info.address for h in mm_hashes
     )
     return Placement(chosen, prefill.info.address, decode.info.address)
 
@@ -191,12 +194,15 @@ def _encoder_for(
     prefill: Candidate,
     finder: Candidate | None,
     known: Whereabouts,
+    pick: PickEncoder | None,
 ) -> Candidate:
     """`finder`: prefill itself, where it may find the rows without an encoder."""
     if finder is not None:
         places = (*known.resident(mm_hash), *known.in_flight(mm_hash))
         if not encoders or finder.instance_id in places:
             return finder
+    if pick is not None:
+        return pick(encoders)
     by_name = {c.instance_id: c for c in encoders}
     holders = [by_name[name] for name in known.resident(mm_hash) if name in by_name]
     for name in known.in_flight(mm_hash):

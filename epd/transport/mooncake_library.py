@@ -95,8 +95,12 @@ def check_devices(devices: str) -> None:
         )
 
 
-def choose_protocol(config: MooncakeConfig) -> None:
-    """For engines that are made in this process from now on."""
+def set_up(config: MooncakeConfig) -> None:
+    """The library's environment, for engines that are made in this process from now on; ports are
+    those of the first one, for it reads them once."""
+    for end, port in (("MIN", config.min_port), ("MAX", config.max_port)):
+        for word in ("RPC", "PRC"):  # releases before 0.3.13 spell it so
+            os.environ[f"MC_{end}_{word}_PORT"] = str(port)
     if config.protocol == "rdma":
         os.environ.pop(FORCE_TCP, None)
     else:
@@ -107,16 +111,16 @@ class Library:
     """One engine of the library, reachable at `host`:`port`; unauthenticated and unencrypted."""
 
     def __init__(self, host: str, config: MooncakeConfig = MOONCAKE_OVER_TCP) -> None:
-        engine_class = load()
         if config.protocol == "rdma":
             check_devices(config.devices)
-        choose_protocol(config)
+        set_up(config)
+        engine_class = load()
         self._engine = engine_class()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))  # never destroyed
         if self._engine.initialize(host, "P2PHANDSHAKE", config.protocol, config.devices):
             raise TransportError(
-                f"mooncake cannot listen on {host}: give an address of this host, and leave the "
-                "ports 15000 to 17000 free"
+                f"mooncake cannot listen on {host}: give an address of this host, and leave ports "
+                f"of {config.min_port} to {config.max_port} free (mooncake.min_port, max_port)"
             )
         self.host = host
         self.config = config

@@ -30,7 +30,7 @@ from typing import Any
 from epd.config import MooncakeConfig
 from epd.transport.base import Buffer, StorageUsage, TransportError
 from epd.transport.checksum import checksum_of
-from epd.transport.mooncake_library import check_devices, choose_protocol, load
+from epd.transport.mooncake_library import check_devices, load, set_up
 from epd.transport.region import byte_views
 from epd.transport.storage_threads import StorageThreads
 from epd.transport.whole_file import head_of, parse_whole
@@ -55,7 +55,7 @@ class MooncakeStore:
         if config.protocol == "rdma":
             check_devices(config.devices)
         client_class = _client_class()
-        choose_protocol(config)
+        set_up(config)
         self._client = client_class()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))  # destroying it may take long
         if self._client.setup(

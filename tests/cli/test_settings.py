@@ -81,6 +81,8 @@ def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
         ("[prefill]\nmax_slots_share_per_peer = 1.5", "a share is at most 1"),
         ("[timing]\nlost_after_s = inf", "finite"),
         ("port = 65536", "at most 65535"),
+        ("[mooncake]\nmax_port = 70000", "at most 65535"),
+        ("encode_policy = 'round-robin'", "did you mean round_robin"),
         ("[timing]\nlost_after_s = 1.0", "must grow"),
         ("host = [", "is not TOML"),
     ],
@@ -91,6 +93,11 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, said: str
     assert said in str(caught.value)
     if "must grow" not in said:
         assert "epd.toml" in str(caught.value)
+
+
+def test_ports_of_mooncake_are_a_span(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mooncake.max_port must be above"):
+        build_settings(write(tmp_path, "[mooncake]\nmin_port = 20000\nmax_port = 20000"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

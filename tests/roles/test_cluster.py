@@ -7,6 +7,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from epd.api.port import Generation, Leave
@@ -93,6 +94,29 @@ async def test_sample_pictures_are_read(
         for instance in cluster.instances.values():
             assert not instance.actor.counters, (instance.actor.address, instance.actor.counters)
         assert not cluster.gateway.actor.counters
+
+
+@pytest.mark.parametrize(("groups", "num_told"), [(1, 0), (2, 1), (9, 3)])
+async def test_kv_moves_in_as_many_parts_as_the_setting_says(
+    groups: int, num_told: int, preparer: Preparer, loaded: dict[str, Any]
+) -> None:
+    """The model has four layers; behind the last one there is nothing to tell ahead of time."""
+    from epd.engine.factory import build_language
+
+    config = msgspec.structs.replace(SMALL, kv_layer_groups=groups)
+    cluster = Cluster()
+    cluster.add("e0", ("encode",), Engines(vision=loaded["vision"]), engine=config)
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        language = build_language(CHECKPOINT, config, loaded["executor"])
+        cluster.add(name, (role,), Engines(language=language), engine=config)
+    prompt = await preparer.chat([{"role": "user", "content": "What is in short chunks? " * 8}])
+    asked = Generation(prompt.token_ids, (), SamplingParams(max_tokens=3))
+    async with cluster.running():
+        await answer(cluster, preparer, asked)
+        await cluster.settle()
+        transitions = cluster.instances["p0"].actor.journal.transitions
+        told = sum(count for t, count in transitions.items() if t.event == "LayersComputed")
+    assert told == num_told
 
 
 async def test_an_image_seen_twice_is_encoded_once(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, Load
+from epd.scheduling.encode_policy import pick_encoder
 from epd.scheduling.placement import (
     BALANCE,
     PREFIX_BALANCE,
@@ -17,6 +18,7 @@ from epd.scheduling.placement import (
     Unplaceable,
     place,
 )
+from epd.sim.rand import KeyedRandom
 
 
 def candidate(name: str, *roles: str, assigned: int = 0, blocks: int = 100) -> Candidate:
@@ -212,3 +214,20 @@ def test_a_popular_beginning_spreads(loads: list[int]) -> None:
         busy[int(ids(place(pool, [], held={"p0": 1.0}))[1][1:])] += 1
     mean = sum(busy) / len(busy)
     assert max(busy) - min(busy) <= max(*loads, PREFIX_SLACK + PREFIX_BALANCE * mean + 1)
+
+
+def test_encoders_take_turns_or_are_drawn_whatever_is_known() -> None:
+    """`encode_policy`: rows and load do not count, who just failed it still does."""
+    pool = [candidate(f"e{n}", "encode", assigned=9 * n) for n in range(3)]
+    pool += [candidate("p", "prefill"), candidate("d", "decode")]
+    known = Known(resident=("e0",))
+    in_turn = pick_encoder("round_robin", lambda *key: 0)
+    two = [ids(place(pool, ["h", "h", "g"], known=known, pick=in_turn))[0] for _ in range(2)]
+    assert Counter(two[0]) == Counter(two[1]) == Counter(["e0", "e1", "e2"])
+    random = KeyedRandom(1, "placement")
+    by_chance = pick_encoder("random", random.integer)
+    drawn = ids(place(pool, ["h"] * 300, known=known, pick=by_chance))[0]
+    assert all(70 < count < 130 for count in Counter(drawn).values()) and len(set(drawn)) == 3
+    left = ids(place(pool, ["h"] * 9, avoid={"e1"}, known=known, pick=by_chance))[0]
+    assert set(left) == {"e0", "e2"}
+    assert pick_encoder("affinity", random.integer) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -123,12 +124,14 @@ class Initialized(FakeEngine):
     """Notes what it is initialized with, and what the environment says then."""
 
     asked: tuple[object, ...] = ()
+    ports: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__({})
 
     def initialize(self, *asked: str) -> int:
         type(self).asked = (*asked, os.environ.get("MC_FORCE_TCP"))
+        type(self).ports = tuple(os.environ[f"MC_{end}_RPC_PORT"] for end in ("MIN", "MAX"))
         return 0
 
     def get_rpc_port(self) -> int:
@@ -145,8 +148,30 @@ def test_protocol_and_devices_reach_the_library(
     (tmp_path / "mlx5_1").mkdir()
     Library("10.0.0.1")
     assert Initialized.asked == ("10.0.0.1", "P2PHANDSHAKE", "tcp", "", "1")
+    assert Initialized.ports == ("15000", "17000")
     Library("10.0.0.1", MooncakeConfig("rdma", "mlx5_0,mlx5_1"))
     assert Initialized.asked == ("10.0.0.1", "P2PHANDSHAKE", "rdma", "mlx5_0,mlx5_1", None)
+
+
+LISTEN = """
+from epd.config import MooncakeConfig
+from epd.transport.mooncake_library import Library
+import os, socket
+span = MooncakeConfig(min_port=int(os.environ["FROM"]), max_port=int(os.environ["TO"]))
+print(Library("127.0.0.1", span).port, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_the_library_listens_where_the_settings_say() -> None:
+    """In a process of its own: it reads its ports once."""
+    span = {"FROM": "23400", "TO": "23450"}
+    child = [sys.executable, "-c", LISTEN]
+    ended = subprocess.run(
+        child, env={**os.environ, **span}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert 23400 <= int(ended.stdout.split()[-1]) <= 23450
 
 
 def test_a_device_that_is_not_there_is_refused(

@@ -105,13 +105,14 @@ class ModelAdapter:
         name = str(dtype).removeprefix("torch.")
         return RowContract(hidden, width, self.num_deepstack, name, width * dtype.itemsize)
 
-    def kv_layout(self, dtype: torch.dtype, block_size: int) -> KvLayout:
+    def kv_layout(self, dtype: torch.dtype, block_size: int, max_layer_groups: int = 4) -> KvLayout:
         text = self.text_config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads, layers = int(text.num_key_value_heads), int(text.num_hidden_layers)
         nbytes = layers * 2 * block_size * heads * int(head_dim) * dtype.itemsize
         name = str(dtype).removeprefix("torch.")
-        return KvLayout(layers, block_size, heads, int(head_dim), name, nbytes)
+        shape = (layers, block_size, heads, int(head_dim), name, nbytes)
+        return KvLayout(*shape, max_layer_groups)
 
     # --- language ---------------------------------------------------------------------------------
 

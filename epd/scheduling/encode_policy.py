@@ -1,0 +1,42 @@
+"""Which encoder takes a picture, where neither rows nor load shall count: in turn, or by chance.
+
+For comparison, and where every encoder finds every picture's rows in a storage that all share.  The
+default, `affinity` (`placement.py`), sends equal pictures to one encoder; under these two an equal
+picture may be encoded once by each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from epd.scheduling.placement import Candidate, PickEncoder
+
+
+class RoundRobin:
+    """Each its turn, over all pictures of a gateway."""
+
+    def __init__(self) -> None:
+        self._num_picked = 0
+
+    def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
+        self._num_picked += 1
+        return encoders[self._num_picked % len(encoders)]
+
+
+class ByChance:
+    """Uniformly; `integer` draws, by number of the picture."""
+
+    def __init__(self, integer: Callable[..., int]) -> None:
+        self._integer = integer
+        self._num_picked = 0
+
+    def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
+        self._num_picked += 1
+        return encoders[self._integer("encode policy", self._num_picked) % len(encoders)]
+
+
+def pick_encoder(policy: str, integer: Callable[..., int]) -> PickEncoder | None:
+    """By the setting `encode_policy`; None: as placement does without one."""
+    if policy == "round_robin":
+        return RoundRobin()
+    return ByChance(integer) if policy == "random" else None
