@@ -87,20 +87,23 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192, "rope_type": "llama3",
 }  # fmt: skip
 _INV_FREQ = {"model.layers.{layers}.self_attn.rotary_emb.inv_freq": "half_head"}
-_INDEX, _MTEB = "its index, as scripts on GitHub check it", "the model table of MTEB on GitHub"
+_INDEX, _TABLE = (
+    "its index, as scripts on GitHub check it",
+    "tables of models in public repositories",
+)
 PUBLISHED = {
     "Qwen/Qwen2-VL-2B-Instruct": Published(
-        "qwen2_vl", _qwen2(151936, True, 1536, 8960, 28, 12, 2), 729, 2208985600, _MTEB
+        "qwen2_vl", _qwen2(151936, True, 1536, 8960, 28, 12, 2), 729, 2208985600, _TABLE
     ),
     "Qwen/Qwen2-VL-7B-Instruct": Published(
         "qwen2_vl", _qwen2(152064, False, 3584, 18944, 28, 28, 4), 730, 8291375616,
         "total_size of AIN's index, in float32",
     ),
     "Qwen/Qwen2-VL-72B-Instruct": Published(
-        "qwen2_vl", _qwen2(152064, False, 8192, 29568, 80, 64, 8), 1354, 73405560320
+        "qwen2_vl", _qwen2(152064, False, 8192, 29568, 80, 64, 8), 1354, 73405560320, _TABLE
     ),
     "Qwen/Qwen2.5-VL-3B-Instruct": Published(
-        "qwen2_5_vl", _qwen2_5(3420, 151936, True, 2048, 11008, 36, 16, 2), 824, 3754622976, _MTEB
+        "qwen2_5_vl", _qwen2_5(3420, 151936, True, 2048, 11008, 36, 16, 2), 824, 3754622976, _TABLE
     ),
     "Qwen/Qwen2.5-VL-7B-Instruct": Published(
         "qwen2_5_vl", _qwen2_5(3420, 152064, False, 3584, 18944, 28, 28, 4),
@@ -145,7 +148,7 @@ PUBLISHED = {
         "qwen3", _llama(151936, True, 1024, 3072, 28, 16, 8), 310, 596049920
     ),
     "Qwen/Qwen3-8B": Published(
-        "qwen3", _llama(151936, False, 4096, 12288, 36, 32, 8), 399, 8190735360
+        "qwen3", _llama(151936, False, 4096, 12288, 36, 32, 8), 399, 8190735360, _TABLE
     ),
     "Qwen/Qwen3-32B": Published(
         "qwen3", _llama(151936, False, 5120, 25600, 64, 64, 8), 707, 32762123264
