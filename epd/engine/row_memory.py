@@ -1,12 +1,29 @@
-"""Rows out of an engine's memory, into what a transfer reads or writes."""
+"""Rows between an engine's memory and what a transfer or a storage reads or writes."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from epd.engine.base import Rows
+
+
+def read_bytes(buffer: Any) -> torch.Tensor:
+    """uint8 over bytes that are only read, without a copy.
+
+    torch has no tensor that may not be written and warns of every read-only buffer; so it gets the
+    address, and what it is made of keeps the buffer alive.
+    """
+    view = memoryview(buffer)
+    piece: Any = (ctypes.c_ubyte * view.nbytes).from_address(
+        np.frombuffer(view, np.uint8).ctypes.data
+    )
+    piece.owner = view
+    return torch.frombuffer(piece, dtype=torch.uint8)
 
 
 def copied_out(rows: Rows, views: Sequence[memoryview]) -> None:
@@ -14,7 +31,7 @@ def copied_out(rows: Rows, views: Sequence[memoryview]) -> None:
     if isinstance(rows.tensor, torch.Tensor):
         source = rows.tensor.detach().contiguous().view(-1).view(torch.uint8)
     else:
-        source = torch.frombuffer(rows.buffer(), dtype=torch.uint8)
+        source = read_bytes(rows.buffer())
     at = 0
     for view in views:
         target = torch.frombuffer(view, dtype=torch.uint8)

@@ -14,6 +14,7 @@ import torch
 
 from epd.engine.base import Rows, RowSpan, StepSequence
 from epd.engine.decoder import AddedRows
+from epd.engine.row_memory import read_bytes
 from epd.engine.streams import DeviceStreams
 from epd.messages import RowContract
 
@@ -60,7 +61,7 @@ class RowSplicer:
             return
         first = 0  # index of the first row of the view among the item's rows
         for view in span.rows:
-            data = torch.frombuffer(view, dtype=torch.uint8).view(-1, self._contract.row_nbytes)
+            data = read_bytes(view).view(-1, self._contract.row_nbytes)
             low, high = max(first, span.row_start), min(first + len(data), stop)
             if low < high:
                 yield data[low - first : high - first].view(self._dtype)

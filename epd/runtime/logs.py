@@ -68,6 +68,8 @@ def set_up_logging(instance_id: str, level: str, *, as_json: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(capture=True)  # a library's: for who develops, not for who operates
+    logging.getLogger("py.warnings").setLevel("DEBUG" if level == "debug" else "ERROR")
 
 
 class LoggingLog(Log):
