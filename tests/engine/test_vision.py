@@ -117,5 +117,5 @@ async def test_an_empty_batch_is_nothing(driver: Callable[[str], Driver]) -> Non
 
 
 async def test_a_bad_picture_raises_for_the_client(driver: Callable[[str], Driver]) -> None:
-    with pytest.raises(MediaError, match="not an image"):
+    with pytest.raises(MediaError, match="not a picture in a known format"):
         await vision_of(driver("qwen3_vl")).preprocess(b"nonsense", (1, 4, 4))
