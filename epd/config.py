@@ -60,7 +60,19 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_timeout_s: float = 10.0
     max_redirects: int = 3
     allow_private_networks: bool = False  # http(s) images from loopback, link-local, private ranges
+    allowed_media_domains: tuple[str, ...] = ()  # hosts that URLs may name; none: any
+    allowed_local_media_path: str = ""  # file: URLs may lie below; empty: there are none
     retry_after_s: int = 1
+
+
+class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may ask the gateway; what it means: epd/api/access.py."""
+
+    api_keys: tuple[str, ...] = ()  # one of these is needed; none: nobody is asked for one
+    allowed_origins: tuple[str, ...] = ()  # of pages in browsers; "*": any
+    ssl_keyfile: str = ""  # PEM; empty: the key is in the certificate's file
+    ssl_certfile: str = ""  # PEM; empty: plain HTTP
+    ssl_ca_certs: str = ""  # clients must show a certificate of these; empty: none is asked for
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,6 +197,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_name: str = ""
     chat_template: str = ""  # a file, instead of the model's own
     reasoning_parser: str = ""  # one of REASONING_PARSERS
+    model_aliases: tuple[str, ...] = ()  # other names that requests may give
     host: str = "127.0.0.1"
     port: int = 8000
     endpoint: str = ""
@@ -196,6 +209,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     otlp_traces_endpoint: str = ""  # or env: what OpenTelemetry's variables say
     encode_policy: str = "affinity"  # one of ENCODE_POLICIES
     prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
+    access: AccessConfig = AccessConfig()
     limits: Limits = Limits()
     timing: Timing = Timing()
 

@@ -20,6 +20,7 @@ class ModelFacts(Protocol):
     """What validation must know of the model."""
 
     model_name: str
+    served_names: tuple[str, ...]  # this one, and others that requests may give
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -79,7 +79,8 @@ class Exchange:
         self.status = 0  # until the answer starts
         self._began_s = time.monotonic()
         self.disconnected = False
-        self._is_read = self.method in ("GET", "HEAD")
+        self._is_read = self.method in ("GET", "HEAD", "OPTIONS")
+        self.more_headers: Headers = []  # of whatever the answer is
         self._is_answered = False
         self._receive = receive
         self._send = send
@@ -207,6 +208,7 @@ class Exchange:
             headers.append((b"x-request-id", self.request_id))
         if self.traceresponse:
             headers.append((b"traceresponse", self.traceresponse))
+        headers.extend(self.more_headers)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, body: bytes, *, more: bool) -> None:

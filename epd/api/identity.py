@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 def tenant_of(headers: Mapping[bytes, bytes]) -> str:
     """Who asks, as 64 hex digits that do not tell the key; empty for nobody in particular."""
-    named = [_credential(headers), headers.get(b"x-epd-tenant", b"")]
+    named = [credential(headers), headers.get(b"x-epd-tenant", b"")]
     if not any(named):
         return ""
     digest = hashlib.sha256()
@@ -30,7 +30,7 @@ def tenant_of(headers: Mapping[bytes, bytes]) -> str:
     return digest.hexdigest()
 
 
-def _credential(headers: Mapping[bytes, bytes]) -> bytes:
+def credential(headers: Mapping[bytes, bytes]) -> bytes:
     """The API key as it is sent; Anthropic's clients have a header of their own for it."""
     key = headers.get(b"x-api-key", b"")
     return headers.get(b"authorization", b"") or (b"Bearer " + key if key else b"")

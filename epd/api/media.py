@@ -1,4 +1,4 @@
-"""Pictures and videos of a request: their bytes, from http(s) URLs, under policy (F46).
+"""Pictures and videos of a request: their bytes, from URLs, under policy (F46).
 
 Sizes are bounded while a download streams; a download has one time limit over all its redirects,
 and each of these is checked like the first URL.  What is checked is the URL object that is then
@@ -9,7 +9,11 @@ Nothing is believed that a server says of its content: `picture` looks at the by
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from epd.api.addresses import public_socket
 from epd.api.data_url import Bound, too_large
@@ -34,6 +38,8 @@ class MediaFetcher:
 
     async def fetch(self, url: str, bound: Bound, param: str) -> bytes:
         """The compressed picture or video.  Raises ApiError naming `param`."""
+        if self._limits.allowed_local_media_path and url[:5].lower() == "file:":
+            return await asyncio.to_thread(self._read_file, url, bound, param)
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 return await self._download(url, bound, param)
@@ -52,12 +58,13 @@ class MediaFetcher:
         import aiohttp
 
         session = self._open()
-        url = _parsed(text, param)
+        url = self._checked(_parsed(text, param), param)
         for _ in range(self._limits.max_redirects + 1):
             try:
                 async with session.get(url, allow_redirects=False) as response:
                     if response.status in REDIRECTS and "Location" in response.headers:
                         url = _parsed(response.headers["Location"], param, url)
+                        url = self._checked(url, param)
                         continue
                     return await self._read(response, bound, param)
             except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -65,6 +72,40 @@ class MediaFetcher:
                 text = getattr(cause, "strerror", None) or type(cause).__name__
                 raise bad_request(f"{param} could not be fetched: {text}", param) from None
         raise bad_request(f"{param} redirects more than {self._limits.max_redirects} times", param)
+
+    def _checked(self, url: yarl.URL, param: str) -> yarl.URL:
+        """Each URL on the way.  Raises ApiError."""
+        domains = self._limits.allowed_media_domains
+        if domains and url.host not in domains:
+            raise bad_request(
+                f"{param} leads to {str(url.host)[:100]!r}; pictures and videos are fetched from "
+                f"{', '.join(domains)} only",
+                param,
+            )
+        return url
+
+    def _read_file(self, url: str, bound: Bound, param: str) -> bytes:
+        """What a file: URL names, below the operator's directory.  Raises ApiError.
+
+        Whether something is there is not told of what lies elsewhere.
+        """
+        root = Path(self._limits.allowed_local_media_path).resolve()
+        try:
+            parts = urlsplit(url)
+            path = Path(unquote(parts.path)).resolve()
+            if parts.netloc not in ("", "localhost") or not path.is_relative_to(root):
+                raise FileNotFoundError
+            # not through a link that was made since, nor waiting for the writer of a pipe
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with open(os.open(path, flags), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise FileNotFoundError
+                data = file.read(bound.nbytes + 1)
+        except (OSError, ValueError, RuntimeError):  # the last: links that go round
+            raise bad_request(f"{param} is no file that may be read", param) from None
+        if len(data) > bound.nbytes:
+            raise too_large(bound, param)
+        return data
 
     async def _read(self, response: aiohttp.ClientResponse, bound: Bound, param: str) -> bytes:
         if response.status != 200:

@@ -85,6 +85,7 @@ class Preparer:
         model = self._renderer.config
         text = model.get("text_config", model)
         self.model_name = config.model_name or directory.resolve().name
+        self.served_names = (self.model_name, *config.model_aliases)
         self.max_context = int(text.get("max_position_embeddings", 4096))
         self.vocab_size = int(text.get("vocab_size", self._renderer.tokenizer.get_vocab_size()))
         self.takes_images = self._renderer.image_token_id is not None

@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from epd import __version__
+from epd.api.access import CHALLENGE, Access, tls_context
 from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.body import Intake
 from epd.api.completions import Completions, Prepares
@@ -65,6 +66,7 @@ class ApiServer:
         self._telemetry = Telemetry()
         self._tracer: Tracer = NoTracer()
         self._intake: Intake | None = None
+        self._access = Access(config.access)
         self._routes: dict[str, dict[str, Handler]] = {}
         self.port = config.port  # once started: the one that is listened on, if this is 0
 
@@ -90,6 +92,7 @@ class ApiServer:
         )
         uvicorn_config.load()
         limits = self._config.limits
+        context = tls_context(self._config.access)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 lambda: Connection(
@@ -98,6 +101,8 @@ class ApiServer:
                 self._config.host,
                 self._config.port,
                 backlog=BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=limits.read_timeout_s if context else None,
             )
         except OSError as error:
             raise ConfigError(_cannot_listen(self._config, error)) from error
@@ -139,10 +144,12 @@ class ApiServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: every outcome becomes an answer here, and the server lives on."""
         exchange = Exchange(scope, receive, send)
+        exchange.more_headers = self._access.cross_origin(exchange)
         if exchange.path.startswith("/v1/messages"):
             exchange.error_body = anthropic_error
         try:
             exchange.read_request_id()
+            self._access.check(exchange)
             handler = self._route(exchange)
             await handler(exchange)
         except ClientGone:
@@ -150,6 +157,8 @@ class ApiServer:
         except MethodNotAllowed as error:
             await exchange.respond_error(error, (b"allow", error.allowed.encode()))
         except ApiError as error:
+            if error.status == 401:
+                exchange.more_headers.append(CHALLENGE)
             await _fail(exchange, error)
         except asyncio.CancelledError:
             # Only the end of the loop cancels handlers, after `close` dropped their connections.
@@ -172,6 +181,8 @@ class ApiServer:
         if methods is None:
             known = ", ".join(sorted(self._routes))
             raise ApiError(404, f"no such path {exchange.path[:200]}; there are {known}")
+        if exchange.method == "OPTIONS":
+            return self._options
         method = "GET" if exchange.method == "HEAD" else exchange.method
         handler = methods.get(method)
         if handler is None:
@@ -211,25 +222,33 @@ class ApiServer:
 
     # --- small answers ----------------------------------------------------------------------------
 
-    def _model(self) -> dict[str, object]:
+    def _model(self, name: str) -> dict[str, object]:
         assert self._preparer is not None
         return {
-            "id": self._preparer.model_name,
+            "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "epd",
             "max_model_len": self._preparer.max_context,
         }
 
+    async def _options(self, exchange: Exchange) -> None:
+        """What a browser asks before it lets a page ask."""
+        methods = self._routes.get(exchange.path, {"GET": self._one_model})
+        allowed = ", ".join([*methods, "OPTIONS"]).encode()
+        await exchange.respond(200, b"", b"text/plain", [(b"allow", allowed)])
+
     async def _models(self, exchange: Exchange) -> None:
-        await exchange.respond_json(200, {"object": "list", "data": [self._model()]})
+        assert self._preparer is not None
+        data = [self._model(name) for name in self._preparer.served_names]
+        await exchange.respond_json(200, {"object": "list", "data": data})
 
     async def _one_model(self, exchange: Exchange) -> None:
         assert self._preparer is not None
         name = exchange.path.removeprefix("/v1/models/")
-        if name != self._preparer.model_name:
+        if name not in self._preparer.served_names:
             raise unknown_model(name, self._preparer)
-        await exchange.respond_json(200, self._model())
+        await exchange.respond_json(200, self._model(name))
 
     async def _health(self, exchange: Exchange) -> None:
         """Live: the loop turns; with `health_when_ready` also that a request would be served."""

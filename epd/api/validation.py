@@ -99,12 +99,13 @@ def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Aske
 def check_model(present: Mapping[str, Any], model: ModelFacts) -> None:
     """Raises ApiError 404 for another model's name."""
     name = fields.string(present.get("model", model.model_name), "model")
-    if name != model.model_name:
+    if name not in model.served_names:
         raise unknown_model(name, model)
 
 
 def unknown_model(name: str, model: ModelFacts) -> ApiError:
-    message = f"model '{name[:200]}' is not served here; the served model is '{model.model_name}'"
+    served = "' or '".join(model.served_names)
+    message = f"model '{name[:200]}' is not served here; the served model is '{served}'"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

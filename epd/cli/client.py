@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -84,6 +85,8 @@ class Client:
 
         url = self._base_url + path
         headers = {"X-EPD-Timeline": "1"}
+        if key := os.environ.get("EPD_API_KEY", "").partition(",")[0]:
+            headers["Authorization"] = f"Bearer {key}"
         try:
             async with self._session.request(method, url, headers=headers, **more) as response:
                 if response.status != 200:

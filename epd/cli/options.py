@@ -28,6 +28,10 @@ def size(text: str) -> int:
 
 def _add_chat_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--served-model-name", "--model-name", dest="model_names", nargs="+", metavar="NAME",
+        help="its name in the API; further ones are taken in requests, too",
+    )  # fmt: skip
+    group.add_argument(
         "--chat-template", metavar="FILE", help="jinja template, instead of the model's own"
     )
     group.add_argument(
@@ -43,7 +47,6 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="checkpoint directory (safetensors, tokenizer.json), or ORG/NAME of the Hugging Face "
         "hub, if it is in its cache here; default: the bundled tiny model",
     )  # fmt: skip
-    group.add_argument("--model-name", metavar="NAME", help="its name in the API")
     _add_chat_flags(group)
     group.add_argument(
         "--device",
@@ -126,6 +129,33 @@ def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--encode-send-buffer-nbytes", dest="encode.send_buffer_nbytes", type=size, metavar="SIZE",
         help="ring of registered memory that rows are sent from; default 0: from where they are",
+    )  # fmt: skip
+
+
+def add_access_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who may ask, and what may be fetched")
+    group.add_argument(
+        "--api-key", dest="access.api_keys", nargs="+", action="extend", metavar="KEY",
+        help="requests need one of these; better in EPD_API_KEY, which other users cannot see",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed-origins", dest="access.allowed_origins", nargs="+", metavar="ORIGIN",
+        help="pages of these may ask from a browser, such as https://chat.example; *: all",
+    )  # fmt: skip
+    for name, text in (
+        ("certfile", "certificate (PEM): HTTPS instead of HTTP"),
+        ("keyfile", "its key (PEM), if it is not in the same file"),
+        ("ca-certs", "clients must show a certificate signed by one of these (PEM)"),
+    ):
+        dest = f"access.ssl_{name.replace('-', '_')}"
+        group.add_argument(f"--ssl-{name}", dest=dest, metavar="FILE", help=text)
+    group.add_argument(
+        "--allowed-media-domains", dest="limits.allowed_media_domains", nargs="+", metavar="HOST",
+        help="URLs of pictures and videos may name these hosts only; default: any that is public",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed-local-media-path", dest="limits.allowed_local_media_path", metavar="DIR",
+        help="file: URLs may name what lies below; default: there are none",
     )  # fmt: skip
 
 
@@ -235,6 +265,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     from epd.cli.settings import build_settings, leaves
 
     flags = {key: value for key, value in vars(args).items() if key in leaves()}
+    if names := vars(args).get("model_names"):
+        flags |= {"model_name": names[0], "model_aliases": names[1:]}
     if (text := vars(args).get("speculative_config")) is not None:
         flags |= speculative.read_flag(text)
     return build_settings(args.config, args.assignments, flags)

@@ -33,6 +33,7 @@ from epd.config import (
     MOONCAKE_PROTOCOLS,
     REASONING_PARSERS,
     TRANSPORTS,
+    AccessConfig,
     ConfigError,
     DecodeConfig,
     EncodeConfig,
@@ -67,6 +68,7 @@ MAY_BE_ZERO = frozenset(
         "encode.send_slot_nbytes",
     }
 )
+API_KEY_VARIABLE = "EPD_API_KEY"  # several: with commas between them
 LOAD_FORMATS = ("auto", "dummy")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -88,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_name: str = ""  # empty: the directory's name
     chat_template: str = ""  # a file; empty: the model's own
     reasoning_parser: str = ""  # how answers mark their reasoning: qwen3; empty: it is text
+    model_aliases: tuple[str, ...] = ()  # other names that requests may give
     host: str = "127.0.0.1"
     port: int = 8000
     tenant: str = ""
@@ -102,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     health_when_ready: bool = False  # /health is 200 only when /ready is
     otlp_traces_endpoint: str = ""  # of OpenTelemetry; empty: what its own variables say
     cpus_per_instance: int = 0  # CPUs of its own for each; 0: the instances share them
+    access: AccessConfig = AccessConfig()
     limits: Limits = Limits()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
@@ -134,7 +138,7 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
 
 
 def build_settings(
@@ -193,10 +197,13 @@ def checked(key: str, value: Any, origin: str) -> Any:
     try:
         if key.endswith("_nbytes") and isinstance(value, str):
             value = parse_nbytes(value)
+        if kind == tuple[str, ...] and isinstance(value, str):
+            value = value.split(",")
         converted: Any = msgspec.convert(value, kind)
     except msgspec.ValidationError:
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise ConfigError(f"{origin}: {key} must be {wanted[kind]}, not {value!r}") from None
+        what = wanted.get(kind, "a list of texts")
+        raise ConfigError(f"{origin}: {key} must be {what}, not {value!r}") from None
     except ValueError as error:
         raise ConfigError(f"{origin}: {key}: {error}") from None
     problem = _problem(key, converted)
@@ -218,6 +225,10 @@ def _problem(key: str, value: Any) -> str:
             return "it must be above zero" if key not in MAY_BE_ZERO else "it may not be negative"
         if not math.isfinite(value):
             return "it must be a finite number"
+    if isinstance(value, tuple) and not all(value):
+        return "none of them may be empty"
+    if key == "limits.allowed_local_media_path" and value and not Path(value).is_dir():
+        return "it must be a directory"
     if (key == "port" or key.endswith("_port")) and value > 65535:
         return "a port is at most 65535"
     if (key.endswith("share_per_peer") or key == "engine.gpu_memory_utilization") and value > 1:
@@ -314,6 +325,7 @@ def gateway_config(
         model_name=settings.model_name,
         chat_template=settings.chat_template,
         reasoning_parser=settings.reasoning_parser,
+        model_aliases=settings.model_aliases,
         host=settings.host,
         port=settings.port,
         endpoint=endpoint,
@@ -325,9 +337,16 @@ def gateway_config(
         cpu_affinity=cpu_affinity,
         health_when_ready=settings.health_when_ready,
         otlp_traces_endpoint=settings.otlp_traces_endpoint or _endpoint_of_environment(),
+        access=_with_keys_of_environment(settings.access),
         limits=settings.limits,
         timing=settings.timing,
     )
+
+
+def _with_keys_of_environment(access: AccessConfig) -> AccessConfig:
+    """A command line is seen by all users of a host; an environment is not."""
+    keys = tuple(filter(None, os.environ.get(API_KEY_VARIABLE, "").split(",")))
+    return access if access.api_keys else msgspec.structs.replace(access, api_keys=keys)
 
 
 def _endpoint_of_environment() -> str:

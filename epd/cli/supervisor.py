@@ -126,7 +126,8 @@ async def _serve(plan: Plan, asked: asyncio.Future[int], up: asyncio.Event) -> i
     async with running(plan) as supervisor:
         up.set()
         if plan.gateway is not None:
-            url = f"http://{plan.gateway.host}:{plan.gateway.port}/v1"
+            scheme = "https" if plan.gateway.access.ssl_certfile else "http"
+            url = f"{scheme}://{plan.gateway.host}:{plan.gateway.port}/v1"
             print(f"serving on {url}; Ctrl-C stops", file=sys.stderr, flush=True)
         failed = asyncio.ensure_future(supervisor.first_failure())
         await asyncio.wait((failed, asked), return_when=asyncio.FIRST_COMPLETED)

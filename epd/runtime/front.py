@@ -91,7 +91,8 @@ async def _serve(
     status: Status,
 ) -> int:
     server = ApiServer(gateway.role, config)
-    url = f"http://{config.host}:{config.port}"
+    scheme = "https" if config.access.ssl_certfile else "http"
+    url = f"{scheme}://{config.host}:{config.port}"
 
     def tell() -> None:
         readiness = gateway.role.ready()

@@ -29,7 +29,7 @@ from epd.api.prepare import Prompt
 from epd.api.reasoning import Place
 from epd.api.server import ApiServer
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
-from epd.config import GatewayConfig, Limits
+from epd.config import AccessConfig, GatewayConfig, Limits
 from epd.messages import TokenLogprobs
 
 NUM_IMAGE_ROWS = 64
@@ -154,6 +154,7 @@ class FakePreparer:
     """A prompt has one token per character and 64 per picture."""
 
     model_name = "tiny"
+    served_names: tuple[str, ...] = ("tiny",)
     max_context = 200
     vocab_size = 0x110000
     eos_token_ids = (EOS,)
@@ -225,12 +226,17 @@ class FakePreparer:
 
 @asynccontextmanager
 async def serving(
-    frontend: FakeFrontend | None = None, traces: str = "", **limits: Any
+    frontend: FakeFrontend | None = None,
+    traces: str = "",
+    access: AccessConfig = AccessConfig(),  # noqa: B008 (frozen)
+    **limits: Any,
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
     frontend = frontend or FakeFrontend()
     preparer = FakePreparer()
-    config = GatewayConfig(port=0, limits=Limits(**limits), otlp_traces_endpoint=traces)
+    config = GatewayConfig(
+        port=0, limits=Limits(**limits), otlp_traces_endpoint=traces, access=access
+    )
     server = ApiServer(frontend, config, preparer)
     await server.start()
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -192,3 +194,44 @@ async def test_other_urls_are_refused(url: str) -> None:
 
 async def test_nobody_listens() -> None:
     assert "could not be fetched" in str(await outcome("http://127.0.0.1:1/x", OPEN))
+
+
+async def test_hosts_that_may_be_named(site: str, served: list[str]) -> None:
+    limits = Limits(allow_private_networks=True, allowed_media_domains=("127.0.0.1",))
+    assert await outcome(f"{site}/image", limits) == PICTURE
+    elsewhere = f"{site}/image".replace("127.0.0.1", "localhost")
+    served.clear()
+    assert "from 127.0.0.1 only" in str(await outcome(elsewhere, limits))
+    assert not served
+    assert "from 127.0.0.1 only" in str(await outcome(moved(site, elsewhere), limits))
+    assert served == ["/moved"]
+
+
+async def test_files_below_one_directory(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for directory in (inside, outside):
+        directory.mkdir()
+        (directory / "a b.png").write_bytes(PICTURE)
+    (inside / "large").write_bytes(bytes(BOUND.nbytes + 1))
+    (inside / "link").symlink_to(outside / "a b.png")
+    (inside / "round").symlink_to(inside / "round")
+    os.mkfifo(inside / "pipe")
+    limits = Limits(allowed_local_media_path=str(inside))
+    assert await outcome(f"file://{inside}/a%20b.png", limits) == PICTURE
+    assert await outcome(f"FILE://localhost{inside}/a b.png", limits) == PICTURE
+    assert "more than 100000 bytes" in str(await outcome(f"file://{inside}/large", limits))
+    for name in (
+        f"{outside}/a%20b.png", f"{inside}/../out/a%20b.png", f"{inside}/%2e%2e/out/a b.png",
+        f"{inside}/link", f"{inside}/round", f"{inside}/pipe", f"{inside}", f"{inside}/none",
+        f"host{inside}/a%20b.png", "/dev/zero", "/proc/self/environ", f"{inside}/%00", "",
+    ):  # fmt: skip
+        found = await outcome(f"file://{name}", limits)
+        assert found == "400 x x is no file that may be read"
+    assert "use a data:" in str(await outcome(f"file://{inside}/a%20b.png", LIMITS))
+
+
+async def test_no_server_leads_to_a_file(site: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(PICTURE)
+    limits = Limits(allow_private_networks=True, allowed_local_media_path=str(tmp_path))
+    found = await outcome(moved(site, f"file://{tmp_path}/a"), limits)
+    assert "leads to 'file:" in str(found)

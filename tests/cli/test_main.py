@@ -121,6 +121,14 @@ EC_FILE = (
 )
 
 
+def test_show_config_hides_keys_and_knows_all_names(capsys: Captured) -> None:
+    flags = ["--api-key", "secret", "other", "--served-model-name", "a", "b"]
+    assert main(["run", "--role", "gateway", *flags, "--show-config"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["access"]["api_keys"] == ["...", "..."]
+    assert (shown["model_name"], shown["model_aliases"]) == ("a", ["b"])
+
+
 def test_show_config_shows_what_connectors_say(capsys: Captured) -> None:
     flags = ["--role", "encode", "--ec-transfer-config", EC_FILE]
     assert main(["run", *flags, "--show-config"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.cli.settings import Settings, build_settings, flatten, leaves
+from epd.cli.settings import Settings, build_settings, flatten, gateway_config, leaves
 from epd.cli.speculative import read_flag
 from epd.config import ConfigError
 
@@ -158,3 +158,23 @@ def test_a_wrong_speculative_config_says_what_to_do(text: str, said: str) -> Non
 def test_a_part_of_it_alone_needs_the_method() -> None:
     with pytest.raises(ConfigError, match=r"needs engine\.speculative\.method"):
         build_settings(assignments=["engine.speculative.prompt_lookup_min=2"])
+
+
+def test_lists_are_written_with_commas_or_as_lists() -> None:
+    for given in ("access.api_keys=a,b", 'access.api_keys=["a", "b"]'):
+        assert build_settings(assignments=[given]).access.api_keys == ("a", "b")
+    for given, words in (
+        ("access.api_keys=a,,b", "may be empty"),
+        ("access.api_keys=3", "a list of texts"),
+        ("limits.allowed_local_media_path=/no/such/directory", "a directory"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            build_settings(assignments=[given])
+
+
+def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gateway_config(Settings(), "g", "").access.api_keys == ()
+    monkeypatch.setenv("EPD_API_KEY", "one,two")
+    assert gateway_config(Settings(), "g", "").access.api_keys == ("one", "two")
+    settings = build_settings(assignments=["access.api_keys=flag"])
+    assert gateway_config(settings, "g", "").access.api_keys == ("flag",)

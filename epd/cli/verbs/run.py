@@ -87,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
     options.add_model_flags(parser)
     options.add_encoder_flags(parser)
+    options.add_access_flags(parser)
     options.add_limit_flags(parser)
     options.add_config_flags(parser)
     parser.add_argument(
@@ -100,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
     if args.show_config:
         import msgspec
 
-        print(json.dumps(msgspec.to_builtins(_settings(args)), indent=2))
+        shown = msgspec.to_builtins(_settings(args))
+        shown["access"]["api_keys"] = ["..." for _ in shown["access"]["api_keys"]]
+        print(json.dumps(shown, indent=2))
         return 0
     plan = make_plan(args)
     if args.topology:

@@ -1,0 +1,192 @@
+"""Who may ask: keys, origins, TLS; and under which names the model is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from epd.api.access import tls_context
+from epd.config import AccessConfig, ConfigError
+from tests.api.fakes import FakePreparer, serving
+from tests.api.wire import CHAT, HI, exchange, refused, request
+
+KEYS = AccessConfig(api_keys=("first-key", "second-key"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer first-key"}, 200),
+        ({"authorization": "Bearer second-key"}, 200),
+        ({"authorization": "bearer first-key"}, 200),
+        ({"x_api_key": "second-key"}, 200),
+        ({}, 401),
+        ({"authorization": "Bearer first-ke"}, 401),
+        ({"authorization": "Bearer first-key2"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "first-key"}, 401),
+        ({"authorization": "Basic first-key"}, 401),
+        ({"x_api_key": ""}, 401),
+    ],
+)
+async def test_a_key_is_needed(headers: dict[str, str], status: int) -> None:
+    async with serving(access=KEYS) as (server, frontend, _):
+        found, sent, body = await exchange(server, request(HI, **headers))
+    assert found == status
+    assert ("www-authenticate" in sent) == (status == 401)
+    assert bool(frontend.streams) == (status == 200)
+    if status == 401:
+        error = json.loads(body)["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert b"first-key" not in body
+
+
+async def test_what_needs_no_key() -> None:
+    async with serving(access=KEYS) as (server, _, _):
+        for path in ("/health", "/ready", "/metrics", "/version", "/ping"):
+            assert (await exchange(server, request(method="GET", path=path)))[0] == 200
+        for path in (CHAT, "/tokenize", "/v1/models", "/v1/models/tiny", "/unknown", "//health"):
+            await refused(server, request(method="GET", path=path), 401)
+        anthropic = await exchange(server, request(HI, path="/v1/messages"))
+        assert json.loads(anthropic[2])["type"] == "error"
+
+
+async def test_without_keys_nobody_is_asked() -> None:
+    async with serving() as (server, _, _):
+        assert (await exchange(server, request(HI, authorization="Bearer any")))[0] == 200
+
+
+# --- browsers -------------------------------------------------------------------------------------
+
+PAGE = "https://chat.example"
+PAGES = AccessConfig(allowed_origins=(PAGE, "http://localhost:3000"), api_keys=("key",))
+
+
+async def test_no_page_may_read_by_default() -> None:
+    async with serving() as (server, _, _):
+        headers = (await exchange(server, request(HI, origin=PAGE)))[1]
+        assert not [name for name in headers if name.startswith("access-control")]
+        status, headers, _ = await exchange(
+            server, request(method="OPTIONS", origin=PAGE, access_control_request_method="POST")
+        )
+        assert (status, headers["allow"]) == (200, "POST, OPTIONS")
+        assert "access-control-allow-origin" not in headers
+
+
+async def test_a_page_asks_before_it_asks() -> None:
+    async with serving(access=PAGES) as (server, _, _):
+        raw = request(
+            method="OPTIONS",
+            origin=PAGE,
+            access_control_request_method="POST",
+            access_control_request_headers="authorization, content-type",
+        )
+        status, headers, body = await exchange(server, raw)
+        assert (status, body) == (200, b"")
+        assert headers["access-control-allow-origin"] == PAGE
+        assert headers["access-control-allow-methods"] == "GET, POST"
+        assert headers["access-control-allow-headers"] == "authorization, content-type"
+        assert "access-control-allow-credentials" not in headers
+        assert "connection" not in headers
+
+
+@pytest.mark.parametrize("body", [HI, {**HI, "stream": True}, {"messages": []}])
+async def test_a_page_reads_answers_and_errors(body: dict[str, object]) -> None:
+    async with serving(access=PAGES) as (server, _, _):
+        raw = request(body, origin=PAGE, authorization="Bearer key")
+        headers = (await exchange(server, raw))[1]
+        assert headers["access-control-allow-origin"] == PAGE
+        assert headers["vary"] == "Origin"
+        assert "x-request-id" in headers["access-control-expose-headers"]
+        assert (await exchange(server, request(body, origin=PAGE)))[0] == 401
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", PAGE + ":444", "https://chat"])
+async def test_other_pages_may_not(origin: str) -> None:
+    async with serving(access=PAGES) as (server, _, _):
+        raw = request(HI, origin=origin, authorization="Bearer key")
+        headers = (await exchange(server, raw))[1]
+        assert "access-control-allow-origin" not in headers
+    async with serving(access=AccessConfig(allowed_origins=("*",))) as (server, _, _):
+        headers = (await exchange(server, request(HI, origin=origin)))[1]
+        assert headers["access-control-allow-origin"] == origin
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of 127.0.0.1 that signs itself, beside its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("makes its certificate with openssl")
+    path = tmp_path / "cert.pem"
+    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(path)]
+    subprocess.run([openssl, *command.split(), *names, *files], check=True, capture_output=True)
+    return path
+
+
+async def health(port: int, context: ssl.SSLContext) -> bytes:
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(request(method="GET", path="/health", connection="close"))
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+async def test_tls(certificate: Path) -> None:
+    files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(certificate.with_name("key.pem"))}
+    context = ssl.create_default_context(cafile=str(certificate))
+    async with serving(access=AccessConfig(**files)) as (server, _, _):
+        assert b"200 OK" in await health(server.port, context)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await health(server.port, ssl.create_default_context())
+    both = AccessConfig(**files, ssl_ca_certs=str(certificate))
+    async with serving(access=both) as (server, _, _):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            assert not await health(server.port, context)
+            raise ConnectionError
+        context.load_cert_chain(certificate, files["ssl_keyfile"])
+        assert b"200 OK" in await health(server.port, context)
+
+
+def test_tls_files_that_do_not_fit(certificate: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    other.write_text("no key")
+    for config, words in (
+        (AccessConfig(ssl_keyfile=str(certificate)), "--ssl-certfile"),
+        (AccessConfig(ssl_certfile=str(certificate)), "belong together"),
+        (AccessConfig(ssl_certfile=str(tmp_path / "none.pem")), "none.pem"),
+        (AccessConfig(ssl_certfile=str(certificate), ssl_keyfile=str(other)), "other.pem"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tls_context(config)
+    assert tls_context(AccessConfig()) is None
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+async def test_the_model_has_several_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakePreparer, "served_names", ("tiny", "gpt-4o"))
+    async with serving() as (server, _, _):
+        for name in ("tiny", "gpt-4o"):
+            status, _, body = await exchange(server, request({**HI, "model": name}))
+            assert (status, json.loads(body)["model"]) == (200, "tiny")
+            raw = request(method="GET", path=f"/v1/models/{name}")
+            assert json.loads((await exchange(server, raw))[2])["id"] == name
+        listed = json.loads((await exchange(server, request(method="GET", path="/v1/models")))[2])
+        assert [model["id"] for model in listed["data"]] == ["tiny", "gpt-4o"]
+        error = await refused(server, request({**HI, "model": "other"}), 404)
+        assert "'tiny' or 'gpt-4o'" in error["message"]
