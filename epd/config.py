@@ -98,8 +98,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512  # images waiting or being encoded
     max_batch_patches: int = 1024  # of one vision batch; a CPU gains nothing from larger ones
-    cache_device_nbytes: int = 0  # rows in the device's memory; 0: 16,384 rows
-    cache_host_nbytes: int = 0  # rows that left it; 0: none, as a CPU's device memory is the host's
+    cache_device_nbytes: int = 0  # rows where the tower leaves them, host memory; 0: 16,384 rows
+    cache_host_nbytes: int = 0  # a second tier, of host memory as well; 0: none
     cache_dir: str = ""  # rows in files, kept over restarts; prefill instances find them there
     cache_disk_nbytes: int = 8 << 30  # of that directory
     cache_store: str = ""  # rows in Mooncake Store: HOST:PORT of its master, instead of files

@@ -53,7 +53,7 @@ _NCCL = "there is no NCCL transport: write auto, which takes the best way that b
 _LMCACHE = "KV is kept and found by its content in each instance anyway: write auto"
 _OFFLOAD = "KV is not offloaded to host memory: give the pool more, --kv-nbytes; drop the flag"
 REMEDIES = {  # connectors of theirs that have no likeness here, and what to do instead
-    "ECCPUConnector": "rows stay in host memory with --encoder-cache-host-nbytes: write auto",
+    "ECCPUConnector": "rows stay in host memory anyway: write auto",
     "LMCacheConnectorV1": _LMCACHE,
     "LMCacheMPConnector": _LMCACHE,
     "MooncakeStoreConnector": "KV is not kept in a store: write MooncakeConnector to move it",

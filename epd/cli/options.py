@@ -103,11 +103,12 @@ def add_encoder_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("encoders: cache of rows, send buffer")
     group.add_argument(
         "--encoder-cache-device-nbytes", dest="encode.cache_device_nbytes", type=size,
-        metavar="SIZE", help="rows kept in the device's memory; default: 16,384 rows of the model",
+        metavar="SIZE",
+        help="rows kept where the tower leaves them, in host memory (pinned on a GPU); 16,384 rows",
     )  # fmt: skip
     group.add_argument(
         "--encoder-cache-host-nbytes", dest="encode.cache_host_nbytes", type=size, metavar="SIZE",
-        help="rows kept in host memory when they leave the device's; default 0: none",
+        help="a second tier, also of host memory: adds to the first; default 0: none",
     )  # fmt: skip
     group.add_argument(
         "--encoder-cache-dir", dest="encode.cache_dir", metavar="DIR",

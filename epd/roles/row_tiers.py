@@ -1,4 +1,4 @@
-"""Where an encoder keeps rows: device memory, host memory, and a storage shared with others.
+"""Where an encoder keeps rows: where its engine leaves them, host memory, and a shared storage.
 
 Performs the effects of ENCODING that move rows between tiers; the table says when.  Copies and
 files are awaited here and run elsewhere, so nothing holds the loop.  The storage may be slow, full,

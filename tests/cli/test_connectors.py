@@ -99,7 +99,7 @@ def test_harmless_values_are_accepted_and_addresses_become_the_endpoint() -> Non
         ("e", None, kv(), "has no part in this hop, from prefill to decode"),
         ("", ec("ec_both"), None, "no role has no part"),
         ("e", ec(connector="StrangeOne"), None, "there are ECExampleConnector .file., "),
-        ("e", ec(connector="ECCPUConnector"), None, "--encoder-cache-host-nbytes: write auto"),
+        ("e", ec(connector="ECCPUConnector"), None, "rows stay in host memory anyway: write auto"),
         ("e", ec(connector="SHMConector"), None, "did you mean SHMConnector"),
         ("e", ec(ec_connector_extra_config=PATH), None, "shared_storage_path is unknown; this"),
         ("e", ec(connector="ECExampleConnector"), None, "extra_config lacks shared_storage_path"),
