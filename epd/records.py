@@ -172,6 +172,8 @@ class SamplingParams(Record):
     num_logprobs: int = -1  # -1: none; 0: of the chosen token only; n: and the n likeliest
     num_prompt_logprobs: int = -1  # likewise, of the prompt's tokens
     min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] = ()  # nothing else may be said; empty: anything
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that may not be said
     grammar: str = ""  # llguidance's text that the answer must follow; empty: free text
     priority: int = 0  # lower goes first: each step is worth so many seconds of waiting
     tokens_per_word: int = 1  # told to the gateway at once, but for the first and the last ones
@@ -185,6 +187,7 @@ class SamplingParams(Record):
         """Whether sampling looks back at the tokens of the answer."""
         return bool(
             self.grammar
+            or self.bad_words
             or self.frequency_penalty
             or self.presence_penalty
             or self.repetition_penalty != 1.0
@@ -193,7 +196,8 @@ class SamplingParams(Record):
     def is_chosen_on_device(self, output_index: int) -> bool:
         """Whether nothing but temperature and filters decides this output token: bias, penalties
         and grammars read lists that only the host has."""
-        return not self.logit_bias and not self.reads_output and self.min_tokens <= output_index
+        reads_list = self.logit_bias or self.allowed_token_ids or self.reads_output
+        return not reads_list and self.min_tokens <= output_index
 
 
 class Clip(Record):

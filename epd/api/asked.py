@@ -46,6 +46,10 @@ class Asked:
     priority: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None  # the last so many are kept
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     n: int = 1
     seed: int | None = None
@@ -80,7 +84,13 @@ class Asked:
         return max(self.num_prompt_logprobs, self.num_logprobs if self.tells_prompt else -1)
 
     def sampling(
-        self, index: int, seed: int, max_tokens: int, model: ModelFacts, grammar: str = ""
+        self,
+        index: int,
+        seed: int,
+        max_tokens: int,
+        model: ModelFacts,
+        grammar: str = "",
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> SamplingParams:
         """Of choice `index` of a prompt: choices differ in their seed only."""
         return SamplingParams(
@@ -99,6 +109,8 @@ class Asked:
             num_prompt_logprobs=self.num_scored,
             min_tokens=self.min_tokens,
             grammar=grammar,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=bad_words,
             priority=self.priority,
             tokens_per_word=1
             if self.stream or self.stop or self.is_timed

@@ -42,6 +42,7 @@ class Choice:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # such a token ends the answer and is no part of its text
     min_tokens: int = 0  # stop strings are not looked for before
+    tells_stop: bool = False  # what ends the answer is part of its text
     num_tokens: int = 0
     num_confirmed: int = 0  # of its tokens, those that were guessed
     num_rejected: int = 0  # wrong guesses
@@ -133,7 +134,8 @@ class Choice:
     def _take(self, update: GenerationUpdate, texts: list[str]) -> int:
         """Number of tokens used, all of them unless a stop string ends the answer."""
         shown = update.token_ids
-        if update.finish_reason == "stop" and shown and shown[-1] in self.stop_token_ids:
+        is_ended = update.finish_reason == "stop" and shown and shown[-1] in self.stop_token_ids
+        if is_ended and not self.tells_stop:
             shown = shown[:-1]
         if self._matcher is None:
             self.num_tokens += len(shown)
@@ -156,6 +158,8 @@ class Choice:
             return False
         text, stopped = self._matcher.push(text)
         texts.append(text)
+        if stopped and self.tells_stop:
+            texts.append(self._matcher.found)
         if stopped:
             self.finish_reason = "stop"
         return stopped

@@ -43,19 +43,21 @@ def make_choices(
             asked.stop,
             asked.all_stop_token_ids(model),
             asked.min_tokens,
+            asked.include_stop_str_in_output,
             tool_use=asked.tool_use,
             reasoning=None if place is Place.BEHIND else ReasoningParser(place),
             prompt_index=which,
             num_prompt_tokens=len(prompt.token_ids),
         )
         if asked.tells_prompt:
-            text = _told(asked.prompts[which], model)
+            is_whole = asked.truncate_prompt_tokens is None
+            text = _told(asked.prompts[which] if is_whole else prompt.token_ids, model)
             choice.echo = Echo(text, prompt.token_ids[0], asked.no_tokens)
         choices.append(choice)
     return choices
 
 
-def _told(prompt: str | list[int], model: Detokenizes) -> str:
+def _told(prompt: str | Sequence[int], model: Detokenizes) -> str:
     """A prompt as it is echoed: as it was sent, or as its tokens read."""
     if isinstance(prompt, str):
         return prompt

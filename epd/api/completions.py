@@ -61,6 +61,8 @@ class Prepares(Tokenizes, Detokenizes, Protocol):
 
     async def grammar(self, constraint: Constraint | ToolUse) -> str: ...
 
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]: ...
+
     def token_text(self, token_id: int) -> tuple[str, bytes]: ...
 
     async def close(self) -> None: ...
@@ -214,10 +216,13 @@ class Completions:
                 prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant, flags)]
             else:
                 prompts = [await self._preparer.completion(one, tenant) for one in asked.prompts]
+            if asked.truncate_prompt_tokens is not None:
+                prompts = [prompt.truncated(asked.truncate_prompt_tokens) for prompt in prompts]
             limits = [asked.max_new_tokens(len(p.token_ids), self._preparer) for p in prompts]
             grammar = ""
             if (constraint := asked.grammar_source) is not None:
                 grammar = await self._preparer.grammar(constraint)
+            bad_words = self._preparer.bad_words(asked.bad_words)
             if exchange.disconnected:
                 raise ClientGone
         except BaseException as error:
@@ -229,7 +234,9 @@ class Completions:
             for i, stream in enumerate(streams):
                 which, choice = divmod(i, asked.n)
                 prompt = prompts[which]
-                sampling = asked.sampling(choice, seed, limits[which], self._preparer, grammar)
+                sampling = asked.sampling(
+                    choice, seed, limits[which], self._preparer, grammar, bad_words
+                )
                 generation = Generation(
                     prompt.token_ids, prompt.items, sampling, asked.user, reports, prompt.scope
                 )

@@ -14,6 +14,7 @@ from epd.api.errors import ApiError, bad_request
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_BAD_WORDS = 128
 
 
 def kind(value: Any) -> str:
@@ -111,6 +112,21 @@ def stops(value: Any, name: str = "stop") -> tuple[str, ...]:
     return tuple(values)
 
 
+def words(value: Any, name: str) -> tuple[str, ...]:
+    """An array of strings that have something to be tokenized, which may be empty."""
+    if not isinstance(value, list):
+        raise expected(name, "an array of strings", value)
+    if len(value) > MAX_BAD_WORDS:
+        message = f"{name} holds {len(value)} strings; at most {MAX_BAD_WORDS} are taken"
+        raise bad_request(message, name, "out_of_range")
+    for i, word in enumerate(value):
+        path = f"{name}[{i}]"
+        if not 1 <= len(string(word, path).strip()) <= MAX_STOP_CHARS:
+            message = f"{path} must have 1 to {MAX_STOP_CHARS} characters besides spaces"
+            raise bad_request(message, path, "out_of_range")
+    return tuple(value)
+
+
 def logit_bias(
     value: Any, vocab_size: int, name: str = "logit_bias"
 ) -> tuple[tuple[int, float], ...]:
@@ -124,11 +140,11 @@ def logit_bias(
     return tuple(sorted(biases.items()))
 
 
-def token_ids(value: Any, name: str, vocab_size: int) -> tuple[int, ...]:
+def token_ids(value: Any, name: str, vocab_size: int, most: int = MAX_STOPS) -> tuple[int, ...]:
     """An array of ids, which may be empty."""
     if not isinstance(value, list):
         raise expected(name, "an array of token ids", value)
-    if len(value) > MAX_STOPS:
-        message = f"{name} holds {len(value)} ids; at most {MAX_STOPS} are taken"
+    if len(value) > most:
+        message = f"{name} holds {len(value)} ids; at most {most} are taken"
         raise bad_request(message, name, "out_of_range")
     return tuple(integer(v, f"{name}[{i}]", 0, vocab_size - 1) for i, v in enumerate(value))

@@ -118,9 +118,9 @@ def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any
         path = f"{name}.type"
         message = f"{path} '{kind[:40]}' is not supported: parts are text, image_url or video_url"
         raise bad_request(message, path, "unsupported_parameter")
-    if role != "user":
+    if role == "assistant":
         what = "images" if kind == "image_url" else "videos"
-        raise bad_request(f"{name}: {what} are taken in messages of role user only", name)
+        raise bad_request(f"{name}: {what} are not taken in messages of role {role}", name)
     if kind != "image_url":
         return read_video_part(part, name, sampling, (*INERT,))
     fields.only(part, name, ("image_url", *INERT))
@@ -129,8 +129,10 @@ def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any
 
 def _url(part: dict[str, Any], name: str) -> str:
     image = part.get("image_url")
+    if isinstance(image, str):
+        return image
     if not isinstance(image, dict):
-        raise fields.expected(name, 'an object {"url": ...}', image)
+        raise fields.expected(name, 'an object {"url": ...} or a URL', image)
     fields.only(image, name, ("url", "detail"))
     detail = image.get("detail")
     if detail is not None:

@@ -31,8 +31,10 @@ def _one_of(*values: str) -> Reader:
 
 # Read one by one into the field of `Asked` that has their name.
 SIMPLE: dict[str, Reader] = {
+    "bad_words": fields.words,
     "frequency_penalty": _number(-2, 2),
     "ignore_eos": fields.boolean,
+    "include_stop_str_in_output": fields.boolean,
     "max_tokens": _int(1),
     "min_p": _number(0, 1),
     "min_tokens": _int(0, 2**31 - 1),
@@ -46,6 +48,7 @@ SIMPLE: dict[str, Reader] = {
     "temperature": _number(0, 2),
     "top_k": _int(-1, 2**31 - 1),
     "top_p": _number(0, 1, low_excluded=True),
+    "truncate_prompt_tokens": _int(1),
     "user": fields.string,
 }
 # Accepted, and without effect on the answer: they name, tag or cache, or are hints to other models.
@@ -64,7 +67,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "function_call": ("none",),
     "functions": ([],),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
     "modalities": (["text"],),
     "return_token_ids": (False,),
@@ -92,7 +94,6 @@ REFUSED = {
     "echo": "an answer of a conversation stands alone",
     "function_call": "use tools and tool_choice",
     "functions": "use tools",
-    "include_stop_str_in_output": "add the stop string yourself",
     "length_penalty": "there is no beam search",
     "modalities": "this server makes text only",
     "prediction": "predicted output is not used",
@@ -105,7 +106,7 @@ REFUSED = {
     "web_search_options": "this server does not search",
 }
 _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}
-_SHARED |= {"stop_token_ids"}
+_SHARED |= {"allowed_token_ids", "stop_token_ids"}
 _SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 CHAT |= {"chat_template_kwargs", "reasoning_effort"}

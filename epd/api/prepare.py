@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +49,16 @@ class Prompt:
     scope: str  # who shares what is computed of it
     fetches: tuple[tuple[float, float], ...] = ()  # wall-clock times of each medium's fetching
     reasoning: Place = Place.BEHIND  # where its answer begins
+
+    def truncated(self, num_tokens: int) -> Prompt:
+        """Its last tokens.  Raises ApiError: rows of a picture cannot be cut."""
+        if len(self.token_ids) <= num_tokens:
+            return self
+        if self.items:
+            name = "truncate_prompt_tokens"
+            message = f"{name} {num_tokens} would cut a prompt with pictures or videos; shorten it"
+            raise bad_request(message, name)
+        return replace(self, token_ids=self.token_ids[-num_tokens:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +291,19 @@ class Preparer:
             return self._encode(text, "prompt", add_special_tokens=add_special_tokens)
 
         return await self._text_work(len(text), encode)
+
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of words, at the start of a text and behind a space, as in vLLM."""
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            plain, spaced = (
+                tuple(self._renderer.encode(text, add_special_tokens=False))
+                for text in (word.lstrip(), " " + word.lstrip())
+            )
+            found.append(plain)
+            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+                found.append(spaced)
+        return tuple(found)
 
     async def text(self, token_ids: Sequence[int]) -> str:
         """What the ids spell, special tokens too: the other way round than `tokens`."""

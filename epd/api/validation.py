@@ -29,6 +29,7 @@ from epd.api.video_field import read_request_sampling
 from epd.config import Limits
 
 MAX_TOP_LOGPROBS = 20
+MAX_ALLOWED = 1024  # token ids
 
 
 def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
@@ -39,6 +40,8 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     asked.messages = read_messages(present.get("messages"), read_request_sampling(present))
     asked.num_logprobs = _chat_logprobs(present)
     asked.tool_use = read_tools(present)
+    if asked.tool_use is not None and asked.tool_use.forced:
+        _check_unshaped(asked, "tool_choice")
     asked.template_flags = read_flags(present)
     if asked.tool_use is not None and asked.constraint is not None:
         message = f"tools and {asked.constraint.param} both shape the answer; send one of them"
@@ -85,6 +88,9 @@ def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Aske
     asked.logit_bias = fields.logit_bias(present.get("logit_bias", {}), model.vocab_size)
     asked.stop_token_ids = fields.token_ids(
         present.get("stop_token_ids", []), "stop_token_ids", model.vocab_size
+    )
+    asked.allowed_token_ids = fields.token_ids(
+        present.get("allowed_token_ids", []), "allowed_token_ids", model.vocab_size, MAX_ALLOWED
     )
     asked.num_prompt_logprobs = _prompt_logprobs(present, stream=asked.stream)
     asked.include_usage, asked.continuous_usage = _stream_options(present, stream=asked.stream)
@@ -144,11 +150,16 @@ def _constraint(asked: Asked, present: Mapping[str, Any]) -> Constraint | None:
     """What the answer must be; it ends where it is complete."""
     constraint = read_constraint(present)
     if constraint is not None:
-        for name, is_set in (("ignore_eos", asked.ignore_eos), ("min_tokens", asked.min_tokens)):
-            if is_set:
-                message = f"{name} cannot be kept: {constraint.param} says where the answer ends"
-                raise bad_request(message, name)
+        _check_unshaped(asked, constraint.param)
     return constraint
+
+
+def _check_unshaped(asked: Asked, by: str) -> None:
+    """What a grammar admits may be nothing that these admit."""
+    for name in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
+        if getattr(asked, name):
+            message = f"{name} cannot be kept: {by} says what the answer is"
+            raise bad_request(message, name)
 
 
 def _chat_logprobs(present: Mapping[str, Any]) -> int:

@@ -147,9 +147,25 @@ def _choose(raw: torch.Tensor, request: SampleRequest) -> int:
     _apply_penalties(logits, request)
     if request.allowed is not None:
         logits[~torch.from_numpy(request.allowed())] = -torch.inf
+    _forbid(logits, request)
     if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     return int(_draw_rows(logits[None], [request]))
+
+
+def _forbid(logits: torch.Tensor, request: SampleRequest) -> None:
+    """Tokens that are not among the allowed ones, and the last ones of bad words."""
+    params = request.params
+    if params.allowed_token_ids:
+        others = torch.ones_like(logits, dtype=torch.bool)
+        others[list(params.allowed_token_ids)] = False
+        logits[others] = -torch.inf
+    for word in params.bad_words:
+        begun = list(word[:-1])
+        if not begun or list(request.output_ids[-len(begun) :]) == begun:
+            logits[word[-1]] = -torch.inf
+    if (params.allowed_token_ids or params.bad_words) and logits.isneginf().all():
+        raise ValueError("nothing is left to be said: allowed_token_ids and bad_words forbid it")
 
 
 def _apply_bias(logits: torch.Tensor, request: SampleRequest) -> None:

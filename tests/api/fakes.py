@@ -202,6 +202,9 @@ class FakePreparer:
         ids = map(ord, prompt) if isinstance(prompt, str) else prompt
         return Prompt(tuple(ids), (), tenant)
 
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(map(ord, word)) for word in words)
+
     async def grammar(self, constraint: Any) -> str:
         return "a grammar"
 

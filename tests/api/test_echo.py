@@ -109,3 +109,22 @@ async def test_nothing_of_the_prompt_unless_asked() -> None:
         _, _, body = await exchange(server, request({**HI, "logprobs": True}))
     assert b"prompt_logprobs" not in body and b"NaN" not in body
     assert frontend.generations[0].sampling.num_prompt_logprobs == -1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_ends_an_answer_may_be_told(stream: bool) -> None:
+    asked = {"prompt": "hi", "stop": ["END", "."], "stream": stream}
+    script = [said("one E"), 0.02, said("ND two", "length")]
+    async with client_of(script, script) as (client, _, _):
+        for told, extra in (("one ", {}), ("one END", {"include_stop_str_in_output": True})):
+            answer = await complete(client, **asked, extra_body=extra)
+            chunks = [chunk async for chunk in answer] if stream else [answer]
+            assert "".join(chunk.choices[0].text for chunk in chunks) == told
+
+
+async def test_the_end_of_a_prompt_alone_is_read() -> None:
+    async with client_of(scored("lo", "x")) as (client, frontend, _):
+        extra = {"truncate_prompt_tokens": 2, "bad_words": ["no"]}
+        answer = await complete(client, prompt="hello", echo=True, extra_body=extra)
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("lox", 2)
+    assert frontend.generations[0].sampling.bad_words == ((110, 111),)

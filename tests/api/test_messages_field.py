@@ -39,6 +39,13 @@ def test_a_picture_s_detail_is_a_hint(detail: str | None):
     assert asked.messages == chat(messages=parts(image(url="x"))).messages
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+def test_a_picture_in_any_message_but_an_answer_and_as_a_plain_url(role: str):
+    plain = {"type": "image_url", "image_url": "data:x"}
+    found = chat(messages=parts(plain, role=role)).messages
+    assert found == chat(messages=parts(image(url="data:x"), role=role)).messages
+
+
 def parts(*values: Any, role: str = "user") -> list[Any]:
     return [{"role": "system", "content": "s"}, {"role": role, "content": list(values)}]
 
@@ -70,7 +77,7 @@ def image(**fields: Any) -> dict[str, Any]:
         (parts({"type": "input_audio"}), "messages[1].content[0].type"),
         (parts({"type": "text"}), "messages[1].content[0].text"),
         (parts({"type": "text", "text": "x", "cache": 1}), "messages[1].content[0].cache"),
-        (parts({"type": "image_url", "image_url": "x"}), "messages[1].content[0].image_url"),
+        (parts({"type": "image_url", "image_url": 3}), "messages[1].content[0].image_url"),
         (parts(image()), "messages[1].content[0].image_url.url"),
         (parts(image(url="x", detail="some")), "messages[1].content[0].image_url.detail"),
         (parts(image(url="x", size=3)), "messages[1].content[0].image_url.size"),

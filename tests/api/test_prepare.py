@@ -56,6 +56,25 @@ async def refusal(preparer: Preparer, messages: list[dict[str, Any]]) -> ApiErro
     return caught.value
 
 
+async def test_bad_words_are_found_at_a_start_and_behind_a_space() -> None:
+    preparer = Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
+    words = preparer.bad_words(["no", " a"])
+    await preparer.close()
+    assert words == ((110, 111), (97,))  # of bytes: a space is a token of its own
+
+
+async def test_a_prompt_keeps_its_last_tokens_unless_pictures_would_be_cut() -> None:
+    preparer = Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
+    prompt = await preparer.completion([1, 2, 3])
+    pictured = await preparer.chat(user(part(png(64, 64))))
+    await preparer.close()
+    assert prompt.truncated(2).token_ids == (2, 3)
+    assert prompt.truncated(3) is prompt
+    with pytest.raises(ApiError) as caught:
+        pictured.truncated(4)
+    assert caught.value.param == "truncate_prompt_tokens"
+
+
 async def test_each_picture_has_as_many_placeholders_as_transformers_gives_it_rows(
     preparer: Preparer,
 ) -> None:

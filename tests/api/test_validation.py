@@ -67,10 +67,12 @@ def test_every_parameter_reaches_the_sampler():
         temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=9,
         frequency_penalty=1, presence_penalty=-1, repetition_penalty=1.5, logit_bias={"7": -100},
         logprobs=True, top_logprobs=2, prompt_logprobs=4, ignore_eos=True,
+        allowed_token_ids=[6, 7],
     )  # fmt: skip
-    sampling = asked.sampling(1, asked.seed, 5, MODEL, "g")
+    sampling = asked.sampling(1, asked.seed, 5, MODEL, "g", ((8,),))
     assert msgspec.structs.astuple(sampling) == (
-        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 4, 2, "g", -3, 16,
+        5, 0.0, 0.5, 3, 0.1, 10, (), 1.0, -1.0, 1.5, ((7, -100.0),), 2, 4, 2, (6, 7), ((8,),), "g",
+        -3, 16,
     )  # fmt: skip
 
 
@@ -229,6 +231,20 @@ def test_stream_options():
     assert refusal(chat, stream_options={"include_usage": True}).param == "stream_options"
     error = refusal(chat, stream=True, stream_options={"include_sausage": True})
     assert error.param == "stream_options.include_sausage"
+
+
+def test_what_may_be_said():
+    assert chat(allowed_token_ids=[3, 5]).allowed_token_ids == (3, 5)
+    assert chat(bad_words=["no"]).bad_words == ("no",)
+    for name, bad in (("allowed_token_ids", [-1]), ("allowed_token_ids", [1] * 1025),
+                      ("bad_words", [" "]), ("bad_words", "no"), ("bad_words", ["a"] * 129),
+                      ("truncate_prompt_tokens", 0)):  # fmt: skip
+        assert refusal(completion, **{name: bad}).param.startswith(name)
+    tool = {"type": "function", "function": {"name": "now"}}
+    for name, value in (("allowed_token_ids", [3]), ("bad_words", ["no"])):
+        shaped = {"response_format": {"type": "json_object"}, name: value}
+        assert refusal(chat, **shaped).param == name
+        assert refusal(chat, tools=[tool], tool_choice="required", **{name: value}).param == name
 
 
 def test_stops():

@@ -120,6 +120,30 @@ def test_logit_bias_forces_and_forbids() -> None:
     assert 0 not in frequencies(LOGITS, draws=300, logit_bias=((0, -100.0),))
 
 
+def test_nothing_but_the_allowed_tokens_is_said() -> None:
+    assert one(LOGITS, request(allowed_token_ids=(2, 3), logit_bias=((0, 50.0),))).token_id == 2
+    assert set(frequencies(LOGITS, 300, allowed_token_ids=(1, 3))) == {1, 3}
+
+
+def test_the_last_token_of_a_bad_word_is_not_said() -> None:
+    def said(*output: int, words: tuple[tuple[int, ...], ...]) -> int:
+        wish = SampleRequest(SamplingParams(max_tokens=9, bad_words=words), 2, (), output)
+        return one(LOGITS, wish).token_id
+
+    assert said(5, 7, words=((0,),)) == 1
+    assert said(5, 7, words=((7, 0),)) == 1
+    assert said(5, 7, words=((5, 7, 0), (1,))) == 2
+    assert said(7, 5, words=((7, 0),)) == 0
+    assert said(words=((7, 0),)) == 0
+
+
+def test_nothing_left_to_say_fails_alone() -> None:
+    wish = request(allowed_token_ids=(1,), bad_words=((1,),))
+    failed, well = sample(LOGITS.expand(2, -1), [wish, request()])
+    assert isinstance(failed, StepFailure) and "bad_words" in failed.reason
+    assert isinstance(well, TokenLogprobs)
+
+
 def test_min_tokens_forbids_the_end() -> None:
     wish = {"min_tokens": 3, "stop_token_ids": (0, 1)}
     assert one(LOGITS, request(2, **wish)).token_id == 2
