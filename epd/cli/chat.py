@@ -35,14 +35,11 @@ class Conversation:
 
     def __init__(self, system: str = "") -> None:
         self._system = [{"role": "system", "content": system}] if system else []
-        self._media: dict[str, list[str]] = {"/image": [], "/video": []}
-        self.messages: list[dict[str, Any]] = []
         self.reset()
 
     def reset(self) -> None:
-        self.messages = list(self._system)
-        for names in self._media.values():
-            names.clear()
+        self.messages: list[dict[str, Any]] = list(self._system)
+        self._media = _no_media()
 
     @property
     def prompt(self) -> str:
@@ -51,10 +48,8 @@ class Conversation:
 
     def question(self, text: str) -> dict[str, Any]:
         """The next message; what was attached is used up.  Raises OSError."""
-        message = user_message(text, self._media["/image"], self._media["/video"])
-        for names in self._media.values():
-            names.clear()
-        return message
+        media, self._media = self._media, _no_media()
+        return user_message(text, media["/image"], media["/video"])
 
     def command(self, line: str) -> str:
         """Carry out a line that begins with a slash; returns what to say.  Raises CommandFailed."""
@@ -74,6 +69,11 @@ class Conversation:
             medium = str(Path(medium).expanduser())
         self._media[name] += check_files(kind, [medium])
         return f"a {kind} goes with the next question: {medium}"
+
+
+def _no_media() -> dict[str, list[str]]:
+    """What is attached, by the command that attaches it."""
+    return {"/image": [], "/video": []}
 
 
 class Chat:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from epd.engine.checkpoint import ModelError, weight_files
 
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def find_model(given: str, *, weights: bool = True) -> Path:

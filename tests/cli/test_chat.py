@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import shutil
 import signal
 import sys
 import termios
@@ -67,7 +68,7 @@ async def test_each_question_comes_with_what_was_said(capsys: Captured) -> None:
     assert "picture goes with" in shown.err and "forgotten" in shown.err
 
 
-async def test_an_attachment_is_used_up_or_forgotten() -> None:
+def test_an_attachment_is_used_up_or_forgotten(tmp_path: Path) -> None:
     conversation = Conversation()
     conversation.command(f"/image {PICTURE}")
     conversation.command("/video https://example.org/v.mp4")
@@ -77,6 +78,12 @@ async def test_an_attachment_is_used_up_or_forgotten() -> None:
     assert conversation.prompt == "> "
     conversation.command(f"/image {PICTURE}")
     conversation.command("/reset")
+    assert len(conversation.question("?")["content"]) == 1
+    copy = shutil.copy(PICTURE, tmp_path)
+    conversation.command(f"/image {copy}")
+    Path(copy).unlink()
+    with pytest.raises(FileNotFoundError):
+        conversation.question("?")
     assert len(conversation.question("?")["content"]) == 1
 
 

@@ -191,6 +191,12 @@ def test_a_directory_wins_over_the_hub(
     assert check_model(HUB_NAME, ("prefill",), with_gateway=True) == copy
 
 
+@pytest.mark.parametrize("path", ["../none", "./none", "/no/such", "none", "a/b/c", "~/none"])
+def test_a_path_is_not_taken_for_a_name(path: str) -> None:
+    with pytest.raises(ModelError, match=r"model directory .* does not exist"):
+        check_model(path, (), with_gateway=True)
+
+
 def test_what_is_not_downloaded_is_answered_with_the_command(snapshot: Path) -> None:
     with pytest.raises(ModelError, match=r": hf download Qwen/Qwen3-VL-4B-Instruct$"):
         check_model("Qwen/Qwen3-VL-4B-Instruct", (), with_gateway=True)
