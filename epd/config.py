@@ -92,6 +92,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suspect_after_s: float = 2.0
     lost_after_s: float = 5.0
     drain_timeout_s: float = 30.0
+    kv_lease_s: float = 30.0  # a prompt's KV is held so long for the request that goes on with it
     max_attempts: int = 4  # that fail for the same kind of reason
 
 

@@ -128,7 +128,8 @@ class CacheEventsWanted(Message):
 
 
 class EncodeRequest(Message):
-    """Make the rows of `mm_hash`, deliver them to `consumer` under `room`.
+    """Make the rows of `mm_hash`, deliver them to `consumer` under `room`; to nobody: keep them in
+    the cache and say `RowsKept`.
 
     Payload: the compressed picture or video.
     """
@@ -139,7 +140,7 @@ class EncodeRequest(Message):
     mm_hash: str
     num_rows: int
     grid_thw: tuple[int, int, int]
-    consumer: Address
+    consumer: Address | None
     deadline_s: float
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
@@ -150,6 +151,14 @@ class EncodeAccepted(Message):
 
     room: str
     attempt: int
+
+
+class RowsKept(Message):
+    """The rows of a room without a consumer are in this encoder's cache; the room is closed."""
+
+    request_id: str
+    attempt: int
+    room: str
 
 
 class EncodeRejected(Message):
@@ -188,6 +197,7 @@ class PrefillRequest(Message):
     reports: bool = False  # the client wants a timeline
     scope: str = ""  # of who asks: blocks are found by those of one scope only (F53)
     first_token_deadline_s: float = 0.0  # for all that is moved before it: rows, then KV
+    lease_s: float = 0.0  # its KV is held so long after its answer, for a request that goes on
 
 
 class RequestAccepted(Message):
@@ -339,6 +349,7 @@ AnyMessage = (
     | CacheEventsWanted
     | EncodeRequest
     | EncodeAccepted
+    | RowsKept
     | EncodeRejected
     | AbortEncode
     | PrefillRequest
@@ -376,21 +387,9 @@ decode: Callable[[Any], Envelope] = msgspec.msgpack.Decoder(Envelope).decode
 """Header frame to envelope.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
 
 
-__all__ = [  # what others read from here though it is defined in `epd.records`
-    "Address",
-    "CacheTier",
-    "Clip",
-    "InstanceInfo",
-    "KvLayout",
-    "KvState",
-    "Load",
-    "MediaItem",
-    "RemoteRegion",
-    "RowContract",
-    "SamplingParams",
-    "Span",
-    "TokenChunk",
-    "TokenLogprobs",
-    "TransportOffer",
-    "end_of",
-]
+# What others read from here though it is defined in `epd.records`.
+__all__ = [
+    "Address", "CacheTier", "Clip", "InstanceInfo", "KvLayout", "KvState", "Load", "MediaItem",
+    "RemoteRegion", "RowContract", "SamplingParams", "Span", "TokenChunk", "TokenLogprobs",
+    "TransportOffer", "end_of",
+]  # fmt: skip

@@ -19,7 +19,7 @@ from epd.api.exchange import Exchange, Headers
 from epd.api.identity import credential
 from epd.config import AccessConfig, ConfigError
 
-OPEN = ("/health", "/metrics", "/ping", "/ready", "/version")
+OPEN = ("/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
 CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600
 _SHOWN = b"retry-after, traceresponse, x-request-id"

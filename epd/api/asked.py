@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from epd.api.errors import ApiError, bad_request
+from epd.api.staged import WHOLE, Staged
 from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tools import ToolUse
@@ -71,6 +72,7 @@ class Asked:
     constraint: Constraint | None = None
     tool_use: ToolUse | None = None  # chat
     template_flags: TemplateFlags = NO_FLAGS  # chat
+    staged: Staged = WHOLE
     told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
     echo: Mapping[str, Any] = field(default_factory=dict)  # what that API's answers repeat of it
 

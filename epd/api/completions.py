@@ -45,7 +45,7 @@ from epd.api.time_limits import read_time_limits
 from epd.api.tokenizing import Tokenizes
 from epd.api.tools import CallPiece, ToolUse
 from epd.api.tracing import CLIENT_LEFT, NoTracer, Record, Tracer, describe_answer, describe_request
-from epd.api.validation import read_chat, read_completion
+from epd.api.validation import read_chat, read_completion, read_encode
 from epd.config import Limits
 from epd.messages import TokenLogprobs
 
@@ -94,6 +94,10 @@ class Completions:
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions.  Raises ApiError, ClientGone."""
         await self._traced(exchange, "chat", read_chat, ChatAnswer)
+
+    async def encode(self, exchange: Exchange) -> None:
+        """POST /encode/v1/chat/completions.  Raises ApiError, ClientGone."""
+        await self._traced(exchange, "chat", read_encode, ChatAnswer)
 
     async def completion(self, exchange: Exchange) -> None:
         """POST /v1/completions.  Raises ApiError, ClientGone."""
@@ -216,6 +220,7 @@ class Completions:
                 prompts = [await self._preparer.chat(asked.messages, asked.tools, tenant, flags)]
             else:
                 prompts = [await self._preparer.completion(one, tenant) for one in asked.prompts]
+            asked.staged.check(prompts[0].items)
             if asked.truncate_prompt_tokens is not None:
                 prompts = [prompt.truncated(asked.truncate_prompt_tokens) for prompt in prompts]
             limits = [asked.max_new_tokens(len(p.token_ids), self._preparer) for p in prompts]
@@ -238,7 +243,15 @@ class Completions:
                     choice, seed, limits[which], self._preparer, grammar, bad_words
                 )
                 generation = Generation(
-                    prompt.token_ids, prompt.items, sampling, asked.user, reports, prompt.scope
+                    prompt.token_ids,
+                    prompt.items,
+                    sampling,
+                    asked.user,
+                    reports,
+                    prompt.scope,
+                    asked.staged.stage,
+                    asked.staged.claim,
+                    asked.staged.encoded_at,
                 )
                 self._frontend.start_generation(stream, generation)
         except BaseException as error:
@@ -253,7 +266,7 @@ class Completions:
     ) -> None:
         deltas = await self._each(choices, lambda choice: self._collect(exchange, choice))
         pairs = list(zip(choices, deltas, strict=True))
-        body = answer.whole(pairs, _extras(exchange))
+        body = answer.whole(pairs, _extras(exchange, asked))
         await exchange.respond(200, body)
 
     async def _collect(self, exchange: Exchange, choice: Choice) -> Delta:
@@ -279,12 +292,14 @@ class Completions:
     async def _write_stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
-        await self._each(choices, lambda choice: self._stream(exchange, answer, choice))
+        await self._each(choices, lambda choice: self._stream(exchange, asked, answer, choice))
         await end_events(exchange, answer.end(choices))
 
-    async def _stream(self, exchange: Exchange, answer: Answer, choice: Choice) -> None:
+    async def _stream(
+        self, exchange: Exchange, asked: Asked, answer: Answer, choice: Choice
+    ) -> None:
         """One write per wake-up, however many tokens have come."""
-        extras = _extras(exchange)
+        extras = _extras(exchange, asked)
         is_begun = False
         while not choice.finish_reason:
             delta = choice.take(await self._updates(exchange, choice))
@@ -366,10 +381,10 @@ def _told(error: BaseException) -> tuple[Leave, str]:
     return Leave.FAULT, error.message if isinstance(error, ApiError) else repr(error)
 
 
-def _extras(exchange: Exchange) -> Extras:
-    """What the client asked for besides the answer, by headers."""
+def _extras(exchange: Exchange, asked: Asked) -> Extras:
+    """What the client asked for besides the answer: by headers, or for its next stage."""
     headers = exchange.headers
     return Extras(
         timeline=headers.get(b"x-epd-timeline") == b"1",
-        transfer_params=headers.get(b"x-epd-transfer-params") == b"1",
+        transfer_params=bool(asked.staged.stage) or headers.get(b"x-epd-transfer-params") == b"1",
     )

@@ -107,6 +107,7 @@ REFUSED = {
 }
 _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}
 _SHARED |= {"allowed_token_ids", "stop_token_ids"}
+_SHARED |= {"ec_transfer_params", "kv_transfer_params"}
 _SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 CHAT |= {"chat_template_kwargs", "reasoning_effort"}

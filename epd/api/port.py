@@ -6,12 +6,15 @@ media, render, tokenize), then starts the generation.  Leaf: values and protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from epd.messages import Clip, SamplingParams, TokenLogprobs, end_of
+
+Stage = Literal["", "encode", "prefill"]
+"""What of a request is wanted, where somebody else drives its stages; empty: all of it."""
 
 
 class Refused(Exception):
@@ -62,6 +65,9 @@ class Generation:
     user: str = ""
     wants_timeline: bool = False  # stages then report when they were in which state
     scope: str = ""  # who shares KV with it: `identity.scope_of`
+    stage: Stage = ""
+    claim: str = ""  # a generation of stage "prefill" whose KV is held for this one
+    encoded_at: Mapping[str, str] = field(default_factory=dict)  # hash to encoder, by who asks
 
 
 @dataclass(frozen=True, slots=True)

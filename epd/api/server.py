@@ -206,6 +206,9 @@ class ApiServer:
         tokenizing = Tokenizing(preparer, self._intake)
         return {
             "/v1/chat/completions": {"POST": completions.chat},
+            "/encode/v1/chat/completions": {"POST": completions.encode},
+            "/encode/v1/models": {"GET": self._models},
+            "/encode/health": {"GET": self._health},
             "/v1/completions": {"POST": completions.completion},
             "/v1/messages": {"POST": completions.message},
             "/v1/responses": {"POST": completions.response},

@@ -22,6 +22,7 @@ from epd.api.parameters import (
     check_names,
     read_simple,
 )
+from epd.api.staged import Staged, read_staged
 from epd.api.structured import Constraint, read_constraint
 from epd.api.template_flags import read_flags
 from epd.api.tools import read_tools
@@ -49,6 +50,13 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     return asked
 
 
+def read_encode(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+    """POST /encode/v1/chat/completions: a chat request of which only its pictures are wanted."""
+    asked = read_chat(body, model, limits)
+    _take_stage(asked, Staged("encode"))
+    return asked
+
+
 def read_completion(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/completions.  Raises ApiError 400, or 404 for another model's name."""
     present = _present(body)
@@ -60,6 +68,8 @@ def read_completion(body: dict[str, Any], model: ModelFacts, limits: Limits) -> 
     asked = _read(present, model, limits)
     asked.tells_prompt, asked.no_tokens = echo, no_tokens
     asked.prompts = _prompts(present.get("prompt"), model.vocab_size)
+    if asked.staged.stage and len(asked.prompts) > 1:
+        raise bad_request("with do_remote_decode send one prompt at a time", "prompt")
     if asked.num_choices > limits.max_choices:
         message = (
             f"{len(asked.prompts)} prompts with n {asked.n} are {asked.num_choices} choices; at "
@@ -99,7 +109,21 @@ def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Aske
         message = f"min_tokens {asked.min_tokens} is above max_tokens {asked.max_tokens}"
         raise bad_request(message, "min_tokens", "out_of_range")
     asked.constraint = _constraint(asked, present)
+    _take_stage(asked, read_staged(present))
     return asked
+
+
+def _take_stage(asked: Asked, staged: Staged) -> None:
+    """A part of a request has one choice; a prompt alone ends with the token that it gives."""
+    asked.staged = staged
+    if not staged.stage:
+        return
+    if asked.n > 1:
+        raise bad_request(f"n {asked.n} is for whole requests: send n choices as n requests", "n")
+    if staged.stage == "prefill" and asked.max_tokens not in (None, 1):
+        message = f"max_tokens {asked.max_tokens} is decode's: with do_remote_decode send 1"
+        raise bad_request(message, "max_tokens")
+    asked.max_tokens = 1
 
 
 def check_model(present: Mapping[str, Any], model: ModelFacts) -> None:

@@ -18,7 +18,9 @@ A step in flight uses the blocks and cannot be interrupted, so an abort meanwhil
 ABORTING, which keeps the blocks until the last step has returned (faults F6, F43).  The step after
 one may be launched before its tokens are known.  If one of them ends the request, it is computed
 once too often: FINISHING keeps the blocks until that step has returned, and its token is dropped.
-An embedding is received once: later chunks use the resident rows (F10).
+An embedding is received once: later chunks use the resident rows (F10).  A request that was for its
+prompt alone (another one goes on with it) is HELD afterwards: nobody else uses its blocks, so its
+lease may end by time.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class S(State):
     WAITING_FOR_REMOTE_KV = "blocks are asked for or granted; the KV is on its way"
     DECODING = "owns blocks; one token a step"
     ABORTING = "ended for the client; blocks stay until the step or the transfer has ended"
+    HELD = "answered; owns the blocks of its prompt for the request that will go on with it"
     FINISHING = "its last token is sent; blocks stay until the step launched ahead has ended"
     FINISHED = "owns nothing"
     FAILED = "owns nothing; the gateway was told why"
@@ -61,6 +64,7 @@ class Do(Effect):
     EMIT_TOKENS = "send new tokens to the gateway"
     SEND_FAILURE = "tell the gateway why"
     SEND_ABORTED = "confirm the abort to the gateway"
+    ARM_LEASE = "hold the blocks for a while, among others that are held"
     ARM_GRACE = "look again later whether the step or transfer has ended"
     REPORT_HANG = "the device does not answer: say so in health and log"
     REPORT_SPANS = "send the story to the gateway, for the timeline"
@@ -151,6 +155,23 @@ class LastTokenSampled(Event):
 
 
 @dataclass(slots=True)
+class PromptHeld(LastTokenSampled):
+    """Likewise, of a request that was for its prompt's KV: another one will go on with it."""
+
+
+@dataclass(slots=True)
+class LeaseEnded(Event):
+    """Nobody came for the KV in time."""
+
+    by_time = True
+
+
+@dataclass(slots=True)
+class LeaseRevoked(Event):
+    """Too much is held, or the instance leaves; who comes computes it again."""
+
+
+@dataclass(slots=True)
 class TokenSampled(Event):
     token: Any
     confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
@@ -223,6 +244,7 @@ class Request(Machine):
         "gateway",
         "in_flight",
         "kv_room",
+        "lease_s",
         "lookup",
         "message",
         "min_early_tokens",
@@ -253,6 +275,7 @@ class Request(Machine):
         self.gateway = message.gateway
         self.deadline_s = message.deadline_s
         self.decode_here = False
+        self.lease_s = 0.0  # how long its blocks are held for a request that goes on; 0: not
         self.missing: set[str] = set()  # rooms whose rows are not resident yet
         self.min_early_tokens = 1  # it begins before its pictures if so much can be computed
         self.rows: dict[str, Any] = {}  # room to rows
@@ -285,7 +308,7 @@ class Request(Machine):
     @property
     def ended_for_client(self) -> bool:
         """Nobody reads its tokens any more, whatever still owns its memory."""
-        return self.terminal or self.state in (S.ABORTING, S.FINISHING)
+        return self.terminal or self.state in (S.ABORTING, S.FINISHING, S.HELD)
 
     @property
     def holds_tokens(self) -> bool:
@@ -323,78 +346,3 @@ class Request(Machine):
     def num_emitted(self) -> int:
         """Output tokens of earlier attempts, at the end of `prompt`."""
         return int(self.message.num_emitted)
-
-
-def may_begin(request: Request, event: EmbeddingReady | EmbeddingsPromised) -> bool:
-    return request.num_ready(getattr(event, "room", "")) >= request.min_early_tokens
-
-
-def reaches_missing(request: Request, event: ChunkComputed) -> bool:
-    return request.num_computed + event.num_tokens >= request.num_ready()
-
-
-def goes_on(request: Request, event: EmbeddingReady) -> bool:
-    return request.num_ready(event.room) > request.num_computed
-
-
-def decode_here(request: Request, event: Event) -> bool:
-    return request.decode_here
-
-
-def in_flight(request: Request, event: Event) -> bool:
-    return request.in_flight > 0
-
-
-def keep_rows(request: Request, event: EmbeddingReady) -> None:
-    request.missing.discard(event.room)
-    request.rows[event.room] = event.rows
-
-
-def keep_blocks(request: Request, event: Scheduled) -> None:
-    request.block_table, request.num_computed = event.blocks, event.num_cached
-    if request.num_cached < 0:
-        request.num_cached = event.num_cached
-
-
-def grow(request: Request, event: Grown) -> None:
-    request.block_table += event.blocks
-
-
-def count_chunk(request: Request, event: ChunkComputed) -> None:
-    request.num_computed += event.num_tokens
-
-
-def keep_first_token(request: Request, event: FirstTokenSampled) -> None:
-    request.num_computed += event.num_tokens
-    request.output.append(event.token)
-
-
-def keep_token(request: Request, event: TokenSampled) -> None:
-    request.num_computed += len(event.confirmed) + 1
-    request.output += (*event.confirmed, event.token)
-
-
-def keep_last_token(request: Request, event: LastTokenSampled) -> None:
-    request.output += (*event.confirmed, event.token)
-    request.finish_reason = event.finish_reason
-
-
-def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
-    request.block_table = event.blocks
-    request.num_computed = event.kv.num_tokens
-    request.num_cached = event.kv.num_cached
-    request.rope_delta = event.kv.rope_delta
-    request.output.append(event.kv.first_token)
-
-
-def keep_failure(request: Request, event: _Failed) -> None:
-    request.failure = (event.kind, event.reason, event.retryable)
-    request.culprit = event.culprit
-
-
-def end_here(request: Request, event: Event) -> None:
-    request.finish_reason = "length"
-
-
-def note_late(request: Request, event: DeadlinePassed) -> None:
-    request.failure = ("deadline", "the request did not finish before its deadline", False)

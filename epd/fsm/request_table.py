@@ -20,7 +20,10 @@ from epd.fsm.request import (
     KvWithdrawn,
     LastTokenSampled,
     LayersComputed,
+    LeaseEnded,
+    LeaseRevoked,
     Preempted,
+    PromptHeld,
     RemoteKvArrived,
     Request,
     S,
@@ -29,6 +32,8 @@ from epd.fsm.request import (
     StepReturned,
     TextOnly,
     TokenSampled,
+)
+from epd.fsm.request_parts import (
     adopt_kv,
     count_chunk,
     decode_here,
@@ -93,6 +98,10 @@ ROWS = (
     Row(S.RUNNING, FirstTokenSampled, S.TRANSFERRING, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.HAND_OVER_KV), keep_first_token, unless(decode_here)),
     Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, decode_here),
     Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.WITHDRAW_OFFER), keep_last_token, unless(decode_here)),
+    Row(S.RUNNING, PromptHeld, S.HELD, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE), keep_last_token, note="another request goes on with it"),
+    Row(S.HELD, LeaseEnded, S.FINISHED, (Do.RELEASE_BLOCKS,), note="nobody else uses the blocks, so time may end it"),
+    Row(S.HELD, LeaseRevoked, S.FINISHED, (Do.RELEASE_BLOCKS,)),
+    Row(S.HELD, AbortReceived, S.FINISHED, (Do.RELEASE_BLOCKS, *_END), note="somebody has come for it, or the gateway is gone"),
     Row(S.RUNNING, StepFailed, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "its next chunk runs already"),
     Row(S.RUNNING, StepFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
     Row(S.RUNNING, KvFailed, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "decode lost or refused early"),
@@ -144,6 +153,8 @@ ROWS = (
 )
 
 IGNORES = (
+    Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised, StepReturned, DeadlinePassed), "it was answered; its lease bounds it"),
+    Ignore(_ENDED, (LeaseEnded, LeaseRevoked), "it was let go"),
     Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, Scheduled, RemoteKvArrived, KvDelivered, KvFailed, KvWithdrawn, StepReturned, DeadlinePassed, GraceEnded), "it has ended"),
     Ignore((S.WAITING_FOR_REMOTE_KV, S.TRANSFERRING, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED, S.RUNNING, S.WAITING_MID_PROMPT, S.DECODING), (StepReturned,), "nothing waits for the step's end"),
     Ignore((S.WAITING, S.RUNNING, S.WAITING_MID_PROMPT, S.PREEMPTED, *_LINGERS, *_ENDED), (EmbeddingsPromised,), "a picture was here already"),

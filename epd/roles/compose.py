@@ -155,6 +155,8 @@ class Instance:
         for role in (self.encode, self.prefill, self.decode):
             if role is not None:
                 role.draining = True
+        if self.prefill is not None:
+            self.prefill.held.let_go()
         self.member.drain()
         await self._idle(self.actor.clock.now_s() + self.config.timing.drain_timeout_s)
         self.member.leave()

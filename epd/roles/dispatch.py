@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from epd.api.port import Generation as Prepared
 from epd.api.port import TransferParams
@@ -25,9 +26,10 @@ from epd.fsm.generation import Generation
 from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, PrefillRequest
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
+from epd.roles.holds import Holds
 from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, PickEncoder, Placement, Unplaceable, lacking, place
-from epd.scheduling.residency import CacheIndex, Flights
+from epd.scheduling.residency import CacheIndex, Flights, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
 
@@ -51,6 +53,7 @@ class Dispatcher:
         self._index = index
         self._affinity = affinity
         self._pick = pick
+        self.holds = Holds(actor, timing)
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
@@ -86,8 +89,22 @@ class Dispatcher:
         hashes = [item.mm_hash for item in machine.prompt.items]
         candidates, avoid = self.candidates(), self._avoid.get(machine.key, set())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
-        finds = machine.key not in self._absent
-        return place(candidates, hashes, avoid, self, held, finds=finds, pick=self._pick)
+        known = Said(self, machine.prompt.encoded_at)
+        is_absent = machine.key in self._absent
+        chosen = place(
+            candidates,
+            hashes,
+            avoid,
+            known,
+            held,
+            finds=not is_absent,
+            at=self.holds.claimed_by(machine),
+            pick=self._pick,
+        )
+        if is_absent and isinstance(chosen, Unplaceable):
+            told = f"the rows of a picture are not in the shared storage, and {chosen.reason}"
+            return Unplaceable(told)
+        return chosen
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
@@ -127,12 +144,14 @@ class Dispatcher:
         placement: Placement = machine.placement
         self._give_up_s.pop(machine.key, None)
         self._book(machine, placement)
-        if self._affinity is not None:
-            self._affinity.sent(machine)
         deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
         token_due_s = min(deadline_s, self._at(machine.token_due_s + DEADLINE_GRACE_S))
         items = self._send_encodes(machine, placement, token_due_s)
         prompt: Prepared = machine.prompt
+        if prompt.stage == "encode":
+            return True
+        if self._affinity is not None:
+            self._affinity.sent(machine)
         message = PrefillRequest(
             machine.key,
             machine.attempt,
@@ -146,6 +165,7 @@ class Dispatcher:
             prompt.wants_timeline,
             prompt.scope,
             token_due_s,
+            self.holds.lease_s(machine),
         )
         return self._actor.send(placement.prefill, message)
 
@@ -170,7 +190,7 @@ class Dispatcher:
                 item.mm_hash,
                 item.num_rows,
                 item.grid_thw,
-                placement.prefill,
+                None if machine.prompt.stage == "encode" else placement.prefill,
                 deadline_s,
                 machine.prompt.wants_timeline,
                 item.clip,
@@ -207,7 +227,22 @@ class Dispatcher:
         )
 
     def encode_accepted(self, machine: Generation, room: str) -> None:
+        """Offered no more; where nobody else will tell of the rows, it is until they are kept."""
+        if machine.prompt.stage != "encode":
+            self._unaccepted.get(machine.key, {}).pop(room, None)
+
+    def rows_kept(self, machine: Generation, room: str) -> bool:
+        """Whether this was the last room of the attempt."""
         self._unaccepted.get(machine.key, {}).pop(room, None)
+        rooms = self._rooms.get(machine.key, {})
+        return rooms.pop(room, None) is not None and not rooms
+
+    def needed(self, machine: Generation) -> tuple[Address, ...]:
+        """Instances whose loss ends the attempt; that of others is told by these."""
+        placement: Placement = machine.placement
+        if machine.prompt.stage == "encode":
+            return placement.encoders
+        return placement.prefill, placement.decode
 
     def wants(self, machine: Generation, room: str) -> bool:
         """Whether the present attempt may still need this room's rows."""
@@ -228,7 +263,7 @@ class Dispatcher:
             }
             for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
         }
-        kv = {
+        kv: dict[str, Any] = {
             "do_remote_prefill": prefill.instance_id != decode.instance_id,
             "remote_engine_id": prefill.instance_id,
             "remote_request_id": machine.key,
@@ -236,6 +271,10 @@ class Dispatcher:
             "transport": over(prefill, decode),
             "num_prompt_tokens": len(machine.prompt.token_ids),
         }
+        if machine.prompt.stage == "encode":
+            kv = {}
+        elif lease_s := self.holds.lease_s(machine):
+            kv |= {"do_remote_prefill": True, "do_remote_decode": False, "lease_s": lease_s}
         return TransferParams(ec, kv)
 
     # --- the end of an attempt --------------------------------------------------------------------
@@ -249,6 +288,7 @@ class Dispatcher:
 
     def forget(self, machine: Generation) -> None:
         """The generation has ended."""
+        self.holds.ended(machine)
         if self._affinity is not None:
             self._affinity.ended(machine)
         self._rooms.pop(machine.key, None)  # what was served needs no word

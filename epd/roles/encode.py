@@ -11,7 +11,6 @@ where it lies goes through the send ring (`send_ring`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from epd.config import EncodeConfig, Timing
@@ -21,7 +20,16 @@ from epd.fsm import transfer as transfer_fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
 from epd.fsm.transfer import Manifest, Transfer
-from epd.messages import EncodeAccepted, EncodeRejected, EncodeRequest, StageReport
+from epd.messages import (
+    AbortEncode,
+    Address,
+    EncodeAccepted,
+    EncodeRejected,
+    EncodeRequest,
+    RequestFailed,
+    RowsKept,
+)
+from epd.roles.askers import Asker, Askers
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.cache_events import CachePublisher
 from epd.roles.room_owners import Staged
@@ -31,16 +39,6 @@ from epd.roles.send_ring import SendRing
 from epd.roles.transfers import Transfers
 from epd.scheduling.vision_batching import next_batch
 from epd.transport.base import Received
-
-
-@dataclass(frozen=True, slots=True)
-class _Asker:
-    """Who asked for a room: for the report at its end."""
-
-    request_id: str
-    attempt: int
-    gateway: str
-    reports: bool
 
 
 class EncodeRole(Role[Encoding]):
@@ -77,7 +75,7 @@ class EncodeRole(Role[Encoding]):
             self._ring = SendRing(actor, engine, config)
         self.num_encoded = 0
         self._num_arrived = 0
-        self._askers: dict[str, _Asker] = {}
+        self._askers = Askers(actor, timing)
         self._batch_running = False
         self.draining = False
 
@@ -118,22 +116,18 @@ class EncodeRole(Role[Encoding]):
             )
             return
         self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
-        transfer = self._transfers.open_producer(
-            message.room,
-            message.attempt,
-            message.consumer,
-            self,
-            message.mm_hash,
-            Manifest(self._engine.contract, message.num_rows),
-            message.deadline_s,
-        )
-        if transfer.terminal:
+        transfer = self._open_transfer(message)
+        if transfer is not None and transfer.terminal:
             return  # its cancel came first (F42)
-        self._askers[message.room] = _Asker(
-            message.request_id, message.attempt, received.source, message.reports
+        asker = Asker(
+            message.request_id,
+            message.attempt,
+            Address(received.source, received.epoch, ""),
+            message.mm_hash,
+            message.reports,
+            keeps=transfer is None,
         )
-        if not self.actor.armed("encode/open"):
-            self._arm_open()
+        self._askers.add(message.room, asker)
         encoding = self.encodings.get(message.mm_hash)
         if encoding is None:
             encoding = Encoding(
@@ -151,26 +145,52 @@ class EncodeRole(Role[Encoding]):
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
         self.fire(encoding, fsm.Requested(message.room))
-        if transfer.grant is not None:  # it was faster
+        if transfer is not None and transfer.grant is not None:  # it was faster
             self._ahead.pump()
 
-    def _arm_open(self) -> None:
-        self.actor.arm("encode/open", self._timing.stall_timeout_s / 3, self._tell_open)
+    def _open_transfer(self, message: EncodeRequest) -> Transfer | None:
+        if message.consumer is None:
+            return None
+        return self._transfers.open_producer(
+            message.room,
+            message.attempt,
+            message.consumer,
+            self,
+            message.mm_hash,
+            Manifest(self._engine.contract, message.num_rows),
+            message.deadline_s,
+        )
 
-    def _tell_open(self) -> None:
-        """Say which rooms are open here: the word that would have ended one may be lost, and the
-        gateway answers for those that are over."""
-        for room, asker in self._askers.items():
-            self.actor.send(asker.gateway, EncodeAccepted(room, asker.attempt))
-        if self._askers:
-            self._arm_open()
+    @receives(AbortEncode)
+    def on_abort_encode(self, received: Received) -> None:
+        """For a consumer that may be out of reach; rooms of its own, so none needs a tombstone."""
+        room: str = received.message.room
+        transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
+        if transfer is not None:
+            self._transfers.fire(transfer, transfer_fsm.CancelReceived())
+        elif (asker := self._askers.keeper(room)) is not None:
+            self._close_kept(room, asker)
+
+    def peer_lost(self, peer: Address) -> None:
+        """Rooms with a consumer end with their transfers; those without, with who asked."""
+        for room, asker in self._askers.keepers_of(peer):
+            self._close_kept(room, asker)
+
+    def _close_kept(self, room: str, asker: Asker) -> None:
+        encoding = self.encodings.get(asker.mm_hash)
+        self._report(room, encoding)
+        if encoding is not None:
+            self.fire(encoding, fsm.RoomClosed(room))
+            self._let_go(encoding)
+            self.tiers.make_room()
 
     def _refusal(self, received: Received) -> str:
         if self.draining:
             return "the encode instance is draining"
         if len(self._askers) >= self._config.max_queue:
             return f"the encode instance has {self._config.max_queue} pictures open"
-        if self.actor.is_lost(received.message.consumer):
+        consumer = received.message.consumer
+        if consumer is not None and self.actor.is_lost(consumer):
             return "the prefill instance was lost"
         if len(received.payloads) != 1:
             return "the request came without its picture"
@@ -271,11 +291,18 @@ class EncodeRole(Role[Encoding]):
         if transfer is not None:
             rows: Rows = encoding.rows
             self._transfers.fire(transfer, transfer_fsm.BytesReady(rows, rows.nbytes))
+        elif (asker := self._askers.keeper(room)) is not None:
+            self.actor.send(asker.gateway, RowsKept(asker.request_id, asker.attempt, room))
+            self._close_kept(room, asker)
 
     @performs(Do.FAIL_ROOMS)
     def fail_rooms(self, encoding: Encoding, event: Event) -> None:
         for room in list(encoding.rooms):
+            asker = self._askers.keeper(room)
             self._report(room, encoding)
+            if asker is not None:
+                failed = RequestFailed(asker.request_id, asker.attempt, *encoding.failure)
+                self.actor.send(asker.gateway, failed)
             transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
             if transfer is not None:
                 self._transfers.fire(transfer, transfer_fsm.SourceFailed(*encoding.failure))
@@ -346,11 +373,8 @@ class EncodeRole(Role[Encoding]):
             self._ahead.leave(encoding.key)
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
-        asker = self._askers.pop(room, None)
-        if asker is not None and asker.reports and encoding is not None:
-            transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
-            spans = self.actor.spans(encoding, transfer)
-            self.actor.send(asker.gateway, StageReport(asker.request_id, asker.attempt, spans))
+        transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
+        self._askers.closed(room, encoding, transfer)
 
     def commit_state(self, transfer: Transfer) -> None:
         """Rows are all that there is."""

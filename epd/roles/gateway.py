@@ -31,6 +31,7 @@ from epd.messages import (
     RequestAborted,
     RequestAccepted,
     RequestFailed,
+    RowsKept,
     Span,
     StageReport,
     TokenChunk,
@@ -203,6 +204,8 @@ class GatewayRole(Role[Generation]):
         if chunk.start > have:
             self.fire(machine, fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost"))
         elif chunk.start == have:
+            if not have:
+                self._dispatcher.holds.taken(machine)
             arrived = fsm.FinalTokensArrived if chunk.finish_reason else fsm.TokensArrived
             self.fire(machine, arrived(chunk))
 
@@ -225,8 +228,19 @@ class GatewayRole(Role[Generation]):
         machine = self._current(room.rsplit("/", 2)[0], received.message.attempt)
         if machine is not None and self._dispatcher.wants(machine, room):
             self._dispatcher.encode_accepted(machine, room)
+            if machine.prompt.stage == "encode":
+                self.fire(machine, fsm.Accepted())
         else:
             self.actor.send(received.source, AbortEncode(room))
+
+    @receives(RowsKept)
+    def on_rows_kept(self, received: Received) -> None:
+        """The last one is the answer to who wanted no more than rows."""
+        message: RowsKept = received.message
+        machine = self._current(message.request_id, message.attempt)
+        if machine is not None and self._dispatcher.rows_kept(machine, message.room):
+            chunk = TokenChunk(machine.key, machine.attempt, 0, (), "length")
+            self.fire(machine, fsm.FinalTokensArrived(chunk))
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
@@ -287,7 +301,7 @@ class GatewayRole(Role[Generation]):
         """Fail the attempts that still need it; an encoder's loss is prefill's to tell."""
         for machine in list(self._open.values()):
             placement: Placement | None = machine.placement
-            if placement is None or lost not in (placement.prefill, placement.decode):
+            if placement is None or lost not in self._dispatcher.needed(machine):
                 continue
             if lost == placement.decode or not machine.token_ids_of_attempt:
                 reason = f"instance {lost.instance_id} was lost"

@@ -52,9 +52,9 @@ class GatewayTimers(Role[Generation]):
         self._fire(machine, fsm.AttemptTimedOut(reason))
 
     def _ignored(self, machine: Generation) -> None:
-        prefill = machine.placement.prefill.instance_id
-        self._dispatcher.avoid(machine, {prefill})
-        self._fire(machine, fsm.AttemptTimedOut(f"instance {prefill} did not accept the request"))
+        name = self._dispatcher.needed(machine)[0].instance_id
+        self._dispatcher.avoid(machine, {name})
+        self._fire(machine, fsm.AttemptTimedOut(f"instance {name} did not accept the request"))
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:

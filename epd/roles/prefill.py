@@ -24,6 +24,7 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.embeddings import Embeddings, Want
+from epd.roles.held_prompts import HeldPrompts
 from epd.roles.kv_producer import KvProducer
 from epd.roles.requests import Requests
 from epd.roles.step import layouts_of
@@ -48,6 +49,7 @@ class PrefillRole(Role[Request]):
         self._embeddings = embeddings  # None: a text-only model
         self._config = config
         self._kv = KvProducer(actor, transfers, requests)
+        self.held = HeldPrompts(actor, requests)
         self.draining = False
         requests.extend(self)
         requests.reports.related.append(self._transfers_of)
@@ -81,6 +83,7 @@ class PrefillRole(Role[Request]):
         request = Request(key, message, message.token_ids, self.actor.journal)
         remaining = message.sampling.max_tokens - message.num_emitted
         request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
+        request.lease_s = message.lease_s if self._requests.caching else 0.0
         request.rope = self._requests.engine.rope_positions(
             len(message.token_ids), layouts_of(message.items)
         )

@@ -93,7 +93,7 @@ class Requests(Role[Request]):
         self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=runs_ahead)
         self._on_reserved: dict[str, Granted] = {}
         self._scores = PromptScores()
-        self._caching = config.prefix_caching
+        self.caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
         self._speculation = Speculation(config.speculative, self.totals)
         self.reports = Reports(actor)
@@ -273,14 +273,14 @@ class Requests(Role[Request]):
         """Its new full blocks can be found by others: a token was sampled behind them, so that they
         are finite is known; a bad one would fail everybody who finds it."""
         first, num_full = entry.num_published, num_computed // self.engine.kv_layout.block_size
-        if self._caching and num_full > first:
+        if self.caching and num_full > first:
             keys = self._keys(request, num_computed)[first:num_full]
             for block, key in zip(request.block_table[first:], keys, strict=False):
                 self.pool.publish(block, key)
             entry.num_published = num_full
 
     def _keys(self, request: Request, num_tokens: int) -> Sequence[Key]:
-        return request.prefix.extend(request.tokens, num_tokens) if self._caching else ()
+        return request.prefix.extend(request.tokens, num_tokens) if self.caching else ()
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
@@ -381,6 +381,7 @@ class Requests(Role[Request]):
             self.actor.disarm(f"request/{machine.key}/deadline")
             self.actor.disarm(f"request/{machine.key}/grace")
             self.actor.disarm(f"request/{machine.key}/alive")
+            self.actor.disarm(f"request/{machine.key}/lease")
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""

@@ -101,7 +101,8 @@ def token_event(
     *confirmed, token = tokens
     total = request.num_emitted + len(request.output) + len(tokens)
     if reason := _finish_reason(request, token, total):
-        return fsm.LastTokenSampled(token, reason, confirmed=tuple(confirmed))
+        ends = fsm.PromptHeld if request.lease_s and not decoding else fsm.LastTokenSampled
+        return ends(token, reason, confirmed=tuple(confirmed))
     if not decoding:
         return fsm.FirstTokenSampled(count, token)
     return fsm.TokenSampled(token, tuple(confirmed))

@@ -20,7 +20,6 @@ from epd.fsm.kernel import Event
 from epd.fsm.transfer import Do, Manifest, Side, Transfer
 from epd.fsm.transfer_table import TABLE
 from epd.messages import (
-    AbortEncode,
     Address,
     CancelAck,
     CancelTransfer,
@@ -155,13 +154,6 @@ class Transfers(Role[Transfer]):
             transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, soon_s)
         if self._is_from_peer(transfer, received):
             self.fire(transfer, fsm.CancelReceived(message.failure))
-
-    @receives(AbortEncode)
-    def on_abort_encode(self, received: Received) -> None:
-        """For a consumer that may be out of reach; rooms of its own, so none needs a tombstone."""
-        transfer = self.find(received.message.room, Side.PRODUCER)
-        if transfer is not None:
-            self.fire(transfer, fsm.CancelReceived())
 
     @receives(Commit)
     def on_commit(self, received: Received) -> None:

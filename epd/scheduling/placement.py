@@ -107,12 +107,14 @@ def place(
     held: Shares = NOTHING_HELD,
     *,
     finds: bool = True,
+    at: str = "",
     pick: PickEncoder | None = None,
 ) -> Placement | Unplaceable:
     """Choose; instances in `avoid` (they just failed it) only if there is no other.
 
-    `finds`: False where storage was asked for these pictures and did not have them.  `pick` takes
-    an encoder for each picture whatever is known of it (`encode_policy.py`).
+    `finds`: False where storage was asked for these pictures and did not have them.  `at`: the
+    prefill instance that holds the prompt for it.  `pick` takes an encoder for each picture
+    whatever is known of it (`encode_policy.py`).
     """
     infos = [c.info for c in candidates]
     if reason := lacking(infos, with_pictures=bool(mm_hashes), finds=finds):
@@ -125,6 +127,7 @@ def place(
         prefills = [c for c in prefills if c.info.finds_rows] or [
             c for c in ordered if c.info.finds_rows
         ]
+    prefills = [c for c in prefills if c.instance_id == at] or prefills
     prefill = _prefill_for(mm_hashes, prefills, known, held)
     decode = _decode_for(prefill, decodes, held)
     finder = prefill if finds and prefill.info.finds_rows else None

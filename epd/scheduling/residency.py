@@ -19,7 +19,7 @@ events, and they bridge the time until the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +47,23 @@ class Nowhere:
 
     def resident(self, mm_hash: str) -> Iterable[str]:
         return ()
+
+
+class Said:
+    """What is known, and what whoever asks says besides: it may be news, and it may be wrong."""
+
+    def __init__(self, known: Whereabouts, encoders: Mapping[str, str]) -> None:
+        """`encoders`: by hash."""
+        self._encoders = encoders
+        self._known = known
+
+    def in_flight(self, mm_hash: str) -> Iterable[str]:
+        return self._known.in_flight(mm_hash)
+
+    def resident(self, mm_hash: str) -> Iterable[str]:
+        said = self._encoders.get(mm_hash)
+        told = self._known.resident(mm_hash)
+        return told if said is None else (*told, said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Record:
     gap_s: float = 0.0  # the longest time between two tokens
     ended_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
+    staged: list[int] = field(default_factory=list)  # tokens of the stages before
     finish_reason: str = ""
     error: GenerationError | None = None
     refused: str = ""
@@ -92,23 +93,47 @@ class Clients:
         assert node is not None
         assert node.gateway is not None
         record.asked_s = self._loop.now_s
-        try:
-            stream = node.gateway.role.submit(record.ask.generation(), record.ask.limits)
-        except Refused as refused:
-            record.refused, record.ended_s = refused.message, self._loop.now_s
+        claim = ""
+        for stage in record.ask.stages():
+            try:
+                stream = node.gateway.role.submit(
+                    record.ask.generation(stage, claim), record.ask.limits
+                )
+            except Refused as refused:
+                record.refused, record.ended_s = refused.message, self._loop.now_s
+                record.num_answers += 1
+                return
+            record.request_id = stream.request_id
+            self._cluster.world.trace("ask", record.ask.index, stream.request_id, stage)
+            if not stage:
+                await self._read_answer(record, stream)
+            elif await self._read_stage(record, stream):
+                claim = stream.transfer_params().kv.get("remote_request_id", "")
+            else:
+                break
+        if not record.num_answers:  # it leaves between two stages
+            record.hung_up = True
             record.num_answers += 1
-            return
-        record.request_id = stream.request_id
-        self._cluster.world.trace("ask", record.ask.index, stream.request_id)
+        record.ended_s = self._loop.now_s
+        if "all answered" not in self._loop.marks and self.all_ended:
+            self._loop.marks["all answered"] = self._loop.steps
+        self._cluster.world.trace("answer", record.ask.index, record.outcome())
+
+    async def _read_answer(self, record: Record, stream: Stream) -> None:
         if hang_up_s := record.ask.cancel_after_s:
             await self._read_until(record, stream, hang_up_s)
         else:
             async for update in stream:
                 self._take(record, update)
-        record.ended_s = self._loop.now_s
-        if "all answered" not in self._loop.marks and self.all_ended:
-            self._loop.marks["all answered"] = self._loop.steps
-        self._cluster.world.trace("answer", record.ask.index, record.outcome())
+
+    async def _read_stage(self, record: Record, stream: Stream) -> bool:
+        """Whether it went well."""
+        async for update in stream:
+            record.staged += update.token_ids
+            if update.error is not None:
+                record.error = update.error
+                record.num_answers += 1
+        return record.error is None
 
     async def _read_until(self, record: Record, stream: Stream, hang_up_s: float) -> None:
         """For so long; then the client hangs up."""

@@ -73,6 +73,7 @@ class Settings:
         suspect_after_s=1.0,
         lost_after_s=2.0,
         drain_timeout_s=3.0,
+        kv_lease_s=1.0,
     )
     limits: Limits = Limits(max_open_requests=64)
     encode: EncodeConfig = EncodeConfig(

@@ -12,6 +12,7 @@ from epd.sim.faults import Fault
 from epd.sim.network import Conditions
 from epd.sim.recovery_drills import RECOVERY_DRILLS
 from epd.sim.scheduling_drills import SCHEDULING_DRILLS
+from epd.sim.staged_drills import STAGED_DRILLS
 from epd.sim.swarm import Excuse
 from epd.sim.tier_drills import TIER_DRILLS
 from epd.sim.transfer import DataConditions
@@ -268,6 +269,7 @@ DRILLS: tuple[Drill, ...] = (
     *RECOVERY_DRILLS,
     *TIER_DRILLS,
     *SCHEDULING_DRILLS,
+    *STAGED_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {

@@ -6,7 +6,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from epd.api.port import Generation, PreparedItem, TimeLimits
+import msgspec
+
+from epd.api.port import Generation, PreparedItem, Stage, TimeLimits
 from epd.messages import SamplingParams
 from epd.sim import golden
 from epd.sim.golden import Picture
@@ -31,6 +33,8 @@ class Ask:
     wants_timeline: bool = False
     num_words: int = 0  # that its answer is made of: with few it repeats itself; 0: all there are
     tokens_per_word: int = 1  # more: the client wants its answer whole
+    drives: bool = False  # encode, prefill and decode one by one, as a proxy does
+    leaves_after: Stage = ""  # so many stages, and it is never heard of again
     tenant: str = ""  # who asks: nobody else finds what was computed for it
     limits: TimeLimits | None = None  # how long it waits; None: as the settings say
 
@@ -66,17 +70,29 @@ class Ask:
             tokens_per_word=self.tokens_per_word if self.limits is None else 1,
         )
 
-    def generation(self) -> Generation:
+    def stages(self) -> tuple[Stage, ...]:
+        """What it asks for, in order; the last one is the answer."""
+        if not self.drives:
+            return ("",)
+        every: tuple[Stage, ...] = ("encode", "prefill", "") if self.pictures else ("prefill", "")
+        return every[: every.index(self.leaves_after) + 1] if self.leaves_after in every else every
+
+    def generation(self, stage: Stage = "", claim: str = "") -> Generation:
         token_ids, placed = self.placed()
         items = tuple(
             PreparedItem(mm_hash_of(p), at, p.num_rows, p.grid_thw, p.image()) for at, p in placed
         )
+        sampling = self.sampling()
+        if stage:
+            sampling = msgspec.structs.replace(sampling, max_tokens=1)
         return Generation(
             token_ids,
             items,
-            self.sampling(),
+            sampling,
             wants_timeline=self.wants_timeline,
             scope=self.tenant,
+            stage=stage,
+            claim=claim,
         )
 
     def answer(self) -> tuple[int, ...]:
@@ -112,6 +128,8 @@ class Workload:
     whole_share: float = 0.5  # of clients that do not want a stream
     num_tenants: int = 1
     limits: TimeLimits | None = None
+    drive_share: float = 0.0  # of clients that drive the stages of their requests themselves
+    leave_share: float = 0.0  # of these, who leave between two stages
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -144,7 +162,14 @@ class Workload:
             tokens_per_word=WHOLE if random.chance(self.whole_share, "whole") else 1,
             limits=self.limits,
             tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
+            drives=random.chance(self.drive_share, "drives"),
+            leaves_after=self._leaves_after(random),
         )
+
+    def _leaves_after(self, random: KeyedRandom) -> Stage:
+        if not random.chance(self.leave_share, "leaves"):
+            return ""
+        return "encode" if random.chance(0.5, "early") else "prefill"
 
     def _word(self, drawn: KeyedRandom, n: int) -> int:
         if not self.num_words:

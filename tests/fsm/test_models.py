@@ -17,6 +17,7 @@ from epd.fsm import encoding as e
 from epd.fsm import generation as g
 from epd.fsm import instance as i
 from epd.fsm import request as r
+from epd.fsm import request_parts as rp
 from epd.fsm.kernel import Machine, Row, State, Table, unless
 from epd.sim.model.encoding import EncodingWorld
 from epd.sim.model.explore import Space, explore
@@ -113,8 +114,15 @@ BUGS: dict[str, Bug] = {
         r.Request,
         [(r.S.DECODING, r.LastTokenSampled)],
         [
-            Row(r.S.DECODING, r.LastTokenSampled, r.S.FINISHING, _LAST, r.keep_last_token, when)
-            for when in (r.in_flight, unless(r.in_flight))
+            Row(
+                r.S.DECODING,
+                r.LastTokenSampled,
+                r.S.FINISHING,
+                _LAST,
+                rp.keep_last_token,
+                when,
+            )
+            for when in (rp.in_flight, unless(rp.in_flight))
         ],
     ),
     "decode is lost while preempted, and the table does not know": (

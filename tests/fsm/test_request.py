@@ -22,7 +22,10 @@ from epd.fsm.request import (
     KvFailed,
     KvOffered,
     LastTokenSampled,
+    LeaseEnded,
+    LeaseRevoked,
     Preempted,
+    PromptHeld,
     RemoteKvArrived,
     Request,
     S,
@@ -60,6 +63,28 @@ def decoding() -> Request:
     made.fire(Scheduled((3, 4)))
     made.fire(FirstTokenSampled(3, TOKEN))
     return made
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [(LeaseEnded(), ()), (LeaseRevoked(), ()), (AbortReceived(), (Do.SEND_ABORTED,))],
+)
+def test_a_held_prompt_owns_its_blocks_until_one_of_its_ends(
+    end: Event, told: tuple[Do, ...]
+) -> None:
+    """F43: RUNNING -> HELD -> FINISHED; its answer was given, so its deadline says nothing."""
+    made = make_request()
+    made.decode_here = True
+    made.fire(TextOnly())
+    made.fire(Scheduled((3, 4)))
+    answered = (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE)
+    follow(
+        made,
+        (PromptHeld(TOKEN, "length"), S.HELD, answered),
+        (DeadlinePassed(), S.HELD, ()),
+    )
+    assert made.ended_for_client and made.block_table == (3, 4)
+    follow(made, (end, S.FINISHED, (Do.RELEASE_BLOCKS, *told)), (LeaseEnded(), S.FINISHED, ()))
 
 
 def test_text_only_never_waits_for_pictures() -> None:

@@ -30,6 +30,7 @@ from tests.sim import (
     recovery_mutants,
     scheduling_mutants,
     speculation_mutants,
+    staged_mutants,
     tier_mutants,
 )
 from tests.sim.planting import MUTANTS, mutant, row, several
@@ -40,6 +41,7 @@ __all__ = [
     "recovery_mutants",
     "scheduling_mutants",
     "speculation_mutants",
+    "staged_mutants",
     "tier_mutants",
 ]
 

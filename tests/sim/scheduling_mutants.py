@@ -10,7 +10,7 @@ import msgspec
 
 from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
-from epd.fsm import generation, request, transfer, transfer_parts
+from epd.fsm import generation, request, request_parts, transfer, transfer_parts
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.roles.kv_producer import KvProducer
 from epd.roles.room_owners import Staged
@@ -30,7 +30,7 @@ def preempted_says_it_again() -> Iterator[None]:
     """F24: a preempted request begins its answer anew, without knowing what it has said."""
 
     def forget(machine: request.Request, event: request.Scheduled) -> None:
-        request.keep_blocks(machine, event)
+        request_parts.keep_blocks(machine, event)
         machine.output.clear()
 
     with row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), forget):

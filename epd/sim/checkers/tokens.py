@@ -14,6 +14,9 @@ class GoldenTokens(Checker):
             golden = record.ask.answer()
             got = tuple(record.tokens)
             who = f"request {record.ask.index} ({record.request_id})"
+            staged = tuple(record.staged)
+            if staged != golden[: len(staged)]:
+                self.violate(f"{who} was told {staged} of its prompt, not {golden[:1]}")
             if got != golden[: len(got)]:
                 pairs = zip(got, golden, strict=False)
                 at = next((i for i, (a, b) in enumerate(pairs) if a != b), len(golden))

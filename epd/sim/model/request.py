@@ -68,12 +68,14 @@ class RequestWorld(World):
         num_emitted: int = 0,
         brief: bool = False,
         ahead: bool = False,
+        held: bool = False,
     ) -> None:
         items = tuple(_Item(f"item {index}", 1 + index) for index in range(num_items))
         prompt = (0,) * max(2, 1 + num_items)
         self.request = r.Request("id/1", _Message(items, num_emitted), prompt)
         self.request.decode_here = decode_here or remote_kv
         self.remote_kv = remote_kv
+        self.held = held  # it is for its prompt alone, whose blocks are held afterwards
         self.max_tokens = MAX_TOKENS_AHEAD if ahead else MAX_TOKENS
         self.depth = 2 if ahead else 1  # steps under way at a time
         self.brief = brief  # long steps, and nobody takes its blocks away: part of a larger model
@@ -156,6 +158,9 @@ class RequestWorld(World):
         final = f" final {request.finish_reason}" if request.finish_reason else ""
         self.words[f"tokens {start} {count}{final}"] = None
 
+    def arm_lease(self, request: r.Request, event: Event) -> None:
+        require(self.blocks == "owned", "nothing is held")
+
     def send_failure(self, request: r.Request, event: Event) -> None:
         ended = "failed" in self.words or any("final" in word for word in self.words)
         require(not ended, "a failure after the end")
@@ -214,7 +219,15 @@ class RequestWorld(World):
             yield self._event(r.Grown((5,)), "fault")
 
     def _outside(self) -> Iterator[Step[RequestWorld]]:
-        for event, kind in ((r.AbortReceived(), "fault"), (r.DeadlinePassed(), "time")):
+        request = self.request
+        is_held = request.state is r.S.HELD
+        events: tuple[tuple[Event, str], ...] = (
+            (r.AbortReceived(), "work" if is_held else "fault"),  # somebody has come for it
+            (r.DeadlinePassed(), "time"),
+        )
+        if is_held:
+            events += ((r.LeaseEnded(), "time"), (r.LeaseRevoked(), "fault"))
+        for event, kind in events:
             if self.changes(self.request, event):
                 yield self._event(event, kind)
 
@@ -246,6 +259,9 @@ class RequestWorld(World):
         taken = self.taken[0]
         if request.num_computed + taken < request.num_tokens:
             yield self._returned(r.ChunkComputed(taken), "work")
+            return
+        if self.held:
+            yield self._returned(r.PromptHeld(token(index), "length"), "work")
             return
         if index + 1 >= self.max_tokens or self.depth > 1:
             yield self._returned(r.LastTokenSampled(token(index), "stop"), "work")

@@ -115,6 +115,7 @@ REQUEST = (
     *_world(
         "request", "two items, KV goes away", lambda: RequestWorld(2, decode_here=False), 50, 10
     ),
+    *_world("request", "an item, its KV is held", lambda: RequestWorld(1, held=True), 30, 6),
     *_world("request", "KV comes", lambda: RequestWorld(remote_kv=True), 20, 5),
     *_world("request", "text, a step ahead", lambda: RequestWorld(ahead=True), 100, 10),
     *_world("request", "two items, a step ahead", lambda: RequestWorld(2, ahead=True), 100, 10),

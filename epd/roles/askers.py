@@ -1,0 +1,76 @@
+"""Who asked an encoder for which room, and what they are told besides rows.
+
+The word that would have ended a room may be lost.  So its gateway hears now and then that it is
+open here, and answers for rooms that are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from epd.config import Timing
+from epd.fsm.kernel import Machine
+from epd.messages import Address, EncodeAccepted, StageReport
+from epd.roles.base import Actor
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Of one room."""
+
+    request_id: str
+    attempt: int
+    gateway: Address
+    mm_hash: str
+    reports: bool
+    keeps: bool  # nobody takes the rows: they stay in the cache
+
+
+class Askers:
+    """By room, while it is open."""
+
+    def __init__(self, actor: Actor, timing: Timing) -> None:
+        self._actor = actor
+        self._tell_every_s = timing.stall_timeout_s / 3
+        self._askers: dict[str, Asker] = {}
+
+    def __len__(self) -> int:
+        return len(self._askers)
+
+    def __contains__(self, room: str) -> bool:
+        return room in self._askers
+
+    def add(self, room: str, asker: Asker) -> None:
+        self._askers[room] = asker
+        if not self._actor.armed("encode/open"):
+            self._arm()
+
+    def keeper(self, room: str) -> Asker | None:
+        """Who asked for a room without a consumer; None if it has one."""
+        asker = self._askers.get(room)
+        return asker if asker is not None and asker.keeps else None
+
+    def keepers_of(self, gateway: Address) -> Iterator[tuple[str, Asker]]:
+        """Rooms without a consumer that this life of a gateway has asked for."""
+        life = (gateway.instance_id, gateway.epoch)
+        for room, asker in list(self._askers.items()):
+            if asker.keeps and (asker.gateway.instance_id, asker.gateway.epoch) == life:
+                yield room, asker
+
+    def closed(self, room: str, *machines: Machine | None) -> None:
+        """Tell who wants it how it went."""
+        asker = self._askers.pop(room, None)
+        if asker is not None and asker.reports and machines[0] is not None:
+            spans = self._actor.spans(*machines)
+            report = StageReport(asker.request_id, asker.attempt, spans)
+            self._actor.send(asker.gateway, report)
+
+    def _arm(self) -> None:
+        self._actor.arm("encode/open", self._tell_every_s, self._tell)
+
+    def _tell(self) -> None:
+        for room, asker in self._askers.items():
+            self._actor.send(asker.gateway, EncodeAccepted(room, asker.attempt))
+        if self._askers:
+            self._arm()

@@ -1,0 +1,54 @@
+"""Prompts whose KV a prefill instance holds for a request that will go on with them.
+
+Somebody else drives the stages of a request: a first one was for the prompt alone, a second will
+bring the same prompt and find its blocks by their contents, as any request finds a cached prefix.
+Held blocks cannot be evicted; that is all that holding adds, so it may end at any time: when the
+second one has come, after the lease, when more than `MAX_SHARE` of the pool is held, when the
+instance leaves.
+"""
+
+from __future__ import annotations
+
+from epd.fsm import request as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.request import Do, Request
+from epd.roles.base import Actor, Role, performs
+from epd.roles.requests import Requests
+
+MAX_SHARE = 0.5
+
+
+class HeldPrompts(Role[Request]):
+    """The oldest first."""
+
+    def __init__(self, actor: Actor, requests: Requests) -> None:
+        super().__init__(actor)
+        self._requests = requests
+        self._held: dict[str, Request] = {}
+        requests.extend(self)
+
+    def live(self) -> dict[str, int]:
+        return {"held_prompts": len(self._present())}
+
+    def _present(self) -> list[Request]:
+        return [request for request in self._held.values() if not request.terminal]
+
+    @performs(Do.ARM_LEASE)
+    def arm_lease(self, request: Request, event: Event) -> None:
+        self._held = {held.key: held for held in (*self._present(), request)}
+        self.actor.arm(
+            f"request/{request.key}/lease",
+            request.lease_s,
+            lambda: self._requests.fire(request, fsm.LeaseEnded()),
+        )
+        self.let_go(int(self._requests.pool.size * MAX_SHARE))
+
+    def let_go(self, max_blocks: int = 0) -> None:
+        """Until no more blocks than these are held."""
+        held = self._present()
+        num_blocks = sum(len(request.block_table) for request in held)
+        for request in held:
+            if num_blocks <= max_blocks:
+                return
+            num_blocks -= len(request.block_table)
+            self._requests.fire(request, fsm.LeaseRevoked())

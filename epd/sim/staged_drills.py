@@ -1,0 +1,49 @@
+"""Drills of clients that drive the stages of their requests themselves, and leave between them."""
+
+from __future__ import annotations
+
+from epd.sim.cluster import Settings
+from epd.sim.drill import Drill
+from epd.sim.faults import Fault
+from epd.sim.network import Conditions
+from epd.sim.swarm import Excuse
+from epd.sim.workload import Workload
+
+DRIVEN = Workload(20, max_text=40, drive_share=0.8, spread_s=1.5, num_tenants=2)
+
+STAGED_DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "stage-by-stage",
+        ("F20", "F43"),
+        topology="2e2p2d",
+        work=DRIVEN,
+        fires=("REQUEST:RUNNING>HELD", "prefix_hit"),
+        mutants=("an_encode_alone_says_nothing",),
+    ),
+    Drill(
+        "proxy-dies-between-stages",
+        ("F21", "F43"),
+        topology="1e1p1d",
+        work=Workload(24, max_text=60, drive_share=1.0, leave_share=0.6, spread_s=1.0),
+        settings=Settings(num_blocks=48),
+        fires=("REQUEST:HELD>FINISHED",),
+        mutants=("a_lease_has_no_end", "kept_rooms_stay_open"),
+    ),
+    Drill(
+        "stages-over-a-lossy-bus",
+        ("F16", "F43"),
+        topology="2e1p1d",
+        work=DRIVEN,
+        network=Conditions(loss=0.02, duplication=0.1),
+        may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
+        why="four attempts can each lose a message that only the next attempt repeats",
+        fires=("lost",),
+    ),
+    Drill(
+        "kill-who-holds-a-prompt",
+        ("F19", "F20"),
+        topology="1e2p1d",
+        work=DRIVEN,
+        faults=(Fault("kill", "here", point="REQUEST:RUNNING>HELD", nth=6, duration_s=0.4),),
+    ),
+)

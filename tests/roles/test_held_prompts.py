@@ -1,0 +1,66 @@
+"""Held prompts leave room for others, and go when their instance does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from epd.fsm.kernel import Event
+from epd.fsm.request import LeaseEnded, LeaseRevoked
+from epd.roles.held_prompts import HeldPrompts
+
+
+class FakeRequests:
+    def __init__(self) -> None:
+        self.pool = SimpleNamespace(size=20)
+        self.fired: list[tuple[str, type[Event]]] = []
+
+    def extend(self, part: Any) -> None:
+        self.part = part
+
+    def fire(self, request: Any, event: Event) -> None:
+        self.fired.append((request.key, type(event)))
+        request.terminal, request.block_table = True, ()
+
+
+def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
+    timers: dict[str, Callable[[], None]] = {}
+    actor: Any = SimpleNamespace(
+        add=lambda role: None,
+        clock=None,
+        arm=lambda name, delay_s, callback: timers.__setitem__(name, callback),
+    )
+    requests: Any = FakeRequests()
+    return HeldPrompts(actor, requests), requests, timers
+
+
+def prompt(key: str, num_blocks: int) -> Any:
+    blocks = tuple(range(num_blocks))
+    return SimpleNamespace(key=key, block_table=blocks, terminal=False, lease_s=3.0)
+
+
+def test_more_than_half_of_the_pool_is_not_held() -> None:
+    """F24: others must find blocks; the oldest gives way, for it was held the longest."""
+    held, requests, _ = made()
+    for key in ("a", "b", "c"):
+        held.arm_lease(prompt(key, 4), LeaseEnded())
+    assert requests.fired == [("a", LeaseRevoked)]
+    held.arm_lease(prompt("whole", 11), LeaseEnded())
+    assert [key for key, _ in requests.fired] == ["a", "b", "c", "whole"]
+    assert held.live() == {"held_prompts": 0}
+
+
+def test_an_instance_that_leaves_holds_nothing() -> None:
+    held, requests, _ = made()
+    held.arm_lease(prompt("a", 4), LeaseEnded())
+    assert held.live() == {"held_prompts": 1}
+    held.let_go()
+    assert requests.fired == [("a", LeaseRevoked)]
+
+
+def test_a_lease_ends_by_its_timer() -> None:
+    held, requests, timers = made()
+    held.arm_lease(prompt("a", 4), LeaseEnded())
+    timers["request/a/lease"]()
+    assert requests.fired == [("a", LeaseEnded)]
