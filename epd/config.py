@@ -55,6 +55,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_video_nbytes: int = 48 << 20  # about what a body of 64 MiB holds in base64
     max_video_frames: int = 768  # that are taken of one
     max_video_pixels: int = 8_000_000_000  # of all frames that are decoded to take some
+    max_encoder_pixels: int = 2_000_000_000  # of pictures before one encoder, or in it
+    max_pixels_share_per_key: float = 0.5  # of those of all encoders, for one API key
     max_open_requests: int = 256
     max_choices: int = 16
     fetch_timeout_s: float = 10.0

@@ -25,7 +25,8 @@ from epd.api.choices import Detokenizes, make_choices
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
-from epd.api.identity import tenant_of
+from epd.api.identity import credential, tenant_of
+from epd.api.pixels import PixelBudget
 from epd.api.port import (
     Frontend,
     Generation,
@@ -86,6 +87,7 @@ class Completions:
         self._telemetry = telemetry
         self._preparer = preparer
         self._intake = intake
+        self._pixels = PixelBudget(intake.limits, self._num_encoders)
         self._limits = intake.limits
         self._time_limits = time_limits
         self._open: dict[str, list[Any]] = {}  # streams by request id
@@ -141,6 +143,9 @@ class Completions:
         """The server ends: what is open gets an error now, rather than a broken connection."""
         for streams in list(self._open.values()):
             _cancel(streams, Leave.FAULT, "the gateway is shutting down")
+
+    def _num_encoders(self) -> int:
+        return sum("encode" in i.get("roles", ()) for i in self._frontend.ready().instances)
 
     async def _read(self, exchange: Exchange, read: Reader) -> Asked:
         value = await exchange.read_json(self._intake, self._limits.read_timeout_s)
@@ -230,6 +235,9 @@ class Completions:
             bad_words = self._preparer.bad_words(asked.bad_words)
             if exchange.disconnected:
                 raise ClientGone
+            if num_pixels := sum(prompt.num_pixels for prompt in prompts):
+                key = credential(exchange.headers).decode("latin-1")
+                exchange.give_back = self._pixels.take(key, num_pixels)
         except BaseException as error:
             _cancel(streams, *_told(error))
             raise
@@ -330,6 +338,7 @@ class Completions:
             updates.append(update)
             update = stream.next_ready()
         if is_first and choice.index == 0 and any(u.token_ids for u in updates):
+            exchange.give_back()
             self._telemetry.first_token(exchange.age_s)
             choice.first_token_s = time.time()
         return updates

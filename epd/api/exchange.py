@@ -62,6 +62,10 @@ def while_wanted(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def _nothing() -> None:
+    pass
+
+
 class Exchange:
     """What a handler may do with one request."""
 
@@ -80,6 +84,7 @@ class Exchange:
         self._began_s = time.monotonic()
         self.disconnected = False
         self._is_read = self.method in ("GET", "HEAD", "OPTIONS")
+        self.give_back: Callable[[], None] = _nothing  # what it holds until its first token
         self.more_headers: Headers = []  # of whatever the answer is
         self._is_answered = False
         self._receive = receive
@@ -132,6 +137,7 @@ class Exchange:
 
     def close(self) -> None:
         """The request has ended, however it did."""
+        self.give_back()
         if self.body is not None:
             self.body.close()
 

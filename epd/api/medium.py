@@ -54,6 +54,7 @@ class Medium:
     clip: Clip | None = None  # of a video
     times: tuple[float, ...] = ()
     second_per_grid: float = 1.0
+    num_pixels: int = 0  # to be decoded
 
     @property
     def runs(self) -> list[int]:
@@ -85,7 +86,8 @@ class Measurer:
             geometry = image_geometry(self._config, self._preprocessor, width, height)
         except MediaError as error:
             raise bad_request(f"{param}: {error}", param) from None
-        return Medium(data, mm_hash(scope, data, self._processor, self._model), geometry)
+        key = mm_hash(scope, data, self._processor, self._model)
+        return Medium(data, key, geometry, num_pixels=width * height)
 
     def file(self, source: Source, sampling: Sampling, param: str, scope: str) -> Medium:
         """A video of which frames are taken.  Raises ApiError."""
@@ -153,4 +155,5 @@ class Measurer:
         key = mm_hash(scope, data, self._processor, self._model, self._video_processor, what)
         times = timestamps(settings, clip.frames, fps) if settings.has_timestamps else []
         seconds = second_per_grid(settings, taken, total, fps)
-        return Medium(data, key, geometry, clip, tuple(times), seconds)
+        num_pixels = total * size[0] * size[1]
+        return Medium(data, key, geometry, clip, tuple(times), seconds, num_pixels)

@@ -49,6 +49,7 @@ class Prompt:
     scope: str  # who shares what is computed of it
     fetches: tuple[tuple[float, float], ...] = ()  # wall-clock times of each medium's fetching
     reasoning: Place = Place.BEHIND  # where its answer begins
+    num_pixels: int = 0  # of its pictures and videos, as they are sent
 
     def truncated(self, num_tokens: int) -> Prompt:
         """Its last tokens.  Raises ApiError: rows of a picture cannot be cut."""
@@ -139,7 +140,8 @@ class Preparer:
         ids, items, place = await self._text_work(
             _weight(messages, tools), self._build, messages, tools, flags, media
         )
-        return Prompt(ids, items, scope, tuple(fetches), place)
+        num_pixels = sum(medium.num_pixels for medium in media)
+        return Prompt(ids, items, scope, tuple(fetches), place, num_pixels)
 
     def _build(
         self,

@@ -231,7 +231,9 @@ def _problem(key: str, value: Any) -> str:
         return "it must be a directory"
     if (key == "port" or key.endswith("_port")) and value > 65535:
         return "a port is at most 65535"
-    if (key.endswith("share_per_peer") or key == "engine.gpu_memory_utilization") and value > 1:
+    if (
+        key.endswith(("share_per_peer", "share_per_key")) or key == "engine.gpu_memory_utilization"
+    ) and value > 1:
         return "a share is at most 1"
     if key == "engine.max_itl_impact" and 0 < value <= 1:
         return "it must be above 1 (how many times as long a step may take), or 0 for no bound"

@@ -33,6 +33,7 @@ from epd.config import AccessConfig, GatewayConfig, Limits
 from epd.messages import TokenLogprobs
 
 NUM_IMAGE_ROWS = 64
+NUM_PIXELS = 100
 EOS = 3
 TIMELINE = [
     TimelineEntry("GENERATION", "gateway", "", "PREPARING", 1000.0),
@@ -196,7 +197,10 @@ class FakePreparer:
                 item = PreparedItem("0" * 64, len(ids), NUM_IMAGE_ROWS, (1, 16, 16), b"")
                 items.append(item)
                 ids += [0] * NUM_IMAGE_ROWS
-        return Prompt(tuple(ids), tuple(items), tenant, reasoning=self.reasoning)
+        num_pixels = NUM_PIXELS * len(items)
+        return Prompt(
+            tuple(ids), tuple(items), tenant, reasoning=self.reasoning, num_pixels=num_pixels
+        )
 
     async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt:
         ids = map(ord, prompt) if isinstance(prompt, str) else prompt
