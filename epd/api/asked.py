@@ -131,7 +131,7 @@ class Asked:
     @property
     def grammar_source(self) -> Constraint | ToolUse | None:
         """What the answer is held to; calls that are free are not."""
-        if self.tool_use is not None and self.tool_use.forced:
+        if self.tool_use is not None and self.tool_use.is_shaped:
             return self.tool_use
         return self.constraint
 

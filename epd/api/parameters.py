@@ -12,7 +12,7 @@ from typing import Any
 
 from epd.api import fields
 from epd.api.errors import bad_request
-from epd.api.structured import GUIDED
+from epd.api.structured import GUIDED, SGLANG
 
 Reader = Callable[[Any, str], Any]
 
@@ -106,9 +106,8 @@ REFUSED = {
     "web_search_options": "this server does not search",
 }
 _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}
-_SHARED |= {"allowed_token_ids", "stop_token_ids"}
-_SHARED |= {"ec_transfer_params", "kv_transfer_params"}
-_SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED)}
+_SHARED |= {"allowed_token_ids", "ec_transfer_params", "kv_transfer_params", "stop_token_ids"}
+_SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED), *SGLANG}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 CHAT |= {"chat_template_kwargs", "reasoning_effort"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}

@@ -28,6 +28,7 @@ SPACING: JsonCompileOptions = {
     "key_separator": ": ",
 }
 GUIDED = ("json", "regex", "choice", "grammar")
+SGLANG = {"ebnf": "grammar", "json_schema": "json", "regex": "regex"}  # SGLang's names
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ONE = ("items", "additionalProperties", "not", "contains", "if", "then", "else")
@@ -54,6 +55,7 @@ def read_constraint(present: Mapping[str, Any]) -> Constraint | None:
             _response_format(present.get("response_format")),
             *_structured_outputs(present.get("structured_outputs")),
             *(_guided(kind, present.get(f"guided_{kind}")) for kind in GUIDED),
+            *(_spelled(name, present.get(name)) for name in SGLANG),
         )
         if constraint is not None
     ]
@@ -98,6 +100,10 @@ def _guided(kind: str, value: Any) -> Constraint | None:
     return None if value is None else _of(kind, value, f"guided_{kind}")
 
 
+def _spelled(name: str, value: Any) -> Constraint | None:
+    return None if value is None else _of(SGLANG[name], value, name)
+
+
 def _of(kind: str, value: Any, param: str) -> Constraint:
     if kind == "json":
         if isinstance(value, str):
@@ -134,7 +140,33 @@ def to_grammar(constraint: Constraint) -> str:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
-    return LLMatcher.grammar_from_lark(value)
+    return LLMatcher.grammar_from_lark(_as_lark(value, constraint.param))
+
+
+def _as_lark(text: str, param: str) -> str:
+    """Lark as it is; EBNF as xgrammar and llama.cpp write it (`root ::= …`) is converted."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # whatever a converter makes of any text
+        message = f"{param} is no Lark grammar, and as EBNF it cannot be converted: {error}"
+        raise bad_request(message[:400], param, "invalid_schema") from None
+
+
+def as_rule(constraint: Constraint) -> str:
+    """The right side of a Lark rule.  Raises ApiError 400 for what cannot be one."""
+    kind, value = constraint.kind, constraint.value
+    if kind == "json":
+        schema = value if isinstance(value, dict) else {} if value else {"not": {}}
+        return f"%json {json.dumps({**schema, 'x-guidance': SPACING})}"
+    if kind == "choice":
+        return "(" + " | ".join(map(json.dumps, value)) + ")"
+    if kind == "regex":
+        (grammar,) = json.loads(to_grammar(constraint))["grammars"]
+        return str(grammar["lark_grammar"]).removeprefix("start: ")
+    name = constraint.param
+    raise bad_request(f"{name} is a whole grammar, which tools cannot stand beside", name)
 
 
 def checked_grammar(constraint: Constraint, fault: Callable[[str], str]) -> str:

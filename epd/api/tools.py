@@ -22,7 +22,7 @@ from typing import Any
 from epd.api import fields
 from epd.api.errors import bad_request
 from epd.api.stop import overlap
-from epd.api.structured import MAX_CHARS, SPACING, Constraint, checked_grammar
+from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule, checked_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
@@ -38,13 +38,20 @@ class ToolUse:
     forced: tuple[str, ...] = ()
     parallel: bool = True
     is_named: bool = False  # one function by name: OpenAI ends such an answer with "stop"
+    otherwise: Constraint | None = None  # what an answer is that calls nothing
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether a grammar says what the answer is."""
+        return bool(self.forced or self.otherwise)
 
     def checked_grammar(self, fault: Callable[[str], str]) -> str:
-        """Of a forced answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
+        """Of a shaped answer; as `Constraint.checked_grammar`.  Raises ApiError 400."""
+        callees = self.forced or tuple(tool["function"]["name"] for tool in self.tools)
         bodies = []
         for index, tool in enumerate(self.tools):
             function = tool["function"]
-            if function["name"] in self.forced:
+            if function["name"] in callees:
                 parameters = function.get("parameters") or NO_PARAMETERS
                 param = f"tools[{index}].function.parameters"
                 checked_grammar(Constraint("json", parameters, param), fault)
@@ -52,7 +59,11 @@ class ToolUse:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         text = json.dumps({**schema, "x-guidance": SPACING})
         more = ' ("\\n" call)*' if self.parallel and not self.is_named else ""
-        rules = f"start: call{more}\nbody: %json {text}\n"
+        text_rule = ""
+        if not self.forced and self.otherwise is not None:
+            checked_grammar(self.otherwise, fault)
+            text_rule = f" | {as_rule(self.otherwise)}"
+        rules = f"start: call{more}{text_rule}\nbody: %json {text}\n"
         # As one token where the vocabulary has it, else spelled out.
         special = f'{rules}call: {OPEN} "\\n" body "\\n" {CLOSE}\n'
         spelled = f'{rules}call: "{OPEN}\\n" body "\\n{CLOSE}"\n'
@@ -95,6 +106,10 @@ def read_tools(present: Mapping[str, Any]) -> ToolUse | None:
         return None
     if not tools:
         raise bad_request("tool_choice needs tools; send them or leave it out", "tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, allowed = _allowed(choice, names)
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in allowed)
+        names = [tool["function"]["name"] for tool in tools]
     if choice == "auto":
         return ToolUse(tools, parallel=parallel)
     if choice == "required":
@@ -102,17 +117,37 @@ def read_tools(present: Mapping[str, Any]) -> ToolUse | None:
     return ToolUse(tools, (_named(choice, names),), parallel, is_named=True)
 
 
+def _allowed(choice: dict[str, Any], names: Sequence[str]) -> tuple[str, list[str]]:
+    """`allowed_tools`: its mode, and the names of the tools that are shown and may be called."""
+    name = "tool_choice.allowed_tools"
+    fields.only(choice, "tool_choice", ("type", "allowed_tools"))
+    wanted = fields.mapping(choice.get("allowed_tools"), name)
+    fields.only(wanted, name, ("mode", "tools"))
+    mode = fields.one_of(wanted.get("mode"), f"{name}.mode", ("auto", "required"))
+    allowed = []
+    for i, value in enumerate(fields.array(wanted.get("tools"), f"{name}.tools")):
+        path = f"{name}.tools[{i}]"
+        tool = fields.mapping(value, path)
+        fields.only(tool, path, ("type", "function"))
+        function = fields.mapping(tool.get("function"), f"{path}.function")
+        allowed.append(_among(function.get("name"), f"{path}.function.name", names))
+    return mode, allowed
+
+
+def _among(value: Any, path: str, names: Sequence[str]) -> str:
+    name = fields.string(value, path)
+    if name not in names:
+        raise bad_request(f"{path} '{name[:64]}' is not among the tools", path)
+    return name
+
+
 def _named(choice: Any, names: Sequence[str]) -> str:
     if isinstance(choice, str):
         message = f"tool_choice '{choice[:40]}' is unknown; use none, auto, required or a function"
         raise bad_request(message, "tool_choice")
-    path = "tool_choice.function.name"
     fields.only(fields.mapping(choice, "tool_choice"), "tool_choice", ("type", "function"))
     function = fields.mapping(choice.get("function"), "tool_choice.function")
-    name = fields.string(function.get("name"), path)
-    if name not in names:
-        raise bad_request(f"{path} '{name[:64]}' is not among the tools", path)
-    return name
+    return _among(function.get("name"), "tool_choice.function.name", names)
 
 
 def _tool(value: Any, name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the context length is checked once the prompt's tokens are known (`max_new_token
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from epd.api import fields
@@ -41,12 +42,11 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     asked.messages = read_messages(present.get("messages"), read_request_sampling(present))
     asked.num_logprobs = _chat_logprobs(present)
     asked.tool_use = read_tools(present)
-    if asked.tool_use is not None and asked.tool_use.forced:
-        _check_unshaped(asked, "tool_choice")
     asked.template_flags = read_flags(present)
-    if asked.tool_use is not None and asked.constraint is not None:
-        message = f"tools and {asked.constraint.param} both shape the answer; send one of them"
-        raise bad_request(message, "tools")
+    if asked.tool_use is not None:
+        asked.tool_use = replace(asked.tool_use, otherwise=asked.constraint)
+        if asked.tool_use.forced:
+            _check_unshaped(asked, "tool_choice")
     return asked
 
 

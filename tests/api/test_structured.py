@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from epd.api.errors import ApiError
@@ -36,12 +37,34 @@ def grammars() -> Grammars:
         ({"structured_outputs": {"json_object": True}}, "json", ANY_OBJECT,
          "structured_outputs.json_object"),
         ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/", "guided_grammar"),
+        ({"guided_grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"', "guided_grammar"),
+        ({"ebnf": "root ::= [a-z]+"}, "grammar", "root ::= [a-z]+", "ebnf"),
+        ({"regex": "a+"}, "regex", "a+", "regex"),
+        ({"json_schema": '{"type": "object"}'}, "json", ANY_OBJECT, "json_schema"),
     ],
 )  # fmt: skip
 def test_spellings(present: Any, kind: str, value: Any, param: str, grammars: Grammars) -> None:
     found = read_constraint(present)
     assert found == Constraint(kind, value, param)
     assert checked_grammar(found, grammars.fault)
+
+
+@pytest.mark.parametrize(
+    "text", ["root ::= (", "root ::= other", "main ::= 'x'", "nothing", "(" * 9999]
+)
+def test_ebnf_that_cannot_be_converted_is_refused_by_name(text: str, grammars: Grammars) -> None:
+    with pytest.raises(ApiError) as caught:
+        checked_grammar(Constraint("grammar", text, "ebnf"), grammars.fault)
+    assert (caught.value.param, caught.value.status) == ("ebnf", 400)
+    assert "ebnf" in caught.value.message
+
+
+def test_ebnf_says_what_it_says(grammars: Grammars) -> None:
+    text = 'root ::= greeting (" " name)*  # all of it\ngreeting ::= "hi" | "yo"\nname ::= [a-c]{2}'
+    grammar = checked_grammar(Constraint("grammar", text, "ebnf"), grammars.fault)
+    for said, ends in (("hi", True), ("yo ab", True), ("hi ab", True), ("h", False)):
+        allowed = np.flatnonzero(grammars.allowed(said, grammar, list(said.encode())))
+        assert bool((allowed >= 256).any()) is ends, said
 
 
 def test_free_text() -> None:

@@ -17,9 +17,11 @@ from epd.api.errors import ApiError
 from epd.api.messages_field import read_messages
 from epd.api.port import Leave
 from epd.api.tools import CallParser, read_tools, whole_calls
+from epd.api.validation import read_chat
+from epd.config import Limits
 from epd.engine.grammar import Grammars
 from epd.tiny import CHECKPOINT
-from tests.api.fakes import FakeFrontend, said, serving
+from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of
 from tests.api.wire import HI, exchange, request
 
@@ -141,6 +143,76 @@ def test_a_forced_answer_is_calls(choice: Any, parallel: bool, most: int) -> Non
             is_weather = call["function"]["name"] == "weather"
             assert list(arguments) == (["city", "days"] if is_weather else [])
     assert seen == ({"weather", "now"} if choice == "required" else {"weather"})
+
+
+RECEIPT = {"type": "object", "properties": {"total": {"enum": [1, 2]}}, "required": ["total"],
+           "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("constraint", "ends_as"),
+    [
+        ({"response_format": {"type": "json_schema",
+                              "json_schema": {"name": "r", "schema": RECEIPT}}},
+         {'{"total": 1}', '{"total": 2}'}),
+        ({"structured_outputs": {"choice": ["y/n", 'a "b"']}}, {"y/n", 'a "b"'}),
+        ({"structured_outputs": {"regex": "[a-b]/2"}}, {"a/2", "b/2"}),
+    ],
+)  # fmt: skip
+def test_an_answer_is_calls_or_what_is_asked_for(constraint: Any, ends_as: set[str]) -> None:
+    """Tools that may be called, beside a format: every answer is one or the other."""
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, **constraint}
+    asked = read_chat(body, FakePreparer(), Limits())
+    use = asked.grammar_source
+    assert use is asked.tool_use and use is not None
+    grammars = Grammars(CHECKPOINT, 272)
+    grammar = use.checked_grammar(grammars.fault)
+    texts, names = set(), set()
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        token_ids: list[int] = []
+        while True:
+            allowed = np.flatnonzero(grammars.allowed(str(seed), grammar, token_ids))
+            ends = allowed[allowed >= 256]
+            token = int(ends[0] if len(ends) else draw.choice(allowed))
+            if token >= 256:
+                break
+            token_ids.append(token)
+        text, calls = parse([bytes(token_ids).decode()])
+        assert bool(text) != bool(calls)
+        texts |= {text} - {""}
+        names |= {call["function"]["name"] for call in calls}
+    assert texts == ends_as and names == {"weather", "now"}
+
+
+def test_a_whole_grammar_cannot_stand_beside_tools() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "ebnf": 'root ::= "a"'}
+    use = read_chat(body, FakePreparer(), Limits()).grammar_source
+    assert use is not None
+    with pytest.raises(ApiError) as caught:
+        use.checked_grammar(Grammars(CHECKPOINT, 272).fault)
+    assert caught.value.param == "ebnf"
+
+
+@pytest.mark.parametrize(("mode", "forced"), [("auto", ()), ("required", ("now",))])
+def test_allowed_tools(mode: str, forced: tuple[str, ...]) -> None:
+    """The others are neither shown nor called."""
+    chosen = [{"type": "function", "function": {"name": "now"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": chosen}}
+    use = read_tools({"tools": TOOLS, "tool_choice": choice})
+    assert use is not None
+    assert [tool["function"]["name"] for tool in use.tools] == ["now"]
+    assert use.forced == forced
+    for broken, param in (
+        ({"mode": "some", "tools": chosen}, "tool_choice.allowed_tools.mode"),
+        ({"mode": mode, "tools": []}, "tool_choice.allowed_tools.tools"),
+        ({"mode": mode, "tools": [{"function": {"name": "x"}}]},
+         "tool_choice.allowed_tools.tools[0].function.name"),
+    ):  # fmt: skip
+        choice = {"type": "allowed_tools", "allowed_tools": broken}
+        with pytest.raises(ApiError) as caught:
+            read_tools({"tools": TOOLS, "tool_choice": choice})
+        assert caught.value.param == param
 
 
 def test_a_bad_schema_is_told_with_its_tool() -> None:
