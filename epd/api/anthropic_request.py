@@ -6,13 +6,16 @@ Names that Anthropic does not have (`seed`, `min_p`, ...) are taken as in chat c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from epd.api.asked import Asked, ModelFacts
 from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
 from epd.api.parameters import SIMPLE
 from epd.api.shapes import Shape, read_shape
+from epd.api.tools import NAME
 from epd.api.translation import Conversation, Parts, as_json, picture_part, text_part
 from epd.config import Limits
 
@@ -24,6 +27,7 @@ REFUSED = {
 }
 
 
+NOT_EMPTY = Meta(min_length=1)
 Hint = dict[str, Any]  # cache_control: prompts are found in the cache by their content
 
 
@@ -67,13 +71,20 @@ class Thinking(Shape, tag="thinking", tag_field="type"):
     signature: str | None = None
 
 
-class Message(Shape):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Text | Image | ToolUse | ToolResult | Thinking]
+class UserMessage(Shape, tag="user", tag_field="role"):
+    content: str | Annotated[list[Text | Image | ToolResult], NOT_EMPTY]
+
+
+class AssistantMessage(Shape, tag="assistant", tag_field="role"):
+    content: str | Annotated[list[Text | ToolUse | Thinking], NOT_EMPTY]
+
+
+class SystemMessage(Shape, tag="system", tag_field="role"):
+    content: str | Annotated[list[Text], NOT_EMPTY]
 
 
 class Tool(Shape):
-    name: str
+    name: Annotated[str, Meta(pattern=NAME)]
     input_schema: dict[str, Any]
     description: str | None = None
     type: Literal["custom"] | None = None
@@ -113,7 +124,7 @@ class OutputConfig(Shape):
 class Prompt(Shape):
     """What makes the prompt: all that `count_tokens` takes."""
 
-    messages: list[Message]
+    messages: Annotated[list[UserMessage | AssistantMessage | SystemMessage], NOT_EMPTY]
     system: str | list[Text] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -123,7 +134,7 @@ class Prompt(Shape):
 
 
 class Request(Prompt, kw_only=True):
-    max_tokens: int
+    max_tokens: Annotated[int, Meta(ge=1)]
     stop_sequences: list[str] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
@@ -163,13 +174,13 @@ def _read(request: Prompt, chat: dict[str, Any], model: ModelFacts, limits: Limi
         talk.say("system", _content(request.system, "system"), "system")
     for i, message in enumerate(request.messages):
         path = f"messages[{i}]"
-        if message.role == "user":
+        if isinstance(message, UserMessage):
             _user(talk, message, path)
-        elif message.role == "assistant":
+        elif isinstance(message, AssistantMessage):
             _assistant(talk, message, path)
         else:
-            _system(talk, message, path)
-    if request.messages and request.messages[-1].role == "assistant":
+            talk.say("system", _content(message.content, f"{path}.content"), path)
+    if isinstance(request.messages[-1], AssistantMessage):
         ends = f"{path} is an answer, and this server begins new ones; end with a user message"
         raise bad_request(ends, path)
     if request.tools:
@@ -187,7 +198,7 @@ def _read(request: Prompt, chat: dict[str, Any], model: ModelFacts, limits: Limi
     return talk.read(chat, model, limits)
 
 
-def _content(content: Any, path: str) -> Parts | str:
+def _content(content: str | list[Text], path: str) -> Parts | str:
     if isinstance(content, str):
         return content
     return [(text_part(block.text), f"{path}[{i}]") for i, block in enumerate(content)]
@@ -203,7 +214,7 @@ def _picture(image: Image, path: str) -> tuple[dict[str, Any], str]:
     return picture_part(url), f"{path}.source"
 
 
-def _user(talk: Conversation, message: Message, path: str) -> None:
+def _user(talk: Conversation, message: UserMessage, path: str) -> None:
     """Results of tools become messages of their own; they come first."""
     if isinstance(message.content, str):
         talk.say("user", message.content, path)
@@ -215,13 +226,11 @@ def _user(talk: Conversation, message: Message, path: str) -> None:
             said.append((text_part(block.text), place))
         elif isinstance(block, Image):
             said.append(_picture(block, place))
-        elif isinstance(block, ToolResult):
-            if said:
-                raise bad_request(f"{place}: tool_result blocks come before all others", place)
-            talk.result(block.tool_use_id, _result(block, place), place)
+        elif said:
+            raise bad_request(f"{place}: tool_result blocks come before all others", place)
         else:
-            raise _misplaced(place, block, "assistant")
-    if said or not message.content:
+            talk.result(block.tool_use_id, _result(block, place), place)
+    if said:
         talk.say("user", said, path)
 
 
@@ -236,15 +245,7 @@ def _result(block: ToolResult, path: str) -> Parts | str:
     ]
 
 
-def _system(talk: Conversation, message: Message, path: str) -> None:
-    if not isinstance(message.content, str):
-        for i, block in enumerate(message.content):
-            if not isinstance(block, Text):
-                raise _misplaced(f"{path}.content[{i}]", block, "user or assistant")
-    talk.say("system", _content(message.content, f"{path}.content"), path)
-
-
-def _assistant(talk: Conversation, message: Message, path: str) -> None:
+def _assistant(talk: Conversation, message: AssistantMessage, path: str) -> None:
     if isinstance(message.content, str):
         talk.say("assistant", message.content, path)
         return
@@ -256,21 +257,11 @@ def _assistant(talk: Conversation, message: Message, path: str) -> None:
             talk.think(block.thinking)
         elif isinstance(block, Text):
             texts.append((text_part(block.text), place))
-        elif isinstance(block, ToolUse):
-            calls.append((block, place))
         else:
-            raise _misplaced(place, block, "user")
-    if texts or not calls:
-        talk.say("assistant", texts, path)
-    else:
-        talk.say("assistant", "", path)
+            calls.append((block, place))
+    talk.say("assistant", texts or "", path)
     for block, place in calls:
         talk.call(block.id, block.name, as_json(block.input), place)
-
-
-def _misplaced(path: str, block: Shape, role: str) -> Exception:
-    kind = block.__struct_config__.tag
-    return bad_request(f"{path}: {kind} blocks are taken in messages of role {role} only", path)
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

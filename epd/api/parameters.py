@@ -8,6 +8,7 @@ answers that nobody asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from epd.api import fields
@@ -17,24 +18,59 @@ from epd.api.structured import GUIDED, SGLANG
 Reader = Callable[[Any, str], Any]
 
 
-def _int(low: int, high: int | None = None) -> Reader:
-    return lambda value, name: fields.integer(value, name, low, high)
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """How a value is read, and what it may be: a JSON schema for `epd.api.openapi`."""
+
+    read: Reader
+    schema: dict[str, Any]
+
+    def __call__(self, value: Any, name: str) -> Any:
+        return self.read(value, name)
 
 
-def _number(low: float, high: float, *, low_excluded: bool = False) -> Reader:
-    return lambda value, name: fields.number(value, name, low, high, low_excluded=low_excluded)
+def _int(low: int, high: int | None = None) -> Parameter:
+    bounds = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
+    return Parameter(
+        lambda value, name: fields.integer(value, name, low, high), {"type": "integer", **bounds}
+    )
 
 
-def _one_of(*values: str) -> Reader:
-    return lambda value, name: fields.one_of(value, name, values)
+def _number(low: float, high: float, *, low_excluded: bool = False) -> Parameter:
+    return Parameter(
+        lambda value, name: fields.number(value, name, low, high, low_excluded=low_excluded),
+        {
+            "type": "number",
+            "exclusiveMinimum" if low_excluded else "minimum": low,
+            "maximum": high,
+        },
+    )
 
+
+def _one_of(*values: str) -> Parameter:
+    return Parameter(lambda value, name: fields.one_of(value, name, values), {"enum": [*values]})
+
+
+BOOLEAN = Parameter(fields.boolean, {"type": "boolean"})
+STRING = Parameter(fields.string, {"type": "string"})
+MAPPING = Parameter(fields.mapping, {"type": "object"})
+_STOP = {"type": "string", "minLength": 1, "maxLength": fields.MAX_STOP_CHARS}
+_STOPS = Parameter(
+    fields.stops,
+    {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": fields.MAX_STOPS}]},
+)
+
+_WORD = {"type": "string", "pattern": "\\S", "maxLength": fields.MAX_STOP_CHARS}
+_WORDS = Parameter(
+    fields.words, {"type": "array", "items": _WORD, "maxItems": fields.MAX_BAD_WORDS}
+)
 
 # Read one by one into the field of `Asked` that has their name.
-SIMPLE: dict[str, Reader] = {
-    "bad_words": fields.words,
+SIMPLE: dict[str, Parameter] = {
+    "bad_words": _WORDS,
     "frequency_penalty": _number(-2, 2),
-    "ignore_eos": fields.boolean,
-    "include_stop_str_in_output": fields.boolean,
+    "ignore_eos": BOOLEAN,
+    "include_stop_str_in_output": BOOLEAN,
     "max_tokens": _int(1),
     "min_p": _number(0, 1),
     "min_tokens": _int(0, 2**31 - 1),
@@ -42,24 +78,24 @@ SIMPLE: dict[str, Reader] = {
     "priority": _int(-100, 100),
     "repetition_penalty": _number(0, 10, low_excluded=True),
     "seed": _int(-(2**63), 2**63 - 1),
-    "skip_special_tokens": fields.boolean,
-    "stop": fields.stops,
-    "stream": fields.boolean,
+    "skip_special_tokens": BOOLEAN,
+    "stop": _STOPS,
+    "stream": BOOLEAN,
     "temperature": _number(0, 2),
     "top_k": _int(-1, 2**31 - 1),
     "top_p": _number(0, 1, low_excluded=True),
     "truncate_prompt_tokens": _int(1),
-    "user": fields.string,
+    "user": STRING,
 }
 # Accepted, and without effect on the answer: they name, tag or cache, or are hints to other models.
-INERT: dict[str, Reader] = {
-    "metadata": fields.mapping,
-    "prompt_cache_key": fields.string,
-    "prompt_cache_retention": fields.string,
-    "request_id": fields.string,
-    "safety_identifier": fields.string,
+INERT: dict[str, Parameter] = {
+    "metadata": MAPPING,
+    "prompt_cache_key": STRING,
+    "prompt_cache_retention": STRING,
+    "request_id": STRING,
+    "safety_identifier": STRING,
     "service_tier": _one_of("auto", "default", "flex", "priority", "scale"),
-    "store": fields.boolean,
+    "store": BOOLEAN,
     "verbosity": _one_of("low", "medium", "high"),
 }
 # Accepted at these values only, which change nothing.

@@ -7,14 +7,16 @@ taken.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from epd.api.asked import Asked, ModelFacts
 from epd.api.errors import bad_request
 from epd.api.parameters import INERT, SIMPLE
 from epd.api.shapes import Shape, read_shape
+from epd.api.tools import NAME
 from epd.api.translation import Conversation, Parts, picture_part, text_part
 from epd.config import Limits
 
@@ -29,6 +31,7 @@ REFUSED = {
     "previous_response_id": "nothing is stored; send the items of the conversation as input",
     "prompt": "nothing is stored; send the prompt as input",
 }
+NOT_EMPTY = Meta(min_length=1)
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -53,7 +56,7 @@ class InputImage(Shape, tag="input_image", tag_field="type"):
 
 class Message(Shape, tag="message", tag_field="type"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | InputImage | OutputText | Refusal]
+    content: str | Annotated[list[InputText | InputImage | OutputText | Refusal], NOT_EMPTY]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -69,7 +72,7 @@ class FunctionCall(Shape, tag="function_call", tag_field="type"):
 
 class FunctionCallOutput(Shape, tag="function_call_output", tag_field="type"):
     call_id: str
-    output: str | list[InputText | InputImage]
+    output: str | Annotated[list[InputText | InputImage], NOT_EMPTY]
     id: str | None = None
     status: str | None = None
 
@@ -109,7 +112,7 @@ class Reasoning(Shape):
 
 class Tool(Shape):
     type: Literal["function"]
-    name: str
+    name: Annotated[str, Meta(pattern=NAME)]
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
@@ -124,10 +127,13 @@ class StreamOptions(Shape):
     include_obfuscation: bool | None = None  # events are never padded
 
 
+Item = Message | FunctionCall | FunctionCallOutput | ReasoningItem
+
+
 class Request(Shape):
-    input: str | list[Message | FunctionCall | FunctionCallOutput | ReasoningItem]
+    input: str | Annotated[list[Item], NOT_EMPTY]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     text: TextConfig | None = None
@@ -173,11 +179,7 @@ def _typed(items: Any) -> Any:
     ]
 
 
-def _add(
-    talk: Conversation,
-    item: Message | FunctionCall | FunctionCallOutput | ReasoningItem,
-    path: str,
-) -> None:
+def _add(talk: Conversation, item: Item, path: str) -> None:
     if isinstance(item, Message):
         talk.say(item.role, _content(item.content, f"{path}.content"), path)
     elif isinstance(item, FunctionCall):

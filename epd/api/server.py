@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from epd import __version__
+from epd.api import web
 from epd.api.access import CHALLENGE, Access, tls_context
 from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.body import Intake
@@ -25,6 +26,7 @@ from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
 from epd.api.metrics import CONTENT_TYPE, exposition
+from epd.api.openapi import document
 from epd.api.port import Frontend, TimeLimits
 from epd.api.prepare import Preparer
 from epd.api.sse import fail_events
@@ -220,6 +222,9 @@ class ApiServer:
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
+            "/openapi.json": {"GET": self._openapi},
+            "/docs": {"GET": self._docs},
+            "/": {"GET": self._home},
             "/ping": {"GET": self._health, "POST": self._health},
         }
 
@@ -276,6 +281,21 @@ class ApiServer:
 
     async def _version(self, exchange: Exchange) -> None:
         await exchange.respond_json(200, {"version": __version__})
+
+    # --- pages ------------------------------------------------------------------------------------
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        assert self._preparer is not None
+        await exchange.respond_json(200, document(self._preparer, self._config.limits))
+
+    async def _docs(self, exchange: Exchange) -> None:
+        await exchange.respond(200, web.docs_page(), web.CONTENT_TYPE, list(web.HEADERS))
+
+    async def _home(self, exchange: Exchange) -> None:
+        assert self._preparer is not None
+        host = exchange.headers.get(b"host", b"").decode("latin-1") or f"127.0.0.1:{self.port}"
+        page = web.home_page(self._preparer, self._frontend.ready(), host)
+        await exchange.respond(200, page, web.CONTENT_TYPE, list(web.HEADERS))
 
 
 async def _fail(exchange: Exchange, error: ApiError) -> None:

@@ -54,6 +54,9 @@ def _complaint(text: str) -> ApiError:
     if expected := re.fullmatch(r"Expected `([^`]*)`, got `([^`]*)`", what):
         wanted, got = (_in_words(kinds) for kinds in expected.groups())
         return bad_request(f"{path} must be {wanted}, not {got}", path, "invalid_type")
+    if bounded := re.fullmatch(r"Expected `([^`]*)` (.*)", what):
+        message = f"{path} must be {_in_words(bounded[1])} {bounded[2].replace('`', '')}"
+        return bad_request(message, path, "out_of_range")
     if invalid := re.fullmatch(r"Invalid (?:enum )?value (.*)", what):
         message = f"{path} {invalid[1][:80]} is not supported ({SEE})"
         return bad_request(message, path, "unsupported_parameter")

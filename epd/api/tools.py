@@ -27,7 +27,7 @@ from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule, checked_
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_TOOLS = 128
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of a function
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def _tool(value: Any, name: str) -> dict[str, Any]:
     function = fields.mapping(tool.get("function"), path)
     fields.only(function, path, ("name", "description", "parameters", "strict"))
     called = fields.string(function.get("name"), f"{path}.name")
-    if not _NAME.fullmatch(called):
+    if not re.fullmatch(NAME, called):
         message = f"{path}.name must have 1 to 64 letters, digits, '_', '-' or '.'"
         raise bad_request(message, f"{path}.name")
     if function.get("parameters") is not None:

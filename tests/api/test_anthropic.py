@@ -273,7 +273,10 @@ def user(*blocks: Any) -> dict[str, Any]:
         (user({"type": "text"}), "messages[1].content[0].text"),
         (user({"type": "text", "text": "x", "size": 1}), "messages[1].content[0].size"),
         (user({"type": "image", "source": 1}), "messages[1].content[0].source"),
-        (user({"type": "tool_use", "id": "", "name": "a", "input": {}}), "messages[1].content[0]"),
+        (
+            user({"type": "tool_use", "id": "", "name": "a", "input": {}}),
+            "messages[1].content[0].type",
+        ),
         (
             user({"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "1"}),
             "messages[1].content[1]",

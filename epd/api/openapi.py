@@ -1,0 +1,216 @@
+"""The document that describes the HTTP API to programs: OpenAPI 3.1, at `/openapi.json`.
+
+Made once, when the server starts, because it names the model that is served.  Each operation has an
+example that can be sent as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from epd import __version__
+from epd.api.asked import ModelFacts
+from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, components, record, ref
+from epd.config import Limits
+
+ERRORS = {
+    "400": "a parameter, a picture or the context length is wrong; `param` names it",
+    "404": "another model",
+    "408": "the body did not arrive in time",
+    "413": "the body is too large",
+    "415": "the body is not JSON",
+    "429": "too many requests are open; try again",
+    "500": "a fault of the server",
+    "503": "no instance can take the request now; try again",
+    "504": "the request did not end in time",
+}
+HELLO = [{"role": "user", "content": "Say hello."}]
+HTML = "text/html; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that can be asked of the server."""
+
+    path: str
+    method: str
+    tag: str
+    summary: str
+    answer: Schema
+    body: str = ""  # the name of its schema
+    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    streams: bool = False
+    error: str = "Error"
+    content_type: str = "application/json"
+    others: tuple[str, ...] = ()  # statuses of an answer of the same form
+
+
+_TOKENS = {
+    "count": COUNT,
+    "max_model_len": COUNT,
+    "tokens": array(COUNT),
+    "token_strings": {"anyOf": [array(STRING), {"type": "null"}]},
+}
+_EVENT = {"data": STRING, "event?": STRING}
+_READY = {"ready": BOOLEAN, "reason": STRING, "instances": array(OBJECT)}
+
+OPERATIONS = (
+    Operation(
+        "/v1/chat/completions",
+        "post",
+        "OpenAI",
+        "A chat completion, whole or streamed",
+        ref("ChatCompletion"),
+        "ChatRequest",
+        {
+            "text": {"messages": HELLO, "max_tokens": 16},
+            "stream": {"messages": HELLO, "max_tokens": 16, "stream": True},
+        },
+        streams=True,
+    ),
+    Operation(
+        "/v1/completions",
+        "post",
+        "OpenAI",
+        "A plain completion, whole or streamed",
+        ref("Completion"),
+        "CompletionRequest",
+        {"text": {"prompt": "Once upon a time", "max_tokens": 16}},
+        streams=True,
+    ),
+    Operation(
+        "/v1/responses",
+        "post",
+        "OpenAI",
+        "A response, whole or streamed; nothing is stored",
+        ref("Response"),
+        "ResponseRequest",
+        {
+            "text": {"input": "Say hello.", "max_output_tokens": 16},
+            "items": {"input": HELLO, "instructions": "Be brief.", "max_output_tokens": 16},
+        },
+        streams=True,
+    ),
+    Operation(
+        "/v1/messages",
+        "post",
+        "Anthropic",
+        "A message, whole or streamed",
+        ref("Message"),
+        "MessageRequest",
+        {"text": {"messages": HELLO, "max_tokens": 16}},
+        streams=True,
+        error="MessageError",
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "post",
+        "Anthropic",
+        "How many tokens a prompt has",
+        record({"input_tokens": COUNT}),
+        "MessagePrompt",
+        {"text": {"messages": HELLO}},
+        error="MessageError",
+    ),
+    Operation(
+        "/tokenize",
+        "post",
+        "Tokens",
+        "The tokens of a prompt",
+        record(_TOKENS),
+        "TokenizeRequest",
+        {"prompt": {"prompt": "Hello"}, "messages": {"messages": HELLO}},
+    ),
+    Operation(
+        "/detokenize",
+        "post",
+        "Tokens",
+        "The text of tokens",
+        record({"prompt": STRING}),
+        "DetokenizeRequest",
+        {"tokens": {"tokens": [1, 2, 3]}},
+    ),
+    Operation("/v1/models", "get", "OpenAI", "The served model", ref("ModelList")),
+    Operation("/v1/models/{id}", "get", "OpenAI", "The served model by its name", ref("Model")),
+    Operation("/health", "get", "State", "200 while the process lives", OBJECT),
+    Operation("/ping", "get", "State", "The same, under SageMaker's name", OBJECT),
+    Operation(
+        "/ready",
+        "get",
+        "State",
+        "Whether a request would find its instances",
+        record(_READY),
+        others=("503",),
+    ),
+    Operation(
+        "/metrics",
+        "get",
+        "State",
+        "Prometheus' text exposition",
+        STRING,
+        content_type="text/plain; version=0.0.4; charset=utf-8",
+    ),
+    Operation("/version", "get", "State", "The version", record({"version": STRING})),
+    Operation("/openapi.json", "get", "Pages", "This document", OBJECT),
+    Operation(
+        "/docs", "get", "Pages", "This document, to read and to try", STRING, content_type=HTML
+    ),
+    Operation("/", "get", "Pages", "What runs here", STRING, content_type=HTML),
+)
+
+
+def document(model: ModelFacts, limits: Limits) -> dict[str, Any]:
+    """The whole of it, of a server with this model."""
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation, model)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "epd",
+            "version": __version__,
+            "description": f"The HTTP API of a gateway that serves {model.model_name}.",
+        },
+        "paths": paths,
+        "components": {"schemas": components(model, limits)},
+    }
+
+
+def _described(operation: Operation, model: ModelFacts) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.content_type: {"schema": operation.answer}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": record(_EVENT, closed=False)}
+    answers: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
+    described: dict[str, Any] = {
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "operationId": f"{operation.method} {operation.path}",
+        "responses": answers,
+    }
+    for status in operation.others:
+        answers[status] = {"description": "the answer is no", "content": content}
+    refusal = {"application/json": {"schema": ref(operation.error)}}
+    if operation.body:
+        examples = {
+            name: {"value": {"model": model.model_name, **value}}
+            for name, value in operation.examples.items()
+        }
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": ref(operation.body), "examples": examples}},
+        }
+        for status, why in ERRORS.items():
+            answers[status] = {"description": why, "content": refusal}
+    if "{id}" in operation.path:
+        described["parameters"] = [
+            {
+                "name": "id",
+                "in": "path",
+                "required": True,
+                "schema": STRING,
+                "example": model.model_name,
+            }
+        ]
+        answers["404"] = {"description": ERRORS["404"], "content": refusal}
+    return described

@@ -1,0 +1,146 @@
+"""/openapi.json against the server that it describes: what may be sent, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from epd.api.errors import ApiError
+from epd.api.openapi import OPERATIONS, document
+from epd.api.parameters import INERT, SIMPLE, Parameter
+from epd.api.prepare import Preparer
+from epd.api.server import ApiServer
+from epd.config import GatewayConfig, Limits
+from epd.tiny import CHECKPOINT
+from tests.api.fakes import FakeFrontend, said, serving
+from tests.api.wire import exchange, request
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+)
+WITH_BODY = [operation for operation in OPERATIONS if operation.body]
+HELLO = [said("h"), said("ello", "stop")]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The bundled model's tokenizer and template behind a real port, with answers that are made up;
+    on a loop of its own, because the client of these tests blocks."""
+    loop = asyncio.new_event_loop()
+    config = GatewayConfig(port=0, model_dir=str(CHECKPOINT))
+    server = ApiServer(FakeFrontend(HELLO), config, Preparer(config))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(30)
+    yield f"http://127.0.0.1:{server.port}"
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def test_every_path_is_described_and_no_other():
+    async with serving() as (server, _, preparer):
+        told = document(preparer, Limits())["paths"]
+        known = {path: set(methods) for path, methods in server._routes.items()}
+        _, _, body = await exchange(server, request(method="GET", path="/openapi.json"))
+        assert json.loads(body)["paths"] == told
+    known["/v1/models/{id}"] = {"GET"}
+    known["/ping"] -= {"POST"}
+    assert {path: {m.upper() for m in methods} for path, methods in told.items()} == known
+
+
+@pytest.mark.parametrize("operation", WITH_BODY, ids=lambda operation: operation.path)
+async def test_examples_can_be_sent_as_they_are(operation: Any):
+    config = GatewayConfig(port=0, model_dir=str(CHECKPOINT))
+    server = ApiServer(FakeFrontend(HELLO), config, Preparer(config))
+    await server.start()
+    told = document(server._preparer, config.limits)["paths"][operation.path]["post"]
+    examples = told["requestBody"]["content"]["application/json"]["examples"]
+    assert examples
+    for example in examples.values():
+        raw = request(example["value"], path=operation.path)
+        status, _, body = await exchange(server, raw)
+        assert status == 200, body
+    await server.close()
+
+
+def edges(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """What the schema allows at its bounds, and what it does not allow just beyond."""
+    if "enum" in schema:
+        return schema["enum"], ["none of these"]
+    if "anyOf" in schema:
+        both = [edges(one) for one in schema["anyOf"]]
+        return [v for inside, _ in both for v in inside], [3]
+    kind = schema["type"]
+    if kind == "string":
+        low, high = schema.get("minLength", 0), schema.get("maxLength", 50)
+        outside = ["x" * (low - 1)] if low else []
+        outside += ["x" * (high + 1)] if "maxLength" in schema else []
+        return ["x" * low, "x" * high], [*outside, 3]
+    if kind == "array":
+        (one, *_), (bad, *_) = edges(schema["items"])
+        return [[one] * schema["maxItems"]], [[one] * (schema["maxItems"] + 1), [bad]]
+    if kind in ("boolean", "object"):
+        return ([True, False], [1]) if kind == "boolean" else ([{}, {"a": "b"}], [[]])
+    step = 1 if kind == "integer" else 1e-3
+    inside, outside = [], ["1", True]
+    for name, by in (("minimum", -step), ("maximum", step)):
+        if name in schema:
+            inside.append(schema[name])
+            outside.append(schema[name] + by)
+    if "exclusiveMinimum" in schema:
+        inside.append(schema["exclusiveMinimum"] + step)
+        outside.append(schema["exclusiveMinimum"])
+    return inside, outside
+
+
+@pytest.mark.parametrize("name", [*SIMPLE, *INERT])
+def test_a_parameter_is_what_its_schema_says(name: str):
+    parameter: Parameter = (SIMPLE | INERT)[name]
+    inside, outside = edges(parameter.schema)
+    assert inside and outside
+    for value in inside:
+        parameter(value, name)
+    for value in outside:
+        with pytest.raises(ApiError) as caught:
+            parameter(value, name)
+        assert caught.value.param is not None and caught.value.param.startswith(name)
+
+
+def test_no_body_breaks_the_server(url: str):
+    """Bodies as the document allows them and as it does not; what comes back is as described."""
+    api = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    statuses: Counter[int] = Counter()
+
+    @settings(
+        max_examples=60,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=api.as_strategy())
+    def ask(case: Any) -> None:
+        statuses[case.call_and_validate(checks=CHECKS, timeout=20).status_code] += 1
+
+    ask()
+    assert statuses[200] > 10 and statuses[400] > 10, statuses
