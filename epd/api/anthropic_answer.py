@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from epd.api.choice import Choice
 from epd.api.errors import ApiError
-from epd.api.parts import Part, PartsAnswer, event
+from epd.api.parts import Kind, Part, PartsAnswer, event
 from epd.messages import TokenLogprobs
 
 _STOP = {"length": "max_tokens", "tool_calls": "tool_use"}
+_DELTAS = {
+    Kind.REASONING: ("thinking_delta", "thinking"),
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -55,7 +61,7 @@ class MessageAnswer(PartsAnswer):
     def _stop_reason(self, choice: Choice) -> str:
         if choice.stop_string:
             return "stop_sequence"
-        if choice.finish_reason == "stop" and any(part.is_call for part in self._parts):
+        if choice.finish_reason == "stop" and any(p.kind is Kind.CALL for p in self._parts):
             return "tool_use"  # of a function that was named
         return _STOP.get(choice.finish_reason, "end_turn")
 
@@ -71,13 +77,12 @@ class MessageAnswer(PartsAnswer):
     # --- events -----------------------------------------------------------------------------------
 
     def _opened(self, part: Part) -> bytes:
-        block = _block(Part(part.index, part.is_call, "", part.call_id, part.name))
+        block = _block(replace(part, text=""))
         return event({"type": "content_block_start", "index": part.index, "content_block": block})
 
     def _grown(self, part: Part, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
-        delta = {"type": "text_delta", "text": text}
-        if part.is_call:
-            delta = {"type": "input_json_delta", "partial_json": text}
+        kind, name = _DELTAS[part.kind]
+        delta = {"type": kind, name: text}
         return event({"type": "content_block_delta", "index": part.index, "delta": delta})
 
     def _closed(self, part: Part) -> bytes:
@@ -93,8 +98,10 @@ class MessageAnswer(PartsAnswer):
 
 
 def _block(part: Part) -> dict[str, Any]:
-    if not part.is_call:
+    if part.kind is Kind.TEXT:
         return {"type": "text", "text": part.text}
+    if part.kind is Kind.REASONING:
+        return {"type": "thinking", "thinking": part.text, "signature": ""}  # nobody signs here
     call_id = part.call_id.replace("call_", "toolu_", 1)
     return {"type": "tool_use", "id": call_id, "name": part.name, "input": _arguments(part.text)}
 

@@ -104,7 +104,7 @@ class Metadata(Shape):
 
 
 class ThinkingConfig(Shape):
-    """Without effect: a model thinks as its chat template has it."""
+    """`disabled` goes to chat templates that have such a switch; else the model decides."""
 
     type: Literal["adaptive", "disabled", "enabled"]
     budget_tokens: int | None = None
@@ -188,6 +188,8 @@ def _read(request: Prompt, chat: dict[str, Any], model: ModelFacts, limits: Limi
         chat["tools"] = [_tool(tool) for tool in request.tools]
     if request.tool_choice is not None:
         chat |= _tool_choice(request.tool_choice)
+    if request.thinking is not None and request.thinking.type == "disabled":
+        chat["reasoning_effort"] = "none"
     if request.output_config is not None and request.output_config.format is not None:
         schema = {"name": "answer", "schema": request.output_config.format.schema}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -1,4 +1,4 @@
-"""An answer as a list of parts, each of one kind: text, or one call.
+"""An answer as a list of parts, each of one kind: reasoning, text, or one call.
 
 APIs that number the parts of an answer tell three things of each: that it begins, what it says, and
 that it is complete.  A whole answer is the same parts when all of them are complete.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
@@ -22,12 +23,18 @@ from epd.messages import TokenLogprobs
 _json = msgspec.json.Encoder().encode
 
 
+class Kind(Enum):
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
 @dataclass(slots=True)
 class Part:
     """A stretch of the answer; `text` of a call is its arguments' JSON."""
 
     index: int
-    is_call: bool = False
+    kind: Kind
     text: str = ""
     call_id: str = ""
     name: str = ""
@@ -38,6 +45,8 @@ class Part:
 
 class PartsAnswer(Answer):
     """Of one choice; makes an object of its parts, or events as they grow."""
+
+    tells_reasoning = True
 
     def __init__(self, facts: Facts, asked: Asked) -> None:
         super().__init__(facts, asked)
@@ -88,21 +97,15 @@ class PartsAnswer(Answer):
         calls = list(delta.calls)
         while calls and self._goes_on(calls[0]):
             yield from self._add(calls.pop(0).arguments)
-        if delta.text:
-            if self._open is None or self._open.is_call:
-                yield from self._begin(Part(len(self._parts)))
-            yield from self._add(delta.text)
+        for kind, text in ((Kind.REASONING, delta.reasoning), (Kind.TEXT, delta.text)):
+            if text:
+                if self._open is None or self._open.kind is not kind:
+                    yield from self._begin(Part(len(self._parts), kind))
+                yield from self._add(text)
         for piece in calls:
             if not self._goes_on(piece):
-                yield from self._begin(
-                    Part(
-                        len(self._parts),
-                        is_call=True,
-                        call_id=piece.call_id,
-                        name=piece.name,
-                        call_index=piece.index,
-                    )
-                )
+                call = Part(len(self._parts), Kind.CALL, "", piece.call_id, piece.name, piece.index)
+                yield from self._begin(call)
             yield from self._add(piece.arguments)
         if delta.finish_reason:
             yield from self._close(is_whole=delta.finish_reason != "length")

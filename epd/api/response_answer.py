@@ -14,8 +14,15 @@ from epd.api.answer import Facts, token_logprobs
 from epd.api.asked import Asked
 from epd.api.choice import Choice
 from epd.api.errors import ApiError
-from epd.api.parts import Part, PartsAnswer, event
+from epd.api.parts import Kind, Part, PartsAnswer, event
 from epd.messages import TokenLogprobs
+
+_ITEMS = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
+_GROWS = {
+    Kind.REASONING: "reasoning_text",
+    Kind.TEXT: "output_text",
+    Kind.CALL: "function_call_arguments",
+}
 
 
 class ResponseAnswer(PartsAnswer):
@@ -66,13 +73,15 @@ class ResponseAnswer(PartsAnswer):
         }
 
     def _usage(self, choice: Choice) -> dict[str, Any]:
+        """How many tokens were reasoning is told where there was none, and not counted else."""
         num_prompt_tokens = self._facts.num_prompt_tokens
+        reasoned = any(part.kind is Kind.REASONING for part in self._parts)
         return {
             "input_tokens": num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": choice.num_cached, "cache_write_tokens": 0},
             "output_tokens": choice.num_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": num_prompt_tokens + choice.num_tokens,
+            **({} if reasoned else {"output_tokens_details": {"reasoning_tokens": 0}}),
         }
 
     # --- items ------------------------------------------------------------------------------------
@@ -82,17 +91,20 @@ class ResponseAnswer(PartsAnswer):
         if part is self._open:
             status = "in_progress"
         item = {"id": self._item_id(part), "status": status}
-        if part.is_call:
+        if part.kind is Kind.CALL:
             call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
             return {"type": "function_call", **item, **call}
         content = [] if part is self._open and not part.text else [self._content(part)]
+        if part.kind is Kind.REASONING:
+            return {"type": "reasoning", **item, "summary": [], "content": content}
         return {"type": "message", **item, "role": "assistant", "content": content}
 
     def _item_id(self, part: Part) -> str:
-        kind = "fc" if part.is_call else "msg"
-        return f"{kind}_{self._facts.request_id}-{part.index}"
+        return f"{_ITEMS[part.kind]}_{self._facts.request_id}-{part.index}"
 
     def _content(self, part: Part) -> dict[str, Any]:
+        if part.kind is Kind.REASONING:
+            return {"type": "reasoning_text", "text": part.text}
         logprobs = self._told(part.logprobs)
         return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
 
@@ -108,42 +120,30 @@ class ResponseAnswer(PartsAnswer):
 
     def _opened(self, part: Part) -> bytes:
         said = self._event("output_item.added", output_index=part.index, item=self._item(part))
-        if part.is_call:
+        if part.kind is Kind.CALL:
             return said
         return said + self._event(
-            "content_part.added", **self._place(part), content_index=0, part=self._content(part)
+            "content_part.added", **self._place(part), part=self._content(part)
         )
 
     def _grown(self, part: Part, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
-        if part.is_call:
-            return self._event("function_call_arguments.delta", **self._place(part), delta=text)
-        return self._event(
-            "output_text.delta",
-            **self._place(part),
-            content_index=0,
-            delta=text,
-            logprobs=self._told(logprobs),
-        )
+        more = {"logprobs": self._told(logprobs)} if part.kind is Kind.TEXT else {}
+        return self._event(f"{_GROWS[part.kind]}.delta", **self._place(part), delta=text, **more)
 
     def _closed(self, part: Part) -> bytes:
         place = self._place(part)
-        if part.is_call:
-            said = self._event(
-                "function_call_arguments.done", **place, name=part.name, arguments=part.text
-            )
+        if part.kind is Kind.CALL:
+            told = {"name": part.name, "arguments": part.text}
+            said = self._event("function_call_arguments.done", **place, **told)
         else:
             content = self._content(part)
-            said = self._event(
-                "output_text.done",
-                **place,
-                content_index=0,
-                text=part.text,
-                logprobs=content["logprobs"],
-            )
-            said += self._event("content_part.done", **place, content_index=0, part=content)
+            told = {k: v for k, v in content.items() if k in ("text", "logprobs")}
+            said = self._event(f"{_GROWS[part.kind]}.done", **place, **told)
+            said += self._event("content_part.done", **place, part=content)
         return said + self._event(
             "output_item.done", output_index=part.index, item=self._item(part)
         )
 
     def _place(self, part: Part) -> dict[str, Any]:
-        return {"item_id": self._item_id(part), "output_index": part.index}
+        place = {"item_id": self._item_id(part), "output_index": part.index}
+        return place if part.kind is Kind.CALL else {**place, "content_index": 0}

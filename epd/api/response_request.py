@@ -103,7 +103,7 @@ class TextConfig(Shape):
 
 
 class Reasoning(Shape):
-    """Without effect: a model thinks as its chat template has it."""
+    """Nothing is summarized: reasoning is told as it is, where the server tells it apart."""
 
     effort: str | None = None
     summary: str | None = None
@@ -205,6 +205,8 @@ def _part(part: InputText | InputImage | OutputText | Refusal) -> dict[str, Any]
 def _chat(request: Request) -> dict[str, Any]:
     """What it says besides its messages."""
     chat: dict[str, Any] = {"max_tokens": request.max_output_tokens}
+    if request.reasoning is not None:
+        chat["reasoning_effort"] = request.reasoning.effort
     if request.tools:
         chat["tools"] = [
             {"type": "function", "function": {k: v for k, v in _said(tool).items() if k != "type"}}
@@ -234,6 +236,7 @@ def _names(request: Request) -> dict[str, str]:
     names = {
         "max_tokens": "max_output_tokens",
         "messages": "input",
+        "reasoning_effort": "reasoning.effort",
         "response_format": "text.format",
         "response_format.json_schema": "text.format",
         "tool_choice.function": "tool_choice",
@@ -256,7 +259,10 @@ def _echo(request: Request, present: dict[str, Any], asked: Asked) -> dict[str, 
         "parallel_tool_calls": present.get("parallel_tool_calls", True),
         "previous_response_id": None,
         "prompt_cache_key": present.get("prompt_cache_key"),
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {
+            "effort": request.reasoning.effort if request.reasoning is not None else None,
+            "summary": None,
+        },
         "safety_identifier": present.get("safety_identifier"),
         "service_tier": "default",
         "store": False,

@@ -25,6 +25,7 @@ from epd.api.parameters import (
     SIMPLE,
 )
 from epd.api.structured import GUIDED
+from epd.api.template_flags import EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
 from epd.api.validation import MAX_TOP_LOGPROBS
 from epd.api.video_field import SAMPLING
@@ -121,6 +122,8 @@ def _chat(model: ModelFacts, limits: Limits) -> Schema:
         "tools": array(ref("ChatTool"), maxItems=MAX_TOOLS),
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, named]},
         "parallel_tool_calls": BOOLEAN,
+        "chat_template_kwargs": OBJECT,
+        "reasoning_effort": {"enum": [*EFFORTS]},
         "response_format": {
             "anyOf": [
                 record({"type": {"enum": ["text", "json_object"]}}),

@@ -161,7 +161,9 @@ class Tokenizing:
             )
             try:
                 tenant = tenant_of(exchange.headers)
-                prompt = await self._preparer.chat(asked.messages or (), asked.tools, tenant)
+                prompt = await self._preparer.chat(
+                    asked.messages or (), asked.tools, tenant, asked.template_flags
+                )
             except ApiError as error:
                 raise asked.told(error) from None
             await exchange.respond_json(200, {"input_tokens": len(prompt.token_ids)})

@@ -13,6 +13,7 @@ import pytest
 from epd.api.anthropic_request import read_message
 from epd.api.errors import ApiError
 from epd.api.port import Leave, Refused
+from epd.api.reasoning import Place
 from epd.config import Limits
 from tests.api.fakes import NUM_IMAGE_ROWS, FakeFrontend, FakePreparer, failed, said, serving
 from tests.api.wire import exchange, request
@@ -198,6 +199,22 @@ async def test_events():
     assert json.loads(arguments) == {"city": "Bern"} and len(deltas) > 2
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] == len("Hm. " + CALL)
+
+
+async def test_reasoning_is_a_block_of_its_own():
+    script = [said("<think>hm"), 0.05, said(" so</think>"), 0.05, said("Bern", "stop")]
+    async with client_of(script) as (client, _, preparer):
+        preparer.reasoning = Place.AHEAD
+        answer = await ask(client)
+        async with client.messages.stream(model="tiny", max_tokens=20, messages=HI) as stream:
+            kinds = [event.type async for event in stream]
+            streamed = await stream.get_final_message()
+    for message in (answer, streamed):
+        assert [block.type for block in message.content] == ["thinking", "text"]
+        assert (message.content[0].thinking, message.content[1].text) == ("hm so", "Bern")
+    assert kinds.count("thinking") == 2
+    off = {"messages": HI, "max_tokens": 9, "thinking": {"type": "disabled"}}
+    assert read_message(off, FakePreparer(), Limits()).template_flags.effort == "none"
 
 
 async def test_the_client_s_own_stream():

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from epd.api.errors import ApiError
+from epd.api.reasoning import Place
 from epd.api.response_request import read_response
 from epd.config import Limits
 from tests.api.fakes import NUM_IMAGE_ROWS, FakePreparer, failed, said
@@ -18,6 +19,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}]
 CALLING = [said("Hm. "), 0.05, said(CALL[:52]), 0.05, said(CALL[52:]), said("", "stop")]
+HELLO: Any = {"role": "user", "content": "hello"}
 PICTURE = "data:image/png;base64,AA"
 
 
@@ -139,6 +141,14 @@ async def test_pictures_and_what_was_thought():
     assert answer.usage.input_tokens > NUM_IMAGE_ROWS
 
 
+async def test_how_much_reasoning_is_asked_for():
+    asked = read_response({"input": "hi", "reasoning": {"effort": "low"}}, FakePreparer(), Limits())
+    assert asked.template_flags.effort == "low" and asked.echo["reasoning"]["effort"] == "low"
+    with pytest.raises(ApiError) as caught:
+        read_response({"input": "hi", "reasoning": {"effort": "x"}}, FakePreparer(), Limits())
+    assert caught.value.param == "reasoning.effort"
+
+
 async def test_a_schema_for_the_text():
     form: Any = {"type": "json_schema", "name": "a", "schema": {"type": "integer"}, "strict": True}
     body = {"input": "hi", "text": {"format": form, "verbosity": "low"}}
@@ -182,6 +192,28 @@ async def test_events():
     assert by_item == {done[0].id: done[0].content[0].text, done[1].id: done[1].arguments}
     assert events[-1].response.output == done
     assert events[-1].response.usage.output_tokens == len("Hm. " + CALL)
+
+
+async def test_reasoning_is_an_item_of_its_own():
+    """And goes back as it came."""
+    script = [said("<think>hm"), 0.05, said(" so</think>"), 0.05, said("Bern", "stop")]
+    async with client_of(script) as (client, _, preparer):
+        preparer.reasoning = Place.AHEAD
+        answer = await ask(client)
+        events = [event async for event in await ask(client, stream=True)]
+        await ask(client, input=[{"role": "user", "content": "hi"}, *answer.output, HELLO])
+    thought, message = answer.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "hm so")
+    assert (message.type, answer.output_text) == ("message", "Bern")
+    assert answer.usage.output_tokens_details is None, "not counted"
+    grown = [event for event in events if event.type == "response.reasoning_text.delta"]
+    assert [event.delta for event in grown] == ["hm", " so"]
+    assert events[-1].response.output[0].content == thought.content
+    assert preparer.messages[1] == {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Bern"}],
+        "reasoning_content": "hm so",
+    }
 
 
 async def test_the_client_s_own_stream():
