@@ -1,8 +1,9 @@
 """Who may ask: API keys, pages of which origins, and TLS.
 
 Without a key configured nobody is asked for one.  With keys everything needs one but what tells
-whether the gateway lives, is ready and how it fares: probes and scrapers carry none, and learn
-nothing of requests there.  Which of the keys fits takes no other time than that none does.
+whether the gateway lives, is ready and how it fares, and what can be asked of it: probes, scrapers
+and people who open a page carry none, and learn nothing of requests there.  Which of the keys fits
+takes no other time than that none does.
 
 A browser lets a page of another origin read answers only if these name the origin (CORS).  None is
 allowed by default.  Cookies are never looked at, so no page is allowed to send them.
@@ -19,7 +20,8 @@ from epd.api.exchange import Exchange, Headers
 from epd.api.identity import credential
 from epd.config import AccessConfig, ConfigError
 
-OPEN = ("/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
+PAGES = ("/", "/docs", "/openapi.json")
+OPEN = (*PAGES, "/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
 CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600
 _SHOWN = b"retry-after, traceresponse, x-request-id"

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epd import __version__
+from epd.api.access import OPEN
 from epd.api.asked import ModelFacts
 from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, components, record, ref
 from epd.config import Limits
 
 ERRORS = {
     "400": "a parameter, a picture or the context length is wrong; `param` names it",
+    "401": "the server wants an API key",
     "404": "another model",
     "408": "the body did not arrive in time",
     "413": "the body is too large",
@@ -173,7 +175,10 @@ def document(model: ModelFacts, limits: Limits) -> dict[str, Any]:
             "description": f"The HTTP API of a gateway that serves {model.model_name}.",
         },
         "paths": paths,
-        "components": {"schemas": components(model, limits)},
+        "components": {
+            "schemas": components(model, limits),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -202,6 +207,9 @@ def _described(operation: Operation, model: ModelFacts) -> dict[str, Any]:
         }
         for status, why in ERRORS.items():
             answers[status] = {"description": why, "content": refusal}
+    if operation.path not in OPEN:
+        described["security"] = [{}, {"key": []}]  # the operator decides
+        answers["401"] = {"description": ERRORS["401"], "content": refusal}
     if "{id}" in operation.path:
         described["parameters"] = [
             {

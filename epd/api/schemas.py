@@ -73,6 +73,10 @@ def _token_id(model: ModelFacts) -> Schema:
     return {"type": "integer", "minimum": 0, "maximum": model.vocab_size - 1}
 
 
+def _names(model: ModelFacts) -> Schema:
+    return {"enum": [*model.served_names]}
+
+
 # --- chat and plain completions -------------------------------------------------------------------
 
 
@@ -86,7 +90,7 @@ def _shared(model: ModelFacts, limits: Limits) -> Schema:
         "grammar": STRING,
     }
     return {
-        "model": {"const": model.model_name},
+        "model": _names(model),
         "n": {"type": "integer", "minimum": 1, "maximum": limits.max_choices},
         "logit_bias": {
             "type": "object",
@@ -249,14 +253,14 @@ def components(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
         anthropic_request.Request,
         anthropic_request.Prompt,
     )
-    message["MessagePrompt"]["properties"]["model"] = _or_null({"const": model.model_name})
+    message["MessagePrompt"]["properties"]["model"] = _or_null(_names(model))
     response = _of_shapes(
         "Response", _passed(response_request.PASSED, model, limits), response_request.Request
     )
     response["ResponseMessage"]["required"].remove("type")
     tokens = _of_shapes("", {}, tokenizing.TokenizeRequest, tokenizing.DetokenizeRequest)
     for shape in tokens.values():
-        shape["properties"]["model"] = _or_null({"const": model.model_name})
+        shape["properties"]["model"] = _or_null(_names(model))
     tokens["TokenizeRequest"]["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
     tokens["DetokenizeRequest"]["properties"]["tokens"] = array(_token_id(model))
     return {

@@ -294,7 +294,12 @@ class ApiServer:
     async def _home(self, exchange: Exchange) -> None:
         assert self._preparer is not None
         host = exchange.headers.get(b"host", b"").decode("latin-1") or f"127.0.0.1:{self.port}"
-        page = web.home_page(self._preparer, self._frontend.ready(), host)
+        page = web.home_page(
+            self._preparer,
+            self._frontend.ready(),
+            f"{exchange.scheme}://{host}",
+            needs_key=bool(self._config.access.api_keys),
+        )
         await exchange.respond(200, page, web.CONTENT_TYPE, list(web.HEADERS))
 
 

@@ -27,8 +27,10 @@ def docs_page() -> bytes:
     return _page("docs.html").encode()
 
 
-def home_page(model: ModelFacts, readiness: Readiness, host: str) -> bytes:
-    """`host`: as the client called it."""
+def home_page(
+    model: ModelFacts, readiness: Readiness, url: str, *, needs_key: bool = False
+) -> bytes:
+    """`url`: where the client found this server."""
     ready = '<span class="ready">Ready.</span>'
     if not readiness.ok:
         ready = f'<span class="not-ready">Not ready: {escape(readiness.reason)}.</span>'
@@ -42,7 +44,8 @@ def home_page(model: ModelFacts, readiness: Readiness, host: str) -> bytes:
         "VERSION": escape(__version__),
         "CONTEXT": f"{model.max_context:,}",
         "READY": ready,
-        "URL": escape(f"http://{host}"),
+        "URL": escape(url),
+        "KEY": " -H 'Authorization: Bearer KEY'" if needs_key else "",
         "INSTANCES": "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells),
     }
     return re.sub("@([A-Z]+)@", lambda field: told[field[1]], _page("home.html")).encode()

@@ -49,8 +49,11 @@ async def test_a_key_is_needed(headers: dict[str, str], status: int) -> None:
 
 async def test_what_needs_no_key() -> None:
     async with serving(access=KEYS) as (server, _, _):
-        for path in ("/health", "/ready", "/metrics", "/version", "/ping"):
+        pages = ("/", "/docs", "/openapi.json")
+        for path in ("/health", "/ready", "/metrics", "/version", "/ping", *pages):
             assert (await exchange(server, request(method="GET", path=path)))[0] == 200
+        page = (await exchange(server, request(method="GET", path="/")))[2]
+        assert b"Authorization: Bearer KEY" in page and b"first-key" not in page
         for path in (CHAT, "/tokenize", "/v1/models", "/v1/models/tiny", "/unknown", "//health"):
             await refused(server, request(method="GET", path=path), 401)
         anthropic = await exchange(server, request(HI, path="/v1/messages"))
