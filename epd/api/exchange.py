@@ -72,7 +72,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.scheme: str = scope["scheme"]
+        self.scheme: str = scope.get("scheme", "http")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = (
             b""  # goes out as x-request-id once it is known; the client's if it has one

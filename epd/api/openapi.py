@@ -27,6 +27,20 @@ ERRORS = {
     "503": "no instance can take the request now; try again",
     "504": "the request did not end in time",
 }
+# a white square
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP8zwABTAyjjFEG"
+    "yQwAzx8Bf7QK4E8AAAAASUVORK5CYII="
+)
+LOOK = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": PICTURE}},
+            {"type": "text", "text": "What is this?"},
+        ],
+    }
+]
 HELLO = [{"role": "user", "content": "Say hello."}]
 HTML = "text/html; charset=utf-8"
 
@@ -67,10 +81,23 @@ OPERATIONS = (
         "ChatRequest",
         {
             "text": {"messages": HELLO, "max_tokens": 16},
+            "picture": {"messages": LOOK, "max_tokens": 16},
             "stream": {"messages": HELLO, "max_tokens": 16, "stream": True},
         },
         streams=True,
     ),
+    Operation(
+        "/encode/v1/chat/completions",
+        "post",
+        "Stages",
+        "The pictures of a chat completion are encoded, and nothing else",
+        ref("ChatCompletion"),
+        "ChatRequest",
+        {"picture": {"messages": LOOK}},
+        streams=True,
+    ),
+    Operation("/encode/v1/models", "get", "Stages", "The served model", ref("ModelList")),
+    Operation("/encode/health", "get", "Stages", "200 while the process lives", OBJECT),
     Operation(
         "/v1/completions",
         "post",

@@ -27,7 +27,7 @@ from epd.api.parameters import (
 from epd.api.structured import GUIDED
 from epd.api.template_flags import EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
-from epd.api.validation import MAX_TOP_LOGPROBS
+from epd.api.validation import MAX_ALLOWED, MAX_TOP_LOGPROBS
 from epd.api.video_field import SAMPLING
 from epd.config import Limits
 
@@ -98,6 +98,9 @@ def _shared(model: ModelFacts, limits: Limits) -> Schema:
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         },
         "stop_token_ids": array(token_id, maxItems=MAX_STOPS),
+        "allowed_token_ids": array(token_id, maxItems=MAX_ALLOWED),
+        "ec_transfer_params": OBJECT,
+        "kv_transfer_params": OBJECT,
         "prompt_logprobs": LOGPROBS,
         "stream_options": record(
             {
@@ -157,13 +160,15 @@ def _body(
     required: str,
 ) -> Schema:
     """All names that are taken; null is the same as absence, but for what must be there."""
-    properties = {
-        name: described[name] if name in described else (SIMPLE | INERT)[name].schema
-        for name in sorted(names)
-    }
+    properties = {name: _one(name, described) for name in sorted(names)}
     properties |= {name: {"enum": _unique(values)} for name, values in sorted(harmless.items())}
     needed = {required: properties.pop(required)}
     return record(needed | optional({k: _or_null(v) for k, v in properties.items()}))
+
+
+def _one(name: str, described: Schema) -> Schema:
+    parameter = SIMPLE.get(name) or INERT.get(name)
+    return parameter.schema if parameter is not None else described.get(name, ANYTHING)
 
 
 def _unique(values: tuple[Any, ...]) -> list[Any]:
@@ -208,14 +213,14 @@ def _messages() -> dict[str, Schema]:
     thought = optional({name: _or_null(STRING) for name in REASONING})
     messages = [
         message(["user"], said(text, *media), {}),
-        message(["system", "developer"], said(text), {}),
+        message(["system", "developer"], said(text, *media), {}),
         message(["assistant"], said(text), thought),
         message(
             ["assistant"],
             {"tool_calls": array(call, minItems=1), "content?": {"type": "null"}},
             thought,
         ),
-        message(["tool"], said(text), {"tool_call_id?": _or_null(STRING)}),
+        message(["tool"], said(text, *media), {"tool_call_id?": _or_null(STRING)}),
     ]
     function = {
         "name": {"type": "string", "pattern": NAME},
@@ -239,10 +244,7 @@ def _of_shapes(prefix: str, passed: Schema, *shapes: type[Any]) -> dict[str, Sch
 
 def _passed(names: set[str], model: ModelFacts, limits: Limits) -> Schema:
     described = _chat(model, limits)
-    return {
-        name: described[name] if name in described else (SIMPLE | INERT)[name].schema
-        for name in sorted(names)
-    }
+    return {name: _one(name, described) for name in sorted(names)}
 
 
 def components(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
