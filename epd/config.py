@@ -87,6 +87,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_timeout_s: float = 30.0  # gateway waits for the next token of a running attempt
     topology_timeout_s: float = 15.0  # gateway waits for an instance that a request lacks
     abort_timeout_s: float = 5.0  # gateway waits for RequestAborted
+    link_timeout_s: float = 2.0  # no echo of a peer: its link is opened anew; twice: given up there
     retry_interval_s: float = 0.5  # grants, commits, cancels, joins are repeated
     fence_interval_s: float = 0.5
     tombstone_s: float = 60.0

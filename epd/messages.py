@@ -201,8 +201,15 @@ class PrefillRequest(Message):
 
 
 class RequestAccepted(Message):
-    """Said soon, if the first token has not come by then, and again now and then while nothing else
-    is said of the request."""
+    """Said soon, if the first token has not come by then, and now and then while it is silent."""
+
+    request_id: str
+    attempt: int
+
+
+class RequestInquiry(Message):
+    """Nothing was heard of an attempt for a while.  Answered by `RequestFailed` if it has ended,
+    for its last word was lost then; by nothing while it is open."""
 
     request_id: str
     attempt: int
@@ -337,37 +344,29 @@ class TransferInDoubt(Message):
     reason: str
 
 
+# --- links (anybody <-> anybody) ------------------------------------------------------------------
+
+
+class LinkProbe(Message):
+    """Do words arrive?  Answered at once by `LinkEcho`.
+
+    `is_mute`: no echo came for long, so the link was opened anew; open your direction anew as well.
+    """
+
+    is_mute: bool
+
+
+class LinkEcho(Message):
+    pass
+
+
 AnyMessage = (
-    Join
-    | Welcome
-    | JoinRefused
-    | Heartbeat
-    | HeartbeatAck
-    | Leave
-    | Membership
-    | CacheEvents
-    | CacheEventsWanted
-    | EncodeRequest
-    | EncodeAccepted
-    | RowsKept
-    | EncodeRejected
-    | AbortEncode
-    | PrefillRequest
-    | RequestAccepted
-    | RequestFailed
-    | AbortRequest
-    | RequestAborted
-    | Tokens
-    | StageReport
-    | KvOffer
-    | Grant
-    | Commit
-    | CommitAck
-    | CancelTransfer
-    | CancelAck
-    | TransferAborted
-    | TransferInDoubt
-)
+    Join | Welcome | JoinRefused | Heartbeat | HeartbeatAck | Leave | Membership | CacheEvents
+    | CacheEventsWanted | EncodeRequest | EncodeAccepted | RowsKept | EncodeRejected | AbortEncode
+    | PrefillRequest | RequestAccepted | RequestInquiry | RequestFailed | AbortRequest
+    | RequestAborted | Tokens | StageReport | KvOffer | Grant | Commit | CommitAck
+    | CancelTransfer | CancelAck | TransferAborted | TransferInDoubt | LinkProbe | LinkEcho
+)  # fmt: skip
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

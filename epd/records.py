@@ -149,6 +149,7 @@ class Load(Record):
     cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
     dropped: tuple[tuple[str, int], ...] = ()  # by its bus, by kind, since the process began
     histograms: tuple[Histogram, ...] = ()  # of stages and hops
+    silent_peers: tuple[str, ...] = ()  # that do not answer it, though they may be healthy
 
 
 class SamplingParams(Record):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import transitions
 
-from epd.fsm import embedding, encoding, generation, instance, request_table, transfer_table
+from epd.fsm import embedding, encoding, generation, instance, link, request_table, transfer_table
 from epd.fsm.kernel import Event, Row, Table
 
 TABLES: tuple[Table, ...] = (
@@ -21,6 +21,7 @@ TABLES: tuple[Table, ...] = (
     embedding.TABLE,
     transfer_table.TABLE,
     instance.TABLE,
+    link.TABLE,
 )
 
 

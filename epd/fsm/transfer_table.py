@@ -1,4 +1,4 @@
-"""The rows of TRANSFER; theory, states, events, guards and actions are in `epd.fsm.transfer`."""
+"""The rows of TRANSFER; theory, states, events and guards are in `epd.fsm.transfer`."""
 
 from epd.fsm import transfer
 from epd.fsm.kernel import Ignore, Row, Table, unless
@@ -18,6 +18,7 @@ from epd.fsm.transfer import (
     PartReady,
     PeerFenced,
     PeerLost,
+    PeerSilent,
     Published,
     PublishFailed,
     RetryDue,
@@ -31,21 +32,24 @@ from epd.fsm.transfer import (
     WriteSucceeded,
     contract_holds,
     is_consumer,
-    keep_broken_bytes,
-    keep_broken_grant,
     keep_commit,
-    keep_failure,
     keep_grant,
-    keep_refusal,
     keep_slots,
     keep_source,
     length_matches,
+    offers,
+)
+from epd.fsm.transfer_failures import (
+    keep_broken_bytes,
+    keep_broken_grant,
+    keep_failure,
+    keep_refusal,
     note_bad_bytes,
     note_called_off,
     note_late,
     note_lost,
     note_short_commit,
-    offers,
+    note_silent,
 )
 from epd.fsm.transfer_parts import (
     is_news,
@@ -98,6 +102,12 @@ ROWS = (
     Row(S.RESERVED, PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), note_lost, unless(is_consumer)),
     Row(S.RESERVED, DeadlinePassed, S.EXPIRE_PENDING, (Do.CONCLUDE_FAILED, Do.SEND_CANCEL, Do.ARM_RETRY, Do.ARM_GRACE), note_late, is_consumer),
     Row(S.RESERVED, DeadlinePassed, S.EXPIRED, (Do.SEND_ABORT, Do.CONCLUDE_FAILED), note_late, unless(is_consumer)),
+    # The peer answers nothing: who waits for its word gives up, and is tried elsewhere (F48).
+    Row(S.RESERVED, PeerSilent, S.EXPIRE_PENDING, (Do.CONCLUDE_FAILED, Do.SEND_CANCEL, Do.ARM_RETRY, Do.ARM_GRACE), note_silent, is_consumer, "the slots wait for the writer's word (F7)"),
+    Row(S.RESERVED, PeerSilent, None, when=unless(is_consumer)),
+    Row(S.PENDING, PeerSilent, S.FAILED, (Do.SEND_ABORT, Do.CONCLUDE_FAILED), note_silent, offers),
+    Row(S.PARKED, PeerSilent, S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED), note_silent, offers),
+    Row((S.PENDING, S.PARKED), PeerSilent, None, when=unless(offers)),
     # Producer: parked, writing.
     Row(S.PARKED, GrantReceived, S.WRITING, (Do.START_WRITE,), write_granted, contract_holds),
     Row(S.PARKED, GrantReceived, S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED), keep_broken_grant, unless(contract_holds), note="contract drift (F11)"),
@@ -177,7 +187,7 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore(_ENDED, (SourceFailed, WriteSettled, CommitAcked, CancelRequested, CancelAcked, AbortReceived, DoubtReceived, PeerLost, PeerFenced, DeadlinePassed, GraceEnded, RetryDue), "it has ended; a late timer, answer or notice has nothing left to change"),
+    Ignore(_ENDED, (SourceFailed, WriteSettled, CommitAcked, CancelRequested, CancelAcked, AbortReceived, DoubtReceived, PeerLost, PeerSilent, PeerFenced, DeadlinePassed, GraceEnded, RetryDue), "it has ended; a late timer, answer or notice has nothing left to change"),
     Ignore((S.RELEASED,), (GrantReceived,), "a repeated grant that the commit overtook"),
     Ignore((S.COMPLETE,), (CancelRequested,), "what has landed is published; its owner decides what to do with it"),
     Ignore((S.COMPLETE,), (SourceFailed,), "the bytes are there: too late to withdraw"),
@@ -189,6 +199,8 @@ IGNORES = (
     Ignore((S.QUARANTINED,), (PeerLost, DeadlinePassed, GraceEnded), "time frees nothing (F7)"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CommitAcked, SourceFailed), "a late answer of the end that it no longer serves"),
     Ignore((S.PENDING, S.PARKED), (CommitAcked,), "an answer to nothing this end has said"),
+    Ignore((*_UNDER_WAY, *_PENDING_OUTCOME, S.QUARANTINED), (PeerSilent,), "the outcome is awaited already"),
+    Ignore((S.COMPLETE,), (PeerSilent,), "the bytes are there: the consumer gives up if it never hears of them"),
     Ignore(_UNDER_WAY, (RetryDue, CommitAcked), "a late timer or answer"),
     Ignore((S.PENDING, S.RESERVED, S.PARKED, *_UNDER_WAY, S.COMPLETE, S.CANCEL_PENDING), (GraceEnded,), "a stale timer"),
     Ignore((S.PENDING,), (PartReady,), "there is no room for it yet; it is said again when there is"),

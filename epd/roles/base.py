@@ -101,6 +101,7 @@ class Actor:
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
         self.closing = False
+        self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self._timers = Timers(ports.clock, self.fault)
         self.arm, self.disarm = self._timers.arm, self._timers.disarm
@@ -161,6 +162,8 @@ class Actor:
         sent = self.bus.send(instance_id, message, payloads)
         if not sent:
             self.counters["message_not_queued"] += 1
+            if (epoch := self._connected.get(instance_id)) is not None:
+                self.doubt(Address(instance_id, epoch, ""))
         return sent
 
     def is_self(self, address: Address) -> bool:
@@ -307,6 +310,9 @@ class Role(Generic[M]):
 
     def peer_lost(self, peer: Address) -> None:
         """The gateway declared this epoch of a peer lost."""
+
+    def peer_silent(self, peer: Address) -> None:
+        """This life of a peer does not answer, for long; it may be alive and not know it."""
 
     def live(self) -> dict[str, int]:
         """What this role owns now, by kind; all zero when nothing is open (invariant 4)."""

@@ -21,6 +21,7 @@ from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.finder import NoTower, StorageWatch
 from epd.roles.gateway import GatewayRole
+from epd.roles.links import Links
 from epd.roles.member import Member
 from epd.roles.prefill import PrefillRole
 from epd.roles.registry import Registry
@@ -56,6 +57,7 @@ class Instance:
         self.config = config
         self._close_engines = engines.close
         self.actor = actor = Actor(ports)
+        self.links = Links(actor, config.timing)
         self.transfers = Transfers(actor, config.timing)
         self.encode: EncodeRole | None = None
         self.requests: Requests | None = None
@@ -146,6 +148,7 @@ class Instance:
             events=tuple(sorted(self.actor.counters.items())),
             num_encoded=self.encode.num_encoded if self.encode is not None else 0,
             cache=self.encode.tiers.report() if self.encode is not None else (),
+            silent_peers=self.links.silent(),
             dropped=tuple(sorted(self.actor.bus.dropped.items())),
             histograms=self.actor.times.told(),
         )
@@ -191,12 +194,19 @@ class Gateway:
 
     def __init__(self, ports: Ports, config: GatewayConfig, fingerprint: str) -> None:
         self.actor = Actor(ports)
+        self.links = Links(self.actor, config.timing)
         self.registry = Registry(self.actor, fingerprint, config.timing)
         self.directory = CacheDirectory(self.actor, self.registry)
         self.affinity = Affinity(self.actor) if config.prefix_affinity else None
         pick = pick_encoder(config.encode_policy, ports.random.integer)
         dispatcher = Dispatcher(
-            self.actor, self.registry, config.timing, self.directory.index, self.affinity, pick
+            self.actor,
+            self.registry,
+            config.timing,
+            self.directory.index,
+            self.affinity,
+            pick,
+            self.links.silent,
         )
         self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
 
@@ -205,7 +215,7 @@ class Gateway:
 
     def live(self) -> dict[str, int]:
         affinity = self.affinity.live() if self.affinity is not None else {}
-        return {**self.role.live(), **affinity}
+        return {**self.role.live(), **self.links.live(), **affinity}
 
     async def close(self) -> None:
         await self.actor.close()

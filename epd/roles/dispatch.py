@@ -16,7 +16,7 @@ and then which rooms it still holds, and hears of those that are over (`wants`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from epd.api.port import Generation as Prepared
@@ -45,8 +45,10 @@ class Dispatcher:
         index: CacheIndex,
         affinity: Affinity | None = None,
         pick: PickEncoder | None = None,
+        silent: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`affinity`: None places without regard to prefixes; `pick`: see `place`."""
+        """`affinity`: None places without regard to prefixes; `pick`: see `place`; `silent`: who
+        answers us nothing."""
         self._actor = actor
         self._registry = registry
         self._timing = timing
@@ -54,6 +56,7 @@ class Dispatcher:
         self._affinity = affinity
         self._pick = pick
         self.holds = Holds(actor, timing)
+        self._silent = silent
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
@@ -87,7 +90,8 @@ class Dispatcher:
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""
         hashes = [item.mm_hash for item in machine.prompt.items]
-        candidates, avoid = self.candidates(), self._avoid.get(machine.key, set())
+        candidates = self.candidates()
+        avoid = self._avoid.get(machine.key, set()).union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         known = Said(self, machine.prompt.encoded_at)
         is_absent = machine.key in self._absent
@@ -213,17 +217,19 @@ class Dispatcher:
         self._offer_encodes(machine)
         return tuple(items)
 
-    def _offer_encodes(self, machine: Generation) -> None:
+    def _offer_encodes(self, machine: Generation, *, is_repeat: bool = False) -> None:
         """Send, and again until accepted: the bus may lose it, and a repeat does no harm."""
         unaccepted = self._unaccepted.get(machine.key)
         if not unaccepted:
             return
         for encoder, request, image in unaccepted.values():
+            if is_repeat:
+                self._actor.doubt(encoder)
             self._actor.send(encoder, request, (image,))
         self._actor.arm(
             f"generation/{machine.key}/encode",
             self._timing.accept_timeout_s / 2,
-            lambda: self._offer_encodes(machine),
+            lambda: self._offer_encodes(machine, is_repeat=True),
         )
 
     def encode_accepted(self, machine: Generation, room: str) -> None:
@@ -243,6 +249,14 @@ class Dispatcher:
         if machine.prompt.stage == "encode":
             return placement.encoders
         return placement.prefill, placement.decode
+
+    def not_accepted_by(self, peer: Address) -> list[str]:
+        """Generations with a picture that this encoder has not taken yet."""
+        return [
+            key
+            for key, rooms in self._unaccepted.items()
+            if any(encoder == peer for encoder, _, _ in rooms.values())
+        ]
 
     def wants(self, machine: Generation, room: str) -> bool:
         """Whether the present attempt may still need this room's rows."""

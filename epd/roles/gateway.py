@@ -142,10 +142,8 @@ class GatewayRole(Role[Generation]):
     def metrics(self) -> list[Metric]:
         """Samples of this process and, by their heartbeats, of every instance."""
         num_open = len(self._open)
-        samples = list(own_metrics(self.outcomes, self.num_tokens, num_open, self.actor))
-        for instance in self._registry.instances:
-            samples += instance_metrics(instance)
-        return samples
+        own = own_metrics(self.outcomes, self.num_tokens, num_open, self.actor)
+        return [*own, *(s for i in self._registry.instances for s in instance_metrics(i))]
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -306,6 +304,12 @@ class GatewayRole(Role[Generation]):
             if lost == placement.decode or not machine.token_ids_of_attempt:
                 reason = f"instance {lost.instance_id} was lost"
                 self._attempt_failed(machine, {lost.instance_id}, "lost", reason, True)
+
+    def peer_silent(self, peer: Address) -> None:
+        """Nobody else would miss a picture that was not taken there."""
+        for key in self._dispatcher.not_accepted_by(peer):
+            reason = f"instance {peer.instance_id} does not answer"
+            self._attempt_failed(self._open[key], {peer.instance_id}, "lost", reason, True)
 
     # --- effects ----------------------------------------------------------------------------------
 

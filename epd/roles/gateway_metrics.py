@@ -22,6 +22,7 @@ TOTALS = {
     "spec_decode_num_accepted_tokens": "guesses that were right; each part says one more",
 }
 DROPPED = "messages that the bus did not let in or did not send"
+SILENT = "peers that do not answer this instance; its links to them are opened anew"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
@@ -66,6 +67,8 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
             labels = (("instance", name), ("kind", kind))
             yield Metric("epd_instance_events_total", count, labels, "counter", "oddities")
         yield from _dropped(name, instance.load.dropped)
+        num_silent = len(instance.load.silent_peers)
+        yield Metric("epd_silent_peers", num_silent, up[:1], "gauge", SILENT)
         for kind, count in instance.load.totals:
             yield Metric(f"epd_{kind}_total", count, up[:1], "counter", TOTALS.get(kind, kind))
         yield from _cache_metrics(instance)
@@ -105,4 +108,5 @@ def instance_facts(
         "assigned": assigned,
         "transports": transports,
         "cached_pictures": cached_pictures,
+        "silent_peers": list(instance.load.silent_peers),
     }

@@ -14,6 +14,7 @@ from epd.config import Timing
 from epd.fsm import generation as fsm
 from epd.fsm.generation import Do, Generation
 from epd.fsm.kernel import Event
+from epd.messages import RequestInquiry
 from epd.roles.base import Actor, Role, performs
 from epd.roles.dispatch import DEADLINE_GRACE_S, Dispatcher
 
@@ -39,12 +40,29 @@ class GatewayTimers(Role[Generation]):
 
     @performs(Do.ARM_ATTEMPT)
     def arm_attempt(self, machine: Generation, event: Event) -> None:
-        """Silence has a bound; a request in a queue is not silent, its instance says so."""
-        name = f"generation/{machine.key}/attempt"
+        """Silence has a bound; of a request in a queue its instance says that it is there."""
         if machine.token_ids_of_attempt or machine.accepted:
-            self.actor.arm(name, self._timing.stall_timeout_s, lambda: self._stalled(machine))
+            self._listen(machine, self._timing.stall_timeout_s)
         else:
+            name = f"generation/{machine.key}/attempt"
             self.actor.arm(name, self._timing.accept_timeout_s, lambda: self._ignored(machine))
+
+    def _listen(self, machine: Generation, left_s: float) -> None:
+        """Counted by looks: a gateway that stood still has not listened meanwhile."""
+        if left_s <= 0:
+            self._stalled(machine)
+            return
+        name = f"generation/{machine.key}/attempt"
+        delay_s = min(self._timing.accept_timeout_s, left_s)
+        self.actor.arm(name, delay_s, lambda: self._inquire(machine, left_s - delay_s))
+
+    def _inquire(self, machine: Generation, left_s: float) -> None:
+        """Its last word may be lost, and whoever said it knows; a step may just take long."""
+        for address in dict.fromkeys(self._dispatcher.needed(machine)):
+            self.actor.doubt(address)
+            if machine.prompt.stage != "encode":  # whose pictures are offered until they are kept
+                self.actor.send(address, RequestInquiry(machine.key, machine.attempt))
+        self._listen(machine, left_s)
 
     def _stalled(self, machine: Generation) -> None:
         reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
@@ -52,9 +70,11 @@ class GatewayTimers(Role[Generation]):
         self._fire(machine, fsm.AttemptTimedOut(reason))
 
     def _ignored(self, machine: Generation) -> None:
-        name = self._dispatcher.needed(machine)[0].instance_id
-        self._dispatcher.avoid(machine, {name})
-        self._fire(machine, fsm.AttemptTimedOut(f"instance {name} did not accept the request"))
+        ignorant = self._dispatcher.needed(machine)[0]
+        self.actor.doubt(ignorant)
+        self._dispatcher.avoid(machine, {ignorant.instance_id})
+        reason = f"instance {ignorant.instance_id} did not accept the request"
+        self._fire(machine, fsm.AttemptTimedOut(reason))
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:

@@ -118,6 +118,7 @@ class Member(Role[Never]):
     def _rejoin(self) -> None:
         """The gateway has not answered for long: it may be a new one that does not know us."""
         self._version = 0
+        self.actor.doubt(self._gateway)
         self._join()
 
     # --- peers ------------------------------------------------------------------------------------

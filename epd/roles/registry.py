@@ -218,6 +218,7 @@ class Registry(Role[Instance]):
     def fail_attempts(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
         self._lost.append(address)
+        self.actor.lost.add((address.instance_id, address.epoch))
         said = self.actor.log.warning if instance.was_lost else self.actor.log.info
         said("instance is gone", instance=instance.key, how=instance.state.name)
         for role in self.actor.roles:

@@ -27,6 +27,8 @@ from epd.messages import (
     Address,
     RequestAborted,
     RequestAccepted,
+    RequestFailed,
+    RequestInquiry,
     TokenChunk,
     Tokens,
 )
@@ -86,7 +88,7 @@ class Requests(Role[Request]):
             self._cost,
         )
         self._requests: dict[str, Request] = {}
-        self._ended: dict[str, None] = {}  # tombstones, oldest first
+        self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
         runs_ahead = config.async_scheduling and not config.speculative.method
@@ -116,11 +118,11 @@ class Requests(Role[Request]):
         return len(self._requests)
 
     def has_ended(self, key: str) -> bool:
-        """A late copy of an ended request, or one whose abort came first and wins (fault F42)."""
+        """A late copy of an ended request, or one whose abort came first and wins (F42)."""
         return key in self._ended
 
-    def _bury(self, key: str) -> None:
-        self._ended[key] = None
+    def _bury(self, key: str, *, ended_here: bool = True) -> None:
+        self._ended[key] = ended_here
         if len(self._ended) > MAX_TOMBSTONES:
             del self._ended[next(iter(self._ended))]
 
@@ -134,8 +136,7 @@ class Requests(Role[Request]):
             self.actor.until(request.deadline_s),
             lambda: self.fire(request, fsm.DeadlinePassed()),
         )
-        first_s = self._timing.accept_timeout_s / 4
-        self._arm_alive(request, min(first_s, self._tell_alive_s))
+        self._arm_alive(request, min(self._timing.accept_timeout_s / 4, self._tell_alive_s))
 
     def _arm_alive(self, request: Request, delay_s: float) -> None:
         """While it waits, the gateway hears now and then that it is here: a queue is not silent,
@@ -146,7 +147,7 @@ class Requests(Role[Request]):
     def _tell_alive(self, request: Request) -> None:
         if request.ended_for_client:
             return
-        if request.num_sent < len(request.output):
+        if request.decode_here and request.num_sent < len(request.output):
             self._tell_tokens(request)
         elif not request.num_sent or self._scheduler.waits(request.key):
             here = RequestAccepted(request.request_id, request.attempt)
@@ -206,6 +207,14 @@ class Requests(Role[Request]):
             return
         self._bury(key)
         self.actor.send(received.source, RequestAborted(message.request_id, message.attempt))
+
+    @receives(RequestInquiry)
+    def on_inquiry(self, received: Received) -> None:
+        request_id, attempt = received.message.request_id, received.message.attempt
+        if self._ended.get(f"{request_id}/{attempt}", False):
+            self.actor.counters["last_word_lost"] += 1
+            lost = RequestFailed(request_id, attempt, "lost", "its last word was lost", True)
+            self.actor.send(received.source, lost)
 
     # --- the step loop ----------------------------------------------------------------------------
 
@@ -374,13 +383,13 @@ class Requests(Role[Request]):
 
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
-            self._bury(machine.key)
+            goes_on = not (machine.decode_here or machine.finish_reason or machine.failure[0])
+            self._bury(machine.key, ended_here=not goes_on)
             self.actor.times.note_stages(machine)
             self.reports.forget(machine)
             self._scores.forget(machine.key)
-            self.actor.disarm(f"request/{machine.key}/deadline")
-            self.actor.disarm(f"request/{machine.key}/grace")
-            self.actor.disarm(f"request/{machine.key}/alive")
+            for what in ("deadline", "grace", "alive"):
+                self.actor.disarm(f"request/{machine.key}/{what}")
             self.actor.disarm(f"request/{machine.key}/lease")
 
     def peer_lost(self, peer: Address) -> None:

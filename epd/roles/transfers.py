@@ -199,6 +199,11 @@ class Transfers(Role[Transfer]):
             if (transfer.peer.instance_id, transfer.peer.epoch) == (peer.instance_id, peer.epoch):
                 self.fire(transfer, fsm.PeerLost())
 
+    def peer_silent(self, peer: Address) -> None:
+        for transfer in list(self._rooms.values()):
+            if (transfer.peer.instance_id, transfer.peer.epoch) == (peer.instance_id, peer.epoch):
+                self.fire(transfer, fsm.PeerSilent())
+
     # --- effects: words ---------------------------------------------------------------------------
 
     @performs(Do.SEND_OFFER)
@@ -348,8 +353,13 @@ class Transfers(Role[Transfer]):
         self.actor.arm(
             self._timer(transfer, "retry"),
             self._timing.retry_interval_s,
-            lambda: self.fire(transfer, fsm.RetryDue()),
+            lambda: self._retry(transfer),
         )
+
+    def _retry(self, transfer: Transfer) -> None:
+        """No answer is no sign, but the link may be why."""
+        self.actor.doubt(transfer.peer)
+        self.fire(transfer, fsm.RetryDue())
 
     @performs(Do.ARM_GRACE)
     def arm_grace(self, transfer: Transfer, event: Event) -> None:

@@ -18,6 +18,9 @@ also by the pictures that they have; decode in the same way, equal ones by free 
 instance that can take the next stage itself is preferred when it is not busier than the others:
 the hop is then local, a reference and no copy.
 
+A pair of instances that do not hear each other (one of them says so) is taken only if there is no
+other: the rest of the cluster may reach both, so neither is passed over as such.
+
 What is known of rows and prefixes may be stale.  That costs their computing, never an answer: only
 candidates are chosen, and the picture always travels with its request.
 
@@ -127,9 +130,12 @@ def place(
         prefills = [c for c in prefills if c.info.finds_rows] or [
             c for c in ordered if c.info.finds_rows
         ]
+    needed = [them for them in (decodes, encoders if mm_hashes else []) if them]
+    prefills = [p for p in prefills if all(_reached(p, them) for them in needed)] or prefills
     prefills = [c for c in prefills if c.instance_id == at] or prefills
     prefill = _prefill_for(mm_hashes, prefills, known, held)
-    decode = _decode_for(prefill, decodes, held)
+    decode = _decode_for(prefill, _reached(prefill, decodes) or decodes, held)
+    encoders = _reached(prefill, encoders) or encoders
     finder = prefill if finds and prefill.info.finds_rows else None
     chosen = tuple(
         _encoder_for(h, encoders, prefill, finder, known, pick).info.address for h in mm_hashes
@@ -141,6 +147,16 @@ def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candida
     if not avoid:
         return candidates
     return [c for c in candidates if c.instance_id not in avoid] or candidates
+
+
+def _reached(prefill: Candidate, others: list[Candidate]) -> list[Candidate]:
+    """Those that hear it, and that it hears, as far as is known."""
+    silent = prefill.load.silent_peers
+    return [
+        c
+        for c in others
+        if c.instance_id not in silent and prefill.instance_id not in c.load.silent_peers
+    ]
 
 
 def _busyness(candidate: Candidate) -> tuple[int, int, str]:

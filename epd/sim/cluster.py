@@ -66,6 +66,7 @@ class Settings:
         accept_timeout_s=1.0,
         stall_timeout_s=5.0,
         abort_timeout_s=1.0,
+        link_timeout_s=1.0,
         retry_interval_s=0.2,
         fence_interval_s=0.2,
         tombstone_s=10.0,

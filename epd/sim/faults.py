@@ -189,6 +189,10 @@ class Injector:
         self.world.network.block(source, target)
         self._later(fault, self.world.network.heal, source, target)
 
+    def do_mute(self, fault: Fault, target: str) -> bool:
+        """The connection from target to `other` carries nothing any more; nobody is told."""
+        return self.world.network.mute(target, fault.other)
+
     def do_reset(self, fault: Fault, target: str) -> bool:
         """Connections between the two break; what was in flight is lost."""
         before = self.world.network.counters["reset"]

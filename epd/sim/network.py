@@ -10,7 +10,8 @@ What a real bus shows and this one does by default: delay and jitter; a partitio
 messages back until it heals (TCP repeats them) or resets the connection (they are gone); what was
 in flight to a process when it died is gone, what is sent later waits for whoever listens there
 next and is refused if it was meant for another life; a stalled peer's messages wait; a full queue
-refuses (`send` is False); `disconnect` drops what has not left yet.
+refuses (`send` is False); `disconnect` and `reopen` drop what has not left yet; a connection may go
+mute for good, in one direction, and only opening another one helps (fault F48).
 
 Stress, only where a drill asks: `loss` and `duplication` of single messages, which the contract of
 messages allows (idempotent, at most once), and `reordering` within a link, which it does not: for
@@ -23,13 +24,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
-from typing import Any
 
 from epd.messages import Address, Message
 from epd.sim.loop import SimLoop
 from epd.sim.process import SimProcess
 from epd.sim.rand import KeyedRandom
+from epd.sim.spelling import describe
 from epd.transport.base import Buffer, Received
 from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
 
@@ -70,6 +70,7 @@ class Link:
         "generation",
         "held",
         "last_arrival_s",
+        "mute_since_s",
         "name",
         "num_in_flight",
         "peer",
@@ -85,6 +86,9 @@ class Link:
         self.num_in_flight = 0
         self.held: deque[Parcel] = deque()  # nobody listens there, or a partition
         self.last_arrival_s = 0.0
+        self.mute_since_s: float | None = (
+            None  # nothing gets through any more, until it is replaced
+        )
 
 
 class Chances:
@@ -158,6 +162,16 @@ class Network:
             link.generation += 1
             link.held.clear()
 
+    def mute(self, source: str, target: str) -> bool:
+        """The connection carries nothing from now on, and neither end is told; another one would.
+        What is in flight is lost.  False: there is none."""
+        links = [link for link in self._links(source, target) if link.mute_since_s is None]
+        for link in links:
+            link.mute_since_s = self.loop.now_s
+            link.generation += 1
+            link.num_in_flight = 0
+        return bool(links)
+
     def process_died(self, process: SimProcess) -> None:
         """Its unsent messages die with it; what was under way to it is lost."""
         for key, link in list(self.links.items()):
@@ -167,6 +181,7 @@ class Network:
             elif link.peer.instance_id == process.instance_id:
                 link.generation += 1
                 link.num_in_flight = 0
+                link.mute_since_s = None  # the connection to its successor is another
         if (bus := self.buses.get(process.instance_id)) and bus.process is process:
             del self.buses[process.instance_id]
 
@@ -224,7 +239,7 @@ class Network:
         return link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence
 
     def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str = "") -> None:
-        if link.held or (self.blocked and link.name in self.blocked):
+        if link.held or link.mute_since_s is not None or self._is_blocked(link):
             link.held.append(parcel)
             return
         delays = link.chances.delays
@@ -248,7 +263,7 @@ class Network:
         self.loop.call_outside(arrival_s, self._arrive, link, parcel, link.generation)
 
     def _is_blocked(self, link: Link) -> bool:
-        return link.name in self.blocked
+        return bool(self.blocked) and link.name in self.blocked
 
     def _arrive(self, link: Link, parcel: Parcel, generation: int) -> None:
         if generation != link.generation:
@@ -279,6 +294,8 @@ class Network:
         """Somebody listens at `target` again, or a partition is over."""
         for link in list(self.links.values()):
             if link.peer.instance_id != target or self._is_blocked(link):
+                continue
+            if link.mute_since_s is not None:
                 continue
             waiting, link.held = link.held, deque()
             for parcel in waiting:
@@ -334,9 +351,7 @@ class SimBus:
             return False
         network = self._network
         link = network.link(self.process, peer)
-        kind = type(message)
-        spell = _SPELLINGS.get(kind) or _learn_to_spell(kind)
-        text = spell(message)
+        text = describe(message)
         parcel = Parcel(header, views, text, link.chances.occurrence(text))
         return network.submit(link, message, parcel)
 
@@ -364,34 +379,3 @@ class SimBus:
             self._deliver(received)
         except Exception:
             self.dropped["handler_error"] += 1
-
-
-def describe(message: Message) -> str:
-    """Type and identity of a message, stable over runs: `Grant 3/1/0#1`."""
-    return _learn_to_spell(type(message))(message)
-
-
-Spelling = Callable[[Any], str]
-_SPELLINGS: dict[type[Message], Spelling] = {}
-
-
-def _learn_to_spell(kind: type[Message]) -> Spelling:
-    spell = _SPELLINGS.get(kind)
-    if spell is None:
-        spell = _SPELLINGS[kind] = _spelling(kind)
-    return spell
-
-
-def _spelling(kind: type[Message]) -> Spelling:
-    """How messages of a kind are told apart: by room, by request, by what they carry, or not."""
-    name, fields = kind.__name__, kind.__struct_fields__
-    if "room" in fields or "request_id" in fields:
-        ident = attrgetter("room" if "room" in fields else "request_id")
-        if "attempt" in fields:
-            return lambda message: f"{name} {ident(message)}#{message.attempt}"
-        return lambda message: f"{name} {ident(message)}#"
-    if "chunks" in fields:
-        return lambda message: (
-            "Tokens " + ",".join([f"{chunk.request_id}@{chunk.start}" for chunk in message.chunks])
-        )
-    return lambda message: name

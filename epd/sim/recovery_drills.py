@@ -6,6 +6,7 @@ from epd.api.port import TimeLimits
 from epd.sim.cluster import Settings
 from epd.sim.drill import PATIENT, Drill, replace_timing
 from epd.sim.faults import Fault
+from epd.sim.network import Conditions
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
@@ -88,6 +89,29 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ),
         fires=("drain",),
         mutants=("no_pause_between_attempts",),
+    ),
+    Drill(
+        "last-words-lost",
+        ("F16", "F20"),
+        topology="1e1p2d",
+        work=Workload(36, max_tokens=4, spread_s=2.0),
+        network=Conditions(loss=0.1),
+        may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
+        why="four attempts can each lose a message that only the next attempt repeats",
+        fires=("last_word_lost",),
+        mutants=("nobody_asks_for_last_words",),
+    ),
+    Drill(
+        "kill-prefill-unheard",
+        ("F16", "F20"),
+        topology="1e2p2d",
+        work=Workload(24, max_tokens=24),
+        faults=(
+            Fault("block", "p0", other="d0", duration_s=8.0),
+            Fault("kill", "p0", duration_s=0.5),
+        ),
+        mutants=("prefill_says_the_first_token",),
+        to_s=1.8,
     ),
     Drill(
         "sick-encode",

@@ -50,7 +50,14 @@ class Plan:
     @property
     def bus_loses(self) -> bool:
         """Whether messages between living processes can be lost."""
-        return self.network.loss > 0 or any(fault.kind == "reset" for fault in self.faults)
+        return self.network.loss > 0 or any(
+            fault.kind in ("reset", "mute") for fault in self.faults
+        )
+
+    @property
+    def devices_hang(self) -> bool:
+        """Whether a device may take work and answer only much later, or never."""
+        return any(fault.kind in ("hang", "slow") for fault in self.faults)
 
     @property
     def undisturbed(self) -> bool:
@@ -135,6 +142,7 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
         plan.may_fail,
         plan.bus_loses,
         plan.undisturbed,
+        plan.devices_hang,
         plan.engine_faults,
     )
     watching: list[Checker] = [checker(context) for checker in checkers.ALL]

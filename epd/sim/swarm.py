@@ -34,6 +34,7 @@ KINDS = (
     "partition",
     "block",
     "reset",
+    "mute",
     "drain",
     "skew",
 )
@@ -99,7 +100,10 @@ def excuse(
                 kinds.add("gateway")
                 refusals = True
         if fault.kind in ("stall", "hang", "partition", "block", "slow"):
-            kinds |= {"deadline", "lost"}
+            kinds |= {"deadline", "lost", "transfer"}
+        if fault.kind == "mute" and (GATEWAY in (fault.target, fault.other) or fault.point):
+            kinds |= {"lost", "unavailable"}  # who cannot reach the gateway is lost to it
+            refusals = True
         if fault.kind == "oom":
             kinds.add("engine")
     if data.failed or data.unknown:
@@ -238,7 +242,7 @@ def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
 
 def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
     kind = random.pick(KINDS, "kind")
-    targets = [*names, GATEWAY] if kind in ("stall", "reset") else names
+    targets = [*names, GATEWAY] if kind in ("stall", "reset", "mute") else names
     target = random.pick(targets, "target")
     rest = [name for name in (*names, GATEWAY) if name != target]
     point, nth, at_s = "", 1, 1.0 + 1.2 * random.uniform("at")
@@ -254,7 +258,7 @@ def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
     factor = factors.get(kind, 10.0)
     other = (
         random.pick(rest, "other")
-        if kind in ("partition", "block", "reset", "drain", "skew")
+        if kind in ("partition", "block", "reset", "mute", "drain", "skew")
         else ""
     )
     return Fault(kind, target, at_s, point, nth, duration_s=duration_s, other=other, factor=factor)

@@ -1,4 +1,4 @@
-"""The six machines, each with a way to make one and to make each of its events, for table tests."""
+"""The seven machines, each with a way to make one and to make each of its events, for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
-from epd.fsm import embedding, encoding, generation, instance, request, transfer
+from epd.fsm import embedding, encoding, generation, instance, link, request, transfer
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
@@ -108,6 +108,10 @@ def make_instance(journal: Journal = NULL_JOURNAL) -> instance.Instance:
     return instance.Instance(SimpleNamespace(address=PEER), "load", 0.0, journal)
 
 
+def make_link(journal: Journal = NULL_JOURNAL) -> link.Link:
+    return link.Link(PEER, journal)
+
+
 @dataclass(frozen=True)
 class Kind:
     table: Table
@@ -126,6 +130,7 @@ KINDS = (
     Kind(embedding.TABLE, make_embedding, 37),
     Kind(TRANSFER, make_transfer, 104),
     Kind(instance.TABLE, make_instance, 21),
+    Kind(link.TABLE, make_link, 12),
 )
 
 

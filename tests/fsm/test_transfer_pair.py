@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 
 from epd.fsm import transfer as t
+from epd.fsm import transfer_failures as failures
 from epd.fsm import transfer_parts
 from epd.fsm.kernel import Row, Table, TableError, unless
 from epd.fsm.transfer import Do, S, is_consumer
@@ -132,7 +133,7 @@ MUTANTS: dict[str, tuple[list[tuple[S, type]], list[Row]]] = {
                 t.DoubtReceived,
                 S.FAILED,
                 (Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED),
-                t.keep_failure,
+                failures.keep_failure,
             )
         ],
     ),

@@ -21,9 +21,11 @@ from epd.scheduling.placement import (
 from epd.sim.rand import KeyedRandom
 
 
-def candidate(name: str, *roles: str, assigned: int = 0, blocks: int = 100) -> Candidate:
+def candidate(
+    name: str, *roles: str, assigned: int = 0, blocks: int = 100, silent: tuple[str, ...] = ()
+) -> Candidate:
     info = InstanceInfo(Address(name, 1, f"ipc://{name}"), roles, "host", 1)
-    return Candidate(info, Load(free_kv_blocks=blocks), assigned)
+    return Candidate(info, Load(free_kv_blocks=blocks, silent_peers=silent), assigned)
 
 
 def ids(placement: Placement | Unplaceable) -> tuple[list[str], str, str]:
@@ -84,6 +86,17 @@ def test_instances_that_failed_it_are_avoided_if_there_are_others() -> None:
     pool = [candidate("p0", "prefill"), candidate("p1", "prefill"), candidate("d0", "decode")]
     assert ids(place(pool, [], avoid={"p0"}))[1] == "p1"
     assert ids(place(pool, [], avoid={"p0", "p1", "d0"}))[1] == "p0"
+
+
+def test_a_pair_that_does_not_hear_each_other_is_taken_only_if_there_is_no_other() -> None:
+    d0, d1 = candidate("d0", "decode", silent=("p0",)), candidate("d1", "decode", assigned=9)
+    e0, e1 = candidate("e0", "encode"), candidate("e1", "encode")
+    p0 = candidate("p0", "prefill", silent=("e0",))
+    for mm_hash in ("h1", "h2", "h3", "h4"):
+        assert ids(place([d0, d1, e0, e1, p0], [mm_hash])) == (["e1"], "p0", "d1")
+    assert ids(place([d0, e0, p0], ["h"])) == (["e0"], "p0", "d0")
+    p1 = candidate("p1", "prefill", assigned=9)
+    assert ids(place([d0, e0, p0, p1], ["h"])) == (["e0"], "p1", "d0")
 
 
 def test_equal_pictures_meet_in_one_encoder() -> None:

@@ -15,6 +15,7 @@ import msgspec
 from epd.engine.base import Rows
 from epd.fsm import embedding, encoding, generation, request, transfer, transfer_parts
 from epd.fsm.kernel import Event
+from epd.fsm.transfer_failures import note_lost
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
 from epd.roles.encode import EncodeRole
@@ -27,6 +28,7 @@ from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
 from tests.sim import (
     cache_mutants,
+    link_mutants,
     recovery_mutants,
     scheduling_mutants,
     speculation_mutants,
@@ -38,6 +40,7 @@ from tests.sim.planting import MUTANTS, mutant, row, several
 __all__ = [
     "MUTANTS",
     "cache_mutants",
+    "link_mutants",
     "recovery_mutants",
     "scheduling_mutants",
     "speculation_mutants",
@@ -129,7 +132,7 @@ def abort_frees_blocks() -> Iterator[None]:
 def lost_peer_frees_slots() -> Iterator[None]:
     """F7: lost is taken for dead."""
     do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
-    with row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, transfer.note_lost):
+    with row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, note_lost):
         yield
 
 

@@ -8,6 +8,8 @@ from unittest import mock
 
 from epd.fsm import generation, instance, transfer
 from epd.fsm.kernel import Event
+from epd.fsm.request import Request
+from epd.fsm.transfer_failures import keep_failure
 from epd.messages import CancelTransfer, Membership
 from epd.roles.base import Actor
 from epd.roles.decode import DecodeRole
@@ -17,6 +19,7 @@ from epd.roles.gateway import GatewayRole
 from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.member import Member
 from epd.roles.registry import Registry
+from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
@@ -117,7 +120,7 @@ def doubt_frees_the_source() -> Iterator[None]:
 def doubt_frees_the_slots() -> Iterator[None]:
     """F8: what lands late lands in the slots of somebody else."""
     do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
-    with row(TRANSFER, T.RESERVED, transfer.DoubtReceived, T.FAILED, do, transfer.keep_failure):
+    with row(TRANSFER, T.RESERVED, transfer.DoubtReceived, T.FAILED, do, keep_failure):
         yield
 
 
@@ -129,6 +132,31 @@ def doubt_waits_for_a_death() -> Iterator[None]:
         return False
 
     with mock.patch.object(SimTransferEngine, "settle", settle):
+        yield
+
+
+@mutant
+def nobody_asks_for_last_words() -> Iterator[None]:
+    """F20: a lost last word is missed only by the clock of the last resort."""
+
+    def wait(self: GatewayTimers, machine: generation.Generation, left_s: float) -> None:
+        self._listen(machine, left_s)
+
+    with mock.patch.object(GatewayTimers, "_inquire", wait):
+        yield
+
+
+@mutant
+def prefill_says_the_first_token() -> Iterator[None]:
+    """F20: so the gateway believes that decode has the request, and does not miss prefill."""
+    tell_alive = Requests._tell_alive
+
+    def tell(self: Requests, request: Request) -> None:
+        if not request.ended_for_client and request.num_sent < len(request.output):
+            self._tell_tokens(request)
+        tell_alive(self, request)
+
+    with mock.patch.object(Requests, "_tell_alive", tell):
         yield
 
 

@@ -9,10 +9,12 @@ from epd.sim.checkers.conservation import Conservation
 from epd.sim.checkers.deadlines import Deadlines
 from epd.sim.checkers.faultless import Faultless
 from epd.sim.checkers.integrity import Integrity
+from epd.sim.checkers.links import Links
 from epd.sim.checkers.liveness import Liveness
 from epd.sim.checkers.lives import Lives
 from epd.sim.checkers.residency import Residency
 from epd.sim.checkers.scopes import Scopes
+from epd.sim.checkers.silence import Silence
 from epd.sim.checkers.singleflight import SingleFlight
 from epd.sim.checkers.tokens import GoldenTokens
 
@@ -23,6 +25,8 @@ ALL = (
     Deadlines,
     Lives,
     Scopes,
+    Links,
+    Silence,
     SingleFlight,
     Residency,
     Conservation,
@@ -38,9 +42,11 @@ __all__ = [
     "Faultless",
     "GoldenTokens",
     "Integrity",
+    "Links",
     "Liveness",
     "Lives",
     "Residency",
     "Scopes",
+    "Silence",
     "SingleFlight",
 ]

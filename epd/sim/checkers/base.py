@@ -24,6 +24,7 @@ class Context:
     may_fail: MayFail
     bus_loses: bool = False  # single messages: what they would have freed waits for its deadline
     undisturbed: bool = False  # no fault, no loss, nobody hangs up
+    devices_hang: bool = False  # or are so slow that they seem to
     engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
 
     def limits_of(self, record: Record) -> TimeLimits:

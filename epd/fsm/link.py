@@ -1,0 +1,106 @@
+"""LINK: a doubt whether the link to a peer carries words, from its cause to its end.
+
+Theory of operation
+-------------------
+Silence is no sign: a peer that computes has nothing to say.  A process may be healthy at the gateway
+while its link to one peer, in one direction, carries nothing, for good (fault F48); and a time-out
+of what was asked over it says only that time has passed.  So whoever has to say a word again, or
+may not say it because the queue is full, doubts the link, and the peer is asked: a probe, answered
+at once by an echo, whatever the peer is busy with.  There and back must work for that.
+
+No echo: the link is opened anew, and the next probe tells the peer so, which then opens its own
+direction, too.  The pair is MUTE meanwhile, and the gateway is told, which places nothing new on it
+while there is an elsewhere.  No echo over the new link either: it is no fault of the connection,
+and what waits for that peer is given up here, to be tried elsewhere.  The peer is not lost by that:
+it may be alive and write, so memory goes the way of a time-out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+
+
+class S(State):
+    ASKED = "a word had to be said again; an echo is awaited"
+    MUTE = "no echo came; the link was opened anew, an echo over it is awaited"
+    UNREACHABLE = "none came over the new link either; what waited for the peer was given up"
+    CARRIES = "an echo came"
+    OVER = "that life of the peer has ended"
+
+
+class Do(Effect):
+    SEND_PROBE = "ask the peer for an echo"
+    OPEN_ANEW = "give the connection up, and open another"
+    TELL = "say that the pair is mute, or not any more"
+    GIVE_UP = "tell every role that what waits for the peer waits in vain"
+    ARM_RETRY = "fire RetryDue later"
+    ARM_TIMEOUT = "fire EchoMissed later"
+
+
+@dataclass(slots=True)
+class Doubted(Event):
+    """An answer did not come, or a word was refused."""
+
+
+@dataclass(slots=True)
+class EchoReceived(Event):
+    pass
+
+
+@dataclass(slots=True)
+class EchoMissed(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class RetryDue(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class PeerLost(Event):
+    """Its registry declared that life of the peer lost, or it was replaced."""
+
+
+class Link(Machine):
+    """One doubt; `key` is the peer's name."""
+
+    __slots__ = ("peer",)
+
+    def __init__(self, peer: Any, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(peer.instance_id, journal)
+        self.peer = peer  # Address
+
+    @property
+    def carries(self) -> bool:
+        """Whether words are still believed to arrive."""
+        return self.state in (S.ASKED, S.CARRIES)
+
+
+_OPEN = (S.ASKED, S.MUTE, S.UNREACHABLE)
+_SILENT = (S.MUTE, S.UNREACHABLE)
+_ANEW = (Do.OPEN_ANEW, Do.SEND_PROBE, Do.ARM_TIMEOUT)
+
+# One line per row, as the table that it is.
+# fmt: off
+ROWS = (
+    Row(S.ASKED, Doubted, None, (Do.SEND_PROBE, Do.ARM_RETRY, Do.ARM_TIMEOUT)),
+    Row(_OPEN, RetryDue, None, (Do.SEND_PROBE, Do.ARM_RETRY), note="probe or echo may be lost"),
+    Row(S.ASKED, EchoReceived, S.CARRIES),
+    Row(_SILENT, EchoReceived, S.CARRIES, (Do.TELL,)),
+    Row(S.ASKED, EchoMissed, S.MUTE, (*_ANEW, Do.TELL), note="F48"),
+    Row(_SILENT, EchoMissed, S.UNREACHABLE, (*_ANEW, Do.GIVE_UP), note="also what was begun since"),
+    Row(_OPEN, PeerLost, S.OVER),
+)
+
+IGNORES = (
+    Ignore(_SILENT, (Doubted,), "it is asked already"),
+    Ignore((S.CARRIES, S.OVER), (Doubted, EchoReceived, EchoMissed, RetryDue, PeerLost), "the doubt is over"),
+)
+
+_HELD: dict[State, str] = {S.UNREACHABLE: "only an echo or the peer's end says that it is reachable, or gone"}
+TABLE = Table("LINK", __doc__ or "", S, S.ASKED, (S.CARRIES, S.OVER), ROWS, IGNORES, _HELD)
+Link.table = TABLE

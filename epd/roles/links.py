@@ -1,0 +1,108 @@
+"""The links to peers: LINK machines over the bus, at every instance and at the gateway.
+
+A doubt is raised by whoever says a word again (`Actor.doubt`), or by the bus that refuses one.  It
+costs a probe and an echo, and within `link_timeout_s / 2` of an echo there is no new doubt.
+"""
+
+from __future__ import annotations
+
+from epd.config import Timing
+from epd.fsm import link as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.link import Do, Link
+from epd.messages import Address, LinkEcho, LinkProbe
+from epd.roles.base import Actor, Role, performs, receives
+from epd.transport.base import Received
+
+
+class Links(Role[Link]):
+    """One process's doubts, by the name of the peer."""
+
+    def __init__(self, actor: Actor, timing: Timing) -> None:
+        super().__init__(actor)
+        self._timing = timing
+        self._doubts: dict[str, Link] = {}
+        self._trusted_until_s: dict[str, float] = {}
+        actor.doubt = self.doubt
+
+    def live(self) -> dict[str, int]:
+        return {"links_doubted": len(self._doubts)}
+
+    def silent(self) -> tuple[str, ...]:
+        """Peers that do not answer."""
+        return tuple(sorted(name for name, link in self._doubts.items() if not link.carries))
+
+    def doubt(self, peer: Address) -> None:
+        """An answer of this peer did not come."""
+        name = peer.instance_id
+        if name in self._doubts or self.actor.is_self(peer) or self.actor.is_lost(peer):
+            return
+        if self._trusted_until_s.get(name, 0.0) > self.clock.now_s():
+            return
+        link = self._doubts[name] = Link(peer, self.actor.journal)
+        self.fire(link, fsm.Doubted())
+
+    def peer_lost(self, peer: Address) -> None:
+        self._trusted_until_s.pop(peer.instance_id, None)
+        link = self._doubts.get(peer.instance_id)
+        if link is not None and link.peer.epoch in (0, peer.epoch):
+            self.fire(link, fsm.PeerLost())
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(LinkProbe)
+    def on_probe(self, received: Received) -> None:
+        if received.message.is_mute:
+            self._open_anew(received.source)
+        self.actor.send(Address(received.source, received.epoch, ""), LinkEcho())
+
+    @receives(LinkEcho)
+    def on_echo(self, received: Received) -> None:
+        link = self._doubts.get(received.source)
+        if link is not None and link.peer.epoch in (0, received.epoch):
+            trusted_s = self._timing.link_timeout_s / 2
+            self._trusted_until_s[link.key] = self.clock.now_s() + trusted_s
+            self.fire(link, fsm.EchoReceived())
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    @performs(Do.SEND_PROBE)
+    def send_probe(self, link: Link, event: Event) -> None:
+        self.actor.send(link.peer, LinkProbe(isinstance(event, fsm.EchoMissed)))
+
+    @performs(Do.OPEN_ANEW)
+    def open_anew(self, link: Link, event: Event) -> None:
+        self._open_anew(link.key)
+
+    def _open_anew(self, name: str) -> None:
+        self.actor.counters["links_opened_anew"] += 1
+        self.actor.bus.reopen(name)
+
+    @performs(Do.TELL)
+    def tell(self, link: Link, event: Event) -> None:
+        if link.carries:
+            self.actor.log.info("the link carries words again", peer=link.key)
+        else:
+            self.actor.log.warning("no answer; the link is opened anew", peer=link.key)
+
+    @performs(Do.GIVE_UP)
+    def give_up(self, link: Link, event: Event) -> None:
+        for role in self.actor.roles:
+            role.peer_silent(link.peer)
+
+    @performs(Do.ARM_RETRY)
+    def arm_retry(self, link: Link, event: Event) -> None:
+        self._arm(link, "retry", self._timing.retry_interval_s, fsm.RetryDue())
+
+    @performs(Do.ARM_TIMEOUT)
+    def arm_timeout(self, link: Link, event: Event) -> None:
+        self._arm(link, "echo", self._timing.link_timeout_s, fsm.EchoMissed())
+
+    def _arm(self, link: Link, what: str, delay_s: float, event: Event) -> None:
+        self.actor.arm(f"link/{link.key}/{what}", delay_s, lambda: self.fire(link, event))
+
+    def ended(self, machine: Link) -> None:
+        if self._doubts.get(machine.key) is machine:
+            del self._doubts[machine.key]
+            for what in ("retry", "echo"):
+                self.actor.disarm(f"link/{machine.key}/{what}")

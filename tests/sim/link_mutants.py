@@ -1,0 +1,44 @@
+"""Bugs of links put back: nobody asks why no answer comes (F48)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+from epd.fsm import link
+from epd.messages import Address, LinkEcho
+from epd.roles.links import Links
+from epd.transport.base import Received
+from tests.sim.planting import mutant, row
+
+L = link.S
+LINK = link.Link.table
+
+
+@mutant
+def no_link_is_doubted() -> Iterator[None]:
+    """F48: the watchdog is off: words are said again and again over a link that carries none."""
+
+    def trust(self: Links, peer: Address) -> None:
+        return
+
+    with mock.patch.object(Links, "doubt", trust):
+        yield
+
+
+@mutant
+def only_the_own_direction_is_opened() -> Iterator[None]:
+    """F48: a peer that is told that it cannot be heard leaves its direction as it is."""
+
+    def answer(self: Links, received: Received) -> None:
+        self.actor.send(Address(received.source, received.epoch, ""), LinkEcho())
+
+    with mock.patch.object(Links, "on_probe", answer):
+        yield
+
+
+@mutant
+def the_silent_are_waited_for() -> Iterator[None]:
+    """F48: a peer that does not answer over a new link either is waited for until the deadline."""
+    with row(LINK, L.MUTE, link.EchoMissed, L.UNREACHABLE, (link.Do.SEND_PROBE,)):
+        yield
