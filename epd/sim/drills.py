@@ -153,7 +153,6 @@ DRILLS: tuple[Drill, ...] = (
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",
-        mutants=("grace_frees_slots",),
     ),
     Drill(
         "stall-decode",

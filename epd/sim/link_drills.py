@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from epd.sim.cluster import Settings
-from epd.sim.drill import Drill
+from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
+from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
 
 PICTURES = Workload(num_requests=30, image_share=1.0, num_pictures=30, spread_s=2.0)
 ROOMY = msgspec.structs.replace(Settings().prefill, pool_nbytes=64 * Settings().prefill.slot_nbytes)
 """Slots that a peer may still write to stay its own while both live."""
+NOBODY_IS_LOST = replace_timing(suspect_after_s=20.0, lost_after_s=30.0)
+SLOW_CARD = DataConditions(kind="rdma", nbytes_per_s=1e3, jitter_s=0.05)
 
 LINK_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -71,6 +74,16 @@ LINK_DRILLS: tuple[Drill, ...] = (
             Fault("mute", "gateway", point="MESSAGE:Tokens", nth=8, other="d0"),
         ),
         mutants=("no_link_is_doubted",),
+    ),
+    Drill(
+        "stall-until-given-up",
+        ("F7", "F41", "F48"),
+        topology="2e1p1d",
+        work=Workload(24, image_share=1.0, num_pictures=24, spread_s=5.0),
+        data=SLOW_CARD,
+        faults=(Fault("stall", "here", point="TRANSFER:PARKED>WRITING", nth=8, duration_s=6.0),),
+        settings=Settings(timing=NOBODY_IS_LOST),
+        mutants=("grace_frees_slots",),
     ),
     Drill(
         "apart-for-long",

@@ -29,6 +29,7 @@ from epd.cli.ports import any_free
 from epd.transport.shm_segment import NAME, is_locked, sweep
 
 MARK = "EPD_E2E_MARK"
+PROGRAM = ("-m", "epd")
 SHM = Path("/dev/shm")
 SLOW = 4  # how much slower than alone on two cores this machine may be
 READY_S = 25.0 * SLOW
@@ -54,7 +55,9 @@ def wait_for(what: Callable[[], Any], timeout_s: float, why: str) -> Any:
 class Command:
     """One `python -m epd ...` in the background, with everything it starts."""
 
-    def __init__(self, *arguments: str, run_dir: Path | None = None) -> None:
+    def __init__(
+        self, *arguments: str, run_dir: Path | None = None, program: tuple[str, ...] = PROGRAM
+    ) -> None:
         self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="epd-e2e-", dir="/tmp"))
         self.log = self.run_dir.parent / f"{self.run_dir.name}-{uuid.uuid4().hex[:6]}.log"
         self.mark = uuid.uuid4().hex
@@ -62,7 +65,7 @@ class Command:
         environment = os.environ | {MARK: self.mark, "OMP_NUM_THREADS": "1"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "epd", *arguments],
+                [sys.executable, *program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -132,7 +135,12 @@ class Server(Command):
     """`epd run` with a gateway."""
 
     def __init__(
-        self, topology: str, *flags: str, model: Path | None = None, **settings: object
+        self,
+        topology: str,
+        *flags: str,
+        model: Path | None = None,
+        program: tuple[str, ...] = PROGRAM,
+        **settings: object,
     ) -> None:
         self.topology = topology
         self.port = any_free("127.0.0.1")
@@ -144,7 +152,7 @@ class Server(Command):
             arguments += ["--model", str(model), "--model-name", "tiny"]
         for key, value in settings.items():
             arguments += ["--set", f"{key.replace('__', '.')}={value}"]
-        super().__init__(*arguments, run_dir=run_dir)
+        super().__init__(*arguments, run_dir=run_dir, program=program)
 
     def placing(self, run_dir: Path | None = None) -> tuple[str, ...]:
         """Flags by which another process finds this cluster."""
