@@ -5,7 +5,7 @@ addresses, and formats that nobody has looked at for years.  So the format is to
 bytes, the demuxer by its name, and nothing but these bytes is ever opened (fault F46).
 
 All reading stops at a deadline (`deadline_file`).  PyAV is imported by the first video, since few
-processes see one.
+processes see one; a gateway does it before it serves, as its loading holds every thread for 0.4 s.
 """
 
 from __future__ import annotations
@@ -16,6 +16,13 @@ from epd.engine.deadline_file import DeadlineFile
 
 _DEMUXERS = {"mp4": "mov", "webm": "matroska", "avi": "avi"}
 _NO_OTHER_FILE = {"protocol_whitelist": "none", "format_whitelist": "mov,matroska,avi"}
+
+
+def load_av() -> Any:
+    """PyAV, and FFmpeg with it."""
+    import av
+
+    return av
 
 
 def container_of(data: bytes | memoryview) -> str:
@@ -30,7 +37,5 @@ def container_of(data: bytes | memoryview) -> str:
 
 def open_container(data: Any, container: str, timeout_s: float) -> Any:
     """PyAV's container.  Raises `av.FFmpegError` or another OSError, and ValueError."""
-    import av
-
     file = DeadlineFile(data, timeout_s)
-    return av.open(file, format=_DEMUXERS[container], container_options=dict(_NO_OTHER_FILE))
+    return load_av().open(file, format=_DEMUXERS[container], container_options=dict(_NO_OTHER_FILE))

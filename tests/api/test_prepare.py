@@ -7,6 +7,8 @@ import base64
 import io
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -254,3 +256,13 @@ async def test_work_for_a_client_that_has_left_is_not_begun(
         with pytest.raises(ClientGone):
             await asked
     assert not measured
+
+
+def test_nothing_large_is_left_to_import_for_the_first_request() -> None:
+    """Loading FFmpeg holds every thread for 0.4 s, and with them all streams."""
+    code = (
+        "import sys; from epd.api.prepare import Preparer; from epd.config import GatewayConfig\n"
+        f"Preparer(GatewayConfig(model_dir={str(CHECKPOINT)!r}))\n"
+        "assert {'PIL.Image', 'aiohttp', 'av'} <= set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
