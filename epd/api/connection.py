@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from epd.api.errors import bad_request
 
 MAX_HEAD_NBYTES = 64 << 10
+MAX_PIPELINED = 32  # sent before their turn; thousands of small ones would be parsed in one go
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 
@@ -47,6 +48,8 @@ class Connection(HttpToolsProtocol):
     # --- the head of a request --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # the parser stops; answered below
         self._head_nbytes = 0
         self._arm_head()
         super().on_message_begin()
@@ -81,7 +84,10 @@ class Connection(HttpToolsProtocol):
         """Not HTTP, or a head that is too large; inside a response there is nothing to say."""
         cycle: Any = self.cycle  # None before the first request
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            text = f"the request is not valid HTTP/1.1, or its head is over {MAX_HEAD_NBYTES} bytes"
+            text = (
+                f"the request is not valid HTTP/1.1, its head is over {MAX_HEAD_NBYTES} bytes, or "
+                f"over {MAX_PIPELINED} were sent without waiting for an answer"
+            )
             body = msgspec.json.encode(bad_request(text, code="invalid_http").body)
             self.transport.write(
                 b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epd.api.connection import MAX_HEAD_NBYTES
+from epd.api.connection import MAX_HEAD_NBYTES, MAX_PIPELINED
 from epd.api.port import Metric, Readiness
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
@@ -252,4 +254,21 @@ async def test_a_request_id_that_is_not_fit_for_a_log_is_refused(name: str):
         error = await refused(server, raw, 400)
         assert error["param"] in ("X-Request-Id", None)  # None: the parser was faster
         assert not frontend.streams
+        assert await is_well(server)
+
+
+async def test_requests_that_do_not_wait_for_answers_are_few() -> None:
+    """Thousands of them held the loop for half a second."""
+    raw = request(method="GET", path="/health")
+    async with serving() as (server, _, _):
+        wire = await Wire.to(server)
+        wire.writer.write(raw * MAX_PIPELINED)
+        for _ in range(MAX_PIPELINED):
+            assert (await wire.answer())[0] == 200
+        wire.writer.write(raw * 10_000)
+        statuses = []
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                statuses.append((await wire.answer())[0])
+        assert len(statuses) <= MAX_PIPELINED + 1
         assert await is_well(server)
