@@ -48,7 +48,7 @@ STAGES: dict[str, tuple[Plant, int, str]] = {
         "rejected",
     ),
     "header": (
-        lambda patch, p, c: patch.setattr("epd.api.picture.load_pillow", Broken),
+        lambda patch, p, c: patch.setattr("epd.engine.picture_file.load_pillow", Broken),
         400,
         "rejected",
     ),
