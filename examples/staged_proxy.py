@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, web
 
 MEDIA = ("image_url", "video_url")
-FORWARDED = ("Authorization", "X-EPD-Tenant")  # rows and KV belong to who asks
+FORWARDED = ("Authorization", "X-Api-Key", "X-EPD-Tenant")  # rows and KV belong to who asks
 Body = dict[str, Any]
 
 
@@ -43,7 +43,8 @@ class Stages:
 
     async def drive(self, body: Body) -> Body:
         """The body of the last stage."""
-        pictures = await asyncio.gather(*map(self._encode, _media_of(body)))
+        model = {name: body[name] for name in ("model",) if name in body}
+        pictures = await asyncio.gather(*(self._encode(part, model) for part in _media_of(body)))
         ec = {mm_hash: said for params in pictures for mm_hash, said in params.items()}
         if ec:
             body = body | {"ec_transfer_params": ec}
@@ -51,9 +52,10 @@ class Stages:
         answer = await self._post(self._urls.prefill, prompt)
         return body | {"kv_transfer_params": answer["kv_transfer_params"]}
 
-    async def _encode(self, part: Body) -> Body:
+    async def _encode(self, part: Body, model: Body) -> Body:
         """One picture, without any text."""
-        body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+        messages = [{"role": "user", "content": [part]}]
+        body = {**model, "messages": messages, "max_tokens": 1}
         params: Body = (await self._post(self._urls.encode, body))["ec_transfer_params"]
         return params
 
