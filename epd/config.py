@@ -163,7 +163,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
     min_partial_tokens: int = 0  # fewer, before a picture that lacks, wait for it
-    max_quantum_ms: float = 0.0  # of device work while streams wait for tokens; 0: any length
+    max_quantum_ms: float = 0.0  # that pictures and prompts may hold streams up for; 0: any time
     min_chunk_tokens: int = 16  # prompts get so many of a step, whatever bounds its length
     max_itl_impact: float = (
         0.0  # a step with prompts takes at most so many times one without; 0: any
@@ -226,7 +226,6 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.max_step_tokens": 8192,
     "engine.max_chunk_tokens": 8192,
     "engine.min_partial_tokens": 1024,
-    "engine.max_quantum_ms": 10.0,
     "engine.min_chunk_tokens": 512,
     "encode.max_batch_patches": 8192,
     "encode.cache_device_nbytes": 2 << 30,

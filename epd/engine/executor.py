@@ -83,15 +83,6 @@ class ReturnCompletion:
         pass
 
 
-class Mark:
-    """A place in the device's work; `passed` is set on the thread that launches."""
-
-    __slots__ = ("passed",)
-
-    def __init__(self) -> None:
-        self.passed = False
-
-
 class _Job:
     """A call and the future that waits for it."""
 
@@ -148,9 +139,10 @@ class _Threads:
         self._name = name
         self._max_queue = max_queue
         self._completion = completion
-        self._jobs: queue.SimpleQueue[_Job | Mark | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._ending = False  # the word to end was read
+        self._served_s = 0.0  # when the last call was launched
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
@@ -186,28 +178,20 @@ class _Threads:
         while not self._ending:  # a call's tensors must not outlive it until the next one arrives
             self._take(self._jobs.get())
 
-    def _take(self, job: _Job | Mark | None) -> None:
-        if isinstance(job, Mark):
-            job.passed = True
-        elif job is None:
+    def _take(self, job: _Job | None) -> None:
+        if job is None:
             self._ending = True
         else:
             self._run(job)
+            self._served_s = time.monotonic()
 
-    def give_way(self, mark: Mark | None) -> Mark:
+    def give_way(self, patience_s: float) -> None:
         """See `DeviceExecutor.give_way`."""
-        here = Mark()
-        try:
-            self._completion.watch(lambda _: self._jobs.put(here))
-        except Exception:  # the call that gives way will meet the same error
-            here.passed = True
-        while True:
-            try:
-                job = self._jobs.get(block=mark is not None and not mark.passed)
-            except queue.Empty:
-                return here
-            self._take(job)
-            del job
+        if time.monotonic() - self._served_s < patience_s:
+            return
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(self._jobs.get_nowait())
 
     def _run(self, job: _Job) -> None:
         result: Any = None
@@ -257,13 +241,21 @@ class DeviceExecutor:
         """Run on the launch thread, after everything launched before.  Raises EngineError."""
         return self._launch.submit(function, arguments)
 
-    def give_way(self, mark: Mark | None) -> Mark:
-        """From within a launched call: run the calls that were queued since, until there are none
-        and the device has passed `mark`.  Gives a mark of what was launched up to here.
+    def give_way(self, patience_s: float) -> None:
+        """From within a launched call: if none was launched for so long, run those that are queued.
 
         For calls whose work is long, and may go on behind that of others.
         """
-        return self._launch.give_way(mark)
+        self._launch.give_way(patience_s)
+
+    def here(self) -> threading.Event:
+        """From within a launched call: set when the device has passed what is launched so far."""
+        passed = threading.Event()
+        try:
+            self._completion.watch(lambda _: passed.set())
+        except Exception:  # the call will meet the same error
+            passed.set()
+        return passed
 
     def mark(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """From within a launched call: run `callback` on the loop when the device has passed all

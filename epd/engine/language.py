@@ -16,7 +16,6 @@ where the sampler has put it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -24,7 +23,6 @@ from typing import Any
 
 import torch
 
-from epd.engine import streams
 from epd.engine.base import (
     PENDING,
     ChunkScores,
@@ -49,21 +47,8 @@ from epd.engine.pinned import register
 from epd.engine.sampler import Draft, SampleRequest
 from epd.engine.scoring import Scores
 from epd.engine.step_check import StepCheck
+from epd.engine.stopwatch import stopwatch_of
 from epd.messages import KvLayout, RowContract, TokenLogprobs
-
-
-class Stopwatch:
-    """`streams.Stopwatch` where a call is over when it returns."""
-
-    def __init__(self) -> None:
-        self._began_s = time.perf_counter()
-        self._elapsed_s = 0.0
-
-    def stop(self) -> None:
-        self._elapsed_s = time.perf_counter() - self._began_s
-
-    def elapsed_s(self) -> float:
-        return self._elapsed_s
 
 
 class TorchLanguageEngine:
@@ -112,7 +97,6 @@ class TorchLanguageEngine:
             self.row_contract,
         )
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
-        self._stopwatch = Stopwatch if self.kv_in_place else streams.Stopwatch
         self._sampled: dict[str, int] = {}  # request to its row among the tokens sampled last
 
     @property
@@ -191,7 +175,7 @@ class TorchLanguageEngine:
             self.pool.on_layer = None
 
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
-        watch = self._stopwatch()
+        watch = stopwatch_of(on_gpu=not self.kv_in_place)
         outcomes: list[Outcome] = []
         sampled, self._sampled = self._sampled, {}  # a step that raises has sampled nothing
         for sequence in batch:

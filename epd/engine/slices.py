@@ -4,21 +4,29 @@ Theory of operation
 -------------------
 Streams and pictures share one device, which does one thing at a time.  A batch of pictures takes
 tens of milliseconds, and every stream would wait for all of it.  So a run of the tower is cut
-between its layers into slices of at most a quantum.  At each cut the launch thread runs what others
-have queued meanwhile (steps), and waits until the device has come so far that only one slice is
-ahead of it: then a step waits for two slices at most, and the device for nobody.
+between its layers.  At each cut the launch thread looks whether the last step was launched a
+quantum ago, and if so launches those that have been queued; else the run goes on: a step in which
+few streams decode costs as much as one in which many do, so steps that come too often would take
+the device from the pictures.  And it waits until only one slice is ahead of the device, so that
+what a step waits for is a quantum and two slices, each a quarter of one.
 
 What a layer costs is measured at start, on the largest picture, whose patches are the dearest.
+
+Source: chunked prefill of Sarathi-Serve, for towers.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
-from epd.engine.executor import DeviceExecutor, Mark
+from epd.engine.executor import DeviceExecutor
+
+PER_QUANTUM = 4  # slices
+HUNG_S = 60.0  # a device that does not come so far by then will not be helped by waiting
 
 
 class Slices:
@@ -34,7 +42,7 @@ class Slices:
         self._patch_s = 0.0  # of one layer
         self._per_slice = 0  # layers; 0: this run is not cut
         self._layer = 0
-        self._mark: Mark | None = None
+        self._ahead: threading.Event | None = None  # where the slice before the last ends
         for layer in layers:
             layer.register_forward_pre_hook(self._before)
 
@@ -45,12 +53,15 @@ class Slices:
 
     def begin(self, num_patches: int) -> None:
         """The next run has so many patches."""
-        self._layer, self._mark, self._per_slice = 0, None, 0
+        self._layer, self._ahead, self._per_slice = 0, None, 0
         layer_s = self._patch_s * num_patches
         if self._quantum_s and layer_s:
-            self._per_slice = max(1, int(self._quantum_s / layer_s))
+            self._per_slice = max(1, int(self._quantum_s / PER_QUANTUM / layer_s))
 
     def _before(self, layer: nn.Module, arguments: Any) -> None:
         if self._per_slice and self._layer and self._layer % self._per_slice == 0:
-            self._mark = self._executor.give_way(self._mark)
+            before, self._ahead = self._ahead, self._executor.here()
+            if before is not None:
+                before.wait(HUNG_S)
+            self._executor.give_way(self._quantum_s)
         self._layer += 1

@@ -29,21 +29,6 @@ DOWNLOAD = "download"
 KV_OUT = "kv-out"
 
 
-class Stopwatch:
-    """How long the device takes for what the current stream is given, from here to `stop`."""
-
-    def __init__(self) -> None:
-        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._began.record()
-
-    def stop(self) -> None:
-        self._ended.record()
-
-    def elapsed_s(self) -> float:
-        """To be asked when the device has passed the end."""
-        return self._began.elapsed_time(self._ended) / 1e3
-
-
 class DeviceStreams:
     """Compute is the stream that is current where this is made and on the launch thread."""
 

@@ -27,9 +27,11 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.preprocess import Preprocessor
 from epd.engine.row_memory import copied_out
 from epd.engine.slices import Slices
+from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import Clip, RowContract
 
+RUNS = 4  # of the largest picture at start, to know what it costs
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
 
@@ -89,17 +91,17 @@ class TorchVisionEngine:
         if count := num_patches // smallest.num_patches:
             self._run([smallest] * count)
             largest = self._picture(math.isqrt(count))
-            self._run([largest])  # what is compiled
-            self._passed()
-            started = time.perf_counter()
-            self._run([largest])
-            self._passed()
-            self._slices.measured(largest.num_patches, time.perf_counter() - started)
+            times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
+            self._slices.measured(largest.num_patches, min(times_s))
 
-    def _passed(self) -> None:
-        """Wait for the device."""
-        if self._streams is not None:
+    def _time_of(self, patches: Patches) -> float:
+        on_gpu = self._streams is not None
+        watch = stopwatch_of(on_gpu=on_gpu)
+        self._run([patches])
+        watch.stop()
+        if on_gpu:
             torch.cuda.synchronize()
+        return watch.elapsed_s()
 
     def _picture(self, scale: int) -> Patches:
         """A picture of so many times the smallest one's width and height."""

@@ -9,31 +9,47 @@ import pytest
 import torch
 from torch import nn
 
+from epd.engine import executor as executors
 from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import DeviceExecutor, Mark
-from epd.engine.slices import Slices
+from epd.engine.executor import DeviceExecutor
+from epd.engine.slices import PER_QUANTUM, Slices
 from tests.engine.test_executor import PATIENCE_S, Events, until
 
-NUM_LAYERS = 6
+NUM_LAYERS = 12
+LAYER_S = 0.125  # as was measured
 
 
-def tower(
-    executor: DeviceExecutor, quantum_s: float
-) -> tuple[Slices, nn.Sequential, list[nn.Module]]:
-    layers = [nn.Linear(4, 4) for _ in range(NUM_LAYERS)]
-    return Slices(executor, layers, quantum_s), nn.Sequential(*layers), layers
+class Clock:
+    """Each layer takes as long as was measured."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
 
 
-@pytest.mark.parametrize(("quantum_s", "per_slice"), [(0.0, 0), (0.25, 2), (0.01, 1), (9.0, 0)])
-async def test_others_are_served_between_slices(quantum_s: float, per_slice: int) -> None:
-    """A layer of this run takes a tenth of a second, as was measured."""
+@pytest.mark.parametrize(
+    ("quantum_s", "served_behind"), [(0.0, 12), (0.5, 4), (1.0, 8), (0.01, 1), (9.0, 12)]
+)
+async def test_who_has_waited_for_a_quantum_is_served(
+    quantum_s: float, served_behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
     executor = DeviceExecutor()
-    slices, model, layers = tower(executor, quantum_s)
-    slices.measured(100, 0.1 * NUM_LAYERS)
-    order: list[str] = []
+    monkeypatch.setattr(executors, "time", clock)
+    layers = [nn.Linear(4, 4) for _ in range(NUM_LAYERS)]
+    slices, model = Slices(executor, layers, quantum_s), nn.Sequential(*layers)
+    slices.measured(100, LAYER_S * NUM_LAYERS)
+    order: list[int] = []
+
+    def passed(*_: object) -> None:
+        clock.now_s += LAYER_S
+        order.append(len(order))
+
+    for layer in layers:
+        layer.register_forward_hook(passed)
     queued, go = threading.Event(), threading.Event()
-    for index, layer in enumerate(layers):
-        layer.register_forward_hook(lambda *_, index=index: order.append(f"layer {index}"))
 
     def run() -> torch.Tensor:
         queued.set()
@@ -42,42 +58,40 @@ async def test_others_are_served_between_slices(quantum_s: float, per_slice: int
         with torch.inference_mode():
             return model(torch.ones(4))
 
+    await executor.launch(lambda: None)  # the step before
     batch = executor.launch(run)
     assert await asyncio.to_thread(queued.wait, PATIENCE_S)
-    step = executor.launch(lambda: order.append("step"))
+    step = executor.launch(lambda: len(order))
     go.set()
     rows = await batch
-    await step
+    assert await step == served_behind
+    assert slices._per_slice == max(1, int(quantum_s / PER_QUANTUM / LAYER_S)) * bool(quantum_s)
     with torch.inference_mode():
         assert torch.equal(rows, model(torch.ones(4)))
-    assert order[: NUM_LAYERS + 1].index("step") == (per_slice or NUM_LAYERS)
+    monkeypatch.undo()
     await executor.close()
 
 
 async def test_one_slice_is_ahead_of_the_device() -> None:
-    """The second cut waits until the device has passed the first one, and serves meanwhile."""
+    """At the second cut it waits until the device has passed the first one."""
     events = Events()
     executor = DeviceExecutor(completion=CudaEventBridge(events))
-    cuts: list[int] = []
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    slices, model = Slices(executor, layers, 0.001), nn.Sequential(*layers)
+    slices.measured(1, 1.0)
 
     def run() -> None:
-        mark: Mark | None = None
-        for cut in range(3):
-            mark = executor.give_way(mark)
-            cuts.append(cut)
+        slices.begin(1)
+        with torch.inference_mode():
+            model(torch.ones(4))
 
     batch = executor.launch(run)
-    await until(lambda: len(events.made) == 2)  # of two cuts
-    step = executor.launch(lambda: "served")
-    await until(lambda: len(events.made) == 3)  # and of the step
-    assert cuts == [0]
-    events.made[0].passed.set()
-    events.made[2].passed.set()
-    await until(lambda: len(cuts) == 2)
-    for event in events.made:
-        event.passed.set()
-    assert await step == "served"
-    await until(lambda: len(events.made) == 5)
+    for passed in range(2):
+        await until(lambda passed=passed: len(events.made) == 2 + passed)  # type: ignore[misc]
+        await asyncio.sleep(0.01)
+        assert len(events.made) == 2 + passed
+        events.made[passed].passed.set()
+    await until(lambda: len(events.made) == 4)  # three cuts, and the call
     for event in events.made:
         event.passed.set()
     await batch
@@ -92,7 +106,8 @@ async def test_a_call_that_gives_way_is_finished_before_the_end() -> None:
     def run() -> str:
         started.set()
         assert go.wait(PATIENCE_S)
-        executor.give_way(executor.give_way(None))
+        executor.give_way(0.0)
+        executor.give_way(0.0)
         return "whole"
 
     batch = executor.launch(run)
