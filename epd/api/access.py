@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import ssl
 
 from epd.api.errors import ApiError
@@ -69,6 +70,22 @@ class Access:
             if asked:
                 headers.append((b"access-control-allow-headers", asked))
         return headers
+
+
+def warning(host: str, config: AccessConfig) -> str:
+    """What an operator should know of who may ask; empty if only those who were let in can."""
+    if config.api_keys or config.ssl_ca_certs:
+        return ""
+    try:
+        is_own = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_own = host == "localhost"
+    if is_own:
+        return ""
+    return (
+        f"whoever reaches {host} may use this server, for no API key is set: give one with "
+        "--api-key, or listen on 127.0.0.1 behind a proxy that asks"
+    )
 
 
 def _digest(text: bytes) -> bytes:

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from epd import __version__
 from epd.api import web
-from epd.api.access import CHALLENGE, Access, tls_context
+from epd.api.access import CHALLENGE, Access, tls_context, warning
 from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.body import Intake
 from epd.api.completions import Completions, Prepares
@@ -109,6 +109,8 @@ class ApiServer:
         except OSError as error:
             raise ConfigError(_cannot_listen(self._config, error)) from error
         self.port = self._listener.sockets[0].getsockname()[1]
+        if open_to_all := warning(self._config.host, self._config.access):
+            log.warning(open_to_all)
 
     def drain(self) -> None:
         """Take no new work: stop listening, and refuse on the connections that are open."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from epd.api.access import tls_context
-from epd.config import AccessConfig, ConfigError
-from tests.api.fakes import FakePreparer, serving
+from epd.api.access import tls_context, warning
+from epd.api.server import ApiServer
+from epd.config import AccessConfig, ConfigError, GatewayConfig
+from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.wire import CHAT, HI, exchange, refused, request
 
 KEYS = AccessConfig(api_keys=("first-key", "second-key"))
@@ -193,3 +194,27 @@ async def test_the_model_has_several_names(monkeypatch: pytest.MonkeyPatch) -> N
         assert [model["id"] for model in listed["data"]] == ["tiny", "gpt-4o"]
         error = await refused(server, request({**HI, "model": "other"}), 404)
         assert "'tiny' or 'gpt-4o'" in error["message"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "server.example"])
+def test_who_listens_beyond_this_host_without_a_key_is_warned(host: str) -> None:
+    told = warning(host, AccessConfig())
+    assert host in told and "--api-key" in told
+    assert not warning(host, KEYS)
+    assert not warning(host, AccessConfig(ssl_certfile="c.pem", ssl_ca_certs="ca.pem"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_who_is_alone_is_not_warned(host: str) -> None:
+    assert not warning(host, AccessConfig())
+
+
+@pytest.mark.parametrize(("access", "is_told"), [(AccessConfig(), True), (KEYS, False)])
+async def test_the_warning_is_in_the_log(
+    access: AccessConfig, caplog: pytest.LogCaptureFixture, *, is_told: bool
+) -> None:
+    config = GatewayConfig(host="0.0.0.0", port=0, access=access)
+    server = ApiServer(FakeFrontend(), config, FakePreparer())
+    await server.start()
+    await server.close()
+    assert ("no API key is set" in caplog.text) == is_told
