@@ -193,6 +193,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     engine: EngineConfig = EngineConfig()
+    profile_dir: str = ""  # of traces; empty: it cannot be profiled
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,6 +210,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str = ""
     cache_scope: str = "tenant"  # one of CACHE_SCOPES
     cpu_affinity: str = ""  # as in EngineConfig
+    profile_dir: str = ""  # empty: there is no /start_profile
     health_when_ready: bool = False  # /health is 200 only when /ready is
     otlp_traces_endpoint: str = ""  # or env: what OpenTelemetry's variables say
     encode_policy: str = "affinity"  # one of ENCODE_POLICIES

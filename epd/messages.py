@@ -24,9 +24,6 @@ All deadlines are absolute, in seconds of wall-clock time (`Clock.wall_s`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 
 from epd.records import (
@@ -360,30 +357,29 @@ class LinkEcho(Message):
     pass
 
 
+class ProfileRequest(Message):
+    """Record what threads and device do, or end that and write it; a repeat is told what holds."""
+
+    serial: int
+    starts: bool
+
+
+class ProfileReport(Message):
+    """What came of it: a trace's path, or a reason."""
+
+    serial: int  # of the word that it answers
+    ok: bool
+    detail: str
+
+
 AnyMessage = (
     Join | Welcome | JoinRefused | Heartbeat | HeartbeatAck | Leave | Membership | CacheEvents
     | CacheEventsWanted | EncodeRequest | EncodeAccepted | RowsKept | EncodeRejected | AbortEncode
     | PrefillRequest | RequestAccepted | RequestInquiry | RequestFailed | AbortRequest
     | RequestAborted | Tokens | StageReport | KvOffer | Grant | Commit | CommitAck
     | CancelTransfer | CancelAck | TransferAborted | TransferInDoubt | LinkProbe | LinkEcho
+    | ProfileRequest | ProfileReport
 )  # fmt: skip
-
-
-class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """The header frame: who speaks, in which life, what it says, and to which life."""
-
-    version: int
-    source: str  # instance id
-    epoch: int
-    message: AnyMessage
-    target_epoch: int = 0  # the life it is meant for; 0: any (the sender has not met the peer yet)
-
-
-encode: Callable[[Envelope], bytes] = msgspec.msgpack.Encoder().encode
-"""Envelope to header frame."""
-
-decode: Callable[[Any], Envelope] = msgspec.msgpack.Decoder(Envelope).decode
-"""Header frame to envelope.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
 
 
 # What others read from here though it is defined in `epd.records`.

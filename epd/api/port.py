@@ -6,7 +6,7 @@ media, render, tokenize), then starts the generation.  Leaf: values and protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -207,3 +207,7 @@ class Frontend(Protocol):
     def ready(self) -> Readiness: ...
 
     def metrics(self) -> list[Metric]: ...
+
+    def profile(self, *, starts: bool) -> Awaitable[dict[str, tuple[bool, str]]]:
+        """Start or stop recording at every instance: whether it did, and a trace or a reason."""
+        ...

@@ -208,7 +208,11 @@ class ApiServer:
         )
         self._completions = completions
         tokenizing = Tokenizing(preparer, self._intake)
-        return {
+        profiling: dict[str, dict[str, Handler]] = {
+            "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},
+            "/stop_profile": {"POST": lambda exchange: self._profile(exchange, starts=False)},
+        }
+        return (profiling if self._config.profile_dir else {}) | {
             "/v1/chat/completions": {"POST": completions.chat},
             "/encode/v1/chat/completions": {"POST": completions.encode},
             "/encode/v1/models": {"GET": self._models},
@@ -280,6 +284,13 @@ class ApiServer:
         samples = [*self._frontend.metrics(), *self._telemetry.samples(), *self._tracer.samples()]
         samples.append(self._intake.sample())
         await exchange.respond(200, exposition(samples), CONTENT_TYPE)
+
+    async def _profile(self, exchange: Exchange, *, starts: bool) -> None:
+        """What each instance made of it; 500 if one could not."""
+        told = await self._frontend.profile(starts=starts)
+        value = {name: {"ok": ok, "detail": detail} for name, (ok, detail) in told.items()}
+        status = 200 if all(ok for ok, _ in told.values()) else 500
+        await exchange.respond_json(status, {"instances": value})
 
     async def _version(self, exchange: Exchange) -> None:
         await exchange.respond_json(200, {"version": __version__})

@@ -102,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport_directory: str = ""  # of the file transport: shared by all instances
     transport_options: str = ""  # a JSON object, for a transport of others: package.module:factory
     mooncake: MooncakeConfig = MooncakeConfig()
+    profile_dir: str = ""  # traces of /start_profile and /stop_profile; empty: there are none
     health_when_ready: bool = False  # /health is 200 only when /ready is
     otlp_traces_endpoint: str = ""  # of OpenTelemetry; empty: what its own variables say
     cpus_per_instance: int = 0  # CPUs of its own for each; 0: the instances share them
@@ -338,6 +339,7 @@ def gateway_config(
         cluster_key=settings.cluster_key,
         cpu_affinity=cpu_affinity,
         health_when_ready=settings.health_when_ready,
+        profile_dir=settings.profile_dir,
         otlp_traces_endpoint=settings.otlp_traces_endpoint or _endpoint_of_environment(),
         access=_with_keys_of_environment(settings.access),
         limits=settings.limits,
@@ -383,4 +385,5 @@ def instance_config(
         prefill=settings.prefill,
         decode=settings.decode,
         engine=settings.engine,
+        profile_dir=os.path.abspath(settings.profile_dir) if settings.profile_dir else "",
     )

@@ -276,6 +276,16 @@ class LanguageEngine(Protocol):
         ...
 
 
+class Profiler(Protocol):
+    """Records what an instance does, from outside its work; both raise EngineError or OSError."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> str:
+        """Where the trace is."""
+        ...
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters an engine keeps for metrics."""

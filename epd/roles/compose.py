@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from epd.config import GatewayConfig, InstanceConfig
-from epd.engine.base import LanguageEngine, VisionEngine
+from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.messages import Address, InstanceInfo, Load
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor, Ports
@@ -24,6 +24,7 @@ from epd.roles.gateway import GatewayRole
 from epd.roles.links import Links
 from epd.roles.member import Member
 from epd.roles.prefill import PrefillRole
+from epd.roles.profiling import Profiled
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
@@ -38,6 +39,7 @@ class Engines:
 
     vision: VisionEngine | None = None
     language: LanguageEngine | None = None
+    profiler: Profiler | None = None
     close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
 
 
@@ -72,6 +74,8 @@ class Instance:
         if engines.language is not None:
             self._add_language(engines.language)
             self._add_finder(gateway)
+        if engines.profiler is not None:
+            Profiled(actor, engines.profiler)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
 

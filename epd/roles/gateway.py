@@ -42,6 +42,7 @@ from epd.roles.dispatch import Dispatcher
 from epd.roles.failures import FailureLog, error_of, is_mistake
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
 from epd.roles.gateway_timers import GatewayTimers
+from epd.roles.profiling import Profiles
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.roles.timeline import Timelines
@@ -78,6 +79,7 @@ class GatewayRole(Role[Generation]):
         self._timers = GatewayTimers(actor, self.fire, dispatcher, timing)
         self.extend(self._timers)
         self._failures = FailureLog(actor)
+        self.profile = Profiles(actor, registry).ask
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
         self.num_tokens = 0

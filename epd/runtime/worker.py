@@ -75,6 +75,10 @@ def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> En
             kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
             progress=progress,
         )
+    if config.profile_dir:
+        from epd.engine.profiling import TorchProfiler
+
+        engines.profiler = TorchProfiler(executor, config.profile_dir, config.instance_id)
     return engines
 
 

@@ -11,14 +11,33 @@ the truth: it has the cluster's key, or may enter the user's own directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epd.messages import PROTOCOL_VERSION, Address, Envelope, decode, encode
+import msgspec
+
+from epd.messages import PROTOCOL_VERSION, Address, AnyMessage
 from epd.transport.base import Buffer, Received, TransportError
 
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """The header frame: who speaks, in which life, what it says, and to which life."""
+
+    version: int
+    source: str  # instance id
+    epoch: int
+    message: AnyMessage
+    target_epoch: int = 0  # the life it is meant for; 0: any (the sender has not met the peer yet)
+
+
+encode: Callable[[Envelope], bytes] = msgspec.msgpack.Encoder().encode
+"""Envelope to header frame."""
+
+decode: Callable[[Any], Envelope] = msgspec.msgpack.Decoder(Envelope).decode
+"""Header frame to envelope.  Raises msgspec.MsgspecError (a ValueError) on anything else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,9 @@ class FakeFrontend:
     def ready(self) -> Readiness:
         return self.readiness
 
+    async def profile(self, *, starts: bool) -> dict[str, tuple[bool, str]]:
+        return {"p0": (starts, "as told")}
+
     def metrics(self) -> list[Metric]:
         return self.samples
 

@@ -15,8 +15,8 @@ import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from epd.messages import PROTOCOL_VERSION, Envelope, Leave, encode
-from epd.transport.codec import FrameLimits, FrameRejected, unpack
+from epd.messages import PROTOCOL_VERSION, Leave
+from epd.transport.codec import Envelope, FrameLimits, FrameRejected, encode, unpack
 from epd.transport.zmq_bus import ZmqBus
 from tests.contract.bus_kit import Inbox, close, note, rooms
 

@@ -65,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_place_flags(parser)
     group = parser.add_argument_group("for what watches it")
     group.add_argument(
+        "--profile-dir", metavar="DIR",
+        help="POST /start_profile and /stop_profile write a trace of each instance there, CPU and "
+        "GPU, for Perfetto; default: neither is there",
+    )  # fmt: skip
+    group.add_argument(
         "--health-when-ready", action="store_const", const=True,
         help="GET /health is 200 only when a request would be served, as GET /ready is; for "
         "checkers that know one address only",

@@ -1,0 +1,107 @@
+"""Profiling on request: the gateway tells every instance to start or to stop, and hears of it.
+
+A recording fills memory, so an instance whose stop is lost ends its own after `MAX_PROFILE_S`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Never
+
+from epd.engine.base import EngineError, Profiler
+from epd.messages import ProfileReport, ProfileRequest
+from epd.roles.base import Actor, Role, receives
+from epd.roles.bell import Bell
+from epd.roles.registry import Registry
+from epd.transport.base import Received
+
+MAX_PROFILE_S = 120.0
+ANSWER_TIMEOUT_S = 60.0  # a trace of many steps takes its time to be written
+
+
+class Profiled(Role[Never]):
+    """An instance that can be profiled."""
+
+    def __init__(self, actor: Actor, profiler: Profiler) -> None:
+        super().__init__(actor)
+        self._profiler = profiler
+
+    @receives(ProfileRequest)
+    def on_request(self, received: Received) -> None:
+        message: ProfileRequest = received.message
+
+        def answer(told: tuple[bool, str]) -> None:
+            self.actor.send(received.source, ProfileReport(message.serial, *told))
+
+        if message.starts:
+            self.actor.arm("profile/end", MAX_PROFILE_S, self._end)
+        else:
+            self.actor.disarm("profile/end")
+        work = self._start() if message.starts else self._stop()
+        self.actor.spawn(f"profile {message.serial}", work, answer)
+
+    async def _start(self) -> tuple[bool, str]:
+        try:
+            await self._profiler.start()
+        except (EngineError, OSError) as error:
+            return False, str(error)
+        return True, "recording"
+
+    async def _stop(self) -> tuple[bool, str]:
+        try:
+            return True, await self._profiler.stop()
+        except (EngineError, OSError) as error:
+            return False, str(error)
+
+    def _end(self) -> None:
+        self.actor.spawn(
+            "profile end",
+            self._stop(),
+            lambda told: self.actor.log.warning("nobody ended the profile", trace=told[1]),
+        )
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Who has not answered yet, and what the others said."""
+
+    waiting: set[str]
+    told: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    news: Bell = field(default_factory=Bell)
+
+
+class Profiles(Role[Never]):
+    """The gateway's side."""
+
+    def __init__(self, actor: Actor, registry: Registry) -> None:
+        super().__init__(actor)
+        self._registry = registry
+        self._asked: dict[int, _Asked] = {}
+        self._serial = 0
+
+    async def ask(self, *, starts: bool) -> dict[str, tuple[bool, str]]:
+        """Start or stop at every instance; by its name whether it did, and a trace or a reason."""
+        self._serial += 1
+        serial = self._serial
+        present = [i.info.address for i in self._registry.instances if i.present]
+        asked = self._asked[serial] = _Asked({address.instance_id for address in present})
+        for address in present:
+            self.actor.send(address, ProfileRequest(serial, starts))
+        self.actor.arm(f"profile/{serial}", ANSWER_TIMEOUT_S, asked.news.ring)
+        if present:
+            await asked.news
+        self.actor.disarm(f"profile/{serial}")
+        del self._asked[serial]
+        late = f"no answer within {ANSWER_TIMEOUT_S:g} s"
+        return asked.told | dict.fromkeys(sorted(asked.waiting), (False, late))
+
+    @receives(ProfileReport)
+    def on_report(self, received: Received) -> None:
+        message: ProfileReport = received.message
+        asked = self._asked.get(message.serial)
+        if asked is None or received.source not in asked.waiting:
+            return
+        asked.waiting.remove(received.source)
+        asked.told[received.source] = (message.ok, message.detail)
+        if not asked.waiting:
+            asked.news.ring()
