@@ -35,6 +35,7 @@ from epd.records import (
     KvState,
     Load,
     MediaItem,
+    PixelBounds,
     RemoteRegion,
     RowContract,
     SamplingParams,
@@ -141,6 +142,7 @@ class EncodeRequest(Message):
     deadline_s: float
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
+    bounds: PixelBounds | None = None  # of a picture
 
 
 class EncodeAccepted(Message):
@@ -385,6 +387,6 @@ AnyMessage = (
 # What others read from here though it is defined in `epd.records`.
 __all__ = [
     "Address", "CacheTier", "Clip", "InstanceInfo", "KvLayout", "KvState", "Load", "MediaItem",
-    "RemoteRegion", "RowContract", "SamplingParams", "Span", "TokenChunk", "TokenLogprobs",
-    "TransportOffer", "end_of",
+    "PixelBounds", "RemoteRegion", "RowContract", "SamplingParams", "Span", "TokenChunk",
+    "TokenLogprobs", "TransportOffer", "end_of",
 ]  # fmt: skip

@@ -212,6 +212,13 @@ class Clip(Record):
     frames: tuple[int, ...]
 
 
+class PixelBounds(Record):
+    """Between which areas a picture is resized, instead of the model's own; 0: as the model's."""
+
+    min_pixels: int = 0
+    max_pixels: int = 0
+
+
 def end_of(offset: int, num_rows: int, offsets: tuple[int, ...]) -> int:
     """Position behind the last row of an item; see `MediaItem`."""
     if not offsets:

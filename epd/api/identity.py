@@ -46,14 +46,15 @@ def mm_hash(
     content: bytes,
     processor_fingerprint: str,
     model_fingerprint: str,
-    *video: str,
+    *how: str,
 ) -> str:
     """64 hex digits; `content` is the compressed picture or video as received.
 
-    `video`: what else makes rows of a video (its processor, which frames, when); none: a picture.
+    `how`: what else makes rows: of a video its processor, which frames, when; of a picture the
+    bounds that a request asks for.
     """
     digest = hashlib.sha256()
-    for part in _parts(scope, content, processor_fingerprint, model_fingerprint, *video):
+    for part in _parts(scope, content, processor_fingerprint, model_fingerprint, *how):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

@@ -27,7 +27,7 @@ from epd.engine.fingerprint import (
     processor_fingerprint,
     video_processor_fingerprint,
 )
-from epd.engine.geometry import Geometry, image_geometry
+from epd.engine.geometry import Geometry, bounded, image_geometry, takes_bounds
 from epd.engine.video import (
     DEFAULT_FPS,
     FRAMES,
@@ -39,7 +39,7 @@ from epd.engine.video import (
     video_geometry,
     video_settings,
 )
-from epd.messages import Clip
+from epd.messages import Clip, PixelBounds
 
 Source = str | bytes  # a data: URL, or the bytes
 
@@ -55,6 +55,7 @@ class Medium:
     times: tuple[float, ...] = ()
     second_per_grid: float = 1.0
     num_pixels: int = 0  # to be decoded
+    bounds: PixelBounds | None = None  # of a picture
 
     @property
     def runs(self) -> list[int]:
@@ -78,16 +79,24 @@ class Measurer:
             config, read_video_preprocessor(directory)
         )
 
-    def picture(self, source: Source, param: str, scope: str) -> Medium:
-        """Raises ApiError."""
+    def picture(
+        self, source: Source, param: str, scope: str, bounds: PixelBounds | None = None
+    ) -> Medium:
+        """`bounds`: what the request says instead of the model's.  Raises ApiError."""
+        if bounds is not None and not takes_bounds(self._config):
+            name = "mm_processor_kwargs"
+            message = f"{name}: this model's pictures are not resized between bounds"
+            raise bad_request(message, name, "unsupported_parameter")
         data = self._picture_bytes(source, param)
         width, height = read_size(data, self._limits, param)
         try:
-            geometry = image_geometry(self._config, self._preprocessor, width, height)
+            settings = bounded(self._preprocessor, bounds)
+            geometry = image_geometry(self._config, settings, width, height)
         except MediaError as error:
             raise bad_request(f"{param}: {error}", param) from None
-        key = mm_hash(scope, data, self._processor, self._model)
-        return Medium(data, key, geometry, num_pixels=width * height)
+        how = () if bounds is None else (f"{bounds.min_pixels}/{bounds.max_pixels}",)
+        key = mm_hash(scope, data, self._processor, self._model, *how)
+        return Medium(data, key, geometry, bounds=bounds, num_pixels=width * height)
 
     def file(self, source: Source, sampling: Sampling, param: str, scope: str) -> Medium:
         """A video of which frames are taken.  Raises ApiError."""

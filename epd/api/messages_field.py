@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from epd.api import fields
 from epd.api.errors import bad_request
 from epd.api.parameters import MAPPING, STRING, Parameter
 from epd.api.video_field import read_video_part
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
+from epd.messages import PixelBounds
 
 # Templates know `system`; `developer` is OpenAI's newer word for it.
 ROLES = {
@@ -31,22 +32,32 @@ INERT: dict[str, Parameter] = {
 DETAILS = ("auto", "low", "high", "original")  # hints: every picture is read in full
 
 
-def read_messages(value: Any, sampling: Sampling = DEFAULT_SAMPLING) -> list[dict[str, Any]]:
+class Asks(NamedTuple):
+    """What a request asks for all its videos, and for all its pictures."""
+
+    sampling: Sampling
+    bounds: PixelBounds | None
+
+
+def read_messages(
+    value: Any, sampling: Sampling = DEFAULT_SAMPLING, bounds: PixelBounds | None = None
+) -> list[dict[str, Any]]:
     """Plain dicts of `role` and `content`, a string or a list of text, image_url and video parts.
 
-    `sampling`: what the request asks for all its videos (`video_field` tells a part's form).
+    `sampling`: what the request asks for all its videos (`video_field` tells a part's form);
+    `bounds`: for all its pictures.
 
     An answer may carry `tool_calls`, whose arguments become objects, as templates want them; a
     message of role `tool` names the call that it answers.  A message's name, and an answer's
     reasoning, are there for templates that show them.
     """
     return [
-        _message(message, f"messages[{i}]", sampling)
+        _message(message, f"messages[{i}]", Asks(sampling, bounds))
         for i, message in enumerate(fields.array(value, "messages"))
     ]
 
 
-def _message(value: Any, name: str, sampling: Sampling) -> dict[str, Any]:
+def _message(value: Any, name: str, asks: Asks) -> dict[str, Any]:
     message = fields.mapping(value, name)
     role = fields.string(message.get("role"), f"{name}.role")
     if role not in ROLES:
@@ -71,7 +82,7 @@ def _message(value: Any, name: str, sampling: Sampling) -> dict[str, Any]:
             read["reasoning_content"] = fields.string(present[key], f"{name}.{key}")
     is_call = "tool_calls" in read and message.get("content") is None
     path = f"{name}.content"
-    read["content"] = "" if is_call else _content(message.get("content"), path, role, sampling)
+    read["content"] = "" if is_call else _content(message.get("content"), path, role, asks)
     return read
 
 
@@ -81,13 +92,13 @@ def _check_inert(present: Mapping[str, Any], name: str) -> None:
             read(present[key], f"{name}.{key}")
 
 
-def _content(content: Any, path: str, role: str, sampling: Sampling) -> str | list[dict[str, Any]]:
+def _content(content: Any, path: str, role: str, asks: Asks) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise fields.expected(path, "a string or an array of parts", content)
     return [
-        _part(part, f"{path}[{i}]", role, sampling)
+        _part(part, f"{path}[{i}]", role, asks)
         for i, part in enumerate(fields.array(content, path))
     ]
 
@@ -108,7 +119,7 @@ def _call(value: Any, name: str) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": read}
 
 
-def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any]:
+def _part(value: Any, name: str, role: str, asks: Asks) -> dict[str, Any]:
     part = fields.mapping(value, name)
     kind = fields.string(part.get("type"), f"{name}.type")
     _check_inert(part, name)
@@ -123,9 +134,10 @@ def _part(value: Any, name: str, role: str, sampling: Sampling) -> dict[str, Any
         what = "images" if kind == "image_url" else "videos"
         raise bad_request(f"{name}: {what} are not taken in messages of role {role}", name)
     if kind != "image_url":
-        return read_video_part(part, name, sampling, (*INERT,))
+        return read_video_part(part, name, asks.sampling, (*INERT,))
     fields.only(part, name, ("image_url", *INERT))
-    return {"type": "image_url", "image_url": {"url": _url(part, f"{name}.image_url")}}
+    read = {"type": "image_url", "image_url": {"url": _url(part, f"{name}.image_url")}}
+    return read if asks.bounds is None else {**read, "bounds": asks.bounds}
 
 
 def _url(part: dict[str, Any], name: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
-from epd.messages import Clip, SamplingParams, TokenLogprobs, end_of
+from epd.messages import Clip, PixelBounds, SamplingParams, TokenLogprobs, end_of
 
 Stage = Literal["", "encode", "prefill"]
 """What of a request is wanted, where somebody else drives its stages; empty: all of it."""
@@ -48,6 +48,7 @@ class PreparedItem:
     clip: Clip | None = None  # of a video
     offsets: tuple[int, ...] = ()  # these two: see `MediaItem`
     second_per_grid: float = 1.0
+    bounds: PixelBounds | None = None  # of a picture
 
     @property
     def end(self) -> int:

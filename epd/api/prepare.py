@@ -29,6 +29,7 @@ from epd.engine.checkpoint import read_eos_token_ids, read_json
 from epd.engine.container import load_av
 from epd.engine.picture_file import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
+from epd.messages import PixelBounds
 
 if TYPE_CHECKING:
     from epd.engine.grammar import Grammars
@@ -72,6 +73,7 @@ class _Part:
     is_picture: bool = True
     is_file: bool = False  # a video that is one file, not its frames
     sampling: Sampling = DEFAULT_SAMPLING
+    bounds: PixelBounds | None = None  # of a picture
 
     @property
     def params(self) -> list[str]:
@@ -259,7 +261,7 @@ class Preparer:
         fetches = [self._source(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
         sources = await asyncio.gather(*fetches)
         if part.is_picture and data_nbytes(sources[0]) <= INLINE_NBYTES:
-            return self._measurer.picture(sources[0], part.param, scope)
+            return self._measurer.picture(sources[0], part.param, scope, part.bounds)
         loop = asyncio.get_running_loop()
         measure = while_wanted(self._measure)
         return await loop.run_in_executor(self._threads, measure, part, sources, scope)
@@ -269,7 +271,7 @@ class Preparer:
 
     def _measure(self, part: _Part, sources: Sequence[Source], scope: str) -> Medium:
         if part.is_picture:
-            return self._measurer.picture(sources[0], part.param, scope)
+            return self._measurer.picture(sources[0], part.param, scope, part.bounds)
         if part.is_file:
             return self._measurer.file(sources[0], part.sampling, part.param, scope)
         return self._measurer.frames(sources, part.sampling.fps, part.params, scope)
@@ -341,6 +343,7 @@ def _item(medium: Medium, offset: int, *others: int) -> PreparedItem:
         medium.clip,
         (offset, *others) if others else (),
         medium.second_per_grid,
+        medium.bounds,
     )
 
 
@@ -370,7 +373,8 @@ def _media_parts(messages: Sequence[dict[str, Any]]) -> list[_Part]:
 
 def _media_part(part: dict[str, Any], name: str) -> _Part:
     if part["type"] == "image_url":
-        return _Part((part["image_url"]["url"],), f"{name}.image_url")
+        bounds = part.get("bounds")
+        return _Part((part["image_url"]["url"],), f"{name}.image_url", bounds=bounds)
     return _Part(
         tuple(part["urls"]),
         f"{name}.{part['field']}",

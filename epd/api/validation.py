@@ -23,6 +23,7 @@ from epd.api.parameters import (
     check_names,
     read_simple,
 )
+from epd.api.pixel_bounds import read_bounds
 from epd.api.staged import Staged, read_staged
 from epd.api.structured import Constraint, read_constraint
 from epd.api.template_flags import read_flags
@@ -39,7 +40,9 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     present = _present(body)
     check_names(present, CHAT, CHAT_HARMLESS)
     asked = _read(present, model, limits)
-    asked.messages = read_messages(present.get("messages"), read_request_sampling(present))
+    asked.messages = read_messages(
+        present.get("messages"), read_request_sampling(present), read_bounds(present, limits)
+    )
     asked.num_logprobs = _chat_logprobs(present)
     asked.tool_use = read_tools(present)
     asked.template_flags = read_flags(present)

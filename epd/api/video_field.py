@@ -15,6 +15,7 @@ from typing import Any
 from epd.api import fields
 from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
+from epd.api.pixel_bounds import PIXELS
 from epd.engine.video import Sampling
 
 MAX_FPS = 1000.0
@@ -85,7 +86,7 @@ def read_request_sampling(body: Mapping[str, Any]) -> Sampling:
     first = read_sampling(loading, path)
     name = "mm_processor_kwargs"
     processing = fields.mapping(body.get(name) or {}, name)
-    fields.only(processing, name, (*SAMPLING, "do_sample_frames"))
+    fields.only(processing, name, (*SAMPLING, "do_sample_frames", *PIXELS))
     return _merged(read_sampling(processing, name), first)
 
 

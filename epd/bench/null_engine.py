@@ -20,7 +20,7 @@ from epd.engine.base import (
     StepResult,
     StepSequence,
 )
-from epd.messages import Clip, KvLayout, RowContract, TokenLogprobs
+from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 
 CONTRACT = RowContract(hidden=16, row_width=16, num_deepstack=0, dtype="float32", row_nbytes=64)
 LAYOUT = KvLayout(
@@ -36,7 +36,11 @@ class NullVision:
     contract = CONTRACT
 
     async def preprocess(
-        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+        self,
+        image: Any,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
     ) -> Patches:
         num_patches = grid_thw[0] * grid_thw[1] * grid_thw[2]
         return Patches(None, grid_thw, num_patches, max(1, num_patches // 4))

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from epd.messages import Clip, KvLayout, RowContract, SamplingParams, TokenLogprobs
+from epd.messages import Clip, KvLayout, PixelBounds, RowContract, SamplingParams, TokenLogprobs
 
 OnLayers = Callable[[int], None]
 Progress = Callable[[str, int, int], None]  # stage, bytes of its weights that are read, of how many
@@ -85,12 +85,17 @@ class VisionEngine(Protocol):
     contract: RowContract
 
     async def preprocess(
-        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+        self,
+        image: Any,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
     ) -> Patches:
         """Decode, resize, normalise, patchify compressed bytes, on the pool.
 
-        `clip`: which frames to take of a video.  Raises MediaError, also when the picture does not
-        give the `grid_thw` that the gateway computed from its header.
+        `clip`: which frames to take of a video; `bounds`: how a picture is resized.  Raises
+        MediaError, also when it does not give the `grid_thw` that the gateway computed from its
+        header.
         """
         ...
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.engine.base import MediaError
+from epd.messages import PixelBounds
 
 MAX_SIDE_RATIO = 200  # of the Qwen processors; applied to every family
 
@@ -64,6 +65,21 @@ def image_geometry(
             f"{MAX_SIDE_RATIO} times the other: crop it"
         )
     return family(model_config, preprocessor_config, width, height)
+
+
+def takes_bounds(model_config: Mapping[str, Any]) -> bool:
+    """Whether pictures are resized between two areas, which a request may change."""
+    return _FAMILIES.get(str(model_config.get("model_type"))) is _qwen
+
+
+def bounded(preprocessor_config: Mapping[str, Any], bounds: PixelBounds | None) -> dict[str, Any]:
+    """The settings with the bounds of a request."""
+    settings = dict(preprocessor_config)
+    if bounds is not None and bounds.min_pixels:
+        settings["min_pixels"] = bounds.min_pixels
+    if bounds is not None and bounds.max_pixels:
+        settings["max_pixels"] = bounds.max_pixels
+    return settings
 
 
 def smart_resize(

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from epd.engine.base import MediaError, Patches
-from epd.engine.geometry import image_geometry
+from epd.engine.geometry import bounded, image_geometry
 from epd.engine.image_file import MAX_PIXELS, decode_image
 from epd.engine.image_ops import rgb_bytes
 from epd.engine.models.base import ModelAdapter
 from epd.engine.video_file import decode_clip
-from epd.messages import Clip
+from epd.messages import Clip, PixelBounds
 
 Grid = tuple[int, int, int]
 
@@ -39,11 +39,17 @@ class Preprocessor:
         self.video_ops = adapter.video_ops()
         self.image_ops = adapter.image_ops(self._processor) if on_device else None
 
-    def __call__(self, data: Any, grid_thw: Grid, clip: Clip | None = None) -> Patches:
+    def __call__(
+        self,
+        data: Any,
+        grid_thw: Grid,
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
+    ) -> Patches:
         """Patches of compressed bytes.  Raises MediaError, also when `grid_thw` is another one."""
         if clip is not None:
             return self._of_clip(data, grid_thw, clip)
-        return self.patches(decode_image(data, self._max_pixels), grid_thw)
+        return self.patches(decode_image(data, self._max_pixels), grid_thw, bounds)
 
     def ops_of(self, pixels: torch.Tensor) -> Any:
         """What makes patches of bytes on the device: of a picture, or of frames."""
@@ -61,11 +67,15 @@ class Preprocessor:
         num_patches = grid_thw[0] * grid_thw[1] * grid_thw[2]
         return Patches(pixels, grid_thw, num_patches, self.video_ops.num_rows(grid_thw))
 
-    def patches(self, image: Any, grid_thw: Grid | None = None) -> Patches:
+    def patches(
+        self, image: Any, grid_thw: Grid | None = None, bounds: PixelBounds | None = None
+    ) -> Patches:
         """Patches of a decoded PIL image.  Raises MediaError."""
         checkpoint = self._adapter.checkpoint
         width, height = image.size
-        geometry = image_geometry(checkpoint.config, checkpoint.preprocessor, width, height)
+        geometry = image_geometry(
+            checkpoint.config, bounded(checkpoint.preprocessor, bounds), width, height
+        )
         if grid_thw is not None and geometry.grid_thw != tuple(grid_thw):
             raise MediaError(
                 f"the image decodes to {width} x {height} pixels, which is not what its header "
@@ -75,7 +85,7 @@ class Preprocessor:
             if self.image_ops is not None:
                 pixels, found = _pinned(rgb_bytes(image)), geometry.grid_thw
             else:
-                pixels, found = self._adapter.to_patches(self._processor, image)
+                pixels, found = self._adapter.to_patches(self._processor, image, bounds)
                 pixels = _pinned(pixels) if self._pinned else pixels
         except Exception as error:  # an exotic pixel format, for one
             raise MediaError("the image cannot be processed; send RGB") from error

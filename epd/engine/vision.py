@@ -29,7 +29,7 @@ from epd.engine.row_memory import copied_out
 from epd.engine.slices import Slices
 from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
-from epd.messages import Clip, RowContract
+from epd.messages import Clip, PixelBounds, RowContract
 
 RUNS = 4  # of the largest picture at start, to know what it costs
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
@@ -61,10 +61,14 @@ class TorchVisionEngine:
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
 
     async def preprocess(
-        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+        self,
+        image: Any,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
     ) -> Patches:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""
-        return await self._executor.compute(self._preprocess, image, grid_thw, clip)
+        return await self._executor.compute(self._preprocess, image, grid_thw, clip, bounds)
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         """Rows or a failure per item, in order; the items share one run of the tower."""

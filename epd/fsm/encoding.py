@@ -178,6 +178,7 @@ class Encoding(Machine):
 
     __slots__ = (
         "arrival",
+        "bounds",
         "clip",
         "encodes",
         "expected",
@@ -200,6 +201,7 @@ class Encoding(Machine):
         *,
         num_rows: int = 0,
         clip: Any = None,
+        bounds: Any = None,
         stored: bool = False,
         encodes: bool = True,
     ) -> None:
@@ -209,6 +211,7 @@ class Encoding(Machine):
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows
         self.clip = clip  # which frames to take of a video; None: a picture
+        self.bounds = bounds  # between which areas a picture is resized; None: the model's
         self.stored = stored  # whether a storage may know its rows
         self.encodes = encodes  # False: rows can only be found in storage
         self.rooms: dict[str, None] = {}

@@ -198,6 +198,7 @@ class Dispatcher:
                 deadline_s,
                 machine.prompt.wants_timeline,
                 item.clip,
+                item.bounds,
             )
             unaccepted[room] = (encoder, request, item.image)
             rooms[room] = encoder

@@ -137,6 +137,7 @@ class EncodeRole(Role[Encoding]):
                 self.actor.journal,
                 num_rows=message.num_rows,
                 clip=message.clip,
+                bounds=message.bounds,
                 stored=self.tiers.has_storage,
                 encodes=self._encodes,
             )
@@ -205,7 +206,7 @@ class EncodeRole(Role[Encoding]):
             return fsm.PreprocessFailed("nobody wants it any more")
         try:
             patches = await self._engine.preprocess(
-                encoding.image, encoding.expected, encoding.clip
+                encoding.image, encoding.expected, encoding.clip, encoding.bounds
             )
         except MediaError as error:
             self.actor.log.info(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Never
 
 from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
-from epd.messages import Clip, RowContract
+from epd.messages import Clip, PixelBounds, RowContract
 from epd.roles.base import Actor, Role
 from epd.roles.cache_events import CachePublisher
 from epd.transport.base import Storage
@@ -27,7 +27,11 @@ class NoTower:
         self.contract = contract
 
     async def preprocess(
-        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+        self,
+        image: Any,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
     ) -> Patches:
         raise EngineError("this instance has no vision tower")
 

@@ -31,7 +31,7 @@ from epd.engine.base import (
     StepSequence,
     verify,
 )
-from epd.messages import Clip, RowContract, TokenLogprobs
+from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd.sim import golden
 from epd.sim.device import Costs, SimDevice
 from epd.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Picture
@@ -58,7 +58,11 @@ class SimVisionEngine:
         self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
 
     async def preprocess(
-        self, image: Any, grid_thw: tuple[int, int, int], clip: Clip | None = None
+        self,
+        image: Any,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
     ) -> Patches:
         def decode() -> Patches:
             try:

@@ -17,7 +17,7 @@ from torch import nn
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
-from epd.messages import KvLayout, RowContract
+from epd.messages import KvLayout, PixelBounds, RowContract
 
 _COUPLED_ROPES = ("dynamic", "longrope")
 
@@ -145,8 +145,13 @@ class ModelAdapter:
         """The layers of a loaded tower, in the order in which a run calls each of them once."""
         return ()
 
-    def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """Pixels fp32 and grid_thw of a PIL image; runs on a pool thread."""
+    def to_patches(
+        self, processor: Any, image: Any, bounds: PixelBounds | None = None
+    ) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Pixels fp32 and grid_thw of a PIL image; runs on a pool thread.
+
+        `bounds`: only for families that `geometry.takes_bounds`.
+        """
         raise NotImplementedError
 
     def encode(self, model: Any, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:

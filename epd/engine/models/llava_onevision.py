@@ -14,6 +14,7 @@ import torch
 
 from epd.engine.base import Patches
 from epd.engine.models.base import ModelAdapter
+from epd.messages import PixelBounds
 
 
 class LlavaOnevision(ModelAdapter):
@@ -37,7 +38,9 @@ class LlavaOnevision(ModelAdapter):
         settings.setdefault("image_grid_pinpoints", self.config.image_grid_pinpoints)
         return LlavaOnevisionImageProcessorPil(**settings)
 
-    def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
+    def to_patches(
+        self, processor: Any, image: Any, bounds: PixelBounds | None = None
+    ) -> tuple[torch.Tensor, tuple[int, int, int]]:
         features = processor(images=[image], return_tensors="pt")
         height, width = features["image_sizes"][0].tolist()
         return features["pixel_values"][0], (1, height, width)

@@ -13,6 +13,7 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.rope import mrope_positions
 from epd.engine.tower import adopt, tower_inputs
 from epd.engine.video import video_settings
+from epd.messages import PixelBounds
 
 
 class Qwen2VL(ModelAdapter):
@@ -49,8 +50,17 @@ class Qwen2VL(ModelAdapter):
     def tower_layers(self, model: Any) -> Sequence[Any]:
         return list(model.model.visual.blocks)
 
-    def to_patches(self, processor: Any, image: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        features = processor(images=[image], return_tensors="pt")
+    def to_patches(
+        self, processor: Any, image: Any, bounds: PixelBounds | None = None
+    ) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        asked: dict[str, Any] = {}
+        if bounds is not None:
+            least, most = processor.size["shortest_edge"], processor.size["longest_edge"]
+            asked["size"] = {
+                "shortest_edge": bounds.min_pixels or least,
+                "longest_edge": bounds.max_pixels or most,
+            }
+        features = processor(images=[image], return_tensors="pt", **asked)
         frames, rows, columns = features["image_grid_thw"][0].tolist()
         return features["pixel_values"], (frames, rows, columns)
 
