@@ -1,0 +1,119 @@
+"""Responses and Messages by their official clients, against real processes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from epd.tiny import SAMPLES
+from epd.tiny.samples import read_index
+from tests.e2e.client import data_url
+from tests.e2e.server import Server, serving
+
+pytestmark = pytest.mark.timeout(300)
+MODEL: Any = {"model": "tiny"}
+TOOL = {"name": "now", "parameters": {"type": "object", "properties": {"zone": {"enum": ["CET"]}},
+        "required": ["zone"], "additionalProperties": False}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("1e1p1d", "--served-model-name", "tiny") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    url = f"{server.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    url = server.base_url
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def sample() -> tuple[bytes, str, str]:
+    entry = next(entry for entry in read_index() if entry.name == "receipt-total")
+    return (SAMPLES / entry.images[0]).read_bytes(), entry.question, entry.answer
+
+
+def test_a_picture_is_read_through_responses(client: openai.OpenAI) -> None:
+    picture, question, expected = sample()
+    content: Any = [
+        {"type": "input_image", "image_url": data_url(picture), "detail": "auto"},
+        {"type": "input_text", "text": question},
+    ]
+    asked: Any = {**MODEL, "input": [{"role": "user", "content": content}], "temperature": 0}
+    answer = client.responses.create(**asked)
+    assert (answer.output_text, answer.status) == (expected, "completed")
+    with client.responses.stream(**asked) as stream:
+        said = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert said == final.output_text == expected
+    assert final.usage is not None and answer.usage is not None
+    assert final.usage.input_tokens == answer.usage.input_tokens
+
+
+def test_a_picture_is_read_through_messages(claude: anthropic.Anthropic) -> None:
+    picture, question, expected = sample()
+    data = base64.b64encode(picture).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": question}]
+    messages: Any = [{"role": "user", "content": content}]
+    asked: Any = {**MODEL, "messages": messages, "max_tokens": 64}
+    counted = claude.messages.count_tokens(**MODEL, messages=messages).input_tokens
+    answer = claude.messages.create(**asked)
+    assert [block.type for block in answer.content] == ["text"]
+    assert (answer.content[0].text, answer.stop_reason) == (expected, "end_turn")
+    with claude.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == expected
+        usage = stream.get_final_message().usage
+    for told in (answer.usage, usage):
+        assert told.input_tokens + (told.cache_read_input_tokens or 0) == counted
+
+
+def test_calls_are_enforced_in_both(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    """Through prefill and decode in processes of their own, whatever the model would say."""
+    tool: Any = {"type": "function", **TOOL}
+    response = client.responses.create(
+        **MODEL, input="hi", tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = response.output
+    assert (call.type, call.name, call.arguments) == ("function_call", "now", '{"zone": "CET"}')
+    offered: Any = {"name": "now", "input_schema": TOOL["parameters"]}
+    message = claude.messages.create(
+        **MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=200,
+        tools=[offered],
+        tool_choice={"type": "tool", "name": "now"},
+    )
+    (block,) = message.content
+    assert (block.type, block.name, block.input) == ("tool_use", "now", {"zone": "CET"})
+    assert message.stop_reason == "tool_use"
+
+
+def test_what_the_prefix_cache_held_is_told(client: openai.OpenAI) -> None:
+    """By prefill to the gateway, by way of decode."""
+    text = "It was a long day at the harbour and the gauges had to be read twice. " * 8
+    asked: Any = {**MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 3}
+    told = []
+    for _ in range(2):
+        usage = client.chat.completions.create(**asked).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        told.append(usage.prompt_tokens_details.cached_tokens)
+    *_, last = client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    told.append(last.usage.prompt_tokens_details.cached_tokens)
+    assert told[0] == 0
+    assert told[1] == told[2] and told[1] > usage.prompt_tokens - 40
