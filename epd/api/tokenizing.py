@@ -7,6 +7,7 @@ instance, so it is not admitted as a generation; how many are open at once has t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -106,7 +107,8 @@ class Tokenizing:
                 "token_strings": None,
             }
             if request.names:
-                value["token_strings"] = self._preparer.token_names(ids)
+                # of a long context a third of a second
+                value["token_strings"] = await asyncio.to_thread(self._preparer.token_names, ids)
             await exchange.respond_json(200, value)
 
     def _read_tokenize(self, body: dict[str, Any]) -> _Asked:

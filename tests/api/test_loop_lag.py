@@ -150,10 +150,38 @@ BODIES: dict[str, Callable[[], bytes]] = {
         + b'"}}]'
     ),
     "heads": lambda: repeated(SAID, b'"data:image/png;base64,"', b"]}]}"),
+    "tokenize": lambda: b'{"prompt":"' + b"a" * 4000 + b'","return_token_strings":true}',
+    "tokenize ids": lambda: repeated(b'{"tokens":[', b"1", b"]}", 2 * 65_000),
+    "message blocks": lambda: repeated(
+        b'{"max_tokens":1,"messages":[{"role":"user","content":[',
+        b'{"type":"text","text":"a"}',
+        b"]}]}",
+        27 * 32_000,
+    ),
+    "message data": lambda: (
+        b'{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"image","source":'
+        b'{"type":"base64","media_type":"image/png","data":"' + b"A" * (60 << 20) + b'"}}]}]}'
+    ),
+    "items": lambda: repeated(b'{"input":[', b'{"role":"user","content":"hi"}', b"]}", 31 * 32_000),
+    "prompts": lambda: repeated(b'{"prompt":[', b'"hi"', b"]}", 5 * 60_000),
+    "bad words": lambda: repeated(
+        b'{"messages":[{"role":"user","content":"hi"}],"bad_words":[', b'"a b"', b"]}", 6 * 60_000
+    ),
+    "allowed tokens": lambda: repeated(
+        b'{"messages":[{"role":"user","content":"hi"}],"allowed_token_ids":[', b"1", b"]}", 130_000
+    ),
     "heads in a text": lambda: said(b'"' + b'\\"data:;base64,' * (TEXT // 16) + b'"'),
 }
 
 
+PATHS = {
+    "tokenize": "/tokenize",
+    "tokenize ids": "/detokenize",
+    "message blocks": "/v1/messages",
+    "message data": "/v1/messages",
+    "items": "/v1/responses",
+    "prompts": "/v1/completions",
+}
 QUICK = ("messages", "ids", "text", "keys", "metadata", "parts that are counted", "whole picture")
 
 
@@ -164,7 +192,7 @@ QUICK = ("messages", "ids", "text", "keys", "metadata", "parts that are counted"
 async def test_no_body_holds_the_loop(name: str) -> None:
     body = BODIES[name]()
     assert len(body) <= LIMIT_NBYTES
-    path = "/v1/completions" if b'"prompt"' in body[:20] else CHAT
+    path = PATHS.get(name, "/v1/completions" if b'"prompt"' in body[:20] else CHAT)
     raw = request(body, path=path)
     del body
     async with real() as server:
