@@ -118,9 +118,13 @@ class Tool(Shape):
     strict: bool | None = None
 
 
-class NamedTool(Shape):
-    type: Literal["function"]
+class NamedTool(Shape, tag="function", tag_field="type"):
     name: str
+
+
+class AllowedTools(Shape, tag="allowed_tools", tag_field="type"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], NOT_EMPTY]
 
 
 class StreamOptions(Shape):
@@ -135,7 +139,7 @@ class Request(Shape):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
@@ -212,10 +216,7 @@ def _chat(request: Request) -> dict[str, Any]:
             {"type": "function", "function": {k: v for k, v in _said(tool).items() if k != "type"}}
             for tool in request.tools
         ]
-    if isinstance(request.tool_choice, NamedTool):
-        chat["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
-    else:
-        chat["tool_choice"] = request.tool_choice
+    chat["tool_choice"] = _tool_choice(request.tool_choice)
     if request.text is not None and request.text.format is not None:
         told = _said(request.text.format)
         kind = told.pop("type")
@@ -225,6 +226,15 @@ def _chat(request: Request) -> dict[str, Any]:
     if LOGPROBS in (request.include or ()) or request.top_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     return chat
+
+
+def _tool_choice(choice: str | NamedTool | AllowedTools | None) -> Any:
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    if isinstance(choice, AllowedTools):
+        tools = [_tool_choice(tool) for tool in choice.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+    return choice
 
 
 def _said(shape: Shape) -> dict[str, Any]:
@@ -240,6 +250,7 @@ def _names(request: Request) -> dict[str, str]:
         "response_format": "text.format",
         "response_format.json_schema": "text.format",
         "tool_choice.function": "tool_choice",
+        "tool_choice.allowed_tools": "tool_choice",
     }
     for i in range(len(request.tools or ())):
         names[f"tools[{i}].function"] = f"tools[{i}]"
@@ -268,7 +279,7 @@ def _echo(request: Request, present: dict[str, Any], asked: Asked) -> dict[str, 
         "store": False,
         "temperature": asked.temperature,
         "text": {"format": _said(form) if form is not None else {"type": "text"}},
-        "tool_choice": _said(choice) if isinstance(choice, Shape) else choice or "auto",
+        "tool_choice": msgspec.to_builtins(choice) or "auto",
         "tools": [
             {"parameters": None, "strict": None, **_said(tool)} for tool in request.tools or ()
         ],

@@ -24,7 +24,8 @@ from epd.api.parameters import (
     INERT,
     SIMPLE,
 )
-from epd.api.structured import GUIDED
+from epd.api.pixel_bounds import PIXELS
+from epd.api.structured import GUIDED, SGLANG
 from epd.api.template_flags import EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
 from epd.api.validation import MAX_ALLOWED, MAX_TOP_LOGPROBS
@@ -113,13 +114,18 @@ def _shared(model: ModelFacts, limits: Limits) -> Schema:
             {"json_object?": BOOLEAN} | optional({kind: constraints[kind] for kind in GUIDED})
         ),
         **{f"guided_{kind}": constraints[kind] for kind in GUIDED},
+        **{name: constraints[kind] for name, kind in SGLANG.items()},
     }
 
 
 def _chat(model: ModelFacts, limits: Limits) -> Schema:
     sampling = optional({name: {"type": "number"} for name in SAMPLING})
+    area = {"type": "integer", "minimum": 1, "maximum": limits.max_pixels}
+    pixels = optional(dict.fromkeys(PIXELS, area))
     function = record({"name": STRING})
     named = record({"type": {"const": "function"}, "function": function})
+    allowed = record({"mode": {"enum": ["auto", "required"]}, "tools": array(named, minItems=1)})
+    some = record({"type": {"const": "allowed_tools"}, "allowed_tools": allowed})
     json_schema = record({"schema": OBJECT, "name?": STRING}, closed=False)
     return _shared(model, limits) | {
         "messages": array(ref("ChatMessage"), minItems=1),
@@ -127,7 +133,7 @@ def _chat(model: ModelFacts, limits: Limits) -> Schema:
         "logprobs": BOOLEAN,
         "top_logprobs": LOGPROBS,
         "tools": array(ref("ChatTool"), maxItems=MAX_TOOLS),
-        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, named]},
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, named, some]},
         "parallel_tool_calls": BOOLEAN,
         "chat_template_kwargs": OBJECT,
         "reasoning_effort": {"enum": [*EFFORTS]},
@@ -138,7 +144,7 @@ def _chat(model: ModelFacts, limits: Limits) -> Schema:
             ]
         },
         "media_io_kwargs": record({"video?": record(sampling)}),
-        "mm_processor_kwargs": record({**sampling, "do_sample_frames?": BOOLEAN}),
+        "mm_processor_kwargs": record({**sampling, **pixels, "do_sample_frames?": BOOLEAN}),
     }
 
 

@@ -109,6 +109,22 @@ async def test_tools_there_and_back():
     assert more["content"] == [{"type": "image_url", "image_url": {"url": PICTURE}}]
 
 
+async def test_some_tools_may_be_called():
+    other = {**TOOLS[0], "name": "other"}
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "weather"}],
+    }
+    body = {"input": "hi", "tools": [*TOOLS, other], "tool_choice": choice}
+    asked = read_response(body, FakePreparer(), Limits())
+    assert asked.tool_use is not None and asked.tool_use.forced == ("weather",)
+    assert asked.echo["tool_choice"] == choice
+    choice["tools"] = [{"type": "function", "name": "none"}]
+    with pytest.raises(ApiError, match="not among the tools"):
+        read_response(body, FakePreparer(), Limits())
+
+
 async def test_pictures_and_what_was_thought():
     items: Any = [
         {"role": "developer", "content": "look"},
