@@ -11,10 +11,10 @@ from epd.fsm.kernel import Event
 from epd.fsm.request import Request
 from epd.fsm.transfer_failures import keep_failure
 from epd.messages import CancelTransfer, Membership
+from epd.roles.askers import Askers
 from epd.roles.base import Actor
 from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
-from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
 from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.member import Member
@@ -32,7 +32,7 @@ TRANSFER = transfer.Transfer.table
 @mutant
 def open_rooms_are_not_told() -> Iterator[None]:
     """F16: an encoder that missed the end of a room does not ask, and holds it to the deadline."""
-    with mock.patch.object(EncodeRole, "_tell_open", lambda self: None):
+    with mock.patch.object(Askers, "_tell", lambda self: None):
         yield
 
 
