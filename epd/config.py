@@ -119,6 +119,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool_nbytes: int = 0  # receive pool, split into slots; 0: 8,192 rows
     slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
     max_slots_share_per_peer: float = 0.75  # in flight (fault F41)
+    rows_timeout_s: float = 0.0  # of waiting for an encoder, then another is asked; 0: no bound
     min_early_tokens: int = 64  # a prompt begins before its pictures if so much can be computed
 
 

@@ -54,6 +54,7 @@ MAY_BE_ZERO = frozenset(
         "cpus_per_instance",
         "prefill.pool_nbytes",
         "prefill.slot_nbytes",
+        "prefill.rows_timeout_s",
         "engine.threads",
         "engine.kv_nbytes",
         "engine.max_itl_impact",

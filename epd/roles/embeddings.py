@@ -47,6 +47,7 @@ class Embeddings(Role[Embedding]):
         super().__init__(actor)
         self._transfers = transfers
         self.contract = contract
+        self._rows_timeout_s = config.rows_timeout_s
         self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
         slot_nbytes = self._rows_per_slot * contract.row_nbytes
         pool_nbytes = sized(config.pool_nbytes, POOL_ROWS, contract.row_nbytes)
@@ -179,6 +180,8 @@ class Embeddings(Role[Embedding]):
         )
         transfer.nbytes = item.num_rows * self.contract.row_nbytes
         transfer.meta = want
+        if self._rows_timeout_s:
+            self._transfers.bound_wait(transfer, self._rows_timeout_s)
         count = self.num_slots_for(item.num_rows)
         self._leases.join(Lease(item.room, count, item.encoder.instance_id))
         self._pump_leases()

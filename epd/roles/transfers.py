@@ -99,6 +99,16 @@ class Transfers(Role[Transfer]):
         )
         return transfer
 
+    def bound_wait(self, transfer: Transfer, timeout_s: float) -> None:
+        """Leave a peer that answers and sends nothing as one that is silent."""
+
+        def waited() -> None:
+            self.fire(transfer, fsm.PeerSilent())
+            if not transfer.terminal:  # it waits for slots of ours, or for an outcome
+                self.bound_wait(transfer, timeout_s)
+
+        self.actor.arm(self._timer(transfer, "wait"), timeout_s, waited)
+
     def _timer(self, transfer: Transfer, what: str) -> str:
         return f"transfer/{transfer.key}/{transfer.side._value_}/{what}"
 
@@ -109,7 +119,7 @@ class Transfers(Role[Transfer]):
         machine.source, room = None, (machine.key, machine.side)
         if room in self._ended:  # a late word: its timers are gone
             return
-        for what in ("deadline", "retry", "grace"):
+        for what in ("deadline", "wait", "retry", "grace"):
             self.actor.disarm(self._timer(machine, what))
         if self._rooms.get(room) is machine:
             self._ended[room] = self.clock.now_s() + self._timing.tombstone_s

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from epd.api.port import TimeLimits
 from epd.sim.cluster import Settings
 from epd.sim.drill import PATIENT, Drill, replace_timing
@@ -48,6 +52,18 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         fires=("GENERATION:PLACED>FAILED",),
         mutants=("patience_has_no_end",),
         to_s=1.4,
+    ),
+    Drill(
+        "hung-encode-is-left",
+        ("F15", "F48"),
+        topology="2e1p1d",
+        work=Workload(12, image_share=1.0, spread_s=0.5, limits=TimeLimits(9.0, 9.0, 40.0)),
+        faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=16.0),),
+        settings=replace(
+            Settings(), prefill=msgspec.structs.replace(Settings().prefill, rows_timeout_s=0.5)
+        ),
+        fires=("TRANSFER:RESERVED>EXPIRE_PENDING",),
+        mutants=("rooms_wait_for_ever",),
     ),
     Drill(
         "late-token",

@@ -21,6 +21,7 @@ from epd.roles.member import Member
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
+from epd.roles.transfers import Transfers
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row, several
@@ -58,6 +59,13 @@ def only_the_messenger_is_avoided() -> Iterator[None]:
         avoid(self, machine, {machine.placement.prefill.instance_id} & set(instances))
 
     with mock.patch.object(Dispatcher, "avoid", messenger):
+        yield
+
+
+@mutant
+def rooms_wait_for_ever() -> Iterator[None]:
+    """F48: an encoder that answers and does nothing keeps its rooms as long as clients wait."""
+    with mock.patch.object(Transfers, "bound_wait", lambda self, transfer, timeout_s: None):
         yield
 
 
