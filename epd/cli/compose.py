@@ -1,14 +1,16 @@
-"""`epd run --role`: one process, in the foreground."""
+"""`epd run --role`: one instance or gateway, in the foreground."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from epd.cli.boundary import guarded
 from epd.cli.plan import Plan
 from epd.cli.preflight import check_host
 from epd.cli.rundir import remove_if_empty
 from epd.runtime.child import ChildSpec, run
+from epd.runtime.lives import live_again
 from epd.runtime.worker import EXIT_DEVICE_LOST, EXIT_EXPELLED
 
 
@@ -42,14 +44,14 @@ def serve(plan: Plan) -> int:
 
     try:
         check_host(plan.instances)
-        status = run(spec, show, lifeline=False)
+        if spec.gateway is None:  # a new life needs a new process
+            status = live_again(
+                lambda: guarded(lambda: run(spec, show, lifeline=True)), EXIT_EXPELLED
+            )
+        else:
+            status = run(spec, show, lifeline=False)
     finally:
         remove_if_empty(Path(plan.run_dir))
-    if status == EXIT_EXPELLED:
-        print(
-            f"{spec.name}: the gateway does not take this process any more; start it again",
-            file=sys.stderr,
-        )
     if status == EXIT_DEVICE_LOST:
         print(
             f"{spec.name}: only a new process gets its device back; start it again",

@@ -6,7 +6,7 @@ registry (fault F35); here only its latest copy is kept: peers to connect to, an
 declared lost, which every role is told so that it fences them.
 
 An instance that is itself declared lost must not go on: its peers have fenced this epoch.  It says
-so through `on_expelled`, and its process ends; a supervisor starts it anew with a new epoch (F44).
+so through `on_expelled`, and its process ends; its parent starts it anew with a new epoch (F44).
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class Registry(Role[Instance]):
         self._timing = timing
         self._instances: dict[str, Instance] = {}
         self._lost: deque[Address] = deque(maxlen=MAX_LOST)
+        self._refused: deque[tuple[str, int]] = deque(maxlen=MAX_LOST)
         self._version = 0
         self.on_lost: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
@@ -104,7 +105,7 @@ class Registry(Role[Instance]):
         self.actor.connect(address)
         if known is not None and known_epoch == address.epoch:
             if known.terminal:
-                self._refuse(info, "this epoch was declared lost; start the instance anew")
+                self._refuse(info, "this epoch was declared lost; its next life may join")
             else:
                 self.fire(known, fsm.JoinAccepted())
             return
@@ -198,8 +199,11 @@ class Registry(Role[Instance]):
         self._refuse(instance.info, instance.reason)
 
     def _refuse(self, info: InstanceInfo, reason: str) -> None:
-        self.actor.log.warning("join refused", instance=info.address.instance_id, reason=reason)
-        self.actor.send(info.address, JoinRefused(info.address.epoch, reason))
+        name, epoch = info.address.instance_id, info.address.epoch
+        if (name, epoch) not in self._refused:  # after a cut it may have asked hundreds of times
+            self._refused.append((name, epoch))
+            self.actor.log.warning("join refused", instance=name, epoch=epoch, reason=reason)
+        self.actor.send(info.address, JoinRefused(epoch, reason))
 
     @performs(Do.PUBLISH)
     def publish(self, instance: Instance, event: Event) -> None:

@@ -37,7 +37,7 @@ from epd.transport.zmq_bus import ZmqBus
 
 logger = logging.getLogger(__name__)
 EXIT_DEVICE_LOST = 74  # EX_IOERR
-EXIT_EXPELLED = 75  # EX_TEMPFAIL: start me again
+EXIT_EXPELLED = 75  # EX_TEMPFAIL: this life is over, a new one may join
 
 Status = Callable[[str, str], None]  # state, detail
 
@@ -202,11 +202,12 @@ async def serve_instance(
         await bus.close()
         await ports.transfers.close()
         raise
-    expelled: list[str] = []
 
     def on_expelled(reason: str) -> None:
-        expelled.append(reason)
-        ending.at_once(EXIT_EXPELLED)
+        """One that never was a member does not fit, and a new life would not either."""
+        was_member = instance.member.welcomed
+        status("expelled" if was_member else "refused", reason)
+        ending.at_once(EXIT_EXPELLED if was_member else 1)
 
     instance.member.on_expelled = on_expelled
     end_with_device(instance, ending, status)
@@ -215,8 +216,6 @@ async def serve_instance(
     try:
         instance.start()
         await ending.drain.wait()
-        if expelled:
-            status("expelled", expelled[0])
         if not ending.now.is_set():
             status("draining", "")
             await _drain(instance, ending)

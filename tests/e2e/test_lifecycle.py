@@ -79,6 +79,29 @@ def test_workers_before_the_gateway_and_a_new_gateway() -> None:
         gateway.check_nothing_left()
 
 
+def test_who_was_expelled_after_a_cut_joins_again() -> None:
+    """A worker by hand that stood still for too long: a new life, and nobody has to start it."""
+    with DiscardingAll() as started:
+        lost_after = ("--set", "timing.suspect_after_s=1", "--set", "timing.lost_after_s=2")
+        server = started(Server("gateway", *lost_after))
+        alone = started(worker(server, "encode+prefill+decode", "alone"))
+        server.wait_ready()
+        before = server.instances()["alone"]
+        stopped = psutil.Process(int(before["pid"]))
+        stopped.suspend()
+        wait_for(lambda: server.instances()["alone"]["state"] == "LOST", READY_S, "it is lost")
+        stopped.resume()
+        wait_for(lambda: server.get("/ready")[0] == 200, READY_S, "it has joined again")
+        after = server.instances()["alone"]
+        assert after["epoch"] > before["epoch"] and after["pid"] != before["pid"]
+        assert content(ask(server, RECEIPT)) == ANSWER
+        assert server.text.count("join refused") == 1, server.text
+        for command in (alone, server):
+            command.send(signal.SIGTERM)
+            assert command.wait() == 0, command.text
+        server.check_nothing_left()
+
+
 def all_joined(server: Server) -> bool:
     return server.get("/ready")[0] == 200 and len(server.instances()) == 3
 
