@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -130,7 +131,9 @@ class Preparer:
 
         `tools`: those that may be called.  `tenant`: see `identity.tenant_of`.
         """
-        parts = _media_parts(messages)
+        limits = self._config.limits
+        enough = 1 + limits.max_images + limits.max_videos  # of one kind, these are too many
+        parts = tuple(itertools.islice(_media_parts(messages), enough))
         self._check_media(parts)
         scope = self._scope(tenant)
         fetches: list[tuple[float, float]] = []
@@ -188,7 +191,7 @@ class Preparer:
         ):
             if len(found) > limit:
                 raise bad_request(
-                    f"the request has {len(found)} {what}; at most {limit} are taken",
+                    f"the request has too many {what}; at most {limit} are taken",
                     found[limit].param,
                 )
         for part in videos:
@@ -360,21 +363,20 @@ def _weight(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]])
     return weight
 
 
-def _media_parts(messages: Sequence[dict[str, Any]]) -> list[_Part]:
+def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[_Part]:
     """Every picture and video, in order."""
-    return [
+    return (
         _media_part(part, f"messages[{i}].content[{j}]")
         for i, message in enumerate(messages)
         if not isinstance(message["content"], str)
         for j, part in enumerate(message["content"])
         if part["type"] != "text"
-    ]
+    )
 
 
 def _media_part(part: dict[str, Any], name: str) -> _Part:
     if part["type"] == "image_url":
-        bounds = part.get("bounds")
-        return _Part((part["image_url"]["url"],), f"{name}.image_url", bounds=bounds)
+        return _Part((part["image_url"]["url"],), f"{name}.image_url", bounds=part.get("bounds"))
     return _Part(
         tuple(part["urls"]),
         f"{name}.{part['field']}",
