@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -37,9 +36,12 @@ class Answer:
 class Client:
     """One OpenAI server; `connected` makes it."""
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, api_key: str) -> None:
         self._session = session
         self._base_url = base_url
+        self._headers = {"X-EPD-Timeline": "1"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self.model = ""
 
     async def connect(self) -> None:
@@ -84,11 +86,9 @@ class Client:
         import aiohttp
 
         url = self._base_url + path
-        headers = {"X-EPD-Timeline": "1"}
-        if key := os.environ.get("EPD_API_KEY", "").partition(",")[0]:
-            headers["Authorization"] = f"Bearer {key}"
+        more["headers"] = self._headers
         try:
-            async with self._session.request(method, url, headers=headers, **more) as response:
+            async with self._session.request(method, url, **more) as response:
                 if response.status != 200:
                     sentence = _sentence(await response.text(errors="replace"))
                     raise CommandFailed(f"the server answered {response.status}: {sentence}")
@@ -100,7 +100,7 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(base_url: str) -> AsyncIterator[Client]:
+async def connected(base_url: str, api_key: str = "") -> AsyncIterator[Client]:
     """A server that answers.  Raises CommandFailed."""
     import aiohttp
 
@@ -108,7 +108,7 @@ async def connected(base_url: str) -> AsyncIterator[Client]:
         total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_TIMEOUT_S
     )
     async with aiohttp.ClientSession(timeout=timeout, read_bufsize=LINE_NBYTES) as session:
-        client = Client(session, base_url)
+        client = Client(session, base_url, api_key)
         await client.connect()
         yield client
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from epd.cli.boundary import CommandFailed
-from epd.cli.client import Answer, connected
+from epd.cli.client import Answer, Client
 from epd.cli.plan import Plan
 from epd.cli.question import Sampling, user_message
 from epd.cli.temporary import base_url_of, with_server
@@ -20,14 +20,13 @@ LAST_STATES = {"FINISHED", "FAILED", "RELEASED", "CANCELLED", "EXPIRED"}  # nobo
 def run_demo(plan: Plan, *, keep: bool) -> int:
     """Ask the demo's questions; 0 if every answer is right."""
 
-    async def work(base_url: str) -> int:
+    async def work(client: Client) -> int:
         wrong = 0
-        async with connected(base_url) as client:
-            for sample in (entry for entry in read_index() if entry.demo):
-                images = [str(SAMPLES / name) for name in sample.images]
-                answer = await client.ask([user_message(sample.question, images)], Sampling())
-                _show_sample(sample, answer)
-                wrong += answer.text != sample.answer
+        for sample in (entry for entry in read_index() if entry.demo):
+            images = [str(SAMPLES / name) for name in sample.images]
+            answer = await client.ask([user_message(sample.question, images)], Sampling())
+            _show_sample(sample, answer)
+            wrong += answer.text != sample.answer
         _say_where(plan)
         if keep:
             print("\nCtrl-C stops it.", flush=True)

@@ -244,6 +244,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """Of verbs that ask: a running server, or a temporary one with all that it may need."""
     parser.add_argument("--url", default="", metavar="URL", help="a running server's base URL")
     parser.add_argument(
+        "--api-key", dest="access.api_keys", nargs=1, metavar="KEY",
+        help="of that server; better in EPD_API_KEY, which other users cannot see",
+    )  # fmt: skip
+    parser.add_argument(
         "--topology", metavar="TOPOLOGY", help="of a temporary server, default 1e1p1d"
     )
     add_place_flags(parser)

@@ -342,16 +342,16 @@ def gateway_config(
         health_when_ready=settings.health_when_ready,
         profile_dir=settings.profile_dir,
         otlp_traces_endpoint=settings.otlp_traces_endpoint or _endpoint_of_environment(),
-        access=_with_keys_of_environment(settings.access),
+        access=msgspec.structs.replace(settings.access, api_keys=api_keys(settings)),
         limits=settings.limits,
         timing=settings.timing,
     )
 
 
-def _with_keys_of_environment(access: AccessConfig) -> AccessConfig:
+def api_keys(settings: Settings) -> tuple[str, ...]:
     """A command line is seen by all users of a host; an environment is not."""
     keys = tuple(filter(None, os.environ.get(API_KEY_VARIABLE, "").split(",")))
-    return access if access.api_keys else msgspec.structs.replace(access, api_keys=keys)
+    return settings.access.api_keys or keys
 
 
 def _endpoint_of_environment() -> str:

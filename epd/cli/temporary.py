@@ -6,25 +6,36 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from epd.cli import options
 from epd.cli.boundary import INTERRUPTED
+from epd.cli.client import Client, connected
 from epd.cli.parser import UsageError
 from epd.cli.plan import Plan, plan_topology
 from epd.cli.ports import settle_port
+from epd.cli.settings import api_keys
 from epd.cli.supervisor import running
 
 
-def server_of(args: argparse.Namespace) -> Plan | str:
-    """The plan of a temporary server, or the base URL of a running one.
+class Running(NamedTuple):
+    """Where a server is asked, and with which key; empty: without one."""
+
+    base_url: str
+    api_key: str = ""
+
+
+def server_of(args: argparse.Namespace) -> Plan | Running:
+    """The plan of a temporary server, or one that runs already.
 
     Raises what `plan_topology` raises: nothing has been started then.
     """
     if args.url and args.topology:
         raise UsageError("--topology is for a temporary server; with --url one runs already")
+    settings = options.settings_of(args)
     if args.url:
-        return check_url(args.url)
-    settings = settle_port(options.settings_of(args), wanted=args.port)
+        return Running(check_url(args.url), next(iter(api_keys(settings)), ""))
+    settings = settle_port(settings, wanted=args.port)
     log = options.log_of(args, "warning")
     return plan_topology(args.topology or "1e1p1d", settings, options.placing_of(args), log)
 
@@ -44,8 +55,8 @@ def base_url_of(plan: Plan) -> str:
     return f"http://{plan.gateway.host}:{plan.gateway.port}"
 
 
-def with_server(server: Plan | str, work: Callable[[str], Awaitable[int]]) -> int:
-    """Run `work(base_url)` against it; Ctrl-C and SIGTERM end both, in order."""
+def with_server(server: Plan | Running, work: Callable[[Client], Awaitable[int]]) -> int:
+    """Run `work` with a client of it; Ctrl-C and SIGTERM end both, in order."""
 
     async def live() -> int:
         task = asyncio.current_task()
@@ -53,10 +64,13 @@ def with_server(server: Plan | str, work: Callable[[str], Awaitable[int]]) -> in
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        if isinstance(server, str):
-            return await work(server)
-        async with running(server):
-            return await work(base_url_of(server))
+        if isinstance(server, Running):
+            async with connected(*server) as client:
+                return await work(client)
+        assert server.gateway is not None
+        key = next(iter(server.gateway.access.api_keys), "")
+        async with running(server), connected(base_url_of(server), key) as client:
+            return await work(client)
 
     try:
         return asyncio.run(live())

@@ -24,13 +24,16 @@ class FakeServer:
     def __init__(self, script: Sequence[Sequence[Step]]) -> None:
         self._script = [list(steps) for steps in script]
         self.asked: list[dict[str, Any]] = []
+        self.keys: list[str] = []  # of each request: its Authorization
         self.left = asyncio.Event()  # a client went before its answer was whole
         self.url = ""
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.keys.append(request.headers.get("Authorization", ""))
         return web.json_response({"data": [{"id": MODEL}]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.keys.append(request.headers.get("Authorization", ""))
         self.asked.append(await request.json())
         steps = self._script.pop(0)
         if isinstance(steps[0], int):

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.client import connected
+    from epd.cli.client import Client
     from epd.cli.question import check_files, user_message
     from epd.cli.temporary import server_of, with_server
 
@@ -52,10 +52,9 @@ def run(args: argparse.Namespace) -> int:
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
 
-    async def work(base_url: str) -> int:
-        async with connected(base_url) as client:
-            question = user_message(args.question, images, videos)
-            answer = await client.ask([question], sampling, len if args.json else show)
+    async def work(client: Client) -> int:
+        question = user_message(args.question, images, videos)
+        answer = await client.ask([question], sampling, len if args.json else show)
         print(answer.as_json() if args.json else "", flush=True)
         return 0
 

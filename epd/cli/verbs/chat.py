@@ -35,13 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from epd.cli.chat import Conversation, chat
-    from epd.cli.client import connected
+    from epd.cli.client import Client
     from epd.cli.temporary import server_of, with_server
 
     sampling = options.sampling_of(args)
 
-    async def work(base_url: str) -> int:
-        async with connected(base_url) as client:
-            return await chat(client, Conversation(args.system), sampling)
+    async def work(client: Client) -> int:
+        return await chat(client, Conversation(args.system), sampling)
 
     return with_server(server_of(args), work)

@@ -1,0 +1,46 @@
+"""The server that a command talks to, and the key that it is asked with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epd.cli.client import connected
+from epd.cli.parser import Parser
+from epd.cli.question import Sampling, user_message
+from epd.cli.temporary import Running, server_of
+from epd.cli.verbs import ask, chat
+from tests.cli.openai_fake import ended, serving
+
+URL = "http://127.0.0.1:8000"
+
+
+def server_for(verb: str, *flags: str) -> Running:
+    module, first = (ask, ["What?"]) if verb == "ask" else (chat, [])
+    parser = Parser(f"epd {verb}", module.DESCRIPTION, module.EXAMPLES)
+    module.add_arguments(parser)
+    server = server_of(parser.parse([*first, "--url", f"{URL}/v1/", *flags]))
+    assert isinstance(server, Running)
+    return server
+
+
+@pytest.mark.parametrize("verb", ["ask", "chat"])
+def test_the_key_is_a_flag_a_setting_or_of_the_environment(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EPD_API_KEY", raising=False)
+    assert server_for(verb) == (URL, "")
+    monkeypatch.setenv("EPD_API_KEY", ",one,two")
+    assert server_for(verb) == (URL, "one")
+    file = tmp_path / "epd.toml"
+    file.write_text('[access]\napi_keys = ["three", "four"]\n')
+    assert server_for(verb, "--config", str(file)) == (URL, "three")
+    assert server_for(verb, "--config", str(file), "--api-key", "five") == (URL, "five")
+
+
+@pytest.mark.parametrize(("key", "sent"), [("secret", "Bearer secret"), ("", "")])
+async def test_every_request_brings_the_key(key: str, sent: str) -> None:
+    async with serving(["fine", *ended()]) as server, connected(server.url, key) as client:
+        assert (await client.ask([user_message("?")], Sampling())).text == "fine"
+    assert server.keys == [sent, sent]
