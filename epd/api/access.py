@@ -40,8 +40,7 @@ class Access:
         if not self._digests or exchange.path in OPEN or exchange.method == "OPTIONS":
             return
         sent = credential(exchange.headers)
-        scheme, _, key = sent.partition(b" ")
-        given = _digest(b"Bearer " + key if scheme.lower() == b"bearer" else sent)
+        given = _digest(sent)
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(fits):
             what = "is not known here" if sent else "is missing"

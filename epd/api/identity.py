@@ -31,9 +31,14 @@ def tenant_of(headers: Mapping[bytes, bytes]) -> str:
 
 
 def credential(headers: Mapping[bytes, bytes]) -> bytes:
-    """The API key as it is sent; Anthropic's clients have a header of their own for it."""
+    """The API key as it is sent, one key in one spelling, so that nobody is several clients.
+
+    Anthropic's clients have a header of their own for it.
+    """
     key = headers.get(b"x-api-key", b"")
-    return headers.get(b"authorization", b"") or (b"Bearer " + key if key else b"")
+    sent = headers.get(b"authorization", b"") or (b"Bearer " + key if key else b"")
+    scheme, _, rest = sent.partition(b" ")
+    return b"Bearer " + rest if scheme.lower() == b"bearer" else sent
 
 
 def scope_of(cache_scope: str, configured: str, tenant: str) -> str:

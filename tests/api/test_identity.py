@@ -36,6 +36,7 @@ def test_a_tenant_is_its_key_and_its_name_together() -> None:
     assert len(set(tenants)) == 6 and tenants[0] == ""
     assert all("alice" not in tenant for tenant in tenants)
     assert tenant_of({b"x-api-key": b"alice"}) == tenant_of(ALICE), "however a client sends it"
+    assert tenant_of({b"authorization": b"bEARER alice"}) == tenant_of(ALICE), "or spells it"
     swapped = {b"authorization": b"", b"x-epd-tenant": b"Bearer alice"}
     assert tenant_of(swapped) != tenant_of(ALICE)
 
