@@ -68,6 +68,22 @@ async def test_every_path_is_described_and_no_other():
     assert {path: {m.upper() for m in methods} for path, methods in told.items()} == known
 
 
+async def test_it_is_made_once_and_not_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may ask for it, as often as they like."""
+    threads: list[threading.Thread] = []
+
+    def made(*facts: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {"openapi": "3.1.0"}
+
+    monkeypatch.setattr("epd.api.server.document", made)
+    async with serving() as (server, _, _):
+        for _ in range(3):
+            answer = await exchange(server, request(method="GET", path="/openapi.json"))
+            assert (answer[0], json.loads(answer[2])) == (200, {"openapi": "3.1.0"})
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
 @pytest.mark.parametrize("operation", WITH_BODY, ids=lambda operation: operation.path)
 async def test_examples_can_be_sent_as_they_are(operation: Any):
     config = GatewayConfig(port=0, model_dir=str(CHECKPOINT))
