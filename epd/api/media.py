@@ -97,10 +97,13 @@ class MediaFetcher:
             path = Path(unquote(parts.path)).resolve()
             if parts.netloc not in ("", "localhost") or not path.is_relative_to(root):
                 raise FileNotFoundError
-            # not through a link that was made since, nor waiting for the writer of a pipe
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            # not waiting for the writer of a pipe
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             with open(os.open(path, flags), "rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                # what was opened, for a link may have been made since, also of a directory
+                opened = Path(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+                is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                if not is_file or not opened.is_relative_to(root):
                     raise FileNotFoundError
                 data = file.read(bound.nbytes + 1)
         except (OSError, ValueError, RuntimeError):  # the last: links that go round

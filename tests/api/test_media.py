@@ -230,6 +230,27 @@ async def test_files_below_one_directory(tmp_path: Path) -> None:
     assert "use a data:" in str(await outcome(f"file://{inside}/a%20b.png", LIMITS))
 
 
+@pytest.mark.parametrize("swapped", ["in/deep", "in/deep/a"])
+async def test_a_link_that_is_made_meanwhile_leads_nowhere(
+    swapped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for directory in (tmp_path / "in" / "deep", tmp_path / "out" / "deep"):
+        directory.mkdir(parents=True)
+        (directory / "a").write_bytes(PICTURE)
+    really_open = os.open
+
+    def open_later(path: Path, flags: int) -> int:
+        inside = tmp_path / swapped
+        inside.rename(tmp_path / "was")
+        inside.symlink_to(tmp_path / swapped.replace("in/", "out/"))
+        return really_open(path, flags)
+
+    monkeypatch.setattr("epd.api.media.os.open", open_later)
+    limits = Limits(allowed_local_media_path=str(tmp_path / "in"))
+    found = await outcome(f"file://{tmp_path}/in/deep/a", limits)
+    assert found == "400 x x is no file that may be read"
+
+
 async def test_no_server_leads_to_a_file(site: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(PICTURE)
     limits = Limits(allow_private_networks=True, allowed_local_media_path=str(tmp_path))
