@@ -8,11 +8,11 @@ refused for its sake.  Answers alone go to stdout; what is said about them goes 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from epd.cli.boundary import FAILED, OK, CommandFailed
@@ -65,8 +65,7 @@ class Conversation:
         medium = rest.strip().strip("'\"")
         if not medium:
             raise CommandFailed(f"{name} needs a file or an http(s) URL")
-        if "://" not in medium:
-            medium = str(Path(medium).expanduser())
+        medium = os.path.expanduser(medium)  # and no URL is touched
         self._media[name] += check_files(kind, [medium])
         return f"a {kind} goes with the next question: {medium}"
 

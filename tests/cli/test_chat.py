@@ -87,6 +87,17 @@ def test_an_attachment_is_used_up_or_forgotten(tmp_path: Path) -> None:
     assert len(conversation.question("?")["content"]) == 1
 
 
+def test_what_is_attached_is_sent_as_it_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "data:image/png;base64,AA//BB=="
+    conversation = Conversation()
+    conversation.command(f"/image {url}")
+    monkeypatch.setenv("HOME", str(PICTURE.parent))
+    conversation.command(f"/image ~/{PICTURE.name}")
+    first, second, _ = conversation.question("?")["content"]
+    assert first["image_url"]["url"] == url
+    assert second["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
