@@ -21,6 +21,7 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, web
 
 MEDIA = ("image_url", "video_url")
+SHARED = ("model", "mm_processor_kwargs", "media_io_kwargs")  # the last two shape its rows
 FORWARDED = ("Authorization", "X-Api-Key", "X-EPD-Tenant")  # rows and KV belong to who asks
 Body = dict[str, Any]
 
@@ -43,8 +44,8 @@ class Stages:
 
     async def drive(self, body: Body) -> Body:
         """The body of the last stage."""
-        model = {name: body[name] for name in ("model",) if name in body}
-        pictures = await asyncio.gather(*(self._encode(part, model) for part in _media_of(body)))
+        shared = {name: body[name] for name in SHARED if name in body}
+        pictures = await asyncio.gather(*(self._encode(part, shared) for part in _media_of(body)))
         ec = {mm_hash: said for params in pictures for mm_hash, said in params.items()}
         if ec:
             body = body | {"ec_transfer_params": ec}
@@ -52,10 +53,10 @@ class Stages:
         answer = await self._post(self._urls.prefill, prompt)
         return body | {"kv_transfer_params": answer["kv_transfer_params"]}
 
-    async def _encode(self, part: Body, model: Body) -> Body:
+    async def _encode(self, part: Body, shared: Body) -> Body:
         """One picture, without any text."""
         messages = [{"role": "user", "content": [part]}]
-        body = {**model, "messages": messages, "max_tokens": 1}
+        body = {**shared, "messages": messages, "max_tokens": 1}
         params: Body = (await self._post(self._urls.encode, body))["ec_transfer_params"]
         return params
 

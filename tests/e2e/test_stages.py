@@ -22,12 +22,14 @@ pytestmark = pytest.mark.timeout(300)
 PROXY = Path(__file__).parents[2] / "examples" / "staged_proxy.py"
 RECEIPTS = [data_url(path.read_bytes()) for path in sorted(SAMPLES.glob("receipt-*.png"))[:2]]
 LEASE_S = 2.0
+SMALL = {"max_pixels": 64 * 64}
 LOGPROBS = {"logprobs": True, "top_logprobs": 0}
 ASKED: list[Body] = [
     question("What is the total?", RECEIPTS[0], max_tokens=24, **LOGPROBS),
     question("Which of the two is cheaper?", *RECEIPTS, max_tokens=24, **LOGPROBS),
     question("Tell me about receipts. " * 8, max_tokens=24, **LOGPROBS),
     question("Read it.", RECEIPTS[1], max_tokens=24, **LOGPROBS) | {"temperature": 0.9, "seed": 7},
+    question("Read it.", RECEIPTS[1], max_tokens=24, **LOGPROBS, mm_processor_kwargs=SMALL),
 ]
 
 
@@ -69,7 +71,7 @@ async def test_a_proxys_answers_are_those_of_the_direct_way() -> None:
             assert tokens_of(driven) == tokens_of(await ask(server.base_url, body))
         wait_for(lambda: not held(server), 5.0 * SLOW, "each was let go by who came for it")
         encodes = server.metrics()['epd_encodes_total{instance="e0"}']
-        assert encodes == len(RECEIPTS), "each picture once"
+        assert encodes == len(RECEIPTS) + 1, "each once, and one again that is made small"
         streamed = await ask(proxy, ASKED[0] | {"stream": True})
         assert streamed.status == 200 and "data: [DONE]" in streamed.body
 
