@@ -15,7 +15,7 @@ import msgspec
 from epd.api.errors import ApiError, bad_request
 
 T = TypeVar("T")
-_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
+_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)  # names have any text
 _WORDS = {
     "array": "an array",
     "bool": "true or false",
@@ -44,7 +44,7 @@ def _complaint(text: str) -> ApiError:
     found = _AT.fullmatch(text)
     assert found is not None  # the second half is optional
     what, path = found["what"], found["path"] or ""
-    if field := re.search(r"unknown field `(.*)`", what):
+    if field := re.search(r"unknown field `(.*)`", what, re.DOTALL):
         name = f"{path}.{field[1]}" if path else field[1]
         code = "unsupported_parameter" if path else "unknown_parameter"
         return bad_request(f"{name[:120]} is not supported; remove it ({SEE})", name[:120], code)
