@@ -65,6 +65,7 @@ class Do(Effect):
     SEND_FAILURE = "tell the gateway why"
     SEND_ABORTED = "confirm the abort to the gateway"
     ARM_LEASE = "hold the blocks for a while, among others that are held"
+    END_LEASE = "hold them no longer"
     ARM_GRACE = "look again later whether the step or transfer has ended"
     REPORT_HANG = "the device does not answer: say so in health and log"
     REPORT_SPANS = "send the story to the gateway, for the timeline"

@@ -55,6 +55,7 @@ from epd.fsm.request_parts import (
 _ENDED = (S.FINISHED, S.FAILED)
 _END = (Do.SEND_ABORTED,)
 _RUN = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
+_LET_GO = (Do.END_LEASE, Do.RELEASE_BLOCKS)
 _GIVE_WAY = (*_RUN, Do.ENQUEUE)
 _LINGERS = (S.ABORTING, S.FINISHING)
 
@@ -99,9 +100,9 @@ ROWS = (
     Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, decode_here),
     Row(S.RUNNING, LastTokenSampled, S.FINISHED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.WITHDRAW_OFFER), keep_last_token, unless(decode_here)),
     Row(S.RUNNING, PromptHeld, S.HELD, (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE), keep_last_token, note="another request goes on with it"),
-    Row(S.HELD, LeaseEnded, S.FINISHED, (Do.RELEASE_BLOCKS,), note="nobody else uses the blocks, so time may end it"),
-    Row(S.HELD, LeaseRevoked, S.FINISHED, (Do.RELEASE_BLOCKS,)),
-    Row(S.HELD, AbortReceived, S.FINISHED, (Do.RELEASE_BLOCKS, *_END), note="somebody has come for it, or the gateway is gone"),
+    Row(S.HELD, LeaseEnded, S.FINISHED, _LET_GO, note="nobody else uses the blocks, so time may end it"),
+    Row(S.HELD, LeaseRevoked, S.FINISHED, _LET_GO),
+    Row(S.HELD, AbortReceived, S.FINISHED, (*_LET_GO, *_END), note="somebody has come for it, or the gateway is gone"),
     Row(S.RUNNING, StepFailed, S.ABORTING, (Do.DEQUEUE, Do.WITHDRAW_OFFER, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "its next chunk runs already"),
     Row(S.RUNNING, StepFailed, S.FAILED, (*_RUN, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.SEND_FAILURE), keep_failure, unless(in_flight)),
     Row(S.RUNNING, KvFailed, S.ABORTING, (Do.DEQUEUE, Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "decode lost or refused early"),

@@ -163,7 +163,7 @@ class Instance:
             if role is not None:
                 role.draining = True
         if self.prefill is not None:
-            self.prefill.held.let_go()
+            self.prefill.held.drain()
         self.member.drain()
         await self._idle(self.actor.clock.now_s() + self.config.timing.drain_timeout_s)
         self.member.leave()

@@ -24,31 +24,41 @@ class HeldPrompts(Role[Request]):
     def __init__(self, actor: Actor, requests: Requests) -> None:
         super().__init__(actor)
         self._requests = requests
+        self._max_blocks = int(requests.pool.size * MAX_SHARE)
         self._held: dict[str, Request] = {}
         requests.extend(self)
 
     def live(self) -> dict[str, int]:
-        return {"held_prompts": len(self._present())}
-
-    def _present(self) -> list[Request]:
-        return [request for request in self._held.values() if not request.terminal]
+        return {"held_prompts": len(self._held)}
 
     @performs(Do.ARM_LEASE)
     def arm_lease(self, request: Request, event: Event) -> None:
-        self._held = {held.key: held for held in (*self._present(), request)}
+        self._held[request.key] = request
+        self._requests.num_held = len(self._held)
         self.actor.arm(
             f"request/{request.key}/lease",
             request.lease_s,
             lambda: self._requests.fire(request, fsm.LeaseEnded()),
         )
-        self.let_go(int(self._requests.pool.size * MAX_SHARE))
+        self._let_go()
 
-    def let_go(self, max_blocks: int = 0) -> None:
-        """Until no more blocks than these are held."""
-        held = self._present()
+    @performs(Do.END_LEASE)
+    def end_lease(self, request: Request, event: Event) -> None:
+        del self._held[request.key]
+        self._requests.num_held = len(self._held)
+        self.actor.disarm(f"request/{request.key}/lease")
+
+    def drain(self) -> None:
+        """From now on nothing is held."""
+        self._max_blocks = 0
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Until no more blocks are held than may be."""
+        held = list(self._held.values())
         num_blocks = sum(len(request.block_table) for request in held)
         for request in held:
-            if num_blocks <= max_blocks:
+            if num_blocks <= self._max_blocks:
                 return
             num_blocks -= len(request.block_table)
             self._requests.fire(request, fsm.LeaseRevoked())

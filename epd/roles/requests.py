@@ -88,6 +88,7 @@ class Requests(Role[Request]):
             self._cost,
         )
         self._requests: dict[str, Request] = {}
+        self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
@@ -103,7 +104,7 @@ class Requests(Role[Request]):
 
     def live(self) -> dict[str, int]:
         return {
-            "requests": len(self._requests),
+            "requests": len(self),
             "kv_blocks": self.pool.num_leased,
             "batch": self._scheduler.num_running + self._scheduler.num_waiting,
             "prompt_scores": len(self._scores),
@@ -115,7 +116,8 @@ class Requests(Role[Request]):
         return self._requests.get(key)
 
     def __len__(self) -> int:
-        return len(self._requests)
+        """Those that are at work; the held ones have a bound of their own."""
+        return len(self._requests) - self.num_held
 
     def has_ended(self, key: str) -> bool:
         """A late copy of an ended request, or one whose abort came first and wins (F42)."""
@@ -252,13 +254,7 @@ class Requests(Role[Request]):
         self._settling = False
         self._flush()
 
-    def _settle(
-        self,
-        request: Request,
-        entry: Entry,
-        count: int,
-        outcome: Outcome,
-    ) -> None:
+    def _settle(self, request: Request, entry: Entry, count: int, outcome: Outcome) -> None:
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
         if request.ended_for_client:
             self.fire(request, fsm.StepReturned())
@@ -390,7 +386,6 @@ class Requests(Role[Request]):
             self._scores.forget(machine.key)
             for what in ("deadline", "grace", "alive"):
                 self.actor.disarm(f"request/{machine.key}/{what}")
-            self.actor.disarm(f"request/{machine.key}/lease")
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""

@@ -84,7 +84,8 @@ def test_a_held_prompt_owns_its_blocks_until_one_of_its_ends(
         (DeadlinePassed(), S.HELD, ()),
     )
     assert made.ended_for_client and made.block_table == (3, 4)
-    follow(made, (end, S.FINISHED, (Do.RELEASE_BLOCKS, *told)), (LeaseEnded(), S.FINISHED, ()))
+    let_go = (Do.END_LEASE, Do.RELEASE_BLOCKS, *told)
+    follow(made, (end, S.FINISHED, let_go), (LeaseEnded(), S.FINISHED, ()))
 
 
 def test_text_only_never_waits_for_pictures() -> None:

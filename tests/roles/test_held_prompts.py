@@ -14,6 +14,7 @@ from epd.roles.held_prompts import HeldPrompts
 class FakeRequests:
     def __init__(self) -> None:
         self.pool = SimpleNamespace(size=20)
+        self.num_held = 0
         self.fired: list[tuple[str, type[Event]]] = []
 
     def extend(self, part: Any) -> None:
@@ -21,7 +22,7 @@ class FakeRequests:
 
     def fire(self, request: Any, event: Event) -> None:
         self.fired.append((request.key, type(event)))
-        request.terminal, request.block_table = True, ()
+        self.part.end_lease(request, event)
 
 
 def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
@@ -30,6 +31,7 @@ def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
         add=lambda role: None,
         clock=None,
         arm=lambda name, delay_s, callback: timers.__setitem__(name, callback),
+        disarm=lambda name: timers.pop(name, None),
     )
     requests: Any = FakeRequests()
     return HeldPrompts(actor, requests), requests, timers
@@ -37,7 +39,7 @@ def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
 
 def prompt(key: str, num_blocks: int) -> Any:
     blocks = tuple(range(num_blocks))
-    return SimpleNamespace(key=key, block_table=blocks, terminal=False, lease_s=3.0)
+    return SimpleNamespace(key=key, block_table=blocks, lease_s=3.0)
 
 
 def test_more_than_half_of_the_pool_is_not_held() -> None:
@@ -52,11 +54,14 @@ def test_more_than_half_of_the_pool_is_not_held() -> None:
 
 
 def test_an_instance_that_leaves_holds_nothing() -> None:
-    held, requests, _ = made()
+    """Nor what is answered while it leaves: it would wait for a lease."""
+    held, requests, timers = made()
     held.arm_lease(prompt("a", 4), LeaseEnded())
-    assert held.live() == {"held_prompts": 1}
-    held.let_go()
-    assert requests.fired == [("a", LeaseRevoked)]
+    assert held.live() == {"held_prompts": 1} and requests.num_held == 1
+    held.drain()
+    held.arm_lease(prompt("b", 4), LeaseEnded())
+    assert requests.fired == [("a", LeaseRevoked), ("b", LeaseRevoked)]
+    assert held.live() == {"held_prompts": 0} and requests.num_held == 0 and not timers
 
 
 def test_a_lease_ends_by_its_timer() -> None:

@@ -17,10 +17,12 @@ from functools import partial
 
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
+from epd.fsm.request_table import TABLE
 from epd.messages import KvState, SamplingParams, TokenLogprobs
 from epd.sim.model.laws import Step, require
 from epd.sim.model.world import World
 
+assert r.Request.table is TABLE  # importing the table binds it to the machine
 MAX_TOKENS = 2
 MAX_TOKENS_AHEAD = 3
 BLOCKS = (3, 4)
@@ -160,6 +162,9 @@ class RequestWorld(World):
 
     def arm_lease(self, request: r.Request, event: Event) -> None:
         require(self.blocks == "owned", "nothing is held")
+
+    def end_lease(self, request: r.Request, event: Event) -> None:
+        require(self.blocks == "owned", "nothing was held")
 
     def send_failure(self, request: r.Request, event: Event) -> None:
         ended = "failed" in self.words or any("final" in word for word in self.words)
