@@ -213,7 +213,10 @@ class Requests(Role[Request]):
     @receives(RequestInquiry)
     def on_inquiry(self, received: Received) -> None:
         request_id, attempt = received.message.request_id, received.message.attempt
-        if self._ended.get(f"{request_id}/{attempt}", False):
+        key = f"{request_id}/{attempt}"
+        request = self._requests.get(key)
+        has_ended = request.ended_for_client if request is not None else self._ended.get(key, False)
+        if has_ended:
             self.actor.counters["last_word_lost"] += 1
             lost = RequestFailed(request_id, attempt, "lost", "its last word was lost", True)
             self.actor.send(received.source, lost)

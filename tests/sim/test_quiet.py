@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 
 from epd.fsm import instance
+from epd.messages import Tokens
 from epd.sim.client import Clients
 from epd.sim.cluster import GATEWAY, Cluster, Settings
 from epd.sim.drills import by_name
@@ -18,14 +21,15 @@ from epd.sim.workload import Ask
 from epd.sim.world import World
 
 HOUSEKEEPING = ("Heartbeat", "HeartbeatAck")
+SETTINGS = Settings()
 
 
 class Watched:
     """A cluster of three instances, and the messages that it sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings = SETTINGS) -> None:
         self.world = World(3)
-        self.cluster = Cluster(self.world, "1e1p1d", Settings())
+        self.cluster = Cluster(self.world, "1e1p1d", settings)
         self.clients = Clients(self.cluster, ())
         self.sent: Counter[str] = Counter()
         self.world.network.on_message = lambda source, target, message: self.sent.update(
@@ -125,6 +129,33 @@ def test_tokens_are_not_held_back_for_long(watched: Watched) -> None:
     assert 1 < len(record.tokens) < 12
     watched.run_for(10.0)
     assert tuple(record.tokens) == ask.answer()
+
+
+def test_the_last_word_of_a_held_prompt_is_inquired_after() -> None:
+    """It was answered, though its blocks are still owned: who asks is told that it has ended."""
+    timing = msgspec.structs.replace(Settings().timing, kv_lease_s=20.0)
+    watched = Watched(dataclasses.replace(Settings(), timing=timing))
+    node = watched.cluster.node("p0")
+    assert node is not None and node.instance is not None
+    node.process.slowness = 300.0  # it says first that it is there
+    actor, lost = node.instance.actor, list[Tokens]()
+    send = actor.send
+
+    def loses_one(to: Any, message: Any, payloads: Any = ()) -> bool:
+        if isinstance(message, Tokens) and not lost:
+            lost.append(message)
+            return True
+        return send(to, message, payloads)
+
+    actor.send = loses_one  # type: ignore[method-assign]
+    ask = Ask(0, 0.0, (11, 12), (), 3, 1, drives=True, leaves_after="prefill")
+    record = watched.clients.add(ask)
+    watched.run_for(timing.stall_timeout_s)
+    assert lost and watched.sent["RequestInquiry"]
+    assert record.staged and record.error is None
+    live = node.instance.live()
+    assert live["held_prompts"] == 1 and live["requests"] == 0, "it takes no place in the queue"
+    watched.world.close()
 
 
 @pytest.mark.parametrize("name", ["kill-encode", "lossy-bus", "restart-gateway", "small-pool"])
