@@ -96,7 +96,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "drain-decode",
-        ("F20",),
+        ("F20", "F55"),
         topology="1e1p1d",
         work=Workload(20, spread_s=0.1, max_tokens=24),
         faults=(
@@ -165,6 +165,17 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",
         mutants=("the_living_are_fenced",),
+    ),
+    Drill(
+        "bytes-change-in-flight",
+        ("F54",),
+        topology="2e1p1d",
+        work=PICTURES,
+        data=DataConditions(kind="rdma", corrupt=0.15),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet bytes that are not those that were sent",
+        fires=("corrupted",),
+        mutants=("only_the_first_part_is_summed",),
     ),
     Drill(
         "writes-in-doubt",

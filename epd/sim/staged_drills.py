@@ -14,7 +14,7 @@ DRIVEN = Workload(20, max_text=40, drive_share=0.8, spread_s=1.5, num_tenants=2)
 STAGED_DRILLS: tuple[Drill, ...] = (
     Drill(
         "stage-by-stage",
-        ("F20", "F43"),
+        ("F20", "F43", "F56"),
         topology="2e2p2d",
         work=DRIVEN,
         fires=("REQUEST:RUNNING>HELD", "prefix_hit"),

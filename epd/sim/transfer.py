@@ -69,6 +69,7 @@ class DataConditions:
     num_pieces: int = 3
     failed: float = 0.0  # definite failure: nothing has landed
     unknown: float = 0.0  # reported before its end
+    corrupt: float = 0.0  # a bit of it lands as another
     linger_s: float = 2.0  # how long after the report, or after the writer's death, bytes may land
 
 
@@ -82,6 +83,7 @@ class Write:
     pieces: list[Piece]
     future: asyncio.Future[WriteOutcome]
     checksums: dict[int, bytes] = field(default_factory=dict)  # by index of piece: bytes as read
+    corrupt_piece: int = -1
     num_landed: int = 0
     refused: str = ""
     ended: bool = False
@@ -163,6 +165,8 @@ class Fabric:
             self.counters["unknown"] += 1
             ends_s += conditions.linger_s * self.random.uniform("linger", key)
         count = len(write.pieces)
+        if self.random.chance(conditions.corrupt, "corrupt", key):
+            write.corrupt_piece = int(count * self.random.share(f"corrupt piece{SEPARATOR}{key}"))
         for index in range(count):
             drawn = self.random.share(f"piece{SEPARATOR}{index}{SEPARATOR}{key}")
             when_s = starts_s + (ends_s - starts_s) * ((index + drawn) / count)
@@ -194,6 +198,9 @@ class Fabric:
             self.on_land(write, owner, touched)
         region.forget(touched)
         region.buffer[offset : offset + nbytes] = content
+        if index == write.corrupt_piece:
+            self.counters["corrupted"] += 1
+            region.buffer[offset] ^= 1
         self.trace("land", write.writer.name, write.target.region_id, *touched)
 
     def _finish(self, write: Write) -> None:

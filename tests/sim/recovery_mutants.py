@@ -31,6 +31,20 @@ TRANSFER = transfer.Transfer.table
 
 
 @mutant
+def only_the_first_part_is_summed() -> Iterator[None]:
+    """F54: what landed behind the first part of a room is taken for what was sent."""
+    check = Transfers.check_bytes
+
+    async def first(self: Transfers, transfer: Any, region: Any, slots: Any) -> Event:
+        head, *rest = transfer.parts
+        with mock.patch.object(transfer, "parts", [head, *((n, 0) for n, _ in rest)]):
+            return await check(self, transfer, region, slots)
+
+    with mock.patch.object(Transfers, "check_bytes", first):
+        yield
+
+
+@mutant
 def open_rooms_are_not_told() -> Iterator[None]:
     """F16: an encoder that missed the end of a room does not ask, and holds it to the deadline."""
     with mock.patch.object(Askers, "_tell", lambda self: None):
