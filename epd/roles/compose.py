@@ -138,6 +138,10 @@ class Instance:
             counts.update(role.live())
         return counts
 
+    def is_busy(self) -> bool:
+        """Whether something is open that has an end; a doubt about a peer that is gone has none."""
+        return any(any(role.live().values()) for role in self.actor.roles if role is not self.links)
+
     def load(self) -> Load:
         live = self.live()
         requests, embeddings = self.requests, self.embeddings
@@ -168,14 +172,14 @@ class Instance:
         await self._idle(self.actor.clock.now_s() + self.config.timing.drain_timeout_s)
         self.member.leave()
         await asyncio.sleep(0)
-        return not any(self.live().values())
+        return not self.is_busy()
 
     async def _idle(self, give_up_s: float) -> None:
         """Until nothing is open, or until `give_up_s` of the clock."""
         ended = asyncio.Event()
 
         def look() -> None:
-            if any(self.live().values()) and self.actor.clock.now_s() < give_up_s:
+            if self.is_busy() and self.actor.clock.now_s() < give_up_s:
                 self.actor.arm("instance/idle", IDLE_CHECK_S, look)
             else:
                 ended.set()
@@ -220,6 +224,10 @@ class Gateway:
     def live(self) -> dict[str, int]:
         affinity = self.affinity.live() if self.affinity is not None else {}
         return {**self.role.live(), **self.links.live(), **affinity}
+
+    def is_busy(self) -> bool:
+        """Whether a request is open; see `Instance.is_busy`."""
+        return any(self.role.live().values())
 
     async def close(self) -> None:
         await self.actor.close()

@@ -124,7 +124,7 @@ async def _serve(
 async def _finish_open(gateway: Gateway, config: GatewayConfig, ending: Ending) -> None:
     """Open requests may end; new ones are refused by a gateway whose listener is closed first."""
     give_up_s = gateway.actor.clock.now_s() + config.timing.drain_timeout_s
-    while any(gateway.live().values()) and not ending.now.is_set():
+    while gateway.is_busy() and not ending.now.is_set():
         if gateway.actor.clock.now_s() > give_up_s:
             return
         await asyncio.sleep(DRAIN_CHECK_S)

@@ -91,6 +91,20 @@ def test_one_clock_of_silence_has_two_marks(watched: Watched) -> None:
     assert encoder.state is instance.S.LOST
 
 
+def test_who_has_nothing_open_leaves_at_once_though_its_gateway_is_gone(watched: Watched) -> None:
+    """That it does not answer is doubted for as long as this process lives (LINK)."""
+    node = watched.cluster.node("e0")
+    assert node is not None and node.instance is not None
+    watched.world.kill(GATEWAY)
+    watched.run_for(6.0)
+    assert node.instance.live()["links_doubted"] == 1
+    leaving = watched.world.loop.create_task(
+        node.instance.drain(), name="drain", context=node.process.context
+    )
+    watched.run_for(0.5)
+    assert leaving.done() and leaving.result(), "nothing had to be left"
+
+
 def test_tombstones_are_not_live_and_go(watched: Watched) -> None:
     watched.ask()
     transfers = [node.instance.transfers for node in watched.cluster.living() if node.instance]
