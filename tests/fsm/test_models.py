@@ -19,6 +19,7 @@ from epd.fsm import instance as i
 from epd.fsm import request as r
 from epd.fsm import request_parts as rp
 from epd.fsm.kernel import Machine, Row, State, Table, unless
+from epd.fsm.request_table import TABLE as REQUEST_TABLE
 from epd.sim.model.encoding import EncodingWorld
 from epd.sim.model.explore import Space, explore
 from epd.sim.model.laws import Violation
@@ -63,7 +64,7 @@ REACHED: list[
         {m.S.FAILED, m.S.EVICTED},
     ),  # replaced at once
     (ENCODING, e.Encoding.table, lambda w: [w.encoding], {e.S.FAILED, e.S.EVICTED}),
-    (REQUEST, r.Request.table, lambda w: [w.request], set()),
+    (REQUEST, REQUEST_TABLE, lambda w: [w.request], set()),
     (GENERATION, g.Generation.table, lambda w: [w.generation], set()),
     (
         INSTANCE,

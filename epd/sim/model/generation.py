@@ -50,8 +50,9 @@ class GenerationWorld(World):
         generation = self.generation
         self.admitted |= isinstance(event, g.Admitted)
         self.perform(generation, generation.fire(event), event)
+        generation.error, generation.cause = ("", ""), ""  # words: no guard reads them
         if generation.terminal:
-            generation.error, generation.cause = ("", ""), ""  # told to the client, or to nobody
+            generation.failures = {}  # nobody counts them any more
 
     def place(self, generation: g.Generation, event: Event) -> None:
         self.placing = True
@@ -83,6 +84,7 @@ class GenerationWorld(World):
         self.cut = True
 
     def answer_error(self, generation: g.Generation, event: Event) -> None:
+        require(all(generation.error), "an error that says nothing")
         self.answers += 1
 
     def log_failure(self, generation: g.Generation, event: Event) -> None:
