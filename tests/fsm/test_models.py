@@ -7,7 +7,6 @@ that none of it is vacuous; and with a bug put back, the search must find the wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from epd.fsm import request_parts as rp
 from epd.fsm.kernel import Machine, Row, State, Table, unless
 from epd.fsm.request_table import TABLE as REQUEST_TABLE
 from epd.sim.model.encoding import EncodingWorld
-from epd.sim.model.explore import Space, explore
+from epd.sim.model.explore import explore
 from epd.sim.model.laws import Violation
 from epd.sim.model.request import MAX_TOKENS
 from epd.sim.model.scenarios import (
@@ -35,13 +34,9 @@ from epd.sim.model.scenarios import (
 )
 from epd.sim.model.world import WorldModel
 from tests.fsm.mutants import patched
+from tests.fsm.searches import searched
 
 OTHERS = (*EMBEDDING, *ENCODING, *REQUEST, *GENERATION, *INSTANCE)
-
-
-@cache
-def searched(search: Search) -> Space[Any]:
-    return search.run()
 
 
 @pytest.mark.parametrize("search", OTHERS, ids=lambda search: f"{search.machine}: {search.name}")

@@ -7,8 +7,6 @@ itself is tested: with a bug of the catalogue put back into the table it must fi
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from epd.fsm import transfer as t
@@ -17,18 +15,14 @@ from epd.fsm import transfer_parts
 from epd.fsm.kernel import Row, Table, TableError, unless
 from epd.fsm.transfer import Do, S, is_consumer
 from epd.fsm.transfer_table import TABLE
-from epd.sim.model.explore import Mode, Space, explore
+from epd.sim.model.explore import Mode, explore
 from epd.sim.model.laws import Violation
-from epd.sim.model.pair import Pair, PairModel, Scenario
+from epd.sim.model.pair import PairModel, Scenario
 from epd.sim.model.scenarios import EVERYTHING, TRANSFER, Search
 from tests.fsm.mutants import patched
+from tests.fsm.searches import searched
 
 CALM = {"may_die": False, "may_be_declared_lost": False}
-
-
-@cache
-def searched(search: Search) -> Space[Pair]:
-    return search.run()
 
 
 DEEPER = (  # whose parts are searched by others
