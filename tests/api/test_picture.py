@@ -129,10 +129,10 @@ def test_many_frames_are_not_counted() -> None:
     film = animation("GIF", 2)
     frame = film[film.rindex(b"\x21\xf9\x04") : -1]
     film = film[:-1] + frame * 100_000 + b";"
-    start_s = time.perf_counter()
+    start_s = time.thread_time()  # a busy machine is not the reader's doing
     with pytest.raises(ApiError, match="animated"):
         read_size(film, LIMITS, "x")
-    assert time.perf_counter() - start_s < 0.2
+    assert time.thread_time() - start_s < 0.5
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF", "ignore:Truncated File Read")

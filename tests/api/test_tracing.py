@@ -24,6 +24,7 @@ from tests.api.collector import collecting, values
 from tests.api.fakes import FakeFrontend, failed, said, serving
 from tests.api.test_server import HI, openai_client
 
+PATIENCE_S = 5.0  # on top of what is bounded: a busy machine is slow
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -139,9 +140,9 @@ async def test_a_dead_collector_disturbs_neither_requests_nor_the_end(dead: bool
             for _ in range(3):
                 began_s = time.perf_counter()
                 await ask(client)
-                assert time.perf_counter() - began_s < 1.0
+                assert time.perf_counter() - began_s < PATIENCE_S
             ended_s = time.perf_counter()
-        assert time.perf_counter() - ended_s < 2.0
+        assert time.perf_counter() - ended_s < otel.CLOSE_S + PATIENCE_S
         assert not collector.spans
 
 

@@ -98,10 +98,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def test_hostile_files_are_refused_at_once(name: str) -> None:
     data = HOSTILE[name]()
     for read in (check_header, decode_image):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()  # a busy machine is not the reader's doing
         with pytest.raises(MediaError, match=r"save it again|send it as"):
             read(memoryview(data))  # type: ignore[operator]
-        assert time.perf_counter() - began_s < QUICK_S
+        assert time.thread_time() - began_s < QUICK_S
 
 
 USUAL: dict[str, Callable[[], bytes]] = {

