@@ -12,7 +12,9 @@ No echo: the link is opened anew, and the next probe tells the peer so, which th
 direction, too.  The pair is MUTE meanwhile, and the gateway is told, which places nothing new on it
 while there is an elsewhere.  No echo over the new link either: it is no fault of the connection,
 and what waits for that peer is given up here, to be tried elsewhere.  The peer is not lost by that:
-it may be alive and write, so memory goes the way of a time-out.
+it may be alive and write, so memory goes the way of a time-out.  The doubt lasts as long as a
+registry counts that life among the living: of one that vanished while there was none, nobody will
+ever say that it is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +22,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    unless,
+)
 
 
 class S(State):
@@ -53,6 +66,7 @@ class EchoReceived(Event):
 @dataclass(slots=True)
 class EchoMissed(Event):
     by_time = True
+    is_absent: bool = False  # its registry began anew, and that life did not join it
 
 
 @dataclass(slots=True)
@@ -80,6 +94,10 @@ class Link(Machine):
         return self.state in (S.ASKED, S.CARRIES)
 
 
+def is_absent(link: Link, event: EchoMissed) -> bool:
+    return event.is_absent
+
+
 _OPEN = (S.ASKED, S.MUTE, S.UNREACHABLE)
 _SILENT = (S.MUTE, S.UNREACHABLE)
 _ANEW = (Do.OPEN_ANEW, Do.SEND_PROBE, Do.ARM_TIMEOUT)
@@ -92,7 +110,8 @@ ROWS = (
     Row(S.ASKED, EchoReceived, S.CARRIES),
     Row(_SILENT, EchoReceived, S.CARRIES, (Do.TELL,)),
     Row(S.ASKED, EchoMissed, S.MUTE, (*_ANEW, Do.TELL), note="F48"),
-    Row(_SILENT, EchoMissed, S.UNREACHABLE, (*_ANEW, Do.GIVE_UP), note="also what was begun since"),
+    Row(_SILENT, EchoMissed, S.OVER, (Do.GIVE_UP,), when=is_absent, note="nobody will ever say that it is lost; who misses it doubts again"),
+    Row(_SILENT, EchoMissed, S.UNREACHABLE, (*_ANEW, Do.GIVE_UP), when=unless(is_absent), note="also what was begun since"),
     Row(_OPEN, PeerLost, S.OVER),
 )
 

@@ -6,6 +6,8 @@ costs a probe and an echo, and within `link_timeout_s / 2` of an echo there is n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from epd.config import Timing
 from epd.fsm import link as fsm
 from epd.fsm.kernel import Event
@@ -92,14 +94,22 @@ class Links(Role[Link]):
 
     @performs(Do.ARM_RETRY)
     def arm_retry(self, link: Link, event: Event) -> None:
-        self._arm(link, "retry", self._timing.retry_interval_s, fsm.RetryDue())
+        self._arm(link, "retry", self._timing.retry_interval_s, fsm.RetryDue)
 
     @performs(Do.ARM_TIMEOUT)
     def arm_timeout(self, link: Link, event: Event) -> None:
-        self._arm(link, "echo", self._timing.link_timeout_s, fsm.EchoMissed())
+        self._arm(
+            link,
+            "echo",
+            self._timing.link_timeout_s,
+            lambda: fsm.EchoMissed(self._is_absent(link.peer)),
+        )
 
-    def _arm(self, link: Link, what: str, delay_s: float, event: Event) -> None:
-        self.actor.arm(f"link/{link.key}/{what}", delay_s, lambda: self.fire(link, event))
+    def _is_absent(self, peer: Address) -> bool:
+        return self.actor.peer_info(peer) is not None and not self.actor.is_listed(peer)
+
+    def _arm(self, link: Link, what: str, delay_s: float, event: Callable[[], Event]) -> None:
+        self.actor.arm(f"link/{link.key}/{what}", delay_s, lambda: self.fire(link, event()))
 
     def ended(self, machine: Link) -> None:
         if self._doubts.get(machine.key) is machine:

@@ -105,6 +105,21 @@ def test_who_has_nothing_open_leaves_at_once_though_its_gateway_is_gone(watched:
     assert leaving.done() and leaving.result(), "nothing had to be left"
 
 
+def test_a_peer_that_went_with_its_registry_is_not_asked_for_ever(watched: Watched) -> None:
+    """The gateway that would have said that it is lost is gone; the next one never met it."""
+    node, gone = watched.cluster.node("p0"), watched.cluster.node("e0")
+    assert node is not None and node.instance is not None
+    assert gone is not None and gone.instance is not None
+    for name in (GATEWAY, "e0"):
+        watched.world.kill(name)
+    node.instance.actor.doubt(gone.instance.actor.address)
+    watched.run_for(3.0)
+    assert "e0" in node.instance.links.silent()
+    watched.cluster.spawn(GATEWAY)
+    watched.run_for(10.0)
+    assert node.instance.links.silent() == () and not node.timers(("member/", "storage/"))
+
+
 def test_tombstones_are_not_live_and_go(watched: Watched) -> None:
     watched.ask()
     transfers = [node.instance.transfers for node in watched.cluster.living() if node.instance]
