@@ -1,6 +1,6 @@
 """The document that describes the HTTP API to programs: OpenAPI 3.1, at `/openapi.json`.
 
-Made once, when the server starts, because it names the model that is served.  Each operation has an
+Made once, when somebody asks first; it names the model that is served.  Each operation has an
 example that can be sent as it is.
 """
 
