@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from epd.bench.workload import Arrival, Closed, Poisson, Wording, chat_body
+from epd.cli.settings import Settings, api_keys
 
 if TYPE_CHECKING:
     import aiohttp
@@ -160,10 +161,12 @@ def _has_token(choice: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def connected(base_url: str, timeout_s: float) -> AsyncIterator[Server]:
-    """A server that answers.  Raises ServerError."""
+    """A server that answers; the key is the environment's.  Raises ServerError."""
     import aiohttp
 
+    key = next(iter(api_keys(Settings())), "")
     async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {key}"} if key else None,
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         read_bufsize=1 << 20,

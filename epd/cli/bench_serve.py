@@ -19,7 +19,7 @@ topology such as 1e1pd, which is started for it with the flags of epd run below.
 of the repeats: requests and tokens per second, goodput (requests per second that keep --slo), time
 to first token, between chunks (ITL), per later token (TPOT), end to end, in milliseconds; JSON has
 all percentiles and, of epd's servers, the time in each state of each stage.
-Of several servers each is divided by the first.
+Of several servers each is divided by the first. A server that wants a key gets EPD_API_KEY.
 
 workloads (text tokens in / out, pictures; unique noise, so that nothing is compressible or cached):
   text      1024/256, 64 users            3x560     400/128, three of 560x560, 32 users

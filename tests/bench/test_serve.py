@@ -31,6 +31,7 @@ from epd.bench.workload import (
     noise_jpeg,
     picture_numbers,
 )
+from tests.cli import openai_fake
 
 TOKENS = 4
 GAP_S = 0.01
@@ -166,6 +167,17 @@ async def test_no_server() -> None:
     with pytest.raises(ServerError, match="start it first"):
         async with connected("http://127.0.0.1:1", 5.0):
             pass
+
+
+@pytest.mark.parametrize(("keys", "sent"), [("one,two", "Bearer one"), ("", "")])
+async def test_a_server_is_asked_with_the_key_of_the_environment(
+    keys: str, sent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one that is started for it: that asks for this key."""
+    monkeypatch.setenv("EPD_API_KEY", keys)
+    async with openai_fake.serving(openai_fake.ended()) as fake, connected(fake.url, 5.0) as server:
+        await server.ask(b'{"messages": []}', 0.0)
+    assert fake.keys == [sent, sent]
 
 
 def test_unknown_workload() -> None:
