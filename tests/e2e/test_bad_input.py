@@ -89,7 +89,6 @@ PARAMETERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"logprobs": True, "top_logprobs": 99}, ("top_logprobs",)),
     ({"top_logprobs": 2}, ("top_logprobs", "logprobs")),
     ({"stream_options": {"include_usage": True}}, ("stream_options", "stream")),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, ("tools", "template")),
     ({"response_format": {"type": "xml"}}, ("response_format",)),
     ({"guided_json": {"properties": {"a": {"type": "strin"}}}}, ("guided_json.properties.a",)),
     ({"no_such_parameter": 1}, ("no_such_parameter",)),
@@ -124,7 +123,8 @@ RAW: list[tuple[bytes, dict[str, str], int]] = [
     (b"{", {}, 400),
     (b"[1]", {}, 400),
     (b"\xff\xfe", {}, 400),
-    (b"[" * 100_000, {}, 400),
+    (b"[" * 60_000, {}, 400),
+    (b"[" * 100_000, {}, 413),
     (b"{}", {}, 400),
     (b"{}", {"Content-Type": "text/plain"}, 415),
     (b"{}", {"Content-Encoding": "gzip"}, 415),
@@ -176,6 +176,7 @@ def animated_gif() -> bytes:
     return buffer.getvalue()
 
 
+NOT_PUBLIC = "a private or local address"
 PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
     ("bomb", data_url(png_of(30_000, 30_000, bytes(1 << 20))), ("30000 x 30000",)),
     ("line", data_url(png_of(30_000, 1)), ("30000 x 1",)),
@@ -195,13 +196,13 @@ PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
     ("file", "file:///etc/passwd", ("file",)),
     ("path", "/etc/passwd", ("data:",)),
     ("ftp", "ftp://example.com/a.png", ("ftp",)),
-    ("loopback", "http://127.0.0.1:9/a.png", ("127.0.0.1",)),
-    ("metadata service", "http://169.254.169.254/latest", ("169.254.169.254",)),
-    ("private", "http://10.0.0.1/a.png", ("10.0.0.1",)),
-    ("IPv6 loopback", "http://[::1]/a.png", ("::1",)),
-    ("mapped loopback", "http://[::ffff:127.0.0.1]/a.png", ("127.0.0.1",)),
+    ("loopback", "http://127.0.0.1:9/a.png", (NOT_PUBLIC,)),
+    ("metadata service", "http://169.254.169.254/latest", (NOT_PUBLIC,)),
+    ("private", "http://10.0.0.1/a.png", (NOT_PUBLIC,)),
+    ("IPv6 loopback", "http://[::1]/a.png", (NOT_PUBLIC,)),
+    ("mapped loopback", "http://[::ffff:127.0.0.1]/a.png", (NOT_PUBLIC,)),
     ("decimal loopback", "http://2130706433/a.png", ("image_url",)),
-    ("local name", "http://localhost/a.png", ("localhost",)),
+    ("local name", "http://localhost/a.png", (NOT_PUBLIC,)),
     ("no host", "http:///a.png", ("image_url",)),
 ]
 
@@ -220,7 +221,7 @@ async def test_pictures_are_refused(
 
 async def test_too_many_pictures(server: Server) -> None:
     reply = await ask_beside_a_healthy_one(server, question("all?", *[RECEIPT] * 17))
-    check_refused(reply, 400, "17", "16")
+    check_refused(reply, 400, "at most 16")
 
 
 async def test_a_picture_longer_than_the_context(server: Server) -> None:
