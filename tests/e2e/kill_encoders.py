@@ -2,8 +2,9 @@
 
     python -m tests.e2e.kill_encoders --rounds 40
 
-A picture that was on its way is encoded again by a successor; one that comes while there is no
-encoder is refused at once.  None waits for its deadline, whatever links the kills leave behind.
+A picture that was on its way, or comes while there is no encoder, waits for a successor; one that
+meets a second such kill has used up its attempts and is refused.  None waits for its deadline,
+whatever links the kills leave behind.
 Prints one JSON object; exit status 1 when one waited for longer than `MAX_WAIT_S`.
 """
 
