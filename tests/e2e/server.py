@@ -108,8 +108,12 @@ class Command:
         self.check_nothing_left()
         return status
 
-    def check_nothing_left(self, timeout_s: float = 3.0 * SLOW) -> None:
-        """No process, no socket file, no shared memory.  Raises Failed."""
+    def check_nothing_left(self, timeout_s: float = 20.0 * SLOW) -> None:
+        """No process, no socket file, no shared memory.  Raises Failed.
+
+        Patient, since a test beside this one may just have killed an instance of its own, whose
+        memory is swept a little later.
+        """
         with contextlib.suppress(Failed):
             wait_for(lambda: not self.left(), timeout_s, "")
         if left := self.left():
