@@ -111,6 +111,19 @@ def test_arguments_arrive_as_they_grow() -> None:
 # --- forced calls ---------------------------------------------------------------------------------
 
 
+def drawn(grammars: Grammars, grammar: str, seed: int) -> str:
+    """What a model that draws at random says under a grammar; it ends as soon as it may."""
+    draw = np.random.default_rng(seed)
+    token_ids: list[int] = []
+    while True:
+        allowed = np.flatnonzero(grammars.allowed(str(seed), grammar, token_ids))
+        ends = allowed[allowed >= 256]
+        token = int(ends[0] if len(ends) else draw.choice(allowed))
+        if token >= 256:
+            return bytes(token_ids).decode()
+        token_ids.append(token)
+
+
 @pytest.mark.parametrize(
     ("choice", "parallel", "most"),
     [("required", True, 99), ("required", False, 1),
@@ -125,16 +138,7 @@ def test_a_forced_answer_is_calls(choice: Any, parallel: bool, most: int) -> Non
     grammar = use.checked_grammar(grammars.fault)
     seen = set()
     for seed in range(30):
-        draw = np.random.default_rng(seed)
-        token_ids: list[int] = []
-        while True:
-            allowed = np.flatnonzero(grammars.allowed(str(seed), grammar, token_ids))
-            ends = allowed[allowed >= 256]
-            token = int(ends[0] if len(ends) else draw.choice(allowed))
-            if token >= 256:
-                break
-            token_ids.append(token)
-        text, calls = parse([bytes(token_ids).decode()])
+        text, calls = parse([drawn(grammars, grammar, seed)])
         assert text == ""
         assert 1 <= len(calls) <= most
         for call in calls:
@@ -169,16 +173,7 @@ def test_an_answer_is_calls_or_what_is_asked_for(constraint: Any, ends_as: set[s
     grammar = use.checked_grammar(grammars.fault)
     texts, names = set(), set()
     for seed in range(40):
-        draw = np.random.default_rng(seed)
-        token_ids: list[int] = []
-        while True:
-            allowed = np.flatnonzero(grammars.allowed(str(seed), grammar, token_ids))
-            ends = allowed[allowed >= 256]
-            token = int(ends[0] if len(ends) else draw.choice(allowed))
-            if token >= 256:
-                break
-            token_ids.append(token)
-        text, calls = parse([bytes(token_ids).decode()])
+        text, calls = parse([drawn(grammars, grammar, seed)])
         assert bool(text) != bool(calls)
         texts |= {text} - {""}
         names |= {call["function"]["name"] for call in calls}
