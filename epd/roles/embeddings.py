@@ -114,7 +114,8 @@ class Embeddings(Role[Embedding]):
             embedding = Embedding(want.item.mm_hash, self.actor.journal)
             self._embeddings[want.item.mm_hash] = embedding
         self.fire(embedding, fsm.Wanted(want.item.room, want))
-        self._leases.rejoin(embedding.room)
+        if self._leases.rejoin(embedding.room):
+            self._pump_budget()
 
     def unwant(self, mm_hash: str, room: str) -> bool:
         """A waiter leaves; False if it was none."""
@@ -283,6 +284,7 @@ class Embeddings(Role[Embedding]):
         elif embedding is not None and embedding.room == transfer.key:
             self.fire(embedding, _load_outcome(transfer))
         self._pump_leases()
+        self._pump_budget()
 
 
 def _load_outcome(transfer: Transfer) -> Event:

@@ -171,9 +171,11 @@ class Requests(Role[Request]):
         self._scheduler.add(entry)
         self.pump()
 
-    def leave_line(self, room: str) -> None:
-        self._on_reserved.pop(room, None)
-        self._scheduler.remove(room)
+    def leave_line(self, key: str) -> None:
+        """A request, or a room of KV, leaves line or batch; who stood behind it may enter now."""
+        self._on_reserved.pop(key, None)
+        if self._scheduler.remove(key):
+            self.pump()
 
     def return_blocks(self, blocks: tuple[int, ...]) -> None:
         self.pool.give_back(blocks)
@@ -329,7 +331,7 @@ class Requests(Role[Request]):
 
     @performs(Do.DEQUEUE)
     def dequeue(self, request: Request, event: Event) -> None:
-        self._scheduler.remove(request.key)
+        self.leave_line(request.key)
 
     @performs(Do.START_DECODING)
     def start_decoding(self, request: Request, event: Event) -> None:

@@ -101,12 +101,14 @@ class _Line:
         self.places[entry.key] = place
         self.entries[entry.key] = entry
 
-    def leave(self, key: str) -> Entry | None:
+    def leave(self, key: str) -> bool:
+        """False if it did not stand here."""
         place = self.places.pop(key, None)
         if place is None:
-            return None
+            return False
         del self.order[bisect_left(self.order, place)]
-        return self.entries.pop(key)
+        del self.entries[key]
+        return True
 
     def head(self) -> Entry | None:
         return self.entries[self.order[0][2]] if self.order else None
@@ -179,11 +181,12 @@ class BatchScheduler:
         """Whether it stands in the line of prompts, to be computed for the first time or again."""
         return key in self._line.entries
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str) -> bool:
+        """Whether it stood in a line: who is behind it may enter now."""
         for running in (self._prefilling, self._decoding):
             running.pop(key, None)
-        self._line.leave(key)
-        self._reservations.leave(key)
+        waited = self._line.leave(key)
+        return self._reservations.leave(key) or waited
 
     # --- memory -----------------------------------------------------------------------------------
 

@@ -113,9 +113,9 @@ class LeaseQueue:
         if key in self._held:
             self._stranded[key] = self._held[key].count
 
-    def rejoin(self, key: str) -> None:
-        """Somebody waits for it again."""
-        self._stranded.pop(key, None)
+    def rejoin(self, key: str) -> bool:
+        """Somebody waits for it again; False if somebody did all the time."""
+        return self._stranded.pop(key, None) is not None
 
     def settled(self, key: str) -> None:
         """The peer will not write for this lease any more: it leaves the peer's quota."""

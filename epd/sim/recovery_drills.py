@@ -164,7 +164,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",
-        mutants=("the_living_are_fenced",),
+        mutants=("the_living_are_fenced", "what_is_not_stranded_any_more_is_kept"),
     ),
     Drill(
         "bytes-change-in-flight",

@@ -128,6 +128,17 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         mutants=("preempted_says_it_again", "preempted_keeps_blocks"),
     ),
     Drill(
+        "leave-the-line",
+        ("F24", "F43"),
+        work=Workload(
+            30, image_share=0.3, spread_s=0.3, cancel_share=0.7, max_text=40, max_images=1
+        ),
+        data=DataConditions(nbytes_per_s=1e3, jitter_s=0.02),
+        settings=Settings(num_blocks=28),
+        fires=("REQUEST:WAITING>FINISHED", "REQUEST:WAITING_FOR_REMOTE_KV>ABORTING"),
+        mutants=("who_leaves_the_line_wakes_nobody",),
+    ),
+    Drill(
         "preempted-is-not-lost",
         ("F20", "F24"),
         topology="1epd",

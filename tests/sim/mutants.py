@@ -28,6 +28,7 @@ from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
 from tests.sim import (
     cache_mutants,
+    checker_mutants,
     link_mutants,
     recovery_mutants,
     scheduling_mutants,
@@ -40,6 +41,7 @@ from tests.sim.planting import MUTANTS, mutant, row, several
 __all__ = [
     "MUTANTS",
     "cache_mutants",
+    "checker_mutants",
     "link_mutants",
     "recovery_mutants",
     "scheduling_mutants",

@@ -17,6 +17,7 @@ from epd.sim.checkers.scopes import Scopes
 from epd.sim.checkers.silence import Silence
 from epd.sim.checkers.singleflight import SingleFlight
 from epd.sim.checkers.tokens import GoldenTokens
+from epd.sim.checkers.wakeups import WakeUps
 
 ALL = (
     Integrity,
@@ -29,6 +30,7 @@ ALL = (
     Silence,
     SingleFlight,
     Residency,
+    WakeUps,
     Conservation,
     Faultless,
     Liveness,
@@ -49,4 +51,5 @@ __all__ = [
     "Scopes",
     "Silence",
     "SingleFlight",
+    "WakeUps",
 ]

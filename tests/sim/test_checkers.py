@@ -1,0 +1,28 @@
+"""Each checker here has bugs that it notices and nothing else does: without it they survive."""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.sim import checkers, drills
+from epd.sim.checkers.base import Checker
+from epd.sim.run import run
+from tests.sim.mutants import MUTANTS
+
+MAX_SEEDS = 60
+ALONE: tuple[tuple[type[Checker], str, str], ...] = (
+    (checkers.WakeUps, "leave-the-line", "who_leaves_the_line_wakes_nobody"),
+    (checkers.WakeUps, "stall-the-only-encode", "what_is_not_stranded_any_more_is_kept"),
+)
+
+
+@pytest.mark.parametrize(("checker", "drill", "mutant"), ALONE, ids=str)
+def test_nothing_else_notices(
+    checker: type[Checker], drill: str, mutant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = (drills.by_name(drill).plan(seed) for seed in range(MAX_SEEDS))
+    with MUTANTS[mutant]():
+        plan = next(plan for plan in plans if run(plan).violations)
+        others = tuple(other for other in checkers.ALL if other is not checker)
+        monkeypatch.setattr(checkers, "ALL", others)
+        assert not run(plan).violations
