@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from epd.api.port import GenerationError, GenerationUpdate, Leave, Refused
+from epd.messages import TokenLogprobs
 from epd.roles.stream import Stream
 from epd.sim.cluster import GATEWAY, Cluster
 from epd.sim.workload import Ask
@@ -24,11 +25,13 @@ class Record:
     gap_s: float = 0.0  # the longest time between two tokens
     ended_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     staged: list[int] = field(default_factory=list)  # tokens of the stages before
     finish_reason: str = ""
     error: GenerationError | None = None
     refused: str = ""
     hung_up: bool = False
+    has_enough: bool = False  # it read its stop word, and left
     gateway_died: bool = False
     num_answers: int = 0  # terminal ones; must end as 1
 
@@ -43,6 +46,8 @@ class Record:
             return f"{self.error.kind}: {self.error.message}"
         if self.hung_up:
             return "hung up"
+        if self.has_enough:
+            return "has enough"
         if self.gateway_died:
             return "the gateway died"
         return self.finish_reason or "no answer"
@@ -123,8 +128,17 @@ class Clients:
         if hang_up_s := record.ask.cancel_after_s:
             await self._read_until(record, stream, hang_up_s)
         else:
-            async for update in stream:
-                self._take(record, update)
+            await self._read_all(record, stream)
+
+    async def _read_all(self, record: Record, stream: Stream) -> None:
+        """To the end, or to its stop word."""
+        async for update in stream:
+            self._take(record, update)
+            if record.ask.stop_word in update.token_ids and not record.num_answers:
+                record.has_enough = True
+                record.num_answers += 1
+                stream.cancel(Leave.ENOUGH, "stop string")
+                break  # what else has come is not read
 
     async def _read_stage(self, record: Record, stream: Stream) -> bool:
         """Whether it went well."""
@@ -139,8 +153,7 @@ class Clients:
         """For so long; then the client hangs up."""
         try:
             async with asyncio.timeout(hang_up_s):
-                async for update in stream:
-                    self._take(record, update)
+                await self._read_all(record, stream)
         except TimeoutError:
             if not record.num_answers:
                 record.hung_up = True
@@ -155,6 +168,7 @@ class Clients:
             record.gap_s = max(record.gap_s, now_s - record.last_s)
             record.last_s = now_s
         record.tokens.extend(update.token_ids)
+        record.logprobs.extend(update.logprobs)
         if update.error is not None or update.finish_reason:
             record.error, record.finish_reason = update.error, update.finish_reason
             record.num_answers += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from epd.config import EncodeConfig, Limits
+from epd.sim.answer_drills import ANSWER_DRILLS
 from epd.sim.cache_drills import CACHE_DRILLS
 from epd.sim.cluster import Settings
 from epd.sim.drill import NOTHING, PATIENT, Drill
@@ -251,7 +252,16 @@ DRILLS: tuple[Drill, ...] = (
         topology="1e1p1d",
         work=Workload(10, image_share=1.0, max_tokens=10),
         fires=("REQUEST:WAITING_FOR_REMOTE_KV>DECODING",),
-        mutants=("rope_delta_stays_home",),
+        mutants=(
+            "rope_delta_stays_home",
+            "the_seed_starts_anew_at_decode",
+            "decode_looks_back_at_its_own",
+            "the_past_is_a_window",
+            "penalties_stay_at_prefill",
+            "the_bias_stays_at_prefill",
+            "the_grammar_stays_at_prefill",
+            "decode_ends_when_it_likes",
+        ),
     ),
     Drill(
         "failed-writes",
@@ -269,6 +279,7 @@ DRILLS: tuple[Drill, ...] = (
     *TIER_DRILLS,
     *SCHEDULING_DRILLS,
     *STAGED_DRILLS,
+    *ANSWER_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {

@@ -32,9 +32,10 @@ from epd.engine.base import (
     verify,
 )
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
-from epd.sim import golden
+from epd.sim import golden, sampler
 from epd.sim.device import Costs, SimDevice
 from epd.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Picture
+from epd.sim.sampler import Past
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
 SLOT_NBYTES = golden.KV_LAYOUT.slot_nbytes
@@ -130,11 +131,14 @@ class _Launched:
     failed: set[str]  # who has, or has not been computed yet
     sampled: dict[str, int] = field(default_factory=dict)  # by request
 
-    def note(self, request_id: str, outcome: Outcome) -> None:
+    def note(self, sequence: StepSequence, outcome: Outcome) -> None:
+        """A token that the host has to choose is not there for the next step."""
         if not isinstance(outcome, StepFailure):
-            self.failed.discard(request_id)
-        if isinstance(outcome, TokenLogprobs):
-            self.sampled[request_id] = outcome.token_id
+            self.failed.discard(sequence.request_id)
+        params = sequence.sample
+        on_device = params is not None and params.is_chosen_on_device(sequence.output_index)
+        if isinstance(outcome, TokenLogprobs) and on_device:
+            self.sampled[sequence.request_id] = outcome.token_id
 
     def known(self, sequence: StepSequence) -> StepSequence:
         """With its token, if it was on its way."""
@@ -217,7 +221,7 @@ class SimLanguageEngine:
             for sequence, prefix in zip(known, prefixes, strict=True)
         ]
         for sequence, outcome in zip(batch, outcomes, strict=True):
-            now.note(sequence.request_id, outcome)
+            now.note(sequence, outcome)
         return StepResult(outcomes, cost_s)
 
     def _prefix(self, sequence: StepSequence) -> bytes:
@@ -255,10 +259,15 @@ class SimLanguageEngine:
         if params is None:
             return ChunkScores(prompt) if prompt else None
 
-        def sample(at: int) -> TokenLogprobs:
+        def sample(at: int) -> TokenLogprobs | StepFailure:
             known = kv[: (needed - sequence.num_guesses + at) * RECORD_NBYTES]
-            token = golden.next_token(known, params, sequence.output_index + at)
-            return TokenLogprobs(token, -0.5, prompt=prompt)
+            said = [*sequence.output_ids, *sequence.guesses[:at]] if at else sequence.output_ids
+            past = Past(known, sequence.output_index + at, sequence.prompt_ids, said)
+            try:
+                token = sampler.sample(past, params)
+            except ValueError as error:
+                return StepFailure(str(error))
+            return token.with_prompt(prompt) if prompt else token
 
         return verify(sequence.guesses, sample) if sequence.num_guesses else sample(0)
 
@@ -292,8 +301,7 @@ def _scores(sequence: StepSequence, records: Sequence[bytes]) -> tuple[TokenLogp
     """Made of what is ahead of each token, as everything here is."""
     targets = sequence.scoring.targets if sequence.scoring is not None else ()
     return tuple(
-        TokenLogprobs(target, -1.0 - record[0], rank=1)
-        for target, record in zip(targets, records, strict=False)
+        sampler.score_of(record, target) for target, record in zip(targets, records, strict=False)
     )
 
 

@@ -2,9 +2,12 @@
 
 A key-value record of 16 bytes stands for one token's KV: 12 bytes that depend on every token, every
 embedding row and every rope position before it, and its index.  The next token depends on all
-records, so one wrong, missing or swapped record changes the answer; the sampling seed and the
-output index go in too.  A row of 32 bytes stands for an embedding: its first half for the main
-embedding, its second for deepstack; both depend on the picture and the row's index.
+records, so one wrong, missing or swapped record changes the answer, and on all that the request's
+sampling reads (`sampler.py`).  A row of 32 bytes stands for an embedding: its first half for the
+main embedding, its second for deepstack; both depend on the picture and the row's index.
+
+What is right is computed from the request alone, in one place and in one go: no block, no chunk, no
+engine and no message is part of it.
 """
 
 from __future__ import annotations
@@ -12,18 +15,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epd.engine.base import MediaLayout, RopePositions
-from epd.messages import KvLayout, RowContract, SamplingParams
+from epd.messages import KvLayout, RowContract, SamplingParams, TokenLogprobs
+from epd.sim.sampler import Past, sample, score_of
 
 RECORD_NBYTES = 16
 BLOCK_SIZE = 4
-EOS = 2
 IMAGE_TOKEN = 7
-VOCABULARY = 1000
-FIRST_WORD = 10
 ROW_NBYTES = 32
 
 NUM_LAYERS = 2  # a record's first half is the KV of the first layer, its second half of the second
@@ -70,16 +71,6 @@ def record(previous: bytes, index: int, token_id: int, rope: int, row: bytes) ->
     return hashlib.blake2b(content, digest_size=12).digest() + struct.pack("<I", index)
 
 
-def next_token(kv: bytes, sampling: SamplingParams, output_index: int) -> int:
-    """The token that follows the tokens whose records are `kv`; with a small `top_k`, one of so few
-    words, so that the answer repeats itself and can be guessed."""
-    key = struct.pack("<qi", sampling.seed % (1 << 62), output_index)
-    drawn = int.from_bytes(hashlib.blake2b(kv, digest_size=8, key=key).digest(), "little")
-    if drawn % 32 == 0 and output_index >= sampling.min_tokens and output_index > 0:
-        return EOS
-    return FIRST_WORD + (drawn >> 8) % (sampling.top_k or VOCABULARY - FIRST_WORD)
-
-
 def rope_positions(num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
     """Three axes; a picture advances them by its longer side only, as the Qwen families do."""
     if not items:
@@ -118,26 +109,32 @@ def answer(
     token_ids: tuple[int, ...],
     pictures: tuple[tuple[int, Picture], ...],
     sampling: SamplingParams,
-) -> tuple[int, ...]:
-    """All output tokens, the ending EOS included, of a prompt with pictures at these offsets."""
+) -> tuple[TokenLogprobs, ...]:
+    """All output tokens, the ending one included, of a prompt with pictures at these offsets, with
+    the log-probabilities that were asked for."""
     layouts = [MediaLayout(at, p.num_rows, p.grid_thw) for at, p in pictures]
     rope = rope_positions(len(token_ids), layouts)
     rows = {at + r: p.row(r) for at, p in pictures for r in range(p.num_rows)}
     kv, last = bytearray(), b""
+    scores: list[TokenLogprobs] = []
     for index, token_id in enumerate(token_ids):
+        if index and sampling.num_prompt_logprobs >= 0:
+            scores.append(score_of(last, token_id))
         key = linear_key(index) if rope.positions is None else rope_key(rope.positions, index)
         last = record(last, index, token_id, key, rows.get(index, b""))
         kv += last
-    output: list[int] = []
+    output: list[TokenLogprobs] = []
+    output_ids: list[int] = []
     while len(output) < sampling.max_tokens:
-        token_id = next_token(bytes(kv), sampling, len(output))
-        output.append(token_id)
-        if token_id in sampling.stop_token_ids:
+        past = Past(bytes(kv), len(output), token_ids, output_ids)
+        token = sample(past, sampling)
+        output.append(token)
+        output_ids.append(token.token_id)
+        if token.token_id in sampling.stop_token_ids:
             break
         index = len(token_ids) + len(output) - 1
-        last = record(last, index, token_id, linear_key(index + rope.delta), b"")
+        last = record(last, index, token.token_id, linear_key(index + rope.delta), b"")
         kv += last
+    if scores:
+        output[0] = output[0].with_prompt(tuple(scores))
     return tuple(output)
-
-
-RowLookup = Callable[[int], bytes]

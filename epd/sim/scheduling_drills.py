@@ -162,7 +162,12 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(30, image_share=0.3, spread_s=0.2, max_tokens=24, cancel_share=0.3),
         settings=Settings(engine=AHEAD, num_blocks=48),
         fires=("REQUEST:DECODING>FINISHING", "REQUEST:DECODING>ABORTING"),
-        mutants=("last_token_frees_blocks", "who_has_ended_stays_in_the_batch", "a_stale_token"),
+        mutants=(
+            "last_token_frees_blocks",
+            "who_has_ended_stays_in_the_batch",
+            "a_stale_token",
+            "who_looks_back_runs_ahead",
+        ),
     ),
     Drill(
         "few-blocks-a-step-ahead",
@@ -196,6 +201,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "a_wrong_guess_keeps_its_place",
             "a_wrong_guess_is_published",
             "said_behind_its_end",
+            "guesses_are_looked_back_at",
         ),
     ),
     Drill(

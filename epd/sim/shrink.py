@@ -26,6 +26,7 @@ from epd.sim.cluster import Settings
 from epd.sim.faults import Fault
 from epd.sim.run import Plan, run
 from epd.sim.storage import DiskConditions
+from epd.sim.wishes import SEEDED
 from epd.sim.workload import Ask
 
 MAX_RUNS = 100
@@ -213,6 +214,8 @@ def _simpler(ask: Ask) -> Iterator[Ask]:
         yield replace(ask, pictures=())
     if len(ask.pictures) > 1:
         yield replace(ask, pictures=ask.pictures[:1])
+    if ask.wishes != SEEDED or ask.stop_word:
+        yield replace(ask, wishes=SEEDED, stop_word=0)
     if ask.max_tokens > 1:
         yield replace(ask, max_tokens=1)
 

@@ -20,6 +20,7 @@ from epd.sim.rand import KeyedRandom
 from epd.sim.run import Plan
 from epd.sim.storage import DiskConditions
 from epd.sim.transfer import DataConditions
+from epd.sim.wishes import LOOKING_BACK, MIXED
 from epd.sim.workload import Workload
 
 TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
@@ -161,6 +162,8 @@ def _draw_workload(random: KeyedRandom) -> Workload:
         broken_share=random.pick((0.0, 0.0, 0.15), "broken"),
         slow_share=random.pick((0.0, 0.1), "slow pictures"),
         num_words=3 if _num_guesses(random) else 0,
+        kinds=random.pick((MIXED, MIXED, LOOKING_BACK), "wishes"),
+        stop_share=random.pick((0.0, 0.0, 0.3), "stop strings"),
     )
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from epd.api.port import Generation, PreparedItem, Stage, TimeLimits
-from epd.messages import SamplingParams
-from epd.sim import golden
+from epd.messages import SamplingParams, TokenLogprobs
+from epd.sim import golden, wishes
 from epd.sim.golden import Picture
 from epd.sim.rand import KeyedRandom, draw_integer
+from epd.sim.sampler import EOS, FIRST_WORD
 
 WHOLE = 4  # tokens per word of answers that nobody reads as they grow
 GRIDS = ((1, 2, 4), (1, 4, 4), (1, 4, 8), (1, 8, 8))
@@ -37,13 +38,16 @@ class Ask:
     leaves_after: Stage = ""  # so many stages, and it is never heard of again
     tenant: str = ""  # who asks: nobody else finds what was computed for it
     limits: TimeLimits | None = None  # how long it waits; None: as the settings say
+    wishes: SamplingParams = wishes.SEEDED  # all else that it wants of its answer
+    stop_word: int = 0  # when it reads this word, it has enough (a stop string); 0: never
 
     def __str__(self) -> str:
         pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
         hangs_up = f", hangs up after {self.cancel_after_s:.3f} s" if self.cancel_after_s else ""
+        wanted = wishes.told(self.wishes) + (", stops at a word" if self.stop_word else "")
         return (
             f"request {self.index} at {self.at_s:.4f} s: {len(self.text)} words, pictures: "
-            f"{pictures}, up to {self.max_tokens} tokens{hangs_up}"
+            f"{pictures}, up to {self.max_tokens} tokens{wanted}{hangs_up}"
         )
 
     def placed(self) -> tuple[tuple[int, ...], tuple[tuple[int, Picture], ...]]:
@@ -61,12 +65,13 @@ class Ask:
         return tuple(token_ids), tuple(placed)
 
     def sampling(self) -> SamplingParams:
-        stop = (golden.EOS,) if self.stops_at_eos else ()
-        return SamplingParams(
+        own = self.wishes.stop_token_ids
+        return msgspec.structs.replace(
+            self.wishes,
             max_tokens=self.max_tokens,
-            top_k=self.num_words,
+            top_k=self.wishes.top_k or self.num_words,
             seed=self.seed,
-            stop_token_ids=stop,
+            stop_token_ids=(EOS, *own) if self.stops_at_eos else own,
             tokens_per_word=self.tokens_per_word if self.limits is None else 1,
         )
 
@@ -95,9 +100,14 @@ class Ask:
             claim=claim,
         )
 
-    def answer(self) -> tuple[int, ...]:
+    def said(self) -> tuple[TokenLogprobs, ...]:
+        """The right answer, with the log-probabilities that were asked for."""
         token_ids, placed = self.placed()
         return golden.answer(token_ids, placed, self.sampling())
+
+    def answer(self) -> tuple[int, ...]:
+        """The token ids of the right answer."""
+        return tuple(token.token_id for token in self.said())
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,6 +140,8 @@ class Workload:
     limits: TimeLimits | None = None
     drive_share: float = 0.0  # of clients that drive the stages of their requests themselves
     leave_share: float = 0.0  # of these, who leave between two stages
+    kinds: tuple[str, ...] = wishes.MIXED  # of wishes
+    stop_share: float = 0.0  # of clients with a stop string, one word of few
 
     def draw(self, random: KeyedRandom) -> tuple[Ask, ...]:
         asks = (self.ask(random.stream("ask", index), index) for index in range(self.num_requests))
@@ -148,6 +160,7 @@ class Workload:
             spots = sorted(drawn.below(length + 1, "spot", n) for n in range(count))
             pictures = [(spot, self._picture(random, n)) for n, spot in enumerate(spots)]
         cancels = random.chance(self.cancel_share, "cancel")
+        wanted = wishes.draw(random.stream("wishes"), self.kinds, self.num_words)
         return Ask(
             index,
             self.start_s + self.spread_s * random.uniform("at"),
@@ -164,7 +177,14 @@ class Workload:
             tenant=f"tenant{random.below(self.num_tenants, 'tenant')}",
             drives=random.chance(self.drive_share, "drives"),
             leaves_after=self._leaves_after(random),
+            wishes=wanted,
+            stop_word=self._stop_word(random, wanted.top_k or self.num_words),
         )
+
+    def _stop_word(self, random: KeyedRandom, num_words: int) -> int:
+        if not random.chance(self.stop_share, "stops"):
+            return 0
+        return FIRST_WORD + random.below(num_words or wishes.FEW_WORDS, "stop word")
 
     def _leaves_after(self, random: KeyedRandom) -> Stage:
         if not random.chance(self.leave_share, "leaves"):
@@ -173,9 +193,9 @@ class Workload:
 
     def _word(self, drawn: KeyedRandom, n: int) -> int:
         if not self.num_words:
-            return golden.FIRST_WORD + drawn.below(900, "text", n)
+            return FIRST_WORD + drawn.below(900, "text", n)
         word = drawn.below(self.num_words + 1, "text", n)
-        return golden.FIRST_WORD + word if word < self.num_words else golden.EOS
+        return FIRST_WORD + word if word < self.num_words else EOS
 
     def _picture(self, random: KeyedRandom, n: int) -> Picture:
         number = random.below(self.num_pictures, "picture", n)

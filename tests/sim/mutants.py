@@ -27,6 +27,7 @@ from epd.scheduling.pool import LruCache
 from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
 from tests.sim import (
+    answer_mutants,
     cache_mutants,
     checker_mutants,
     link_mutants,
@@ -40,6 +41,7 @@ from tests.sim.planting import MUTANTS, mutant, row, several
 
 __all__ = [
     "MUTANTS",
+    "answer_mutants",
     "cache_mutants",
     "checker_mutants",
     "link_mutants",

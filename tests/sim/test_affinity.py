@@ -15,9 +15,10 @@ from epd.roles.affinity import Affinity
 from epd.scheduling.placement import Shares
 from epd.sim.cluster import Cluster, Settings
 from epd.sim.faults import Fault
-from epd.sim.golden import FIRST_WORD, Picture
+from epd.sim.golden import Picture
 from epd.sim.network import Conditions
 from epd.sim.run import Plan, Prepare, Result, run
+from epd.sim.sampler import FIRST_WORD
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Ask

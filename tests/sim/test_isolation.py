@@ -17,9 +17,10 @@ from epd.config import EncodeConfig, EngineConfig
 from epd.sim.client import Clients, Record
 from epd.sim.cluster import Settings
 from epd.sim.device import Costs
-from epd.sim.golden import FIRST_WORD, Picture
+from epd.sim.golden import Picture
 from epd.sim.network import Conditions
 from epd.sim.run import Plan, run
+from epd.sim.sampler import FIRST_WORD
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Ask

@@ -1,0 +1,230 @@
+"""Bugs of answers put back: what sampling reads is lost, begins anew, or is another request's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from epd import messages
+from epd.engine.base import ChunkScores, Outcome, Settled, StepSequence
+from epd.fsm import generation, request, request_parts
+from epd.fsm.request_table import TABLE as REQUEST
+from epd.messages import KvOffer, SamplingParams, TokenChunk
+from epd.roles.prompt_scores import PromptScores
+from epd.roles.step import new_tokens, sequence_of
+from tests.sim.planting import mutant, row, several
+
+R, G = request.S, generation.S
+
+
+def in_each_step(
+    spoil: Callable[[request.Request, StepSequence], None],
+) -> AbstractContextManager[Any]:
+    """What a step is told of a request is not quite right."""
+
+    def spoiled(machine: request.Request, *args: Any) -> StepSequence:
+        sequence = sequence_of(machine, *args)
+        spoil(machine, sequence)
+        return sequence
+
+    return mock.patch("epd.roles.step_loop.sequence_of", spoiled)
+
+
+def in_each_offer(**changes: Any) -> AbstractContextManager[Any]:
+    """What decode is told of sampling is not what the client asked for."""
+
+    def spoiled(*fields: Any) -> KvOffer:
+        offer = messages.KvOffer(*fields)
+        sampling: SamplingParams = msgspec.structs.replace(offer.sampling, **changes)
+        return msgspec.structs.replace(offer, sampling=sampling)
+
+    return mock.patch("epd.roles.kv_producer.KvOffer", spoiled)
+
+
+@mutant
+def a_migration_forgets_what_was_said() -> Iterator[None]:
+    """F20: what other attempts have said counts as prompt: penalties and grammars begin anew."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        if sequence.output_ids:
+            sequence.prompt_ids = machine.prompt
+            sequence.output_ids = sequence.output_ids[machine.num_emitted :]
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def bad_words_begin_anew_at_a_migration() -> Iterator[None]:
+    """F20: the first token of an attempt is chosen as if nothing had been said before."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        if not machine.output:
+            sequence.output_ids = ()
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def the_seed_starts_anew_at_a_migration() -> Iterator[None]:
+    """F20: the next attempt draws the first numbers of the seed again."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        sequence.output_index -= machine.num_emitted
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def the_seed_starts_anew_at_decode() -> Iterator[None]:
+    """Decode counts the tokens that it has sampled itself."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        sequence.output_index -= isinstance(machine.message, KvOffer)
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def decode_looks_back_at_its_own() -> Iterator[None]:
+    """Decode does not count the first token, which prefill has sampled, for penalties."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        if isinstance(machine.message, KvOffer):
+            sequence.output_ids = sequence.output_ids[1:]
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def the_past_is_a_window() -> Iterator[None]:
+    """Penalties and grammars see the last few tokens of an answer."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        sequence.output_ids = sequence.output_ids[-4:]
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def a_preempted_grammar_starts_anew() -> Iterator[None]:
+    """F24: who was preempted goes on in the first state of its grammar."""
+
+    def mark(machine: request.Request, event: request.Scheduled) -> None:
+        request_parts.keep_blocks(machine, event)
+        machine.lookup = len(machine.output)  # a place that is free where nobody guesses
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        if machine.sampling.grammar and machine.lookup:
+            sequence.output_ids = sequence.output_ids[machine.num_emitted + machine.lookup :]
+
+    with (
+        row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), mark),
+        in_each_step(spoil),
+    ):
+        yield
+
+
+@mutant
+def penalties_stay_at_prefill() -> Iterator[None]:
+    """Decode is not told of penalties."""
+    with in_each_offer(frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0):
+        yield
+
+
+@mutant
+def the_bias_stays_at_prefill() -> Iterator[None]:
+    """Decode is not told of biases, nor of what may not be said."""
+    with in_each_offer(logit_bias=(), allowed_token_ids=(), bad_words=()):
+        yield
+
+
+@mutant
+def the_grammar_stays_at_prefill() -> Iterator[None]:
+    """Decode says what it likes."""
+    with in_each_offer(grammar=""):
+        yield
+
+
+@mutant
+def decode_ends_when_it_likes() -> Iterator[None]:
+    """Decode is not told of `min_tokens`, and ends at what no client named."""
+    with in_each_offer(min_tokens=0):
+        yield
+
+
+@mutant
+def who_looks_back_runs_ahead() -> Iterator[None]:
+    """The step ahead takes also those whose next token the host has to choose."""
+
+    def always(machine: request.Request, sequence: StepSequence) -> bool:
+        return sequence.output_index + 1 < machine.sampling.max_tokens
+
+    with mock.patch("epd.roles.step_loop.runs_ahead", always):
+        yield
+
+
+@mutant
+def guesses_are_looked_back_at() -> Iterator[None]:
+    """Penalties count guesses as said before they are verified."""
+
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        if sequence.output_ids:
+            sequence.output_ids = [*sequence.output_ids, *sequence.guesses]
+
+    with in_each_step(spoil):
+        yield
+
+
+@mutant
+def only_the_last_chunk_is_scored() -> Iterator[None]:
+    """What earlier chunks of a prompt have scored is forgotten."""
+    take = PromptScores.take
+
+    def forgetful(self: PromptScores, machine: request.Request, outcome: Outcome) -> Settled:
+        if not isinstance(outcome, ChunkScores):
+            self.forget(machine.key)
+        return take(self, machine, outcome)
+
+    with mock.patch.object(PromptScores, "take", forgetful):
+        yield
+
+
+@mutant
+def a_scored_prompt_is_found_in_the_cache() -> Iterator[None]:
+    """Tokens whose KV was computed for others are not scored."""
+    with mock.patch("epd.roles.requests.is_scored", lambda machine: False):
+        yield
+
+
+@mutant
+def log_probabilities_of_other_tokens() -> Iterator[None]:
+    """Each chunk of tokens comes with the log-probabilities of an answer's first ones."""
+
+    def first_ones(machine: request.Request) -> TokenChunk:
+        chunk = new_tokens(machine)
+        said = tuple(machine.output[: len(chunk.token_ids)]) if chunk.logprobs else ()
+        return msgspec.structs.replace(chunk, logprobs=said)
+
+    with mock.patch("epd.roles.requests.new_tokens", first_ones):
+        yield
+
+
+@mutant
+def who_has_enough_is_computed_on() -> Iterator[None]:
+    """F43: instances are not told that a client has found its stop string."""
+    do = (generation.Do.ARM_ABORT,)
+    with several(
+        row(generation.TABLE, G.STREAMING, generation.StopRequested, G.STOPPING, do),
+        row(generation.TABLE, G.PLACED, generation.StopRequested, G.STOPPING, do),
+    ):
+        yield
