@@ -34,6 +34,7 @@ ANSWER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=32),
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("a_preempted_grammar_starts_anew",),
+        calm={"settings.num_blocks": 1024},
     ),
     Drill(
         "prompts-with-log-probabilities",
@@ -44,12 +45,17 @@ ANSWER_DRILLS: tuple[Drill, ...] = (
         ),
         settings=Settings(num_blocks=128),
         faults=(Fault("kill", "p0", duration_s=0.5),),
-        fires=("kill", "prefix_hit"),
+        fires=(
+            "prefix_hit",
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
         mutants=(
             "only_the_last_chunk_is_scored",
             "a_scored_prompt_is_found_in_the_cache",
             "log_probabilities_of_other_tokens",
         ),
+        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
     ),
     Drill(
         "who-has-enough",
@@ -58,5 +64,6 @@ ANSWER_DRILLS: tuple[Drill, ...] = (
         settings=SLOW_STEPS,
         fires=("GENERATION:STREAMING>STOPPING",),
         mutants=("who_has_enough_is_computed_on",),
+        calm={"work.stop_share": 0.0},
     ),
 )

@@ -17,8 +17,12 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         ("F37",),
         topology="3e1p1d",
         work=Workload(30, image_share=1.0, num_pictures=5, spread_s=0.05),
-        fires=("ENCODING:Requested",),
+        fires=(
+            "EMBEDDING:LOADING>LOADING",
+            "ENCODING:QUEUED>QUEUED",
+        ),
         mutants=("placement_forgets_flights",),
+        calm={"work.num_pictures": 1 << 30},
     ),
     Drill(
         "cache-events-lost",
@@ -30,6 +34,7 @@ CACHE_DRILLS: tuple[Drill, ...] = (
             Fault("reset", "here", point="MESSAGE:CacheEvents", nth=16, other="gateway"),
         ),
         mutants=("cache_gap_is_ignored",),
+        fires=("cache_events_missed",),
     ),
     Drill(
         "cache-events-repeated",
@@ -40,6 +45,7 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=EncodeConfig(64, 64, 256)),
         fires=("duplicated",),
         mutants=("cache_events_apply_twice",),
+        calm={"network.duplication": 0.0},
     ),
     Drill(
         "cache-of-the-dead",
@@ -48,5 +54,9 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         work=TURNOVER,
         faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=24, duration_s=0.3),),
         mutants=("residency_survives_restart",),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
 )

@@ -78,8 +78,10 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("drill", "swarm", "check"))
-    parser.add_argument("name", nargs="?", default="", help="a drill, or a topology to check")
+    parser.add_argument("kind", choices=("drill", "calm", "swarm", "check"))
+    parser.add_argument(
+        "name", nargs="?", default="", help="a drill, or one to calm, or a topology to check"
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--mutant", default="", metavar="NAME", help="with this bug put back")
     parser.add_argument(

@@ -8,7 +8,7 @@ import sys
 from epd.sim import mutants
 from epd.sim.report import write_report
 from epd.sim.run import Plan, describe, run
-from epd.sim.runner import Job
+from epd.sim.runner import Job, judged
 from epd.sim.shrink import Shrinker
 
 
@@ -20,7 +20,7 @@ def replay(args: argparse.Namespace) -> int:
         if args.shrink:
             plan = _shortest(plan)
         _print_plan(plan)
-        failed = _show(plan, args.trace, args.grep)
+        failed = _show(job, plan, args.trace, args.grep)
         if args.picture is not None:
             for path in write_report(plan, job.title(), args.picture, args.grep):
                 print(path)
@@ -47,8 +47,9 @@ def _print_plan(plan: Plan) -> None:
         print(f"  fault: {fault}")
 
 
-def _show(plan: Plan, trace: int, grep: str) -> bool:
+def _show(job: Job, plan: Plan, trace: int, grep: str) -> bool:
     result = run(plan, keep=True)
+    violations = judged(job, result)
     assert result.world is not None
     if trace or grep:
         lines = [line for line in result.world.lines() if grep in line]
@@ -56,8 +57,8 @@ def _show(plan: Plan, trace: int, grep: str) -> bool:
     for record in result.records:
         took_s = record.ended_s - record.asked_s
         print(f"  request {record.ask.index}: {record.outcome()} after {took_s:.3f} s")
-    for line in result.violations:
+    for line in violations:
         print(f"VIOLATION {line}")
     print(f"digest {result.digest}, {result.steps} steps, {result.virtual_s:.1f} virtual s")
     result.world.close()
-    return bool(result.violations)
+    return bool(violations)

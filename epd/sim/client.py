@@ -112,6 +112,7 @@ class Clients:
             self._cluster.world.trace("ask", record.ask.index, stream.request_id, stage)
             if not stage:
                 await self._read_answer(record, stream)
+                self._note_patience(record)
             elif await self._read_stage(record, stream):
                 claim = stream.transfer_params().kv.get("remote_request_id", "")
             else:
@@ -139,6 +140,12 @@ class Clients:
                 record.num_answers += 1
                 stream.cancel(Leave.ENOUGH, "stop string")
                 break  # what else has come is not read
+
+    def _note_patience(self, record: Record) -> None:
+        """An answer took longer than its client waits for a single token."""
+        limits = record.ask.limits
+        outlasted = limits is not None and record.last_s - record.first_s > limits.first_token_s
+        self._cluster.world.fired["outlasted_its_patience"] += outlasted
 
     async def _read_stage(self, record: Record, stream: Stream) -> bool:
         """Whether it went well."""

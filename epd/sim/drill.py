@@ -1,12 +1,17 @@
 """What a drill is: topology and work, faults, what may fail and why, what it covers.
 
-A drill runs under many seeds.  `must_fire` is the share of seeds in which its fault must really
-have happened; `mutants` names the bugs (tests/sim/mutants.py) that it has to catch.
+A drill runs under many seeds.  `must_fire` is the share of seeds in which all that it is about must
+really have happened: each of its faults, and each sign of `fires`.  A sign proves something only if
+the same work without the faults does not show it; `calm` names what else has to change for that.
+`mutants` names the bugs (tests/sim/mutants.py) that the drill has to catch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -15,7 +20,7 @@ from epd.sim.cluster import Settings
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
 from epd.sim.rand import KeyedRandom
-from epd.sim.run import Plan
+from epd.sim.run import Plan, Result
 from epd.sim.swarm import Excuse
 from epd.sim.transfer import DataConditions
 from epd.sim.workload import Workload
@@ -38,7 +43,8 @@ class Drill:
     may_fail: Excuse = NOTHING
     why: str = ""  # why something may fail; required when something may
     must_fire: float = 0.9
-    fires: tuple[str, ...] = ()  # what counts as fired; empty: the kinds of its faults
+    fires: tuple[str, ...] = ()  # signs, as `World.happened` spells them: all of them must show
+    calm: Mapping[str, object] = field(default_factory=dict)  # "work.cancel_share": 0.0
     mutants: tuple[str, ...] = ()
     engine_faults: bool = False
     from_s: float = 1.0
@@ -59,10 +65,40 @@ class Drill:
             self.engine_faults,
         )
 
+    def fired(self, result: Result) -> bool:
+        """Whether all that the drill is about happened in a run of it."""
+        wanted = Counter(fault.kind for fault in self.faults)
+        return wanted <= result.fired and result.happened.issuperset(self.fires)
+
+    def shown(self, result: Result) -> list[str]:
+        """The signs that a run shows: of a run of `calmed` there must be none."""
+        signs = {*self.fires, *(fault.kind for fault in self.faults)}
+        return sorted(signs & result.happened)
+
+    def calmed(self) -> Drill:
+        """The same without its faults and conditions: what nothing happens to.
+
+        Raises AttributeError if `calm` names what a drill does not have.
+        """
+        drill = replace(self, faults=())
+        for path, value in self.calm.items():
+            drill = _with(drill, path.split("."), value)
+        return drill
+
     def _place(self, random: KeyedRandom, fault: Fault) -> Fault:
         if fault.point:
             return replace(fault, nth=1 + random.below(max(1, fault.nth), "nth"))
         return replace(fault, at_s=random.between(self.from_s, self.to_s, "at"))
+
+
+def _with(thing: Any, path: list[str], value: object) -> Any:
+    """A copy of `thing` in which what `path` leads to is `value`."""
+    name, *rest = path
+    inner = getattr(thing, name)
+    change = {name: _with(inner, rest, value) if rest else value}
+    if isinstance(thing, msgspec.Struct):
+        return msgspec.structs.replace(thing, **change)
+    return replace(thing, **change)
 
 
 def replace_timing(**changes: float) -> Timing:

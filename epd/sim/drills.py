@@ -22,9 +22,12 @@ from epd.sim.workload import Workload
 
 __all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "Drill", "by_name", "naming"]
 
+FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
+
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
-REPEATS = Workload(num_requests=14, image_share=1.0, num_pictures=2, spread_s=0.1)
-HANG_UPS = Workload(num_requests=16, cancel_share=0.7, spread_s=0.5)
+MANY_PICTURES = Workload(num_requests=16, image_share=1.0, num_pictures=16, spread_s=0.5)
+REPEATS = Workload(num_requests=20, image_share=1.0, num_pictures=2, spread_s=0.05)
+HANG_UPS = Workload(28, num_pictures=20, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
 SLOW_CARD = DataConditions(kind="rdma", nbytes_per_s=1e3, jitter_s=0.05)  # outlives a restart
@@ -34,44 +37,60 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         "bytes-before-grant",
         ("F1", "F15"),
-        work=PICTURES,
-        network=Conditions(jitter_s=0.05),
-        fires=("TRANSFER:PENDING>PARKED",),
+        work=Workload(12, image_share=1.0, num_pictures=30, spread_s=0.5),
+        fires=("TRANSFER:RetryDue",),
         mutants=("drop_parked_bytes",),
+        topology="1e1p1d",
+        faults=(
+            Fault("block", "p0", point="MESSAGE:EncodeRequest", nth=6, other="e0", duration_s=0.4),
+        ),
     ),
     Drill(
         "slow-bytes",
         ("F2", "F6", "F27"),
         work=PICTURES,
         data=SLOW_LINK,
-        fires=("TRANSFER:WRITING>COMPLETE",),
+        fires=("slow_write",),
         mutants=("publish_before_commit", "release_source_early"),
+        calm={"data": DataConditions()},
     ),
     Drill(
         "small-pool",
         ("F3", "F4", "F18", "F24", "F31", "F39"),
         topology="2e1p1d",
         work=Workload(20, spread_s=0.02, image_share=1.0, num_pictures=20),
-        fires=("EMBEDDING:RESIDENT>EVICTED",),
+        fires=(
+            "EMBEDDING:RESIDENT>EVICTED",
+            "encodes_deferred",
+        ),
         mutants=("evict_referenced_rows",),
+        calm={
+            "settings.prefill.pool_nbytes": 1 << 16,
+            "settings.encode.cache_device_nbytes": 1 << 16,
+        },
     ),
     Drill(
         "cancel-mid-transfer",
         ("F6", "F21", "F22", "F42", "F43"),
         work=HANG_UPS,
         data=SLOW_LINK,
-        fires=("TRANSFER:RESERVED>CANCEL_PENDING",),
+        fires=(
+            "TRANSFER:RESERVED>CANCEL_PENDING",
+            "EMBEDDING:LOADING>ABANDONED",
+        ),
         mutants=("cancel_frees_slots",),
+        calm={"work.cancel_share": 0.0},
     ),
     Drill(
         "hang-up-storm",
         ("F6", "F43"),
         topology="1epd",
-        work=Workload(24, spread_s=0.1, cancel_share=0.8, max_tokens=24),
-        settings=Settings(num_blocks=24),
+        work=Workload(60, spread_s=0.2, cancel_share=0.8, max_text=120, max_tokens=24),
         fires=("REQUEST:DECODING>ABORTING", "REQUEST:RUNNING>ABORTING"),
-        must_fire=0.7,
+        must_fire=0.9,
         mutants=("abort_frees_blocks",),
+        calm={"work.cancel_share": 0.0},
+        settings=Settings(num_blocks=256),
     ),
     Drill(
         "kill-encode",
@@ -80,61 +99,102 @@ DRILLS: tuple[Drill, ...] = (
         work=PICTURES,
         faults=(Fault("kill", "here", point="TRANSFER:RESERVED>WRITING", nth=8, duration_s=0.4),),
         mutants=("grants_reach_the_successor",),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "TRANSFER:QUARANTINED>FAILED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "kill-encode-card",
         ("F7", "F8", "F19"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=MANY_PICTURES,
         data=SLOW_CARD,
         faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=6, duration_s=0.05),),
         mutants=("lost_peer_frees_slots",),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "TRANSFER:QUARANTINED>FAILED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "kill-prefill",
         ("F20",),
         topology="1e2p1d",
-        faults=(Fault("kill", "p0", duration_s=0.5),),
+        faults=(Fault("kill", "here", point="REQUEST:WAITING>RUNNING", nth=10, duration_s=0.5),),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "kill-decode",
         ("F20",),
         topology="1e1p2d",
         work=Workload(16, max_tokens=24, spread_s=0.3),
-        faults=(Fault("kill", "d0", duration_s=0.5),),
-        to_s=1.4,
+        faults=(Fault("kill", "here", point="MESSAGE:Tokens", nth=40, duration_s=0.5),),
         mutants=("migration_restarts_numbering",),
+        fires=(
+            "GENERATION:STREAMING>MIGRATING",
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "kill-the-only-encode",
         ("F19", "F40", "F44"),
         work=PICTURES,
-        faults=(Fault("kill", "e0", duration_s=0.5),),
+        faults=(Fault("kill", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=0.5),),
         mutants=("answer_without_picture", "both_lives_are_members"),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "kill-the-only-prefill",
         ("F20", "F44"),
         faults=(Fault("kill", "p0", duration_s=0.5),),
+        fires=(
+            "GENERATION:NoTopology",
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "kill-the-only-decode",
         ("F20", "F44"),
         work=Workload(16, max_tokens=24, spread_s=0.3),
-        faults=(Fault("kill", "d0", duration_s=0.5),),
-        to_s=1.4,
+        faults=(Fault("kill", "here", point="MESSAGE:Tokens", nth=20, duration_s=0.5),),
+        fires=(
+            "GENERATION:NoTopology",
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "lose-the-only-prefill",
         ("F20",),
         faults=(Fault("kill", "p0", duration_s=4.0),),
         mutants=("nobody_waits_for_a_restart",),
+        fires=(
+            "GENERATION:NoTopology",
+            "INSTANCE:SUSPECT>LOST",
+            "GENERATION:MIGRATING>PLACED",
+        ),
     ),
     Drill(
         "kill-the-only-instance",
         ("F19", "F20", "F44"),
         topology="1epd",
         faults=(Fault("kill", "epd0", duration_s=0.5),),
+        fires=(
+            "GENERATION:NoTopology",
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "stall-encode",
@@ -144,6 +204,12 @@ DRILLS: tuple[Drill, ...] = (
         data=CARD,
         faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=4.5),),
         mutants=("lost_peer_frees_slots", "fence_says_what_it_hopes"),
+        fires=(
+            "TRANSFER:RESERVED>QUARANTINED",
+            "TRANSFER:QUARANTINED>FAILED",
+            "INSTANCE:SUSPECT>LOST",
+            "expelled",
+        ),
     ),
     Drill(
         "stall-beyond-deadline",
@@ -154,14 +220,23 @@ DRILLS: tuple[Drill, ...] = (
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",
+        fires=(
+            "GENERATION:DeadlinePassed",
+            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+        ),
     ),
     Drill(
         "stall-decode",
         ("F7", "F20", "F27"),
         topology="1e1p2d",
         data=SLOW_LINK,
-        faults=(Fault("stall", "d0", duration_s=4.0),),
+        faults=(Fault("stall", "here", point=FIRST_DECODE, nth=6, duration_s=4.0),),
         mutants=("each_attempt_has_its_own_deadline",),
+        fires=(
+            "INSTANCE:SUSPECT>LOST",
+            "expelled",
+            "GENERATION:MIGRATING>PLACED",
+        ),
     ),
     Drill(
         "stall-prefill",
@@ -169,38 +244,57 @@ DRILLS: tuple[Drill, ...] = (
         topology="1e2p1d",
         data=CARD,
         faults=(Fault("stall", "p0", duration_s=4.0),),
+        fires=(
+            "INSTANCE:SUSPECT>LOST",
+            "expelled",
+            "GENERATION:MIGRATING>PLACED",
+        ),
     ),
     Drill(
         "one-bad-picture",
         ("F13", "F14", "F37", "F40"),
         topology="1e1pd",
-        work=Workload(16, image_share=1.0, broken_share=0.3, spread_s=0.3),
+        work=Workload(16, image_share=1.0, num_pictures=24, broken_share=0.3, spread_s=0.05),
         fires=("ENCODING:QUEUED>FAILED", "ENCODING:ENCODING>FAILED"),
         mutants=("bad_picture_fails_batch",),
+        calm={"work.broken_share": 0.0},
     ),
     Drill(
         "out-of-memory",
         ("F13", "F14"),
         work=PICTURES,
-        faults=(Fault("oom", "e0", factor=1), Fault("oom", "p0", factor=1)),
+        faults=(
+            Fault("oom", "here", point="ENCODING:QUEUED>PREPARED", nth=4, factor=2),
+            Fault("oom", "here", point="REQUEST:WAITING>RUNNING", nth=6, factor=1),
+        ),
         may_fail=Excuse(frozenset({"engine"}), refusals=False),
         why="four attempts can meet the same exhausted device",
         engine_faults=True,
+        fires=("REQUEST:StepFailed",),
     ),
     Drill(
         "hung-encode",
         ("F15", "F21", "F22"),
         topology="2e1p1d",
-        work=PICTURES,
-        faults=(Fault("hang", "e0", duration_s=2.0),),
+        work=Workload(20, image_share=1.0, num_pictures=40, cancel_share=0.9, spread_s=0.5),
+        faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=2.0),),
+        fires=(
+            "ENCODING:ENCODING>ABANDONED",
+            "ENCODING:ABANDONED>RESIDENT",
+        ),
+        calm={"work.cancel_share": 0.0},
     ),
     Drill(
         "same-picture",
         ("F10", "F32", "F37"),
         topology="2e2p1d",
         work=REPEATS,
-        fires=("ENCODING:Requested",),
+        fires=(
+            "EMBEDDING:LOADING>LOADING",
+            "ENCODING:QUEUED>QUEUED",
+        ),
         mutants=("no_single_flight", "deepstack_is_dropped"),
+        calm={"work.num_pictures": 1 << 30},
     ),
     Drill(
         "lossy-bus",
@@ -209,24 +303,42 @@ DRILLS: tuple[Drill, ...] = (
         network=Conditions(loss=0.03, duplication=0.03),
         may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
         why="four attempts can each lose a message that only the next attempt repeats",
-        fires=("lost",),
+        fires=(
+            "lost",
+            "duplicated",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+        calm={"network": Conditions()},
+        work=Workload(32, spread_s=1.5),
     ),
     Drill(
         "broken-connections",
         ("F16", "F5"),
         topology="1e1p1d",
         faults=(
-            Fault("reset", "p0", point="MESSAGE:Grant", nth=6, other="e0"),
-            Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="d0"),
-            Fault("reset", "p0", point="MESSAGE:Commit", nth=6, other="e0"),
+            Fault("reset", "here", point="MESSAGE:Grant", nth=6, other="peer"),
+            Fault("reset", "here", point="MESSAGE:Commit", nth=12, other="peer"),
+            Fault("reset", "here", point="MESSAGE:CancelTransfer", nth=4, other="peer"),
         ),
         mutants=("no_commit_retry", "no_grant_retry", "open_rooms_are_not_told"),
+        fires=("TRANSFER:RetryDue",),
     ),
     Drill(
         "partition",
         ("F16", "F35"),
         topology="2e1p1d",
-        faults=(Fault("partition", "e0", other="p0", duration_s=3.0),),
+        faults=(
+            Fault(
+                "partition",
+                "here",
+                point="ENCODING:PREPARED>ENCODING",
+                nth=4,
+                other="p0",
+                duration_s=3.0,
+            ),
+        ),
+        work=MANY_PICTURES,
+        fires=("LINK:EchoMissed",),
     ),
     Drill(
         "restart-gateway",
@@ -236,6 +348,11 @@ DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"gateway"}), refusals=True),
         why="clients of a dead gateway see their connection break, or nobody there",
         mutants=("new_registry_loses_the_absent", "a_new_gateway_does_not_wait"),
+        work=Workload(40, spread_s=1.5),
+        fires=(
+            "GENERATION:PREPARING>PREPARING",
+            "LINK:PeerLost",
+        ),
     ),
     Drill(
         "two-hundred-at-once",
@@ -245,13 +362,15 @@ DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"busy"}), refusals=True),
         why="admission is bounded: the rest is refused at once",
         fires=("GENERATION:RECEIVED>REJECTED",),
+        calm={"work.num_requests": 20},
     ),
     Drill(
         "positions-travel",
         ("F12", "F26"),
         topology="1e1p1d",
         work=Workload(10, image_share=1.0, max_tokens=10),
-        fires=("REQUEST:WAITING_FOR_REMOTE_KV>DECODING",),
+        fires=("REQUEST:RemoteKvArrived",),
+        calm={"topology": "1epd"},
         mutants=(
             "rope_delta_stays_home",
             "the_seed_starts_anew_at_decode",
@@ -271,7 +390,11 @@ DRILLS: tuple[Drill, ...] = (
         data=DataConditions(failed=0.3),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a failed write",
-        fires=("TRANSFER:WRITING>FAILED",),
+        fires=(
+            "TRANSFER:WRITING>FAILED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+        calm={"data.failed": 0.0},
     ),
     *CACHE_DRILLS,
     *RECOVERY_DRILLS,

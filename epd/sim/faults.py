@@ -2,13 +2,14 @@
 
 A fault happens at a time, at the nth occurrence of a protocol point, or at a step of the loop.
 A point is `MACHINE:FROM>TO`, `MACHINE:Event`, or `MESSAGE:Type`.  Its target is the name of an
-instance, `here` (where the point occurred) or `peer` (the other end of that transfer).
+instance, `here` (where the point occurred) or `peer` (the other end of that transfer, or who the
+message is for); so may its `other` be.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from epd.fsm.kernel import Event, Machine, State
@@ -84,9 +85,11 @@ class Injector:
         self._seen[point] += 1
         for fault in faults:
             if fault.nth == self._seen[point]:
-                target = {"here": here, "peer": peer}.get(fault.target, fault.target)
+                ends = {"here": here, "peer": peer}
+                target = ends.get(fault.target, fault.target)
+                other = ends.get(fault.other, fault.other)
                 if target:
-                    self.world.loop.call_next(self.inject, fault, target)
+                    self.world.loop.call_next(self.inject, replace(fault, other=other), target)
 
     def _count_step(self) -> None:
         while self._steps and self.world.loop.steps >= self._steps[0].at_step:

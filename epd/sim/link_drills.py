@@ -24,6 +24,10 @@ LINK_DRILLS: tuple[Drill, ...] = (
         work=PICTURES,
         faults=(Fault("mute", "p0", point="MESSAGE:Grant", nth=8, other="e0"),),
         mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
     ),
     Drill(
         "mute-from-encode",
@@ -32,6 +36,10 @@ LINK_DRILLS: tuple[Drill, ...] = (
         work=PICTURES,
         faults=(Fault("mute", "here", point="TRANSFER:PARKED>WRITING", nth=8, other="p0"),),
         mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
     ),
     Drill(
         "mute-with-nothing-to-repeat",
@@ -40,6 +48,10 @@ LINK_DRILLS: tuple[Drill, ...] = (
         work=Workload(20, image_share=1.0, num_pictures=20, broken_share=1.0, spread_s=2.0),
         faults=(Fault("mute", "here", point="ENCODING:QUEUED>FAILED", nth=6, other="p0"),),
         mutants=("only_the_own_direction_is_opened",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
     ),
     Drill(
         "mute-to-decode",
@@ -48,9 +60,15 @@ LINK_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, max_tokens=24, spread_s=1.5),
         faults=(
             Fault("mute", "p0", point="MESSAGE:KvOffer", nth=8, other="d0"),
-            Fault("mute", "d1", point="MESSAGE:KvOffer", nth=8, other="p0"),
+            Fault(
+                "mute", "here", point="REQUEST:WAITING_FOR_REMOTE_KV>DECODING", nth=8, other="p0"
+            ),
         ),
         mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
     ),
     Drill(
         "mute-to-the-gateway",
@@ -62,6 +80,11 @@ LINK_DRILLS: tuple[Drill, ...] = (
             Fault("mute", "e0", point="MESSAGE:EncodeRequest", nth=8, other="gateway"),
         ),
         mutants=("no_link_is_doubted",),
+        fires=(
+            "INSTANCE:SUSPECT>LOST",
+            "links_opened_anew",
+            "expelled",
+        ),
     ),
     Drill(
         "mute-from-the-gateway",
@@ -74,6 +97,10 @@ LINK_DRILLS: tuple[Drill, ...] = (
             Fault("mute", "gateway", point="MESSAGE:Tokens", nth=8, other="d0"),
         ),
         mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
     ),
     Drill(
         "stall-until-given-up",
@@ -84,6 +111,11 @@ LINK_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("stall", "here", point="TRANSFER:PARKED>WRITING", nth=8, duration_s=6.0),),
         settings=Settings(timing=NOBODY_IS_LOST),
         mutants=("grace_frees_slots",),
+        fires=(
+            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+            "TRANSFER:QUARANTINED>FAILED",
+            "LINK:MUTE>UNREACHABLE",
+        ),
     ),
     Drill(
         "apart-for-long",
@@ -94,5 +126,10 @@ LINK_DRILLS: tuple[Drill, ...] = (
         settings=Settings(prefill=ROOMY),
         mutants=("the_silent_are_waited_for",),
         to_s=1.5,
+        fires=(
+            "LINK:MUTE>UNREACHABLE",
+            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
     ),
 )

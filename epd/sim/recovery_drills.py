@@ -30,6 +30,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, image_share=0.2, max_tokens=400, limits=TimeLimits(5.0, 1.0, 0.3)),
         settings=Settings(num_blocks=512),
         fires=("cut_at_its_deadline",),
+        calm={"work.max_tokens": 12},
     ),
     Drill(
         "long-answers-of-the-dead",
@@ -37,7 +38,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         work=Workload(12, image_share=0.2, max_tokens=400, limits=TimeLimits(5.0, 5.0, 2.0)),
         settings=Settings(num_blocks=512, timing=NOBODY_IS_LOST),
         faults=(Fault("stall", "d0", point=FIRST_DECODE, nth=8, duration_s=6.0),),
-        fires=("cut_at_its_deadline",),
+        fires=(
+            "cut_at_its_deadline",
+            "GENERATION:DeadlinePassed",
+        ),
         mutants=("the_end_of_its_time_is_an_error",),
         may_fail=LATE,
         why="who has no token yet when the only decode stops has nothing to be cut",
@@ -49,7 +53,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("hang", "p0", duration_s=6.0),),
         may_fail=LATE,
         why="a device hangs, and its clients wait no longer",
-        fires=("GENERATION:PLACED>FAILED",),
+        fires=(
+            "GENERATION:PLACED>FAILED",
+            "GENERATION:TokenTimedOut",
+        ),
         mutants=("patience_has_no_end",),
         to_s=1.4,
     ),
@@ -62,7 +69,11 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         settings=replace(
             Settings(), prefill=msgspec.structs.replace(Settings().prefill, rows_timeout_s=0.5)
         ),
-        fires=("TRANSFER:RESERVED>EXPIRE_PENDING",),
+        fires=(
+            "TRANSFER:RESERVED>EXPIRE_PENDING",
+            "ENCODING:ENCODING>ABANDONED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("rooms_wait_for_ever",),
     ),
     Drill(
@@ -72,16 +83,21 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("hang", "d0", point=FIRST_DECODE, duration_s=6.0, nth=8),),
         may_fail=LATE,
         why="a device hangs, and its clients wait no longer",
-        fires=("GENERATION:STREAMING>FAILED",),
+        fires=(
+            "GENERATION:STREAMING>FAILED",
+            "GENERATION:TokenTimedOut",
+            "device_hangs",
+        ),
         mutants=("patience_has_no_end",),
     ),
     Drill(
         "patient-clients",
         ("F15",),
-        work=Workload(8, image_share=0.2, max_tokens=800, limits=TimeLimits(0.8, 5.0, 20.0)),
+        work=Workload(20, image_share=0.2, max_tokens=800, limits=TimeLimits(0.5, 5.0, 20.0)),
         settings=Settings(num_blocks=1024),
-        fires=("GENERATION:PLACED>STREAMING",),
+        fires=("outlasted_its_patience",),
         mutants=("patience_is_not_renewed",),
+        calm={"work.max_tokens": 12},
     ),
     Drill(
         "deaf-prefill",
@@ -93,6 +109,11 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         why="prefill beats its heart and hears nothing: four attempts can be spent on it",
         mutants=("attempts_are_not_called_off",),
         to_s=1.3,
+        fires=(
+            "GENERATION:AttemptTimedOut",
+            "LINK:MUTE>UNREACHABLE",
+            "GENERATION:MIGRATING>PLACED",
+        ),
     ),
     Drill(
         "drain-decode",
@@ -103,7 +124,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
             Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
             Fault("drain", "d0", point=FIRST_DECODE),
         ),
-        fires=("drain",),
+        fires=(
+            "GENERATION:NoTopology",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("no_pause_between_attempts",),
     ),
     Drill(
@@ -114,8 +138,12 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         network=Conditions(loss=0.1),
         may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
         why="four attempts can each lose a message that only the next attempt repeats",
-        fires=("last_word_lost",),
+        fires=(
+            "last_word_lost",
+            "lost",
+        ),
         mutants=("nobody_asks_for_last_words",),
+        calm={"network.loss": 0.0},
     ),
     Drill(
         "kill-prefill-unheard",
@@ -128,23 +156,34 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ),
         mutants=("prefill_says_the_first_token",),
         to_s=1.8,
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "sick-encode",
         ("F13", "F14"),
         topology="2e1p1d",
         work=PICTURES,
-        faults=(Fault("oom", "e0", factor=1000),),
+        faults=(Fault("oom", "here", point="ENCODING:QUEUED>PREPARED", nth=2, factor=1000),),
         mutants=("only_the_messenger_is_avoided",),
         engine_faults=True,
-        to_s=1.1,
+        fires=(
+            "ENCODING:ENCODING>FAILED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
     ),
     Drill(
         "lose-the-encode-device",
         ("F49",),
         work=PICTURES,
         faults=(Fault("lose_device", "here", point="ENCODING:PREPARED>ENCODING", nth=4),),
-        fires=("device_lost",),
+        fires=(
+            "device_lost",
+            "ENCODING:ENCODING>FAILED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("a_lost_device_goes_on",),
         engine_faults=True,
     ),
@@ -152,7 +191,11 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "lose-a-language-device",
         ("F49",),
         faults=(Fault("lose_device", "here", point="REQUEST:WAITING>RUNNING", nth=6),),
-        fires=("device_lost",),
+        fires=(
+            "device_lost",
+            "REQUEST:StepFailed",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("a_lost_device_goes_on",),
         engine_faults=True,
     ),
@@ -165,6 +208,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",
         mutants=("the_living_are_fenced", "what_is_not_stranded_any_more_is_kept"),
+        fires=(
+            "GENERATION:DeadlinePassed",
+            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+        ),
     ),
     Drill(
         "bytes-change-in-flight",
@@ -174,8 +221,13 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         data=DataConditions(kind="rdma", corrupt=0.15),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet bytes that are not those that were sent",
-        fires=("corrupted",),
+        fires=(
+            "corrupted",
+            "TRANSFER:PublishFailed",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("only_the_first_part_is_summed",),
+        calm={"data.corrupt": 0.0},
     ),
     Drill(
         "writes-in-doubt",
@@ -185,8 +237,13 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         data=DataConditions(kind="rdma", unknown=0.2, linger_s=1.0, nbytes_per_s=2e5),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a write whose outcome is unknown",
-        fires=(IN_DOUBT,),
+        fires=(
+            "TRANSFER:WriteOutcomeUnknown",
+            "TRANSFER:WriteSettled",
+            "TRANSFER:DoubtReceived",
+        ),
         mutants=("doubt_frees_the_source", "doubt_frees_the_slots", "doubt_waits_for_a_death"),
+        calm={"data.unknown": 0.0},
     ),
     Drill(
         "restart-gateway-in-doubt",
@@ -198,5 +255,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         why="clients of a dead gateway see their connection break; writes in doubt use up attempts "
         "or time",
         mutants=("a_new_registry_is_whole_at_once",),
+        fires=(
+            "TRANSFER:WriteOutcomeUnknown",
+            "LINK:PeerLost",
+        ),
+        calm={"data.unknown": 0.0},
     ),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from epd.sim import drills, search, swarm
 from epd.sim.mutants import planted
 from epd.sim.parallel import Progress, interrupts, results
-from epd.sim.run import Plan, run
+from epd.sim.run import Plan, Result, run
 
 SIMULATOR = "[simulator]"
 """Marks a failure of the simulator itself: nothing was learned about the roles."""
@@ -23,7 +23,7 @@ RUN_LIMIT_S = 120  # of real time; a run takes some tenths of a second
 class Job:
     """One run by name and number: small to send to a worker, enough to replay."""
 
-    kind: str  # "drill", "swarm" or "check"
+    kind: str  # "drill", "calm" (a drill without what it is about), "swarm" or "check"
     name: str
     seed: int
     mutant: str = ""  # the bug that is put back meanwhile
@@ -31,6 +31,8 @@ class Job:
     def plan(self) -> Plan:
         if self.kind == "drill":
             return drills.by_name(self.name).plan(self.seed)
+        if self.kind == "calm":
+            return drills.by_name(self.name).calmed().plan(self.seed)
         if self.kind == "check":
             return search.nth_kill(self.name, self.seed)
         return swarm.draw_plan(self.seed)
@@ -113,12 +115,15 @@ def execute(job: Job) -> Report:
         return Report(job, (told,), False, 0, "")
     except Exception as error:
         return Report(job, (f"{SIMULATOR} {error!r}",), False, 0, "")
-    fired = True
-    if job.kind == "drill":
-        drill = drills.by_name(job.name)
-        signs = drill.fires or tuple(fault.kind for fault in drill.faults)
-        fired = not result.happened.isdisjoint(signs) if signs else True
-    return Report(job, tuple(result.violations), fired, result.steps, result.digest)
+    fired = drills.by_name(job.name).fired(result) if job.kind == "drill" else True
+    return Report(job, tuple(judged(job, result)), fired, result.steps, result.digest)
+
+
+def judged(job: Job, result: Result) -> list[str]:
+    """What is wrong with a run: its violations, and signs of a drill that it must not show."""
+    signs = drills.by_name(job.name).shown(result) if job.kind == "calm" else []
+    told = [f"[sign] {sign} shows without what the drill is about" for sign in signs]
+    return [*told, *result.violations]
 
 
 def execute_all(

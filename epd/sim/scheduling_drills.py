@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from epd.config import EngineConfig, SpeculativeConfig
+from epd.config import EngineConfig, Limits, SpeculativeConfig
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
@@ -38,6 +38,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=FEW_BLOCKS,
         fires=("REQUEST:RUNNING>WAITING_MID_PROMPT",),
         mutants=("prompt_runs_over_its_picture", "mid_prompt_is_forgotten"),
+        calm={"settings.prefill.min_early_tokens": 1 << 20},
     ),
     Drill(
         "leave-mid-prompt",
@@ -45,6 +46,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, image_share=1.0, slow_share=0.5, spread_s=0.3, cancel_share=0.7),
         fires=("REQUEST:WAITING_MID_PROMPT>FINISHED",),
         mutants=("leaving_mid_prompt_keeps_blocks",),
+        calm={"work.cancel_share": 0.0},
     ),
     Drill(
         "same-beginnings",
@@ -54,6 +56,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=48),
         fires=("prefix_hit",),
         mutants=("prefix_ignores_pictures", "prefix_ignores_what_is_before"),
+        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
     ),
     Drill(
         "same-beginnings-at-decode",
@@ -62,8 +65,12 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(30, image_share=0.6, num_texts=2, num_pictures=8, spread_s=2.0),
         faults=(Fault("kill", "d0", duration_s=0.5),),
         settings=Settings(num_blocks=48),
-        fires=("kv_held",),
+        fires=(
+            "kv_held",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("first_blocks_are_sent", "prefix_ignores_pictures"),
+        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
     ),
     Drill(
         "two-tenants",
@@ -73,6 +80,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=256),
         fires=("prefix_hit", "kv_held"),
         mutants=("keys_say_nothing_of_who_asks", "decode_is_not_told_who_asks"),
+        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
     ),
     Drill(
         "kv-in-parts",
@@ -81,6 +89,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         data=DataConditions(jitter_s=0.004, nbytes_per_s=2e5),
         fires=("TRANSFER:RESERVED>STREAMING", "TRANSFER:STREAMING>WRITING"),
         mutants=("commit_before_the_last_layer", "layers_are_final_too_early"),
+        calm={"topology": "1epd"},
     ),
     Drill(
         "kill-prefill-in-parts",
@@ -89,6 +98,11 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, image_share=0.5, max_text=60, spread_s=1.0),
         faults=(
             Fault("kill", "here", duration_s=0.5, point="TRANSFER:RESERVED>STREAMING", nth=20),
+        ),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "TRANSFER:QUARANTINED>FAILED",
+            "INSTANCE:EpochReplaced",
         ),
     ),
     Drill(
@@ -99,14 +113,20 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         faults=(
             Fault("kill", "peer", duration_s=0.5, point="TRANSFER:RESERVED>STREAMING", nth=20),
         ),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "TRANSFER:PeerLost",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
     Drill(
         "leave-in-parts",
         ("F6", "F24", "F43"),
-        work=Workload(40, image_share=0.0, max_text=150, spread_s=0.5, cancel_share=0.9),
+        work=Workload(70, image_share=0.0, max_text=150, spread_s=0.5, cancel_share=0.9),
         data=DataConditions(jitter_s=0.02, nbytes_per_s=2e4),
         fires=("TRANSFER:STREAMING>CANCEL_PENDING",),
-        must_fire=0.4,
+        calm={"work.cancel_share": 0.0},
+        settings=Settings(num_blocks=512, limits=Limits(max_open_requests=128)),
     ),
     Drill(
         "give-way-in-parts",
@@ -115,17 +135,22 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(30, image_share=0.0, max_text=60, spread_s=0.2, max_tokens=40),
         data=DataConditions(jitter_s=0.05, nbytes_per_s=2e4),
         settings=FEW_BLOCKS,
-        fires=("TRANSFER:RESERVED>STREAMING", "REQUEST:RUNNING>PREEMPTED"),
+        fires=("REQUEST:RUNNING>PREEMPTED",),
         mutants=("parts_are_not_held",),
+        calm={"settings.num_blocks": 1024},
+        must_fire=0.3,
     ),
     Drill(
         "few-blocks",
         ("F24", "F43"),
         topology="1epd",
-        work=Workload(24, image_share=0.3, spread_s=0.1, max_tokens=48, cancel_share=0.1),
-        settings=FEW_BLOCKS,
+        work=Workload(
+            40, image_share=0.3, spread_s=0.05, max_text=50, max_tokens=48, cancel_share=0.1
+        ),
+        settings=Settings(num_blocks=34),
         fires=("REQUEST:DECODING>PREEMPTED", "REQUEST:RUNNING>PREEMPTED"),
         mutants=("preempted_says_it_again", "preempted_keeps_blocks"),
+        calm={"settings.num_blocks": 1024},
     ),
     Drill(
         "leave-the-line",
@@ -137,6 +162,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=28),
         fires=("REQUEST:WAITING>FINISHED", "REQUEST:WAITING_FOR_REMOTE_KV>ABORTING"),
         mutants=("who_leaves_the_line_wakes_nobody",),
+        calm={"work.cancel_share": 0.0},
     ),
     Drill(
         "preempted-is-not-lost",
@@ -146,6 +172,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=replace(FEW_BLOCKS, timing=IMPATIENT),
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("preempted_is_silent",),
+        calm={"settings.num_blocks": 1024},
     ),
     Drill(
         "few-blocks-at-decode",
@@ -154,12 +181,13 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=FEW_BLOCKS,
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("preempted_without_its_rows",),
+        calm={"settings.num_blocks": 1024},
     ),
     Drill(
         "a-step-ahead",
         ("F6", "F28", "F43"),
         topology="1epd",
-        work=Workload(30, image_share=0.3, spread_s=0.2, max_tokens=24, cancel_share=0.3),
+        work=Workload(60, image_share=0.3, spread_s=0.2, max_tokens=24, cancel_share=0.6),
         settings=Settings(engine=AHEAD, num_blocks=48),
         fires=("REQUEST:DECODING>FINISHING", "REQUEST:DECODING>ABORTING"),
         mutants=(
@@ -168,6 +196,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "a_stale_token",
             "who_looks_back_runs_ahead",
         ),
+        calm={"settings.engine.async_scheduling": False, "work.cancel_share": 0.0},
     ),
     Drill(
         "few-blocks-a-step-ahead",
@@ -176,6 +205,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(engine=AHEAD, num_blocks=32),
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("gives_way_under_a_step",),
+        calm={"settings.num_blocks": 1024},
     ),
     Drill(
         "too-long-for-decode",
@@ -186,6 +216,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         why="what a request may need is more than the instance has: said at once, and why",
         fires=("GENERATION:PLACED>REJECTED",),
         mutants=("refusals_are_not_told",),
+        calm={"settings.num_blocks": 1024},
     ),
     Drill(
         "guesses",
@@ -203,6 +234,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "said_behind_its_end",
             "guesses_are_looked_back_at",
         ),
+        calm={"settings.engine.speculative": SpeculativeConfig()},
     ),
     Drill(
         "guesses-at-decode",
@@ -211,7 +243,12 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, num_words=3, image_share=0.4, spread_s=1.0, max_tokens=40),
         settings=Settings(num_blocks=40, engine=GUESSING),
         faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
-        fires=("guess_confirmed", "guess_rejected", "kill"),
+        fires=(
+            "guess_confirmed",
+            "guess_rejected",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("a_wrong_guess_is_said",),
+        calm={"settings.engine.speculative": SpeculativeConfig()},
     ),
 )

@@ -17,17 +17,22 @@ STAGED_DRILLS: tuple[Drill, ...] = (
         ("F20", "F43", "F56"),
         topology="2e2p2d",
         work=DRIVEN,
-        fires=("REQUEST:RUNNING>HELD", "prefix_hit"),
+        fires=(
+            "REQUEST:RUNNING>HELD",
+            "prefix_hit",
+        ),
         mutants=("an_encode_alone_says_nothing",),
+        calm={"work.drive_share": 0.0, "work.num_pictures": 1 << 30},
     ),
     Drill(
         "proxy-dies-between-stages",
         ("F21", "F43"),
         topology="1e1p1d",
-        work=Workload(24, max_text=60, drive_share=1.0, leave_share=0.6, spread_s=1.0),
-        settings=Settings(num_blocks=48),
-        fires=("REQUEST:HELD>FINISHED",),
+        work=Workload(24, max_text=60, drive_share=1.0, leave_share=0.8, spread_s=1.0),
+        settings=Settings(num_blocks=128),
+        fires=("REQUEST:LeaseEnded",),
         mutants=("a_lease_has_no_end", "kept_rooms_stay_open"),
+        calm={"work.leave_share": 0.0},
     ),
     Drill(
         "stages-over-a-lossy-bus",
@@ -37,7 +42,12 @@ STAGED_DRILLS: tuple[Drill, ...] = (
         network=Conditions(loss=0.02, duplication=0.1),
         may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
         why="four attempts can each lose a message that only the next attempt repeats",
-        fires=("lost",),
+        fires=(
+            "lost",
+            "duplicated",
+            "REQUEST:RUNNING>HELD",
+        ),
+        calm={"network": Conditions(), "work.drive_share": 0.0},
     ),
     Drill(
         "kill-who-holds-a-prompt",
@@ -45,5 +55,9 @@ STAGED_DRILLS: tuple[Drill, ...] = (
         topology="1e2p1d",
         work=DRIVEN,
         faults=(Fault("kill", "here", point="REQUEST:RUNNING>HELD", nth=6, duration_s=0.4),),
+        fires=(
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
 )

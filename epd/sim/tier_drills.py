@@ -44,29 +44,37 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=MEMORY_ONLY),
         fires=("ENCODING:PROMOTING>RESIDENT",),
         mutants=("a_copy_is_half_a_value",),
+        calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
         "restart-finds-rows",
         ("F19", "F32", "F37"),
         topology="2e1p1d",
-        work=SEEN_AGAIN,
+        work=Workload(24, image_share=1.0, num_pictures=16),
         settings=Settings(encode=TIERS),
-        faults=(Fault("kill", "e0", duration_s=0.3), Fault("kill", "e1", duration_s=0.5)),
-        to_s=2.2,
-        fires=("ENCODING:LOADING>DEMOTED",),
+        faults=(
+            Fault("kill", "e0", point="ENCODING:ENCODING>RESIDENT", nth=12, duration_s=0.3),
+            Fault("kill", "e1", point="ENCODING:ENCODING>RESIDENT", nth=12, duration_s=0.5),
+        ),
+        fires=(
+            "ENCODING:LOADING>DEMOTED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
         mutants=("each_reader_loads_for_itself",),
+        calm={"settings.encode": Settings().encode},
     ),
     Drill(
         "sick-disk",
         ("F12", "F32", "F38"),
         topology="2e1p1d",
-        work=SEEN_AGAIN,
+        work=Workload(32, image_share=1.0, num_pictures=12, spread_s=1.5),
         settings=Settings(
             encode=msgspec.structs.replace(TIERS, cache_device_nbytes=1, cache_host_nbytes=1),
             disk=DiskConditions(torn=0.2, rotten=0.2, mixed=0.2, lost=0.1, full=0.1),
         ),
         fires=("disk torn", "disk rotten", "disk mixed", "disk full"),
         mutants=("torn_files_are_believed", "any_file_is_the_right_one"),
+        calm={"settings.disk": DiskConditions()},
     ),
     Drill(
         "slow-disk",
@@ -77,8 +85,9 @@ TIER_DRILLS: tuple[Drill, ...] = (
             disk=DiskConditions(slow=0.4, slow_s=4.0),
             timing=PATIENT,
         ),
-        fires=("ENCODING:LOADING>QUEUED",),
+        fires=("ENCODING:LoadTimedOut",),
         mutants=("a_load_is_waited_for",),
+        calm={"settings.disk": DiskConditions()},
     ),
     Drill(
         "rows-without-an-encoder",
@@ -88,6 +97,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=TIERS, disk_knows_all=True),
         fires=("ENCODING:LOADING>DEMOTED",),
         mutants=("pictures_need_an_encoder",),
+        calm={"topology": "1e2p1d", "settings": Settings()},
     ),
     Drill(
         "sick-storage-and-an-encoder",
@@ -99,13 +109,19 @@ TIER_DRILLS: tuple[Drill, ...] = (
             disk=DiskConditions(torn=0.2, rotten=0.2, mixed=0.3, lost=0.1),
             disk_knows_all=True,
         ),
-        fires=("ENCODING:LOADING>FAILED", "disk mixed"),
+        fires=(
+            "disk torn",
+            "disk rotten",
+            "disk mixed",
+            "disk lost",
+        ),
         mutants=(
             "any_file_is_the_right_one",
             "torn_files_are_believed",
             "storage_is_asked_for_ever",
             "absent_rows_are_zeros",
         ),
+        calm={"settings.disk": DiskConditions(), "settings.encode.cache_disk_nbytes": 1 << 20},
     ),
     Drill(
         "encoder-runs-ahead",
@@ -115,6 +131,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),
         fires=("encodes_deferred",),
         mutants=("grants_do_not_overtake", "run_ahead_is_never_given_back"),
+        calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
         "small-send-ring",
@@ -125,6 +142,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=RING),
         fires=("send_ring_deferred",),
         mutants=("ring_slots_return_early", "a_full_ring_fails_the_send"),
+        calm={"settings.encode.send_buffer_nbytes": 1 << 16},
     ),
     Drill(
         "oversized-for-the-ring",
@@ -134,6 +152,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=SMALL_RING),
         fires=("send_ring_oversized",),
         mutants=("oversized_waits_for_the_ring",),
+        calm={"settings.encode.send_buffer_nbytes": 1 << 16},
     ),
     Drill(
         "cancel-in-the-ring",
@@ -142,8 +161,12 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=Workload(20, spread_s=0.1, image_share=1.0, num_pictures=20, cancel_share=0.7),
         data=SLOW_LINK,
         settings=Settings(encode=RING),
-        fires=("send_ring_deferred",),
+        fires=(
+            "send_ring_deferred",
+            "TRANSFER:RESERVED>CANCEL_PENDING",
+        ),
         mutants=("ring_slots_never_return",),
+        calm={"work.cancel_share": 0.0, "settings.encode.send_buffer_nbytes": 1 << 16},
     ),
     Drill(
         "kill-receiver-of-the-ring",
@@ -153,5 +176,10 @@ TIER_DRILLS: tuple[Drill, ...] = (
         data=CARD,
         settings=Settings(encode=RING),
         faults=(Fault("kill", "peer", point="TRANSFER:PARKED>WRITING", nth=6, duration_s=0.4),),
+        fires=(
+            "TRANSFER:PeerFenced",
+            "GENERATION:MIGRATING>PLACED",
+            "INSTANCE:EpochReplaced",
+        ),
     ),
 )

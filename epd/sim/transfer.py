@@ -58,6 +58,10 @@ LOCAL_COST_S = 0.00002
 CLOSE_TIMEOUT_S = 5.0
 
 
+SLOW_WRITE_S = 0.02
+"""So long that there is time for more than the next step: a sign, it changes nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class DataConditions:
     """How writes behave; probabilities are per write."""
@@ -150,6 +154,7 @@ class Fabric:
         took_s = conditions.latency_s + nbytes / conditions.nbytes_per_s
         took_s += conditions.jitter_s * self.random.share(f"jitter{SEPARATOR}{key}")
         took_s *= write.writer.slowness
+        self.counters["slow_write"] += took_s > SLOW_WRITE_S
         ends_s = self.busy_until_s[writer] = starts_s + took_s
         self.writes[write] = None
         # a card goes on by itself; a copying thread lives and stalls with its process

@@ -5,8 +5,11 @@ The full numbers are `python -m epd sim drill all --seeds 1000` and so on; these
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from epd.cli.main import main
 from epd.sim import drills
 from epd.sim.run import run
 from epd.sim.runner import Job, execute
@@ -61,6 +64,33 @@ def test_drill(drill: drills.Drill) -> None:
         assert report.violations == (), report.job.command()
     fired = sum(report.fired for report in reports)
     assert fired >= int(drill.must_fire * NUM_SEEDS), f"it happened in {fired} of {NUM_SEEDS}"
+
+
+@pytest.mark.parametrize("drill", drills.DRILLS, ids=lambda drill: drill.name)
+def test_what_a_drill_is_about_does_not_happen_without_it(drill: drills.Drill) -> None:
+    """Else its signs would prove nothing."""
+    if not drill.fires and not drill.faults:
+        assert not drill.covers, "nothing shows that it happened"
+        return
+    report = execute(Job("calm", drill.name, 0))
+    assert report.violations == (), report.job.command()
+
+
+def test_a_sign_that_shows_anyway_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sign = "ENCODING:Requested"
+    careless = replace(drills.by_name("kill-encode"), fires=(sign,))
+    monkeypatch.setattr("epd.sim.drills.DRILLS", (careless,))
+    assert sign in execute(Job("calm", "kill-encode", 0)).violations[0]
+    assert main(["sim", "drill", "kill-encode", "--seeds", "1", "--jobs", "1"]) == 1
+    assert main(["sim", "replay", "calm", "kill-encode", "--seed", "0"]) == 1
+
+
+def test_all_faults_and_all_signs_make_a_drill() -> None:
+    drill = drills.by_name("kill-encode")
+    result = run(drill.plan(0))
+    assert drill.fired(result)
+    assert not replace(drill, fires=(*drill.fires, "TRANSFER:NOWHERE>NOWHERE")).fired(result)
+    assert not replace(drill, faults=drill.faults * 2).fired(result), "one of two happened"
 
 
 @pytest.mark.parametrize("seed", PAST)
