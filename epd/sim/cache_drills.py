@@ -29,10 +29,7 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         ("F16",),
         topology="2e1p1d",
         work=TURNOVER,
-        faults=(
-            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=8, other="gateway"),
-            Fault("reset", "here", point="MESSAGE:CacheEvents", nth=16, other="gateway"),
-        ),
+        faults=(Fault("reset", "here", point="MESSAGE:CacheEvents", nth=16, other="gateway"),),
         mutants=("cache_gap_is_ignored",),
         fires=("cache_events_missed",),
     ),
