@@ -106,7 +106,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=SEEN_AGAIN,
         settings=Settings(
             encode=msgspec.structs.replace(TIERS, cache_device_nbytes=1, cache_host_nbytes=1),
-            disk=DiskConditions(torn=0.4, rotten=0.4, mixed=0.3, lost=0.1),
+            disk=DiskConditions(torn=0.3, rotten=0.2, mixed=0.5, lost=0.3),
             disk_knows_all=True,
         ),
         fires=(
