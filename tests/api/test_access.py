@@ -16,6 +16,7 @@ from epd.api.server import ApiServer
 from epd.config import AccessConfig, ConfigError, GatewayConfig
 from tests.api.fakes import FakeFrontend, FakePreparer, serving
 from tests.api.wire import CHAT, HI, exchange, refused, request
+from tests.patience import PATIENCE_S
 
 KEYS = AccessConfig(api_keys=("first-key", "second-key"))
 
@@ -140,7 +141,7 @@ def certificate(tmp_path: Path) -> Path:
 
 
 async def health(port: int, context: ssl.SSLContext) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(request(method="GET", path="/health", connection="close"))
         try:

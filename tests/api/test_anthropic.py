@@ -17,6 +17,7 @@ from epd.api.reasoning import Place
 from epd.config import Limits
 from tests.api.fakes import NUM_IMAGE_ROWS, FakeFrontend, FakePreparer, failed, said, serving
 from tests.api.wire import exchange, request
+from tests.patience import PATIENCE_S
 
 HI: Any = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -38,7 +39,7 @@ async def client_of(
     async with serving(FakeFrontend(*scripts), **limits) as (server, frontend, preparer):
         url = f"http://127.0.0.1:{server.port}"
         async with anthropic.AsyncAnthropic(
-            base_url=url, api_key="none", max_retries=0, timeout=20
+            base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S
         ) as client:
             yield client, frontend, preparer
 

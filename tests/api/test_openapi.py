@@ -28,6 +28,7 @@ from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
 from tests.api.wire import exchange, request
+from tests.patience import PATIENCE_S
 
 CHECKS = (
     not_a_server_error,
@@ -167,7 +168,7 @@ def test_no_body_breaks_the_server(url: str):
     )
     @given(case=api.as_strategy())
     def ask(case: Any) -> None:
-        statuses[case.call_and_validate(checks=CHECKS, timeout=20).status_code] += 1
+        statuses[case.call_and_validate(checks=CHECKS, timeout=PATIENCE_S).status_code] += 1
 
     ask()
     assert statuses[200] > 10 and statuses[400] > 10, statuses

@@ -24,6 +24,7 @@ from epd.api.prepare import INLINE_NBYTES, NUM_THREADS, Preparer
 from epd.api.validation import read_chat
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
+from tests.patience import PATIENCE_S
 
 IMAGE_ID = 262
 LIMITS = Limits(max_images=3)
@@ -249,7 +250,7 @@ async def test_work_for_a_client_that_has_left_is_not_begun(
     asked = asyncio.create_task(preparer.chat(user(part(large))))
     await asyncio.sleep(0)
     gone.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not exchange.disconnected:
             await asyncio.sleep(0.001)
         held.set()

@@ -39,7 +39,7 @@ async def client_of(
 
 def openai_client(server: ApiServer) -> openai.AsyncOpenAI:
     url = f"http://127.0.0.1:{server.port}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20)
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
 
 
 async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:

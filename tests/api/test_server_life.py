@@ -12,6 +12,7 @@ from epd.api.server import ApiServer
 from epd.config import ConfigError, GatewayConfig
 from tests.api.fakes import FakeFrontend, FakePreparer, failed, said, serving
 from tests.api.wire import HI, Wire, exchange, is_well, request, until
+from tests.patience import PATIENCE_S
 
 # --- refusals, streams, disconnects ---------------------------------------------------------------
 
@@ -119,7 +120,7 @@ async def test_draining_refuses_new_and_finishes_open_requests():
         with pytest.raises(OSError):
             await Wire.to(server)
         gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await busy.reader.readuntil(b"[DONE]")).count(b"error") == 0
         busy.drop()
         idle.drop()
@@ -130,7 +131,7 @@ async def test_close_ends_open_requests_in_bounded_time():
         wire = await Wire.to(server)
         wire.writer.write(request({**HI, "stream": True}))
         await wire.head()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await server.close()
             rest = await wire.reader.read()
         assert frontend.streams[0].reasons == [(Leave.FAULT, "the gateway is shutting down")]

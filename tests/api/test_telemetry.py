@@ -12,6 +12,7 @@ from epd.api.metrics import exposition
 from epd.api.port import Refused
 from epd.api.telemetry import Histogram
 from tests.api.fakes import NUM_IMAGE_ROWS, FakeFrontend, failed, said, serving
+from tests.patience import PATIENCE_S
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
 
@@ -86,7 +87,7 @@ async def test_a_client_that_leaves_early_has_no_status() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: 15\r\n\r\n" + b'{"prompt": "a"}')
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not frontend.generations:
                 await asyncio.sleep(0.01)
             writer.close()

@@ -7,6 +7,7 @@ import json
 from typing import Any, ClassVar
 
 from epd.api.server import ApiServer
+from tests.patience import PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -39,14 +40,14 @@ class Wire:
         return wire
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             raw = (await self.reader.readuntil(b"\r\n\r\n")).decode()
         status, *lines = raw.rstrip().split("\r\n")
         return int(status.split()[1]), dict(line.split(": ", 1) for line in lines)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         status, headers = await self.head()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             if "content-length" in headers:
                 return (
                     status,
@@ -60,7 +61,7 @@ class Wire:
         return status, headers, body
 
     async def is_closed(self) -> bool:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:
@@ -92,7 +93,7 @@ async def is_well(server: ApiServer) -> bool:
     return status == 200 and json.loads(body)["choices"][0]["message"]["content"] == "hello"
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
+async def until(condition: Any, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)

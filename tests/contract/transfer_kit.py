@@ -24,6 +24,7 @@ from tests.contract.transfer_world import (
     pattern,
     write,
 )
+from tests.patience import PATIENCE_S
 
 
 async def check_size(world: TransferWorld, nbytes: int) -> None:
@@ -208,7 +209,7 @@ async def half_a_gibibyte(world: TransferWorld) -> None:
     memory[2 * slot_nbytes : 3 * slot_nbytes] = bytes([GUARD]) * slot_nbytes
     untouched = await consumer.checksum([memory[2 * slot_nbytes : 3 * slot_nbytes]])
     data = memoryview(pattern(nbytes))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         outcome = await producer.write(
             [data[:7], data[7 : 300 << 20], data[300 << 20 :]], region.remote, (4, 0, 3, 1)
         )

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from epd.messages import Address
 from epd.transport.base import Region, TransferEngine, WriteOutcome
+from tests.patience import PATIENCE_S
 
-WAIT_S = 10.0
+WAIT_S = PATIENCE_S
 GUARD = 0xEE  # what untouched memory looks like
 
 

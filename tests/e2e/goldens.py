@@ -78,6 +78,16 @@ def goldens(family: str) -> tuple[Golden, ...]:
     return tuple(found)
 
 
+def heavy_goldens(family: str, count: int) -> list[Golden]:
+    """So many conversations, each about a picture of its own that takes long to encode."""
+    directory, found = directory_of(family), []
+    for number in range(count):
+        messages, images = chat((1, "read")), [picture(500 + number, 500, 400)]
+        inputs = reference_inputs(directory, messages, images)
+        found.append(_golden(directory, f"heavy {number}", inputs, _sent(messages, images)))
+    return found
+
+
 def _golden(directory: Path, name: str, inputs: dict[str, Any], sent: Messages) -> Golden:
     """By a greedy search of transformers that no end token stops."""
     model = reference_model(directory)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from epd.roles.bell import Bell
+from tests.patience import PATIENCE_S
 
 
 async def hear(bell: Bell) -> None:
@@ -24,7 +25,7 @@ async def test_it_is_heard_once_however_often_it_was_rung() -> None:
     bell = Bell()
     bell.ring()
     bell.ring()
-    await asyncio.wait_for(hear(bell), 10)
+    await asyncio.wait_for(hear(bell), PATIENCE_S)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(hear(bell), 0.01)
 
@@ -34,7 +35,7 @@ async def test_who_waits_is_woken() -> None:
     waiting = await listening(bell)
     assert not waiting.done()
     bell.ring()
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, PATIENCE_S)
 
 
 async def test_what_is_known_is_not_heard() -> None:
@@ -50,4 +51,4 @@ async def test_a_waiter_that_left_does_not_break_it() -> None:
     waiting = await listening(bell)
     waiting.cancel()
     bell.ring()
-    await asyncio.wait_for(hear(bell), 10)
+    await asyncio.wait_for(hear(bell), PATIENCE_S)

@@ -17,6 +17,7 @@ from epd.messages import SamplingParams
 from epd.roles.compose import Engines
 from epd.tiny import CHECKPOINT, SAMPLES
 from epd.tiny.samples import Entry, read_index
+from tests.patience import PATIENCE_S
 from tests.roles.cluster import Cluster
 
 SMALL = EngineConfig(kv_nbytes=16 << 20, threads=1, max_chunk_tokens=64)
@@ -186,7 +187,7 @@ async def test_a_gateway_that_is_gone_leaves_no_requests_behind(
         for instance in cluster.instances.values():
             for role in instance.actor.roles:
                 role.peer_lost(old)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while any(any(i.live().values()) for i in cluster.instances.values()):
                 await asyncio.sleep(0.01)
 
@@ -209,7 +210,7 @@ async def test_the_gateway_knows_who_holds_a_picture_and_how_it_moved(
         assert (
             params.kv["do_remote_prefill"] and params.kv["remote_request_id"] == stream.request_id
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not gateway.directory.index.resident(mm_hash):
                 await asyncio.sleep(0.01)
         assert gateway.directory.index.resident(mm_hash) == (holder,)

@@ -19,6 +19,7 @@ from epd.roles.compose import Engines, Gateway
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
 from tests.engine.conftest import picture
+from tests.patience import PATIENCE_S
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, ask, assert_exact, question
 
@@ -195,7 +196,7 @@ def num_encoded(cluster: Cluster) -> int:
 
 async def until_parked(cluster: Cluster, times: int) -> None:
     """Until a prompt has come to wait in its middle so many times."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while num_parked(cluster) < times:
             await asyncio.sleep(0.005)
 

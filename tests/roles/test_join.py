@@ -10,6 +10,7 @@ import msgspec
 from epd.bench.null_engine import CONTRACT, LAYOUT, NullLanguage, NullVision
 from epd.messages import TransportOffer
 from epd.roles.compose import Engines, Instance
+from tests.patience import PATIENCE_S
 from tests.roles.cluster import SMALL, Cluster
 
 HERE, THERE = TransportOffer("shm", "host-a"), TransportOffer("shm", "host-b")
@@ -35,7 +36,7 @@ async def answer_to(cluster: Cluster, instance: Instance) -> str:
     instance.member.on_expelled = heard.put_nowait
     instance.member.on_welcome = lambda: heard.put_nowait("welcome")
     instance.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         return await heard.get()
 
 

@@ -25,6 +25,7 @@ from epd.tiny import CHECKPOINT, SAMPLES
 from tests.api.fakes import serving
 from tests.api.wire import HI, Wire, request
 from tests.e2e.client import data_url, question
+from tests.patience import PATIENCE_S
 from tests.roles.cluster import SMALL, Cluster
 
 PICTURE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
@@ -109,7 +110,7 @@ async def joined(cluster: Cluster) -> AsyncIterator[Gateway]:
     """Running, if not complete: nobody encodes."""
     for part in (cluster.gateway, *cluster.instances.values()):
         part.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(cluster.gateway.role.ready().instances) < len(cluster.instances):
             await asyncio.sleep(0.01)
     yield cluster.gateway

@@ -21,7 +21,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from tests.engine.tiny_models import cached_model
 from tests.receipt import RECEIPT, is_receipt
-from tests.roles.cluster import PATIENT, Cluster
+from tests.roles.cluster import Cluster
 
 NUM_ANSWERS = int(os.environ.get("EPD_SCHEMA_ANSWERS", "8"))
 AT_ONCE = 40
@@ -66,7 +66,7 @@ async def test_every_answer_follows_its_schema(family: str) -> None:
     directory = cached_model(family)
     executor = build_executor(CONFIG)
     preparer = Preparer(GatewayConfig(model_dir=str(directory)))
-    cluster = Cluster(PATIENT)
+    cluster = Cluster()
     for name, role in (("p0", "prefill"), ("d0", "decode")):
         engines = Engines(language=build_language(directory, CONFIG, executor))
         cluster.add(name, (role,), engines, engine=CONFIG)

@@ -17,6 +17,7 @@ from epd.tiny import CHECKPOINT, SAMPLES
 from epd.tiny.samples import read_index
 from tests.api.collector import collecting, values
 from tests.api.test_server import openai_client
+from tests.patience import PATIENCE_S
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer
 
 __all__ = ["loaded", "preparer"]  # fixtures
@@ -53,7 +54,7 @@ async def play(
             if stop_after and num_tokens >= stop_after:
                 assert states(stream.timeline(), "REQUEST", "p0")  # at once: what has come so far
                 stream.cancel(Leave.ENOUGH, "stop string")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await concluded.wait()
         await cluster.settle()
         return len(generation.token_ids), stream.timeline()

@@ -28,7 +28,7 @@ from epd.engine.language import TorchLanguageEngine
 from epd.roles.compose import Engines
 from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, cached_model
 from tests.engine.video_cases import Case
-from tests.roles.cluster import PATIENT, Cluster
+from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, ask_case, question
 from tests.roles.pairwise import everything, pairs_of, pairwise
 
@@ -151,7 +151,7 @@ class Served:
         tower: Any = None,
         send_kv: Callable[[TorchLanguageEngine], None] = lambda engine: None,
     ) -> None:
-        self.cluster = Cluster(PATIENT)
+        self.cluster = Cluster()
         self.seen: Seen = defaultdict(list)
         for name, *roles in INSTANCES[topology]:
             engines = Engines(vision=(tower or vision(model_dir)) if "encode" in roles else None)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from epd.runtime.lives import live_again
+from tests.patience import PATIENCE_S
 
 
 def test_it_lives_again_until_it_ends_otherwise(tmp_path: Path) -> None:
@@ -31,6 +32,8 @@ def test_it_lives_again_until_it_ends_otherwise(tmp_path: Path) -> None:
 PROGRAM = """
 import os, signal, sys, time
 from epd.runtime.lives import live_again
+from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S
 def live():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
     print(os.getpid(), flush=True)
@@ -62,7 +65,7 @@ def test_it_does_not_outlive_its_parent() -> None:
     with started() as (process, child):
         process.kill()
         process.wait(30)
-        give_up_s = time.monotonic() + 30
+        give_up_s = time.monotonic() + PATIENCE_S
         while " Z " not in _stat(child):
             assert time.monotonic() < give_up_s
             time.sleep(0.02)

@@ -20,6 +20,7 @@ from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import End, missing
 from epd.transport.whole_file import write_whole
 from tests.contract.transfer_kit import GUARD, guard
+from tests.patience import PATIENCE_S
 
 WRITER = Address("writer", 3, "")
 OWNER = Address("owner", 1, "")
@@ -100,7 +101,7 @@ async def test_mooncake_an_open_write_keeps_the_fence_open(monkeypatch: pytest.M
         assert not await owner.fence(WRITER, this_host_id(), os.getpid())
     held.release(End.DONE)
     assert isinstance(await write, Written)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not await owner.fence(WRITER, this_host_id(), os.getpid()):
             await asyncio.sleep(0.01)
     outcome = await writer.write([bytes(64)], region.remote, (0,))
@@ -158,7 +159,7 @@ async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() ->
     await writer.wait_closed()
     assert has_half_closed_arrivals()
     transport.abort()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while has_half_closed_arrivals():
             await asyncio.sleep(0.001)
     server.close()

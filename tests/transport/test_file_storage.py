@@ -18,6 +18,7 @@ import pytest
 from epd.transport.file_storage import FileStorage
 from epd.transport.storage_threads import MAX_WAITING
 from tests.contract.transfer_kit import pattern
+from tests.patience import PATIENCE_S
 
 KEY = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
@@ -106,12 +107,12 @@ async def test_a_disk_that_hangs_is_not_waited_for(
     goes_on = threading.Event()
 
     def hang(*_: Any) -> None:
-        goes_on.wait(10)
+        goes_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(storage._store, "get", hang)
     open_calls = [asyncio.ensure_future(storage.get(KEY, NOTE, 1)) for _ in range(MAX_WAITING)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S / 2):
         assert await storage.get(KEY, NOTE, 1) is None
         assert not await storage.put(KEY, NOTE, [VALUE])
     goes_on.set()

@@ -23,6 +23,7 @@ from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import missing
 from epd.transport.tcp import TcpTransferEngine
 from tests.contract.transfer_kit import GUARD, guard, pattern
+from tests.patience import PATIENCE_S
 
 CHILD = str(Path(__file__).with_name("engine_child.py"))
 ROOT = str(Path(__file__).parents[2])
@@ -42,15 +43,13 @@ class Family:
     def engine(self, instance_id: str, epoch: int = 1) -> Any:
         engine: TransferEngine
         if self.backend == "tcp":
-            engine = TcpTransferEngine(
-                instance_id, epoch, checksums=True, stall_timeout_s=0.5, answer_timeout_s=0.5
-            )
+            engine = TcpTransferEngine(instance_id, epoch, checksums=True)
         elif self.backend == "file":
             engine = FileTransferEngine(
                 instance_id, epoch, checksums=True, directory=self.directory
             )
         else:
-            engine = MooncakeTransferEngine(instance_id, epoch, checksums=True, begin_timeout_s=0.5)
+            engine = MooncakeTransferEngine(instance_id, epoch, checksums=True)
         self._engines.append(engine)
         return engine
 
@@ -124,7 +123,7 @@ async def test_a_writer_killed_in_the_middle_of_writes_is_fenced(family: Family)
     pid = await family.writer(region.remote)
     await asyncio.sleep(0.02)
     await family.kill(pid)
-    assert await fenced_within(consumer, PRODUCER, pid, 5.0)
+    assert await fenced_within(consumer, PRODUCER, pid, PATIENCE_S)
     await nothing_lands(region)
 
 
@@ -143,7 +142,7 @@ async def test_a_frozen_writer_writes_nothing_after_its_fence(family: Family) ->
         await asyncio.sleep(0.3)
         assert bytes(region.buffer) == GUARDED * region.buffer.nbytes
     else:  # the write under way had to end first
-        assert await fenced_within(consumer, PRODUCER, pid, 10.0)
+        assert await fenced_within(consumer, PRODUCER, pid, PATIENCE_S)
         await nothing_lands(region)
 
 
@@ -156,7 +155,7 @@ async def test_a_killed_owner_fails_writes_and_is_fenced(family: Family) -> None
     outcome = await producer.write([data], target, (3,))
     if family.backend != "file":  # a file outlives its reader
         assert isinstance(outcome, WriteFailed), outcome
-    assert await fenced_within(producer, CONSUMER, pid, 5.0)
+    assert await fenced_within(producer, CONSUMER, pid, PATIENCE_S)
 
 
 async def test_an_owner_killed_in_the_middle_of_a_write(family: Family) -> None:
@@ -169,10 +168,10 @@ async def test_an_owner_killed_in_the_middle_of_a_write(family: Family) -> None:
         if not under_way.done():
             break
     await family.kill(pid)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         outcome = await under_way
     assert isinstance(outcome, Written | WriteFailed | WriteUnknown)
-    assert await fenced_within(producer, CONSUMER, pid, 5.0)
+    assert await fenced_within(producer, CONSUMER, pid, PATIENCE_S)
 
 
 async def test_a_frozen_owner(family: Family) -> None:
@@ -183,8 +182,9 @@ async def test_a_frozen_owner(family: Family) -> None:
     pid, target = await family.owner()
     data = pattern(16 << 20)
     assert isinstance(await producer.write([data], target, range(16)), Written)
+    producer._stall_timeout_s = producer._answer_timeout_s = producer._begin_timeout_s = 0.5
     os.kill(pid, signal.SIGSTOP)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         outcome = await producer.write([data], target, range(16))
     if family.backend == "tcp":
         assert isinstance(outcome, WriteUnknown)
@@ -192,7 +192,7 @@ async def test_a_frozen_owner(family: Family) -> None:
     else:
         assert isinstance(outcome, WriteFailed)  # it did not say that the write may begin
     os.kill(pid, signal.SIGCONT)
-    assert await fenced_within(producer, CONSUMER, pid, 5.0)
+    assert await fenced_within(producer, CONSUMER, pid, PATIENCE_S)
 
 
 async def test_a_restarted_owner_is_another(family: Family) -> None:

@@ -17,6 +17,7 @@ from epd.transport.frames import Challenge, Hello, WriteFrame, decode, encode
 from epd.transport.tcp import TcpTransferEngine
 from epd.transport.wire import LENGTH, MAX_FRAME_NBYTES
 from tests.contract.transfer_kit import GUARD, guard, pattern
+from tests.patience import PATIENCE_S
 
 OWNER = Address("owner", 1, "")
 KEY = b"k" * 32
@@ -120,7 +121,7 @@ async def test_a_stranger_is_hung_up_on_and_moves_nothing(room: Room, said: byte
     region = room.engine("owner", secret=KEY).allocate("pool", 1, 64)
     guard(region)
     reader, writer = await knock(region.remote.locator)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert isinstance(await read_frame(reader), Challenge)
         writer.write(said)
         with contextlib.suppress(ConnectionError):  # cut off, or
@@ -135,7 +136,7 @@ async def test_a_silent_stranger_is_hung_up_on(room: Room, monkeypatch: pytest.M
     monkeypatch.setattr(links, "HANDSHAKE_TIMEOUT_S", 0.05)
     region = room.engine("owner").allocate("pool", 1, 64)
     reader, writer = await knock(region.remote.locator)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await read_frame(reader)
         assert await reader.read() == b""
     writer.close()

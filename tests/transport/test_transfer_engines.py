@@ -35,6 +35,7 @@ from tests.contract.transfer_kit import (
     pattern,
     sixty_four_mib,
 )
+from tests.patience import PATIENCE_S
 
 Make = Callable[[str, int], TransferEngine]
 
@@ -136,7 +137,7 @@ async def world(request: pytest.FixtureRequest, directory: str) -> AsyncIterator
     assert [name for name in os.listdir(directory) if "casualty" not in name] == []
     if request.param is _mooncake:
         return  # its library keeps descriptors for the life of the process
-    async with asyncio.timeout(2):  # a copy thread lets go of its last views in its own time
+    async with asyncio.timeout(PATIENCE_S):  # a copy thread lets go of its last views late
         while len(os.listdir("/proc/self/fd")) > descriptors_before or _is_mapped(directory):
             await asyncio.sleep(0.001)
 
@@ -172,10 +173,11 @@ class TcpDoubt(World):
 
     async def doubt(self) -> Doubt:
         owner = TcpTransferEngine("owner", 1)
-        writer = TcpTransferEngine("writer", 3, stall_timeout_s=0.2, answer_timeout_s=0.2)
+        writer = TcpTransferEngine("writer", 3)
         self._engines += [owner, writer]
         region = owner.allocate("pool", 1, 32 << 20)
         assert isinstance(await writer.write([b"hello"], region.remote, (0,)), Written)
+        writer._stall_timeout_s = writer._answer_timeout_s = 0.2  # no write will be whole any more
         (wire,) = owner._links._inbound["writer", 3]
         wire._transport.pause_reading()
 

@@ -15,6 +15,7 @@ from epd.transport.base import Bus, Received
 from epd.transport.curve import ClusterKey
 from epd.transport.zmq_bus import MAX_MESSAGES_PER_WAKE, ZmqBus
 from tests.contract.bus_kit import BUS_CHECKS, Check, Inbox, name_of, note, rooms
+from tests.patience import PATIENCE_S
 
 
 class IpcNet:
@@ -85,7 +86,7 @@ async def test_a_flood_does_not_hold_the_loop(private: Path) -> None:
     await asyncio.sleep(0.2)  # all of it waits in the socket
     tick()
     a.start(deliver)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await arrived.wait()
     assert num_per_turn.total() == 5000
     assert max(num_per_turn.values()) <= 2 * MAX_MESSAGES_PER_WAKE  # a wake, and one rescheduled
@@ -100,7 +101,7 @@ async def test_a_dead_peer_costs_bounded_memory(private: Path) -> None:
     assert a.send("b", Leave())  # small ones go by the count
     started_s = time.perf_counter()
     await a.close()
-    assert time.perf_counter() - started_s < 5.0
+    assert time.perf_counter() - started_s < PATIENCE_S
 
 
 async def test_a_second_connection_of_one_life_silences_neither(private: Path) -> None:

@@ -19,6 +19,7 @@ from epd.messages import PROTOCOL_VERSION, Leave
 from epd.transport.codec import Envelope, FrameLimits, FrameRejected, encode, unpack
 from epd.transport.zmq_bus import ZmqBus
 from tests.contract.bus_kit import Inbox, close, note, rooms
+from tests.patience import PATIENCE_S
 
 LIMITS = FrameLimits(max_header_nbytes=1000, max_payload_nbytes=2000, max_payloads=3)
 
@@ -42,7 +43,7 @@ class Attacker:
         return dealer
 
     async def until_dropped(self, count: int) -> dict[str, int]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while self.victim.dropped.total() < count:
                 await asyncio.sleep(0.002)
         return dict(self.victim.dropped)
@@ -156,7 +157,7 @@ def test_random_frames_never_stop_a_bus(
         for message in batch:
             evil.send_multipart(message)
         evil.send_multipart([b"the end"])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while attacker.victim.dropped.total() + len(attacker.inbox.received) <= len(batch):
                 await asyncio.sleep(0.001)
         attacker.inbox.received.clear()
