@@ -125,7 +125,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queue: int = 512
-    max_running: int = 256
+    max_running: int = 256  # sequences of one step
 
 
 class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

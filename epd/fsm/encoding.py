@@ -326,7 +326,7 @@ ROWS = (
     Row(S.PREPARED, RoomClosed, None, (), remove_room, others_wait),
     Row(S.PREPARED, RoomClosed, S.EVICTED, (Do.DEQUEUE,), drop_patches, unless(others_wait)),
     Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.DEQUEUE, Do.FAIL_ROOMS), note_timeout),
-    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS, Do.STORE_ROWS), keep_rows),
+    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows, note="filled last: with its last room they may go"),
     Row(S.ENCODING, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure),
     Row(S.ENCODING, RoomClosed, None, (), remove_room, others_wait),
     Row(S.ENCODING, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "the device owns the patches"),

@@ -92,10 +92,13 @@ class EncodeRole(Role[Encoding]):
 
     def fire(self, machine: Encoding, event: Event) -> None:
         super().fire(machine, event)
-        if not (machine.terminal or (machine.at_rest and not machine.rooms)):
+        is_idle = machine.at_rest and not machine.rooms
+        if not (machine.terminal or is_idle):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
             del self._busy[machine.key]
+        if is_idle:
+            self.tiers.make_room(copies=not isinstance(event, fsm.CopyFailed | fsm.CopyTimedOut))
 
     @property
     def num_queued(self) -> int:
@@ -183,7 +186,6 @@ class EncodeRole(Role[Encoding]):
         if encoding is not None:
             self.fire(encoding, fsm.RoomClosed(room))
             self._let_go(encoding)
-            self.tiers.make_room()
 
     def _refusal(self, received: Received) -> str:
         if self.draining:
@@ -257,7 +259,6 @@ class EncodeRole(Role[Encoding]):
                     self.fire(encoding, fsm.BatchStarted())
                 for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
                     self.fire(encoding, outcome)
-                self.tiers.make_room()
         finally:
             self._batch_running = False
 
@@ -367,7 +368,6 @@ class EncodeRole(Role[Encoding]):
         if encoding is not None and transfer.key in encoding.rooms:
             self.fire(encoding, fsm.RoomClosed(transfer.key))
             self._let_go(encoding)
-            self.tiers.make_room()
 
     def _let_go(self, encoding: Encoding) -> None:
         if not encoding.rooms and self.encodings.get(encoding.key) is encoding:

@@ -71,10 +71,11 @@ class RowTiers(Role[Encoding]):
         stored = self._stored.report(self._storage.tier, usage.nbytes, usage.capacity_nbytes)
         return (*tiers, stored)
 
-    def make_room(self) -> None:
-        """Move down, or drop, what nobody reads and what was not used for the longest."""
+    def make_room(self, *, copies: bool) -> None:
+        """Move down, or drop, what nobody reads and what was not used for the longest; without
+        `copies` (one has just failed) it is dropped."""
         books = self.books
-        demotes = books.host.order.capacity > 0
+        demotes = copies and books.host.order.capacity > 0
         for key in books.device.excess(self._is_idle):
             down = fsm.DemotionRequested() if demotes else fsm.EvictionRequested()
             self._owner.fire(self._owner.encodings[key], down)

@@ -34,6 +34,7 @@ Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.step_cost import StepCost, evenly
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
-PROMPT_SHARE = 0.125  # of the budget: left to prompts, however many decode
+PROMPT_SHARE = 0.125  # of the budget and of the places: left to prompts, however many decode
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +117,8 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a step; `max_running` is of sequences in the batch.
+    """Limits of a step; `max_running` is of its sequences, and of prompts that enter while so many
+    run: KV that arrives has its blocks and enters all the same.
 
     `min_partial_tokens`: what is ready of a prompt that lacks a picture is computed only if it is
     as much as that.
@@ -270,23 +272,24 @@ class BatchScheduler:
     def plan(self) -> list[tuple[Entry, int]]:
         """The next step: `(entry, number of tokens)`, decodes first, then prompts by rank.
 
-        With more decodes than the budget holds, the window rotates, so that none starves.  A decode
+        With more decodes than the step holds, the window rotates, so that none starves.  A decode
         with more than one token is followed by so many of its guesses less one.
         """
         bounds = self._bounds
         prompts = [entry for entry in self._prefilling.values() if self._num_due(entry) > 0]
-        kept = 0
+        kept = places = 0
         if prompts:
             prompts.sort(key=attrgetter("rank"))
             kept = int(bounds.max_step_tokens * PROMPT_SHARE)
             kept = min(kept, sum(entry.num_left for entry in prompts[:kept]))
-        decodes = self._decodes(bounds.max_step_tokens - kept)
+            places = min(len(prompts), math.ceil((bounds.max_running - 1) * PROMPT_SHARE))
+        decodes = self._decodes(min(bounds.max_step_tokens - kept, bounds.max_running - places))
         step = self._with_guesses(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(count for _, count in step)
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens())
         room = min(bounds.max_chunk_tokens, budget)
-        for entry in prompts:
+        for entry in prompts[: bounds.max_running - len(step)]:
             chunk = min(evenly(entry.num_left, room), budget)
             if chunk <= 0:
                 break

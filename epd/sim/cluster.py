@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from epd.config import (
     DecodeConfig,
@@ -52,6 +54,7 @@ FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
 MEMBERSHIP = ("member/", "instance/", "storage/")  # timers that are armed for life
 HOUSEKEEPING = (*MEMBERSHIP, "transfer/tombstones")
+OnCall = Callable[[SimProcess, str, Any], None]
 ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
 
 
@@ -173,6 +176,7 @@ class Cluster:
         )
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
+        self.on_call: OnCall = lambda process, what, work: None  # of an engine, by a role
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -273,8 +277,10 @@ class Cluster:
         if "encode" in roles:
             quantum_s = settings.engine.max_quantum_ms / 1e3
             vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+            vision.on_call = partial(self.on_call, process)
         if "prefill" in roles or "decode" in roles:
             language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            language.on_call = partial(self._steps, process)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         engines = Engines(vision, language)
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
@@ -293,6 +299,10 @@ class Cluster:
         self.world.trace(why, node.process.name, reason)
         self.world.fired[why] += 1
         self.world.loop.call_next(self.world.exit, node.process)
+
+    def _steps(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
+        self.world.fired["full_step"] += len(batch) == self.settings.decode.max_running
+        self.on_call(process, what, batch)
 
     def _count(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State

@@ -61,7 +61,7 @@ DRILLS: tuple[Drill, ...] = (
             "EMBEDDING:RESIDENT>EVICTED",
             "encodes_deferred",
         ),
-        mutants=("evict_referenced_rows",),
+        mutants=("evict_referenced_rows", "no_peer_has_a_quota"),
         calm={
             "settings.prefill.pool_nbytes": 1 << 16,
             "settings.encode.cache_device_nbytes": 1 << 16,

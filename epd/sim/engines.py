@@ -44,6 +44,13 @@ _BLOCK_WORDS = BLOCK_NBYTES // PART_NBYTES
 _INDEX_LOW = bytes(index & 0xFF for index in range(65536))
 
 
+OnCall = Callable[[str, Any], None]  # what was asked, and of what: for checkers
+
+
+def _unseen(what: str, work: Any) -> None:
+    """Nobody looks."""
+
+
 class SimVisionEngine:
     """The `VisionEngine` port."""
 
@@ -57,6 +64,7 @@ class SimVisionEngine:
         self._pool = pool
         self._costs = costs
         self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
+        self.on_call: OnCall = _unseen
 
     async def preprocess(
         self,
@@ -65,6 +73,8 @@ class SimVisionEngine:
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,
     ) -> Patches:
+        self.on_call("preprocess", image)
+
         def decode() -> Patches:
             try:
                 picture = Picture.parse(bytes(image))
@@ -81,6 +91,7 @@ class SimVisionEngine:
         return patches
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        self.on_call("encode", batch)
         num_patches = sum(item.num_patches for item in batch)
         cost_s = self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
         slow = any(item.pixels.flaw == "slow" for item in batch)
@@ -108,6 +119,8 @@ class SimVisionEngine:
         return await self.to_host(rows)
 
     async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        self.on_call("copy_out", views)
+
         def copy() -> None:
             at = 0
             for view in views:
@@ -162,6 +175,7 @@ class SimLanguageEngine:
         self.violations: list[str] = []  # what a step found wrong in its own memory
         self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
         self.is_published: Callable[[int], bool] = lambda block: False
+        self.on_call: OnCall = _unseen
         self._costs = costs
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
         self._last = _Launched(set())
@@ -189,6 +203,7 @@ class SimLanguageEngine:
     ) -> Awaitable[StepResult]:
         if not batch:
             raise EngineError("an empty step")
+        self.on_call("step", batch)
         num_tokens = sum(len(sequence.token_ids) for sequence in batch)
         cost_s = self._costs.step_base_s + num_tokens * self._costs.step_per_token_s
         before, self._last = self._last, _Launched({s.request_id for s in batch})

@@ -109,7 +109,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.marks: dict[str, int] = {}  # steps at which something of interest happened
         self.escaped: list[str] = []  # exceptions that nobody handled
         self.after_step: Callable[[], None] | None = None
-        self.on_idle: Callable[[], None] | None = None  # nothing happens for `IDLE_S` or longer
+        self.on_idle: list[Callable[[], None]] = []  # nothing happens for `IDLE_S` or longer
         self._ready_queue: deque[SimHandle] = deque()
         self._timers: list[SimHandle] = []  # a heap
         self._serial = itertools.count(1).__next__
@@ -203,8 +203,9 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle = heappop(timers)
                 when_s = handle[0]
                 if when_s > self.now_s and handle[2] is not None:
-                    if when_s > self.now_s + IDLE_S and self.on_idle is not None:
-                        self.on_idle()
+                    if when_s > self.now_s + IDLE_S:
+                        for look in self.on_idle:
+                            look()
                     self.now_s = when_s
                     at_this_time = 0
                 while timers and timers[0][0] <= self.now_s:

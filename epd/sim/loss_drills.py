@@ -104,7 +104,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         "lose-the-only-prefill",
         ("F20",),
         faults=(Fault("kill", "p0", duration_s=4.0),),
-        mutants=("nobody_waits_for_a_restart",),
+        mutants=("nobody_waits_for_a_restart", "the_silent_are_lost_late"),
         fires=(
             "GENERATION:NoTopology",
             "INSTANCE:SUSPECT>LOST",

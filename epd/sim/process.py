@@ -29,6 +29,7 @@ class SimProcess:
         "name",
         "parked",
         "pid",
+        "resumed_s",
         "runs",
         "slowness",
         "stalled",
@@ -44,6 +45,7 @@ class SimProcess:
         self.exited = False  # ended by itself, in order
         self.stalled = False
         self.runs = True  # alive and not stalled: what the loop asks before each callback
+        self.resumed_s = 0.0  # when it went on after it had stood still, of the world's time
         self.slowness = 1.0  # factor on what its engines take
         self.clock_offset_s = 0.0  # its monotonic clock against the world's
         self.wall_skew_s = 0.0  # its wall clock against the true one

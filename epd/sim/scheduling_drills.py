@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from epd.config import EngineConfig, Limits, SpeculativeConfig
+from epd.config import DecodeConfig, EngineConfig, Limits, SpeculativeConfig
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
@@ -151,6 +151,15 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         fires=("REQUEST:DECODING>PREEMPTED", "REQUEST:RUNNING>PREEMPTED"),
         mutants=("preempted_says_it_again", "preempted_keeps_blocks"),
         calm={"settings.num_blocks": 1024},
+    ),
+    Drill(
+        "few-places",
+        ("F24", "F27"),
+        work=Workload(24, image_share=0.3, spread_s=0.1, max_tokens=24),
+        settings=Settings(decode=DecodeConfig(max_queue=64, max_running=3)),
+        fires=("full_step",),
+        mutants=("a_step_takes_all_who_decode",),
+        calm={"settings.decode.max_running": 64},
     ),
     Drill(
         "leave-the-line",

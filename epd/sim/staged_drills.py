@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill
 from epd.sim.faults import Fault
@@ -10,6 +12,10 @@ from epd.sim.swarm import Excuse
 from epd.sim.workload import Workload
 
 DRIVEN = Workload(20, max_text=40, drive_share=0.8, spread_s=1.5, num_tenants=2)
+SMALL_TIER = msgspec.structs.replace(
+    Settings().encode, cache_device_nbytes=1, cache_dir="simulated", cache_disk_nbytes=16384
+)
+"""What nobody reads goes at once, and is found on the disk again."""
 
 STAGED_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -23,6 +29,16 @@ STAGED_DRILLS: tuple[Drill, ...] = (
         ),
         mutants=("an_encode_alone_says_nothing",),
         calm={"work.drive_share": 0.0, "work.num_pictures": 1 << 30},
+    ),
+    Drill(
+        "kept-in-a-small-tier",
+        ("F12", "F31"),
+        topology="2e1p1d",
+        work=Workload(16, drive_share=1.0, leave_share=0.2),
+        settings=Settings(encode=SMALL_TIER),
+        fires=("ENCODING:RESIDENT>EVICTED",),
+        mutants=("rows_are_stored_when_they_are_gone",),
+        calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
         "proxy-dies-between-stages",

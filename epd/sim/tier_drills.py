@@ -43,7 +43,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=SEEN_AGAIN,
         settings=Settings(encode=MEMORY_ONLY),
         fires=("ENCODING:PROMOTING>RESIDENT",),
-        mutants=("a_copy_is_half_a_value",),
+        mutants=("a_copy_is_half_a_value", "rows_above_the_budget_stay"),
         calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
@@ -130,7 +130,11 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=Workload(30, spread_s=0.05, image_share=1.0, num_pictures=30),
         settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),
         fires=("encodes_deferred",),
-        mutants=("grants_do_not_overtake", "run_ahead_is_never_given_back"),
+        mutants=(
+            "grants_do_not_overtake",
+            "run_ahead_is_never_given_back",
+            "an_encoder_runs_ahead_for_ever",
+        ),
         calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(

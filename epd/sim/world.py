@@ -158,6 +158,7 @@ class World:
     def resume(self, process: SimProcess) -> None:
         if process.alive and process.stalled:
             self.trace("resume", process.name)
+            process.resumed_s = self.loop.now_s
             self.loop.resume(process)
 
     # --- what happened ----------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_two_rooms_and_one_encode(queued: Encoding) -> None:
         (Requested("b"), S.QUEUED, ()),
         (PREPARED, S.PREPARED, (Do.ENQUEUE,)),
         (BatchStarted(), S.ENCODING, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS, Do.STORE_ROWS)),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
         (Requested("c"), S.RESIDENT, (Do.FILL_ONE,)),
     )
     assert list(queued.rooms) == ["a", "b", "c"]
@@ -94,7 +94,7 @@ def test_an_abandoned_batch_is_joined_again(encoding: Encoding) -> None:
         encoding,
         (RoomClosed("a"), S.ABANDONED, ()),
         (Requested("b"), S.ENCODING, ()),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.FILL_ROOMS, Do.STORE_ROWS)),
+        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
     )
 
 

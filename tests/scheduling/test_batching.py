@@ -62,7 +62,7 @@ def test_who_waits_for_a_picture_is_passed_and_keeps_its_blocks() -> None:
     assert [a.entry.key for a in scheduler.admissions()] == ["other"]  # it takes no place
     assert [(e.key, n) for e, n in scheduler.plan()] == [("other", 8)]
     parked.num_ready = 12
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("parked", 7), ("other", 8)]
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("parked", 7)]  # a step has one place
     assert parked.num_blocks == 3
 
 
@@ -77,10 +77,22 @@ def test_a_few_tokens_before_a_picture_are_not_worth_a_step() -> None:
     assert [a.entry.key for a in scheduler.admissions()] == ["other"]  # it takes no place
     assert [(e.key, n) for e, n in scheduler.plan()] == [("other", 8)]
     entered.entry.num_ready = 6
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 6), ("other", 8)]
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 6)]  # a step has one place
     entered.entry.num_computed = 10
     entered.entry.num_ready = 1 << 60  # the end of a prompt is worth one, however short
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 2), ("other", 8)]
+    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 2)]
+
+
+def test_a_step_has_no_more_sequences_than_it_may_and_all_have_their_turn() -> None:
+    """KV that arrives enters whatever runs already; prompts keep a share of the places."""
+    scheduler = scheduler_of(64, 64, 64, 9)
+    for index in range(12):
+        scheduler.add_decoding(Entry(f"d{index}", 4, num_computed=3, num_blocks=2))
+    steps = [[e.key for e, _ in scheduler.plan()] for _ in range(4)]
+    assert [len(step) for step in steps] == [9, 9, 9, 9]
+    assert {key for step in steps[:2] for key in step} == {f"d{index}" for index in range(12)}
+    scheduler._prefilling["prompt"] = Entry("prompt", 8, num_blocks=2)
+    assert [e.key for e, _ in scheduler.plan()][8:] == ["prompt"]
 
 
 def test_a_bonus_is_worth_waiting_time() -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest import mock
 
+from msgspec.structs import replace as replace_struct
+
+from epd.fsm import encoding
+from epd.fsm.instance import Instance
+from epd.fsm.kernel import Event
 from epd.fsm.transfer import Transfer
 from epd.roles.embeddings import Embeddings
+from epd.roles.encode import EncodeRole
+from epd.roles.registry import Registry
 from epd.roles.requests import Requests
-from tests.sim.planting import mutant
+from epd.roles.run_ahead import RunAhead
+from epd.scheduling.batching import BatchScheduler, Entry
+from epd.scheduling.pool import LeaseQueue
+from tests.sim.planting import mutant, row
 
 # --- wake-ups -------------------------------------------------------------------------------------
 
@@ -35,4 +46,80 @@ def what_is_not_stranded_any_more_is_kept() -> Iterator[None]:
             concluded(self, transfer, delivered=delivered)
 
     with mock.patch.object(Embeddings, "concluded", quietly):
+        yield
+
+
+# --- bounds and durations -------------------------------------------------------------------------
+
+
+@mutant
+def no_peer_has_a_quota() -> Iterator[None]:
+    """F41: one peer may have all slots."""
+    with mock.patch.object(LeaseQueue, "_within_quota", lambda self, lease: True):
+        yield
+
+
+@mutant
+def an_encoder_runs_ahead_for_ever() -> Iterator[None]:
+    """F4: whatever is asked of an encoder is begun, and its rows have to be kept."""
+    pump = RunAhead.pump
+
+    def begin_all(self: RunAhead) -> None:
+        with mock.patch.object(self, "capacity_nbytes", 1 << 40):
+            pump(self)
+
+    with mock.patch.object(RunAhead, "pump", begin_all):
+        yield
+
+
+@mutant
+def rows_above_the_budget_stay() -> Iterator[None]:
+    """F31: a copy that is done makes no room in the tier that it has come to."""
+    fire = EncodeRole.fire
+    copied = (encoding.PromotionSucceeded, encoding.DemotionSucceeded)
+
+    def quietly(self: EncodeRole, machine: encoding.Encoding, event: Event) -> None:
+        make_room = self.tiers.make_room if not isinstance(event, copied) else mock.Mock()
+        with mock.patch.object(self.tiers, "make_room", make_room):
+            fire(self, machine, event)
+
+    with mock.patch.object(EncodeRole, "fire", quietly):
+        yield
+
+
+@mutant
+def a_step_takes_all_who_decode() -> Iterator[None]:
+    """F27: KV that arrives enters any step, however many sequences that has."""
+    plan = BatchScheduler.plan
+
+    def all_at_once(self: BatchScheduler) -> list[tuple[Entry, int]]:
+        with mock.patch.object(self, "_bounds", replace(self._bounds, max_running=1 << 30)):
+            return plan(self)
+
+    with mock.patch.object(BatchScheduler, "plan", all_at_once):
+        yield
+
+
+@mutant
+def the_silent_are_lost_late() -> Iterator[None]:
+    """F15: an instance is declared lost a quarter later than the configuration says."""
+    missed = Registry._missed
+
+    def patiently(self: Registry, instance: Instance) -> None:
+        timing = self._timing
+        later_s = 1.25 * timing.lost_after_s
+        with mock.patch.object(self, "_timing", replace_struct(timing, lost_after_s=later_s)):
+            missed(self, instance)
+
+    with mock.patch.object(Registry, "_missed", patiently):
+        yield
+
+
+@mutant
+def rows_are_stored_when_they_are_gone() -> Iterator[None]:
+    """F12: rooms are filled before the rows are stored, and the last one lets the rows go."""
+    do = (encoding.Do.KEEP_ROWS, encoding.Do.FILL_ROOMS, encoding.Do.STORE_ROWS)
+    state, target = encoding.S.ENCODING, encoding.S.RESIDENT
+    table = encoding.Encoding.table
+    with row(table, state, encoding.EncodeSucceeded, target, do, encoding.keep_rows):
         yield

@@ -13,6 +13,11 @@ MAX_SEEDS = 60
 ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.WakeUps, "leave-the-line", "who_leaves_the_line_wakes_nobody"),
     (checkers.WakeUps, "stall-the-only-encode", "what_is_not_stranded_any_more_is_kept"),
+    (checkers.Bounds, "small-pool", "no_peer_has_a_quota"),
+    (checkers.Bounds, "cache-tiers", "rows_above_the_budget_stay"),
+    (checkers.Bounds, "few-places", "a_step_takes_all_who_decode"),
+    (checkers.Bounds, "encoder-runs-ahead", "an_encoder_runs_ahead_for_ever"),
+    (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),
 )
 
 

@@ -5,8 +5,10 @@ quiescence.  What it finds goes to `World.violate`.
 """
 
 from epd.sim.checkers.answers import Answers
+from epd.sim.checkers.bounds import Bounds
 from epd.sim.checkers.conservation import Conservation
 from epd.sim.checkers.deadlines import Deadlines
+from epd.sim.checkers.durations import Durations
 from epd.sim.checkers.faultless import Faultless
 from epd.sim.checkers.integrity import Integrity
 from epd.sim.checkers.links import Links
@@ -30,6 +32,8 @@ ALL = (
     Silence,
     SingleFlight,
     Residency,
+    Bounds,
+    Durations,
     WakeUps,
     Conservation,
     Faultless,
@@ -39,8 +43,10 @@ ALL = (
 __all__ = [
     "ALL",
     "Answers",
+    "Bounds",
     "Conservation",
     "Deadlines",
+    "Durations",
     "Faultless",
     "GoldenTokens",
     "Integrity",

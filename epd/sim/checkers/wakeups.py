@@ -17,7 +17,7 @@ class WakeUps(Checker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._told: set[str] = set()
-        context.world.loop.on_idle = self._look
+        context.world.loop.on_idle.append(self._look)
 
     def _look(self) -> None:
         for node in self.context.cluster.living():

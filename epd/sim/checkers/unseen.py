@@ -1,0 +1,66 @@
+"""Numbers of the configuration that `bounds` and `durations` do not look at, and why.
+
+`ELSEWHERE` names the checker that looks at a bound instead; `NOT_SEEN` says why nobody can see it
+in simulation, or why it bounds nothing.  A number in none of these lists fails a test.
+"""
+
+from __future__ import annotations
+
+ELSEWHERE = {
+    "timing.first_token_timeout_s": "deadlines",
+    "timing.token_timeout_s": "deadlines",
+    "timing.request_timeout_s": "deadlines",
+    "timing.stall_timeout_s": "silence",
+    "timing.tombstone_s": "conservation",
+}
+
+_EDGE = "HTTP is outside the simulator; tests/api looks at it"
+_FOREIGN = "real adapters are outside the simulator; their contract kits look at it"
+_OFTEN = "how often something is said or asked again, not how much may be held"
+_LEARNT = "a step's cost is learnt while it runs; tests/scheduling compares plans with it"
+_SHAPE = "the shape of memory, not how much of it is held"
+
+NOT_SEEN = {
+    "limits.max_body_nbytes": _EDGE,
+    "limits.max_text_nbytes": _EDGE,
+    "limits.max_json_values": _EDGE,
+    "limits.max_inflight_nbytes": _EDGE,
+    "limits.read_timeout_s": _EDGE,
+    "limits.write_timeout_s": _EDGE,
+    "limits.max_images": _EDGE,
+    "limits.max_image_nbytes": _EDGE,
+    "limits.max_pixels": _EDGE,
+    "limits.max_side_ratio": _EDGE,
+    "limits.max_videos": _EDGE,
+    "limits.max_video_nbytes": _EDGE,
+    "limits.max_video_frames": _EDGE,
+    "limits.max_video_pixels": _EDGE,
+    "limits.max_encoder_pixels": _EDGE,
+    "limits.max_pixels_share_per_key": _EDGE,
+    "limits.max_choices": _EDGE,
+    "limits.fetch_timeout_s": _EDGE,
+    "limits.max_redirects": _EDGE,
+    "limits.retry_after_s": _EDGE,
+    "gateway.port": _EDGE,
+    "mooncake.min_port": _FOREIGN,
+    "mooncake.max_port": _FOREIGN,
+    "encode.cache_store_nbytes": _FOREIGN,
+    "encode.cache_disk_nbytes": "the simulated disk keeps to it by itself; the real one is tested",
+    "engine.kv_nbytes": "a simulated engine is given its blocks; the pool raises beyond them",
+    "engine.kv_landing_nbytes": "KV of a simulated engine lands in its own blocks",
+    "engine.gpu_memory_utilization": _FOREIGN,
+    "engine.threads": _FOREIGN,
+    "timing.retry_interval_s": _OFTEN,
+    "timing.fence_interval_s": _OFTEN,
+    "timing.heartbeat_interval_s": _OFTEN,
+    "engine.max_quantum_ms": _LEARNT,
+    "engine.max_itl_impact": _LEARNT,
+    "engine.min_chunk_tokens": _LEARNT,
+    "engine.min_partial_tokens": "what is worth a step, not how much may be held",
+    "engine.speculative.prompt_lookup_min": "which guesses are made, not how many",
+    "engine.speculative.prompt_lookup_max": "which guesses are made, not how many",
+    "engine.block_size": _SHAPE,
+    "engine.kv_layer_groups": _SHAPE,
+    "encode.send_slot_nbytes": _SHAPE,
+    "prefill.slot_nbytes": _SHAPE,
+}
