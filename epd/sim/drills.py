@@ -31,7 +31,13 @@ HANG_UPS = Workload(28, num_pictures=20, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 
 DRILLS: tuple[Drill, ...] = (
-    Drill("quiet", (), work=Workload(24, spread_s=2.0), must_fire=0.0),
+    Drill(
+        "quiet",
+        (),
+        work=Workload(24, spread_s=2.0),
+        must_fire=0.0,
+        mutants=("acknowledged_rows_are_kept",),
+    ),
     Drill(
         "bytes-before-grant",
         ("F1", "F15"),
@@ -45,16 +51,19 @@ DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "slow-bytes",
-        ("F2", "F6", "F27"),
+        ("F2", "F6", "F23"),
         work=PICTURES,
         data=SLOW_LINK,
         fires=("slow_write",),
-        mutants=("publish_before_commit", "release_source_early"),
+        mutants=(
+            "publish_before_commit",
+            "release_source_early",
+        ),
         calm={"data": DataConditions()},
     ),
     Drill(
         "small-pool",
-        ("F3", "F4", "F18", "F24", "F31", "F39"),
+        ("F3", "F4", "F18", "F23", "F24", "F31", "F39"),
         topology="2e1p1d",
         work=Workload(20, spread_s=0.02, image_share=1.0, num_pictures=20),
         fires=(
@@ -111,18 +120,22 @@ DRILLS: tuple[Drill, ...] = (
         why="four attempts can meet the same exhausted device",
         engine_faults=True,
         fires=("REQUEST:StepFailed",),
+        mutants=("a_failed_step_is_the_last",),
     ),
     Drill(
         "hung-encode",
         ("F15", "F21", "F22"),
-        topology="2e1p1d",
-        work=Workload(20, image_share=1.0, num_pictures=40, cancel_share=0.9, spread_s=0.5),
+        topology="1e1p1d",
+        work=Workload(
+            60, image_share=1.0, max_images=1, num_pictures=20, cancel_share=0.85, spread_s=1.4
+        ),
         faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=2.0),),
         fires=(
             "ENCODING:ENCODING>ABANDONED",
-            "ENCODING:ABANDONED>RESIDENT",
+            "ENCODING:ABANDONED>ENCODING",
         ),
         calm={"work.cancel_share": 0.0},
+        mutants=("what_was_abandoned_stays_so",),
     ),
     Drill(
         "same-picture",
@@ -138,7 +151,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "lossy-bus",
-        ("F16", "F17"),
+        ("F16", "F17", "F20"),
         topology="2e2p2d",
         network=Conditions(loss=0.03, duplication=0.03),
         may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
@@ -150,10 +163,11 @@ DRILLS: tuple[Drill, ...] = (
         ),
         calm={"network": Conditions()},
         work=Workload(32, spread_s=1.5),
+        mutants=("copies_of_tokens_are_news",),
     ),
     Drill(
         "broken-connections",
-        ("F16", "F5"),
+        ("F16",),
         topology="1e1p1d",
         faults=(
             Fault("reset", "here", point="MESSAGE:Grant", nth=6, other="peer"),
@@ -165,7 +179,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "partition",
-        ("F16", "F35"),
+        ("F16", "F19", "F35"),
         topology="2e1p1d",
         faults=(
             Fault(
@@ -173,12 +187,17 @@ DRILLS: tuple[Drill, ...] = (
                 "here",
                 point="ENCODING:PREPARED>ENCODING",
                 nth=4,
-                other="p0",
+                other="gateway",
                 duration_s=3.0,
             ),
         ),
         work=MANY_PICTURES,
-        fires=("LINK:EchoMissed",),
+        fires=(
+            "INSTANCE:SUSPECT>LOST",
+            "expelled",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+        mutants=("a_lost_attempt_is_an_error",),
     ),
     Drill(
         "restart-gateway",
@@ -203,6 +222,7 @@ DRILLS: tuple[Drill, ...] = (
         why="admission is bounded: the rest is refused at once",
         fires=("GENERATION:RECEIVED>REJECTED",),
         calm={"work.num_requests": 20},
+        mutants=("the_full_say_nothing",),
     ),
     Drill(
         "positions-travel",
@@ -235,6 +255,7 @@ DRILLS: tuple[Drill, ...] = (
             "GENERATION:MIGRATING>PLACED",
         ),
         calm={"data.failed": 0.0},
+        mutants=("a_refused_write_keeps_its_source",),
     ),
     *LOSS_DRILLS,
     *CACHE_DRILLS,
@@ -250,7 +271,6 @@ NOT_REACHABLE: dict[str, str] = {
     "F5": "regions are allocated once and never deregistered; no call exists that could",
     "F9": "slots are numbers of one region; overlap cannot be expressed",
     "F11": "needs two builds with different contracts; tests/roles refuses them at the join",
-    "F23": "the simulated engines have no streams: rows are ready when their call returns",
     "F25": "captured graphs are not simulated; tests/gpu pads them",
     "F29": "no tensor parallelism yet",
     "F30": "no fan-out rooms yet: a room has one consumer",

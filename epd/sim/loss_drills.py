@@ -24,7 +24,10 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=PICTURES,
         faults=(Fault("kill", "here", point="TRANSFER:RESERVED>WRITING", nth=8, duration_s=0.4),),
-        mutants=("grants_reach_the_successor",),
+        mutants=(
+            "grants_reach_the_successor",
+            "a_lost_attempt_is_an_error",
+        ),
         fires=(
             "GENERATION:MIGRATING>PLACED",
             "TRANSFER:QUARANTINED>FAILED",
@@ -54,6 +57,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
         ),
+        mutants=("a_lost_attempt_is_an_error",),
     ),
     Drill(
         "kill-decode",
@@ -73,7 +77,11 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         ("F19", "F40", "F44"),
         work=PICTURES,
         faults=(Fault("kill", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=0.5),),
-        mutants=("answer_without_picture", "both_lives_are_members"),
+        mutants=(
+            "answer_without_picture",
+            "both_lives_are_members",
+            "a_lost_attempt_is_an_error",
+        ),
         fires=(
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
@@ -88,6 +96,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
         ),
+        mutants=("nobody_waits_for_a_restart",),
     ),
     Drill(
         "kill-the-only-decode",
@@ -98,6 +107,10 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "GENERATION:NoTopology",
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
+        ),
+        mutants=(
+            "nobody_waits_for_a_restart",
+            "migration_restarts_numbering",
         ),
     ),
     Drill(
@@ -121,6 +134,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
         ),
+        mutants=("nobody_waits_for_a_restart",),
     ),
     Drill(
         "stall-encode",
@@ -142,7 +156,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         ("F7", "F15", "F41"),
         topology="2e1p1d",
         work=PICTURES,
-        faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=8.0),),
+        faults=(Fault("stall", "here", point="TRANSFER:RESERVED>WRITING", nth=4, duration_s=8.0),),
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",
@@ -150,10 +164,12 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "GENERATION:DeadlinePassed",
             "TRANSFER:EXPIRE_PENDING>QUARANTINED",
         ),
+        data=SLOW_LINK,
+        mutants=("grace_frees_slots",),
     ),
     Drill(
         "stall-decode",
-        ("F7", "F20", "F27"),
+        ("F7", "F20"),
         topology="1e1p2d",
         data=SLOW_LINK,
         faults=(Fault("stall", "here", point=FIRST_DECODE, nth=6, duration_s=4.0),),
@@ -175,5 +191,6 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "expelled",
             "GENERATION:MIGRATING>PLACED",
         ),
+        mutants=("a_lost_attempt_is_an_error",),
     ),
 )

@@ -31,6 +31,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=512),
         fires=("cut_at_its_deadline",),
         calm={"work.max_tokens": 12},
+        mutants=("a_late_answer_is_taken_back",),
     ),
     Drill(
         "long-answers-of-the-dead",
@@ -128,7 +129,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
             "GENERATION:NoTopology",
             "GENERATION:MIGRATING>PLACED",
         ),
-        mutants=("no_pause_between_attempts",),
+        mutants=(
+            "no_pause_between_attempts",
+            "a_lost_attempt_is_an_error",
+        ),
     ),
     Drill(
         "last-words-lost",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
+from epd.api.port import TimeLimits
 from epd.config import DecodeConfig, EngineConfig, Limits, SpeculativeConfig
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
@@ -32,7 +33,7 @@ GUESSING = msgspec.structs.replace(
 SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
         "late-pictures",
-        ("F10", "F24", "F27"),
+        ("F10", "F24"),
         topology="1e1pd",
         work=Workload(16, image_share=0.8, slow_share=0.3, spread_s=0.2, max_tokens=24),
         settings=FEW_BLOCKS,
@@ -92,6 +93,23 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         calm={"topology": "1epd"},
     ),
     Drill(
+        "decode-while-receiving",
+        ("F27",),
+        work=Workload(
+            24,
+            image_share=0.0,
+            max_text=60,
+            max_tokens=200,
+            spread_s=2.0,
+            limits=TimeLimits(20.0, 1.0, 30.0),
+        ),
+        data=DataConditions(nbytes_per_s=4e3),
+        settings=Settings(num_blocks=512),
+        fires=("slow_write",),
+        mutants=("decode_waits_for_what_arrives",),
+        calm={"data": DataConditions()},
+    ),
+    Drill(
         "kill-prefill-in-parts",
         ("F7", "F20"),
         topology="1e2p1d",
@@ -104,6 +122,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "TRANSFER:QUARANTINED>FAILED",
             "INSTANCE:EpochReplaced",
         ),
+        mutants=("a_lost_attempt_is_an_error",),
     ),
     Drill(
         "kill-decode-in-parts",
@@ -118,6 +137,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "TRANSFER:PeerLost",
             "INSTANCE:EpochReplaced",
         ),
+        mutants=("who_is_gone_is_written_for",),
     ),
     Drill(
         "leave-in-parts",
@@ -127,6 +147,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         fires=("TRANSFER:STREAMING>CANCEL_PENDING",),
         calm={"work.cancel_share": 0.0},
         settings=Settings(num_blocks=512, limits=Limits(max_open_requests=128)),
+        mutants=("who_leaves_does_not_wait_for_its_write",),
     ),
     Drill(
         "give-way-in-parts",

@@ -27,7 +27,10 @@ STAGED_DRILLS: tuple[Drill, ...] = (
             "REQUEST:RUNNING>HELD",
             "prefix_hit",
         ),
-        mutants=("an_encode_alone_says_nothing",),
+        mutants=(
+            "an_encode_alone_says_nothing",
+            "blocks_are_found_by_their_place",
+        ),
         calm={"work.drive_share": 0.0, "work.num_pictures": 1 << 30},
     ),
     Drill(
@@ -64,6 +67,7 @@ STAGED_DRILLS: tuple[Drill, ...] = (
             "REQUEST:RUNNING>HELD",
         ),
         calm={"network": Conditions(), "work.drive_share": 0.0},
+        mutants=("kept_rooms_stay_open",),
     ),
     Drill(
         "kill-who-holds-a-prompt",
@@ -75,5 +79,6 @@ STAGED_DRILLS: tuple[Drill, ...] = (
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
         ),
+        mutants=("a_lost_attempt_is_an_error",),
     ),
 )

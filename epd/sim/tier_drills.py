@@ -145,7 +145,11 @@ TIER_DRILLS: tuple[Drill, ...] = (
         data=SLOW_LINK,
         settings=Settings(encode=RING),
         fires=("send_ring_deferred",),
-        mutants=("ring_slots_return_early", "a_full_ring_fails_the_send"),
+        mutants=(
+            "ring_slots_return_early",
+            "a_full_ring_fails_the_send",
+            "messages_wait_for_the_ring",
+        ),
         calm={"settings.encode.send_buffer_nbytes": 1 << 16},
     ),
     Drill(
@@ -184,6 +188,10 @@ TIER_DRILLS: tuple[Drill, ...] = (
             "TRANSFER:PeerFenced",
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
+        ),
+        mutants=(
+            "a_refused_write_keeps_its_source",
+            "ring_slots_never_return",
         ),
     ),
 )

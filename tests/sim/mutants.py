@@ -14,7 +14,7 @@ import msgspec
 
 from epd.engine.base import Rows
 from epd.fsm import embedding, encoding, generation, request, transfer, transfer_parts
-from epd.fsm.kernel import Event
+from epd.fsm.kernel import Event, unless
 from epd.fsm.transfer_failures import note_lost
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
@@ -31,6 +31,7 @@ from tests.sim import (
     cache_mutants,
     checker_mutants,
     link_mutants,
+    loss_mutants,
     recovery_mutants,
     scheduling_mutants,
     speculation_mutants,
@@ -45,6 +46,7 @@ __all__ = [
     "cache_mutants",
     "checker_mutants",
     "link_mutants",
+    "loss_mutants",
     "recovery_mutants",
     "scheduling_mutants",
     "speculation_mutants",
@@ -66,7 +68,7 @@ def drop_parked_bytes() -> Iterator[None]:
 
 @mutant
 def publish_before_commit() -> Iterator[None]:
-    """F2, F28: the producer says that every byte has landed when it has only begun to write."""
+    """F2, F23, F28: the producer says that all has landed when it has only begun to write."""
 
     async def start_write(self: Transfers, machine: transfer.Transfer, event: Event) -> Event:
         staged = await self._producers[machine.key].stage(machine)
@@ -136,7 +138,13 @@ def abort_frees_blocks() -> Iterator[None]:
 def lost_peer_frees_slots() -> Iterator[None]:
     """F7: lost is taken for dead."""
     do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
-    with row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, note_lost):
+    at_producer = (unless(transfer.is_consumer), None, (), None)
+    for_dead = (None, note_lost, do, T.CANCELLED)
+    called_off = {transfer.PeerLost: (at_producer, for_dead)}
+    with several(
+        row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, note_lost),
+        mock.patch.dict(TRANSFER.dispatch[T.CANCEL_PENDING], called_off),
+    ):
         yield
 
 

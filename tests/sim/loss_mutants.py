@@ -1,0 +1,205 @@
+"""Bugs of what is lost and left put back: attempts, receivers, loads that nobody wants any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from epd.api.port import Refused, TimeLimits
+from epd.engine.base import StepFailure
+from epd.fsm import embedding, encoding, generation, request, transfer
+from epd.fsm.request_parts import note_late
+from epd.fsm.transfer_failures import keep_failure, keep_refusal, note_lost
+from epd.messages import TokenChunk
+from epd.roles.base import Actor
+from epd.roles.gateway import GatewayRole
+from epd.roles.requests import Requests
+from epd.roles.send_ring import SendRing
+from epd.roles.step_loop import StepLoop
+from epd.roles.stream import Stream
+from epd.roles.transfers import Transfers
+from epd.scheduling.prefix_keys import PrefixKeys
+from epd.transport.base import Received
+from tests.sim.planting import mutant, row, several
+from tests.sim.recovery_mutants import the_end_of_its_time_is_an_error
+
+T, G = transfer.S, generation.S
+TRANSFER = transfer.Transfer.table
+
+
+@mutant
+def a_lost_attempt_is_an_error() -> Iterator[None]:
+    """F19, F20, F55: who loses an instance is told so, instead of being served elsewhere."""
+    do = (generation.Do.ABORT_ATTEMPT, generation.Do.ANSWER_ERROR, generation.Do.CLOSE)
+    event, note = generation.AttemptFailed, generation.note_failure
+    states = (G.PLACED, G.STREAMING)
+    with several(*(row(generation.TABLE, state, event, G.FAILED, do, note) for state in states)):
+        yield
+
+
+@mutant
+def copies_of_tokens_are_news() -> Iterator[None]:
+    """F20: a word that came twice is said twice."""
+    take = GatewayRole._take
+
+    def uncounted(self: GatewayRole, machine: generation.Generation, chunk: TokenChunk) -> None:
+        have = len(machine.token_ids)
+        if 0 < chunk.start < have:
+            ends = chunk.finish_reason
+            chunk = TokenChunk(chunk.request_id, chunk.attempt, have, chunk.token_ids, ends, ())
+        take(self, machine, chunk)
+
+    with mock.patch.object(GatewayRole, "_take", uncounted):
+        yield
+
+
+@mutant
+def who_is_gone_is_written_for() -> Iterator[None]:
+    """F3, F6: what was meant for a dead receiver is kept for it."""
+    do = (transfer.Do.CONCLUDE_FAILED,)
+    with several(
+        row(TRANSFER, T.PARKED, transfer.PeerLost, T.FAILED, do, note_lost),
+        row(TRANSFER, T.COMPLETE, transfer.PeerLost, T.FAILED, do, note_lost),
+        row(TRANSFER, T.CANCEL_PENDING, transfer.WriteRefused, T.CANCELLED, ()),
+    ):
+        yield
+
+
+@mutant
+def a_refused_write_keeps_its_source() -> Iterator[None]:
+    """F8, F14: a write that failed for certain is treated as one in doubt that nobody settles."""
+    do = (transfer.Do.SEND_ABORT, transfer.Do.CONCLUDE_FAILED)
+    with several(
+        row(TRANSFER, T.WRITING, transfer.WriteRefused, T.FAILED, do, keep_refusal),
+        row(TRANSFER, T.STREAMING, transfer.WriteRefused, T.FAILED, do, keep_refusal),
+    ):
+        yield
+
+
+@mutant
+def acknowledged_rows_are_kept() -> Iterator[None]:
+    """What a receiver has, and has said so, is held for it for ever."""
+    do = (transfer.Do.CONCLUDE_DELIVERED,)
+    with row(TRANSFER, T.COMPLETE, transfer.CommitAcked, T.RELEASED, do):
+        yield
+
+
+@mutant
+def who_leaves_does_not_wait_for_its_write() -> Iterator[None]:
+    """F6, F43: who leaves while its KV is being written says that it is over before it is."""
+    do, state = (transfer.Do.SEND_ABORT,), T.CANCEL_PENDING
+    with row(TRANSFER, T.STREAMING, transfer.SourceFailed, state, do, keep_failure):
+        yield
+
+
+@mutant
+def what_was_abandoned_stays_so() -> Iterator[None]:
+    """F22: who asks for a picture that nobody wanted any more is not served by its encoding."""
+    table = encoding.Encoding.table
+    with several(
+        row(table, encoding.S.ABANDONED, encoding.Requested, None),
+        row(embedding.Embedding.table, embedding.S.ABANDONED, embedding.Wanted, None),
+    ):
+        yield
+
+
+@mutant
+def a_late_answer_is_taken_back() -> Iterator[None]:
+    """F15: neither an instance nor the gateway gives out what there is when its time is over."""
+    do = request.Do
+    effects = (do.DEQUEUE, do.SEND_FAILURE, do.ARM_GRACE)
+    state, event, target = request.S.DECODING, request.DeadlinePassed, request.S.ABORTING
+    with (
+        the_end_of_its_time_is_an_error(),
+        row(request.Request.table, state, event, target, effects, note_late),
+    ):
+        yield
+
+
+@mutant
+def the_full_say_nothing() -> Iterator[None]:
+    """F39: who finds the gateway full is dropped without a word."""
+    admit = GatewayRole.admit
+
+    def silently(self: GatewayRole, limits: TimeLimits | None = None) -> Stream:
+        try:
+            return admit(self, limits)
+        except Refused:
+            nothing: Any = None
+            return Stream("", lambda why, reason: None, lambda: nothing, lambda: nothing)
+
+    with mock.patch.object(GatewayRole, "admit", silently):
+        yield
+
+
+@mutant
+def messages_wait_for_the_ring() -> Iterator[None]:
+    """F4, F18: who waits for a slot hears nothing meanwhile, not even what would free one."""
+    lease, deliver = SendRing._lease, Actor.deliver
+    unheard: dict[Actor, list[Received]] = {}
+
+    async def deaf(self: SendRing, wish: Any) -> Any:
+        waits = wish.count > self.pool.num_free and self._actor not in unheard
+        if waits:
+            unheard[self._actor] = []
+        slots = await lease(self, wish)
+        for received in unheard.pop(self._actor, []) if waits else []:
+            deliver(self._actor, received)
+        return slots
+
+    def later(self: Actor, received: Received) -> None:
+        if self in unheard:
+            unheard[self].append(received)
+        else:
+            deliver(self, received)
+
+    with several(
+        mock.patch.object(SendRing, "_lease", deaf), mock.patch.object(Actor, "deliver", later)
+    ):
+        yield
+
+
+@mutant
+def decode_waits_for_what_arrives() -> Iterator[None]:
+    """F27: while KV is being received, nobody's next token is computed."""
+    plan = Requests.plan
+
+    def only_when_nothing_comes(self: Requests, *, alone: bool) -> Any:
+        rooms = next(role for role in self.actor.roles if isinstance(role, Transfers))._rooms
+        receives = any(
+            room.side is transfer.Side.CONSUMER and room.state is T.RESERVED
+            for room in rooms.values()
+        )
+        return [] if receives else plan(self, alone=alone)
+
+    with mock.patch.object(Requests, "plan", only_when_nothing_comes):
+        yield
+
+
+@mutant
+def a_failed_step_is_the_last() -> Iterator[None]:
+    """F14: what a step raises ends the loop that computes steps."""
+    settle = StepLoop._settle
+
+    def and_out(self: StepLoop, step: Any) -> None:
+        settle(self, step)
+        if step.result.exception() is not None or any(
+            isinstance(outcome, StepFailure) for outcome in step.result.result().outcomes
+        ):
+            self._depth = 0
+
+    with mock.patch.object(StepLoop, "_settle", and_out):
+        yield
+
+
+@mutant
+def blocks_are_found_by_their_place() -> Iterator[None]:
+    """F56: the KV of an earlier prompt is taken for this one's, as it lies where this would."""
+    key = PrefixKeys._key
+
+    def of_any_text(self: PrefixKeys, start: int, token_ids: Any) -> bytes:
+        return key(self, start, ())
+
+    with mock.patch.object(PrefixKeys, "_key", of_any_text):
+        yield
