@@ -19,7 +19,9 @@ Identifiers
 `room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D).
 `mm_hash`      64 hex digits: H(tenant scope, content, processor config, model revision).
 `instance_id`  a name; with `epoch` (set anew by each start of the process) it is an address.
-All deadlines are absolute, in seconds of wall-clock time (`Clock.wall_s`).
+All deadlines are absolute, in seconds of the gateway's time: its wall clock's when it started, and
+steady since.  It tells its time with each `Welcome` and `HeartbeatAck`, so no clock of an instance
+needs to be right, and setting one moves no deadline.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class Join(Message):
 class Welcome(Message):
     epoch: int  # of the instance that is welcomed: echoes the join
     heartbeat_interval_s: float
+    cluster_s: float  # the gateway's time
 
 
 class JoinRefused(Message):
@@ -91,7 +94,8 @@ class HeartbeatAck(Message):
     """
 
     known: bool
-    version: int = 0
+    version: int
+    cluster_s: float  # the gateway's time
 
 
 class Leave(Message):

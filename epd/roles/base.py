@@ -100,6 +100,9 @@ class Actor:
         self.listed: set[tuple[str, int]] = set()  # by a registry, and missed by none since
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again
         self._connected: dict[str, int] = {}  # the epoch of each peer that the bus talks to
+        # The gateway's time against the own monotonic clock: of the gateway its wall clock's as it
+        # starts; an instance is told (`roles/member.py`).  Setting a wall clock changes nothing.
+        self.cluster_offset_s = ports.clock.wall_s() - ports.clock.now_s()
         self.closing = False
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
@@ -172,9 +175,13 @@ class Actor:
 
     # --- time -------------------------------------------------------------------------------------
 
+    def cluster_s(self) -> float:
+        """The gateway's time, in which deadlines are told."""
+        return self.clock.now_s() + self.cluster_offset_s
+
     def until(self, deadline_s: float) -> float:
-        """Seconds from now to a wall-clock deadline."""
-        return deadline_s - self.clock.wall_s()
+        """Seconds from now to a deadline in the gateway's time."""
+        return deadline_s - self.cluster_s()
 
     # --- tasks ------------------------------------------------------------------------------------
 

@@ -174,9 +174,8 @@ class Dispatcher:
         return self._actor.send(placement.prefill, message)
 
     def _at(self, when_s: float) -> float:
-        """A time of this process's clock, absolute."""
-        clock = self._actor.clock
-        return clock.wall_s() + when_s - clock.now_s()
+        """A time of this process's clock, as instances are told it."""
+        return when_s + self._actor.cluster_offset_s
 
     def _send_encodes(
         self, machine: Generation, placement: Placement, deadline_s: float

@@ -75,12 +75,13 @@ class Member(Role[Never]):
     @receives(Welcome)
     def on_welcomed(self, received: Received) -> None:
         message: Welcome = received.message
-        if message.epoch != self._info.address.epoch:
+        if message.epoch != self._info.address.epoch or self._is_former(received):
             return
         self.actor.disarm("member/join")
         if self._gateway_epoch not in (0, received.epoch):  # nobody reads its requests any more
             self._note_lost(Address(received.source, self._gateway_epoch, ""))
         self._gateway_epoch = received.epoch
+        self._set_time(message.cluster_s)
         self._beat_s = message.heartbeat_interval_s
         if not self.welcomed:
             self.welcomed = True
@@ -91,10 +92,18 @@ class Member(Role[Never]):
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
         message: JoinRefused = received.message
-        if message.epoch == self._info.address.epoch:
+        if message.epoch == self._info.address.epoch and not self._is_former(received):
             self.actor.disarm("member/join")
             self.actor.disarm("member/beat")
             self.on_expelled(message.reason)
+
+    def _is_former(self, received: Received) -> bool:
+        """Words of a gateway's earlier life may arrive when the next one has welcomed us: its view
+        of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
+        silent does not stand in the way of whoever speaks."""
+        is_former = received.epoch < self._gateway_epoch and self.actor.armed("member/silence")
+        self.actor.counters["message_of_other_epoch"] += is_former
+        return is_former
 
     # --- heartbeats -------------------------------------------------------------------------------
 
@@ -104,13 +113,21 @@ class Member(Role[Never]):
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
+        if self._is_former(received):
+            return
         self._watch()
         message: HeartbeatAck = received.message
+        self._set_time(message.cluster_s)
         if not message.known:
             self._version = 0  # a gateway that restarted counts anew
         missed = message.known and self._version < message.version  # a `Membership` was lost
         if (missed or not message.known) and not self.actor.armed("member/join"):
             self._join()  # is answered with the whole registry
+
+    def _set_time(self, cluster_s: float) -> None:
+        """Late by the word's own way.  The last word counts: machines may sleep, and their clocks
+        with them."""
+        self.actor.cluster_offset_s = cluster_s - self.clock.now_s()
 
     def _watch(self) -> None:
         self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)
@@ -126,6 +143,8 @@ class Member(Role[Never]):
     @receives(Membership)
     def on_membership(self, received: Received) -> None:
         message: Membership = received.message
+        if self._is_former(received):
+            return
         if received.epoch == self._gateway_epoch and message.version <= self._version:
             return
         if received.epoch != self._registry_epoch:

@@ -139,7 +139,7 @@ class Registry(Role[Instance]):
     def on_heartbeat(self, received: Received) -> None:
         instance = self._of(received)
         if instance is None or not instance.present:
-            self.actor.send(received.source, HeartbeatAck(known=False, version=self._version))
+            self._acknowledge(received.source, known=False)
             return
         message: Heartbeat = received.message
         self.fire(instance, fsm.HeartbeatReceived(message.load))
@@ -150,7 +150,10 @@ class Registry(Role[Instance]):
         is_due = instance.seen_s >= instance.acked_s + self._timing.lost_after_s / ACKS_BEFORE_LOST
         if is_due or message.version != self._version:
             instance.acked_s = instance.seen_s
-            self.actor.send(received.source, HeartbeatAck(known=True, version=self._version))
+            self._acknowledge(received.source, known=True)
+
+    def _acknowledge(self, name: str, *, known: bool) -> None:
+        self.actor.send(name, HeartbeatAck(known, self._version, self.actor.cluster_s()))
 
     @receives(Leave)
     def on_leave(self, received: Received) -> None:
@@ -177,9 +180,10 @@ class Registry(Role[Instance]):
         self.actor.arm(f"instance/{instance.key}", suspect_s, lambda: self._missed(instance))
 
     def _missed(self, instance: Instance) -> None:
-        """One clock with two marks."""
+        """One clock with two marks.  What is left begins now: a gateway that stood still, or whose
+        machine slept, has not listened meanwhile."""
         self.fire(instance, fsm.HeartbeatMissed())
-        left_s = instance.seen_s + self._timing.lost_after_s - self.clock.now_s()
+        left_s = self._timing.lost_after_s - self._timing.suspect_after_s
         name = f"instance/{instance.key}"
         self.actor.arm(name, left_s, lambda: self.fire(instance, fsm.HeartbeatsEnded()))
 
@@ -191,7 +195,8 @@ class Registry(Role[Instance]):
     @performs(Do.WELCOME)
     def welcome(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
-        self.actor.send(address, Welcome(address.epoch, self._timing.heartbeat_interval_s))
+        beat_s, now_s = self._timing.heartbeat_interval_s, self.actor.cluster_s()
+        self.actor.send(address, Welcome(address.epoch, beat_s, now_s))
         self.actor.send(address, self._membership())
 
     @performs(Do.REFUSE)

@@ -160,7 +160,7 @@ class Transfers(Role[Transfer]):
         transfer = self.find(message.room, Side.PRODUCER)
         if transfer is None:  # cancel before request or grant: leave a tombstone that wins (F42)
             peer = Address(received.source, received.epoch, "")
-            soon_s = self.clock.wall_s() + self._timing.tombstone_s
+            soon_s = self.actor.cluster_s() + self._timing.tombstone_s
             transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, soon_s)
         if self._is_from_peer(transfer, received):
             self.fire(transfer, fsm.CancelReceived(message.failure))

@@ -228,7 +228,7 @@ class Cluster:
         links = self.world.network.links.values()
         if len(nodes) <= len(self.instances) or self.world.fabric.writes:
             return False
-        if any(link.num_in_flight or link.held for link in links):
+        if any(link.num_in_flight or link.held for link in links) or self.world.network.withheld:
             return False
         return not any(node.live() or node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
 
@@ -337,6 +337,7 @@ class Cluster:
             for device in node.devices:
                 device.fail_next = 0
                 device.release()
+            node.process.breaks.clear()
 
     def stop(self) -> None:
         self._stopping = True

@@ -9,6 +9,7 @@ from epd.sim.answer_drills import ANSWER_DRILLS
 from epd.sim.cache_drills import CACHE_DRILLS
 from epd.sim.cluster import Settings
 from epd.sim.drill import NOTHING, Drill
+from epd.sim.fault_drills import FAULT_DRILLS
 from epd.sim.faults import Fault
 from epd.sim.link_drills import LINK_DRILLS
 from epd.sim.loss_drills import LOSS_DRILLS
@@ -265,6 +266,7 @@ DRILLS: tuple[Drill, ...] = (
     *SCHEDULING_DRILLS,
     *STAGED_DRILLS,
     *ANSWER_DRILLS,
+    *FAULT_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {

@@ -86,7 +86,7 @@ class SimVisionEngine:
             return Patches(picture, picture.grid_thw, t * h * w, picture.num_rows)
 
         patches: Patches = await self._pool.run(
-            self._costs.preprocess_s, self._costs.jitter, decode
+            self._costs.preprocess_s, self._costs.jitter, decode, call="preprocess"
         )
         return patches
 
@@ -98,25 +98,30 @@ class SimVisionEngine:
         num_slices = max(1, math.ceil(cost_s / self._quantum_s)) if self._quantum_s else 1
         cost_s /= num_slices
         for _ in range(num_slices - 1):
-            await self.device.run(cost_s * (20 if slow else 1), self._costs.jitter, lambda: None)
+            await self.device.run(
+                cost_s * (20 if slow else 1), self._costs.jitter, lambda: None, call="encode"
+            )
         results: list[Rows | EncodeFailure] = await self.device.run(
             cost_s * (20 if slow else 1),
             self._costs.jitter,
             lambda: [self._rows(item.pixels) for item in batch],
+            call="encode",
         )
         return results
 
     async def to_host(self, rows: Rows) -> Rows:
         """A copy, though the memory is the host's: one that takes time, as a device's does."""
+        return await self._copy(rows, "to_host")
 
+    async def to_device(self, rows: Rows) -> Rows:
+        return await self._copy(rows, "to_device")
+
+    async def _copy(self, rows: Rows, call: str) -> Rows:
         def copy() -> Rows:
             return Rows(bytes(rows.buffer()), rows.num_rows, rows.nbytes)
 
-        copied: Rows = await self._pool.run(self._costs.copy_s, self._costs.jitter, copy)
+        copied: Rows = await self._pool.run(self._costs.copy_s, self._costs.jitter, copy, call=call)
         return copied
-
-    async def to_device(self, rows: Rows) -> Rows:
-        return await self.to_host(rows)
 
     async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
         self.on_call("copy_out", views)
@@ -127,7 +132,7 @@ class SimVisionEngine:
                 view[:] = rows.buffer()[at : at + view.nbytes]
                 at += view.nbytes
 
-        await self._pool.run(self._costs.copy_s, self._costs.jitter, copy)
+        await self._pool.run(self._costs.copy_s, self._costs.jitter, copy, call="copy_out")
 
     def _rows(self, picture: Picture) -> Rows | EncodeFailure:
         if picture.flaw == "unencodable":
@@ -193,6 +198,8 @@ class SimLanguageEngine:
         return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
 
     async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+        if self.device.process.breaks.meet("fetch_kv"):
+            raise self.device.process.breaks.error("fetch_kv")
         return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
@@ -209,7 +216,7 @@ class SimLanguageEngine:
         before, self._last = self._last, _Launched({s.request_id for s in batch})
         work = partial(self._forward, batch, cost_s, before, self._last)
         halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
-        return self.device.run(cost_s, self._costs.jitter, work, halfway)
+        return self.device.run(cost_s, self._costs.jitter, work, halfway, call="step")
 
     def _halfway(
         self, batch: Sequence[StepSequence], before: _Launched, on_layers: OnLayers

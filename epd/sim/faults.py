@@ -8,14 +8,17 @@ message is for); so may its `other` be.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from typing import Any
 
+from epd.fsm.instance import Instance, JoinAccepted
 from epd.fsm.kernel import Event, Machine, State
 from epd.sim.cluster import Cluster
 from epd.sim.process import SimProcess
 from epd.sim.world import World
+
+HAUNTED_RESTART_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Fault:
     at_step: int = 0
     duration_s: float = 0.0  # until it is undone; 0: it stays until the world heals
     other: str = ""  # the second end of a link
+    call: str = ""  # of a port (`breaks.py`); a kind of message; what a write is of
     factor: float = 1.0
 
     def __str__(self) -> str:
@@ -37,6 +41,7 @@ class Fault:
         if self.at_step:
             when = f"at step {self.at_step}"
         other = f"-{self.other}" if self.other else ""
+        other += f" {self.call}" if self.call else ""
         lasts = f" for {self.duration_s:.3f} s" if self.duration_s else ""
         return f"{self.kind} {self.target}{other} {when}{lasts}"
 
@@ -50,7 +55,10 @@ class Injector:
         self._points: dict[str, list[Fault]] = {}
         self._seen: Counter[str] = Counter()
         self._steps = sorted((f for f in faults if f.at_step), key=lambda f: f.at_step)
+        self._haunted: dict[str, tuple[int, float]] = {}  # by name: which life; when its words come
         self.enabled = True
+        if any(fault.kind == "haunt" for fault in faults):
+            world.watch(self._joined, JoinAccepted)
         for fault in faults:
             if fault.point:
                 self._points.setdefault(fault.point, []).append(fault)
@@ -98,6 +106,19 @@ class Injector:
         if not self._steps:
             self.world.loop.after_step = None
 
+    def _joined(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        """A successor is a member, or, of a gateway, has members: the dead may speak."""
+        address = machine.info.address if isinstance(machine, Instance) else process
+        for joined in (address, process):
+            life, delay_s = self._haunted.get(joined.instance_id, (0, 0.0))
+            if 0 < life < joined.epoch:
+                del self._haunted[joined.instance_id]
+                former = f"{joined.instance_id}:{life}"
+                loop = self.world.loop
+                loop.call_outside(loop.now_s + delay_s, self.world.network.let_go, former)
+
     # --- what -------------------------------------------------------------------------------------
 
     def inject(self, fault: Fault, target: str) -> None:
@@ -120,6 +141,25 @@ class Injector:
             return False
         self._later(fault, self.cluster.spawn, target)
         return True
+
+    def do_haunt(self, fault: Fault, target: str) -> bool:
+        """What it says from now on (`call`: words of this kind) is kept back.  It is killed after
+        `duration_s`, with `other`, and started anew; its words arrive `factor` seconds after its
+        successor has joined."""
+        process = self.world.processes[target]
+        if not process.alive:
+            return False
+        self.world.network.withheld.hold(process.name, fault.call)
+        self._haunted[target] = process.epoch, fault.factor
+        self._later(fault, self._bury, process, fault.other)
+        return True
+
+    def _bury(self, process: SimProcess, other: str) -> None:
+        if not (self.enabled and process.alive):
+            return
+        for name in filter(None, (process.instance_id, other)):
+            self.world.kill(name)
+            self.cluster.restart_later(name, HAUNTED_RESTART_S)
 
     def do_stall(self, fault: Fault, target: str) -> bool:
         if not self.world.stall(target):
@@ -173,6 +213,58 @@ class Injector:
             return False
         node.devices[0].lost = True
         return True
+
+    def do_lose_thread(self, fault: Fault, target: str) -> bool:
+        """The thread that launches on the device ends; `call` "pool": one that prepares."""
+        node = self.cluster.node(target)
+        if node is None or not node.devices:
+            return False
+        node.devices[fault.call == "pool"].lose_thread()
+        return True
+
+    def do_raise(self, fault: Fault, target: str) -> bool:
+        """The next `factor` calls of this name raise at once."""
+        self.world.processes[target].breaks.plan(fault.call, int(fault.factor), late=False)
+        return True
+
+    def do_raise_late(self, fault: Fault, target: str) -> bool:
+        """The same, after the time that they take."""
+        self.world.processes[target].breaks.plan(fault.call, int(fault.factor), late=True)
+        return True
+
+    def do_corrupt(self, fault: Fault, target: str) -> bool:
+        """A bit of what its next `factor` writes move lands as another."""
+        waiting = self.world.fabric.corrupt_next.setdefault(target, deque())
+        waiting.extend([fault.call] * int(fault.factor))
+        return True
+
+    # --- what: time -------------------------------------------------------------------------------
+
+    def _named(self, target: str) -> list[SimProcess]:
+        if target != "all":
+            return [self.world.processes[target]]
+        return list(self.world.processes.values())
+
+    def do_jump(self, fault: Fault, target: str) -> bool:
+        """The wall clock of its host, or of "all", is set `factor` seconds forward, or back."""
+        for process in self._named(target):
+            self.world.set_clock(process, fault.factor)
+        return True
+
+    def do_sleep(self, fault: Fault, target: str) -> bool:
+        """The machine sleeps: nobody on it runs, and the wall clock is ahead at once when it wakes.
+        So is the monotonic one, unless `call` is "stops": then it knows nothing of that time."""
+        asleep = [process for process in self._named(target) if self._falls_asleep(process)]
+        for process in asleep:
+            self._later(fault, self._wake, process, fault.duration_s * (fault.call == "stops"))
+        return bool(asleep)
+
+    def _falls_asleep(self, process: SimProcess) -> bool:
+        return process.alive and self.world.stall(process.instance_id)
+
+    def _wake(self, process: SimProcess, lost_s: float) -> None:
+        process.clock_offset_s -= lost_s
+        self.world.resume(process)
 
     def do_skew(self, fault: Fault, target: str) -> bool:
         self.world.processes[target].wall_skew_s = fault.factor

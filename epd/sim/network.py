@@ -11,7 +11,8 @@ messages back until it heals (TCP repeats them) or resets the connection (they a
 in flight to a process when it died is gone, what is sent later waits for whoever listens there
 next and is refused if it was meant for another life; a stalled peer's messages wait; a full queue
 refuses (`send` is False); `disconnect` and `reopen` drop what has not left yet; a connection may go
-mute for good, in one direction, and only opening another one helps (fault F48).
+mute for good, in one direction, and only opening another one helps (fault F48); what a process said
+may arrive when its successor is there (`withheld.py`).
 
 Stress, only where a drill asks: `loss` and `duplication` of single messages, which the contract of
 messages allows (idempotent, at most once), and `reordering` within a link, which it does not: for
@@ -30,6 +31,7 @@ from epd.sim.loop import SimLoop
 from epd.sim.process import SimProcess
 from epd.sim.rand import KeyedRandom
 from epd.sim.spelling import describe
+from epd.sim.withheld import Withheld
 from epd.transport.base import Buffer, Received
 from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
 
@@ -60,6 +62,11 @@ class Parcel:
     payloads: tuple[Buffer, ...]
     text: str
     occurrence: int
+
+    @property
+    def kind(self) -> str:
+        """The type of the message."""
+        return self.text.partition(" ")[0]
 
 
 class Link:
@@ -129,6 +136,7 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.counters: Counter[str] = Counter()
         self.on_message: Callable[[str, str, Message], None] | None = None
+        self.withheld = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
 
     # --- faults -----------------------------------------------------------------------------------
@@ -145,6 +153,7 @@ class Network:
         """No partition, no stress: the network a liveness check may rely on."""
         self.conditions = Conditions()
         self.per_link.clear()
+        self.withheld.clear()
         for source, target in sorted(self.blocked):
             self.heal(source, target)
 
@@ -171,6 +180,14 @@ class Network:
             link.generation += 1
             link.num_in_flight = 0
         return bool(links)
+
+    def let_go(self, life: str) -> None:
+        """What was kept of this life's words arrives, whatever became of it."""
+        for link, parcel in self.withheld.let_go(life):
+            self.counters["former words"] += 1
+            self.counters[f"former {parcel.kind}"] += 1
+            link.num_in_flight += 1
+            self._arrive(link, parcel, link.generation)
 
     def process_died(self, process: SimProcess) -> None:
         """Its unsent messages die with it; what was under way to it is lost."""
@@ -239,6 +256,8 @@ class Network:
         return link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence
 
     def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str = "") -> None:
+        if self.withheld and self.withheld.takes(link, parcel):
+            return
         if link.held or link.mute_since_s is not None or self._is_blocked(link):
             link.held.append(parcel)
             return

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextvars
 from typing import Any
 
+from epd.sim.breaks import Breaks
+
 CURRENT: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
     "epd_sim_process", default=None
 )
@@ -21,6 +23,7 @@ class SimProcess:
 
     __slots__ = (
         "alive",
+        "breaks",
         "clock_offset_s",
         "context",
         "epoch",
@@ -50,6 +53,7 @@ class SimProcess:
         self.clock_offset_s = 0.0  # its monotonic clock against the world's
         self.wall_skew_s = 0.0  # its wall clock against the true one
         self.parked: list[Any] = []  # handles of the loop
+        self.breaks = Breaks()  # calls of its ports that raise
         self.context = contextvars.copy_context()
         self.context.run(CURRENT.set, self)
 

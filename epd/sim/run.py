@@ -27,6 +27,7 @@ from epd.sim.world import World
 
 HEAL_SETTLE_S = 5.0
 REST_S = 3.0
+STAY = {"jump", "skew", "raise", "raise_late", "corrupt", "oom", "slow", "hang"}  # nobody ends
 
 
 def nothing_may_fail(record: object) -> str:
@@ -58,6 +59,15 @@ class Plan:
     def devices_hang(self) -> bool:
         """Whether a device may take work and answer only much later, or never."""
         return any(fault.kind in ("hang", "slow") for fault in self.faults)
+
+    @property
+    def all_stay(self) -> bool:
+        """Whether all processes live, and run whenever one of them does."""
+        together = all(
+            fault.kind in STAY or (fault.kind == "sleep" and fault.target == "all")
+            for fault in self.faults
+        )
+        return together and not self.bus_loses
 
     @property
     def undisturbed(self) -> bool:
@@ -144,6 +154,7 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
         plan.undisturbed,
         plan.devices_hang,
         plan.engine_faults,
+        plan.all_stay,
     )
     watching: list[Checker] = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)
@@ -160,6 +171,7 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
             checker.at_end()
     for node in cluster.nodes.values():
         world.fired.update(node.actor.counters)
+        world.fired.update(node.process.breaks.fired)
     result = Result(
         plan,
         list(world.violations),

@@ -6,7 +6,10 @@ outlives every process, and all of them share it.
 
 `torn` keeps the beginning of a file, as a crash of the host before its pages were written does;
 `rotten` flips a byte; `mixed` returns the whole file of another key, as a restored backup or a
-clumsy hand can; `lost` has forgotten it; `full` refuses a write.  Probabilities are per call.
+clumsy hand can; `lost` has forgotten it; `full` refuses a write.  It lies, too: `undurable` says
+that a file is written, and lists it, and it has no bytes; `stale` returns what an earlier build has
+left under the key, of the same length and with a sum that holds; `flipped` reads another byte than
+there is.  Probabilities are per call.
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ class DiskConditions:
     mixed: float = 0.0
     lost: float = 0.0
     full: float = 0.0
+    undurable: float = 0.0
+    stale: float = 0.0
+    flipped: float = 0.0
 
 
 class Disk:
@@ -66,7 +72,7 @@ class Disk:
             at = self.random.below(len(content), "rot", key, serial)
             content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
         self.files.pop(key, None)
-        self.files[key] = content
+        self.files[key] = b"" if self.happens("undurable", key, serial) else content
         used = self.nbytes()
         while used > self.capacity_nbytes:
             oldest = next(iter(self.files))
@@ -82,6 +88,11 @@ class Disk:
             others = [other for other in self.files if other != key]
             return self.files[others[self.random.below(len(others), "other", key, serial)]]
         content = self.files[key] = self.files.pop(key)
+        if content and self.happens("stale", key, serial):
+            return _of_an_earlier_build(content)
+        if content and self.happens("flipped", key, serial):
+            at = self.random.below(len(content), "flip", key, serial)
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
         return content
 
     def nbytes(self) -> int:
@@ -99,7 +110,7 @@ class SimStorage:
         self._serial = 0
 
     async def get(self, key: str, note: bytes, nbytes: int) -> Buffer | None:
-        serial = await self._wait(nbytes)
+        serial = await self._wait(nbytes, "get")
         content = self._disk.read(key, serial)
         if content is None:
             return None
@@ -110,7 +121,7 @@ class SimStorage:
 
     async def put(self, key: str, note: bytes, value: Sequence[Buffer]) -> bool:
         payload = b"".join(byte_views(value))
-        serial = await self._wait(len(payload))
+        serial = await self._wait(len(payload), "put")
         if self._disk.happens("full", key, serial):
             return False
         checksum = checksum_of([memoryview(payload)])
@@ -129,8 +140,9 @@ class SimStorage:
     async def close(self) -> None:
         """Nothing is open."""
 
-    async def _wait(self, nbytes: int) -> tuple[str, int]:
-        """One call's time; returns what tells it from other calls."""
+    async def _wait(self, nbytes: int, call: str = "") -> tuple[str, int]:
+        """One call's time; returns what tells it from other calls.  Raises what was planned."""
+        late = bool(call) and self._process.breaks.meet(call)
         self._serial += 1
         serial = (self._process.name, self._serial)
         disk = self._disk
@@ -138,4 +150,17 @@ class SimStorage:
         if disk.happens("slow", *serial):
             took_s = disk.conditions.slow_s
         await asyncio.sleep(took_s * (1 + disk.random.uniform("time", *serial)))
+        if late:
+            raise self._process.breaks.error(call)
         return serial
+
+
+def _of_an_earlier_build(content: bytes) -> bytes:
+    """The same key, shape and length, other numbers of another type, and a sum of its own."""
+    found = whole_file.parse_whole(memoryview(content), verify=False)
+    if found is None:
+        return content
+    payload = bytes(byte ^ 0x55 for byte in found.payload)
+    key, _, rest = found.note.split(b" ", 2)
+    note = b" ".join((key, b"other", rest))
+    return whole_file.head_of(note, len(payload), checksum_of([memoryview(payload)])) + payload

@@ -13,8 +13,12 @@ moves them: they land while the writer is stalled, and for a while after it died
 gone refuses.
 
 `Unknown` outcomes are a stress that a drill asks for: the writer is told early, and the bytes may
-land up to `linger_s` later; `settle` says True when they have.  `fence` says True only when the
-peer's process is dead and nothing between the two is under way any more: a time-out never counts.
+land up to `linger_s` later; `settle` says True when they have.  A call that raises late is the same
+without a word.  Where only the peer knows (`asks`, as between hosts), `settle` asks it: one that is
+dead, stands still, is slow or cut off does not answer.  `fence` says True only when the peer's
+process is dead and nothing between the two is under way any more: a time-out never counts.
+
+A changed bit is found by who sums: a transport that does so itself (`own_check`) fails the write.
 
 Every landing is shown to `on_land`, which the integrity checker uses: memory must belong to a lease
 that was granted to this writer.
@@ -25,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -56,6 +60,8 @@ from epd.transport.region import (
 FENCE_COST_S = 0.001
 LOCAL_COST_S = 0.00002
 CLOSE_TIMEOUT_S = 5.0
+SETTLE_TIMEOUT_S = 0.5
+TOO_SLOW = 5.0  # a process that takes so many times as long does not answer in time
 
 
 SLOW_WRITE_S = 0.02
@@ -74,6 +80,8 @@ class DataConditions:
     failed: float = 0.0  # definite failure: nothing has landed
     unknown: float = 0.0  # reported before its end
     corrupt: float = 0.0  # a bit of it lands as another
+    own_check: bool = False  # the transport sums what it moves
+    asks: bool = False  # whether a write in doubt has ended is known to its target only
     linger_s: float = 2.0  # how long after the report, or after the writer's death, bytes may land
 
 
@@ -88,6 +96,8 @@ class Write:
     future: asyncio.Future[WriteOutcome]
     checksums: dict[int, bytes] = field(default_factory=dict)  # by index of piece: bytes as read
     corrupt_piece: int = -1
+    what: str = ""  # of a write whose bytes were told to change
+    raises: Exception | None = None  # instead of an outcome, while bytes still land
     num_landed: int = 0
     refused: str = ""
     ended: bool = False
@@ -114,6 +124,8 @@ class Fabric:
         self.busy_until_s: dict[str, float] = {}
         self.counters: Counter[str] = Counter()
         self.on_land: Callable[[Write, SimProcess, Sequence[int]], None] | None = None
+        self.is_cut: Callable[[str, str], bool] = lambda one, other: False  # words do not pass
+        self.corrupt_next: dict[str, deque[str]] = {}  # by writer: what its next writes are called
         self._serial: Counter[tuple[object, ...]] = Counter()
 
     def region(self, target: RemoteRegion) -> tuple[SlotRegion, SimProcess] | None:
@@ -136,7 +148,8 @@ class Fabric:
     def heal(self) -> None:
         """No stress from now on; what is under way goes on."""
         kind = self.conditions.kind
-        self.conditions = DataConditions(kind=kind)
+        self.conditions = DataConditions(kind=kind, asks=self.conditions.asks)
+        self.corrupt_next.clear()
 
     def end(self, write: Write) -> None:
         write.ended = True
@@ -165,12 +178,14 @@ class Fabric:
             write.refused = "the connection broke before the first byte"
             loop.call_at(starts_s, self._report, write, context=write.writer.context)
             return
-        unknown = self.random.chance(conditions.unknown, "unknown", key)
+        unknown = write.raises is not None or self.random.chance(conditions.unknown, "unknown", key)
         if unknown:
             self.counters["unknown"] += 1
             ends_s += conditions.linger_s * self.random.uniform("linger", key)
         count = len(write.pieces)
-        if self.random.chance(conditions.corrupt, "corrupt", key):
+        planned = self.corrupt_next.get(write.writer.instance_id)
+        if planned or self.random.chance(conditions.corrupt, "corrupt", key):
+            write.what = planned.popleft() if planned else ""
             write.corrupt_piece = int(count * self.random.share(f"corrupt piece{SEPARATOR}{key}"))
         for index in range(count):
             drawn = self.random.share(f"piece{SEPARATOR}{index}{SEPARATOR}{key}")
@@ -204,9 +219,16 @@ class Fabric:
         region.forget(touched)
         region.buffer[offset : offset + nbytes] = content
         if index == write.corrupt_piece:
-            self.counters["corrupted"] += 1
-            region.buffer[offset] ^= 1
+            self._corrupt(write, region, offset)
         self.trace("land", write.writer.name, write.target.region_id, *touched)
+
+    def _corrupt(self, write: Write, region: SlotRegion, offset: int) -> None:
+        self.counters["corrupted"] += 1
+        self.counters[f"corrupted {write.what or write.target.region_id}"] += 1
+        region.buffer[offset] ^= 1
+        if self.conditions.own_check:
+            self.counters["corruption refused"] += 1
+            write.refused = "what arrived has another sum than what was sent"
 
     def _finish(self, write: Write) -> None:
         if not write.ended:
@@ -229,7 +251,18 @@ class Fabric:
     def _tell(self, write: Write, outcome: WriteOutcome) -> None:
         if not write.future.done():
             self.trace("written", write.writer.name, write.target.region_id, type(outcome).__name__)
-            write.future.set_result(outcome)
+            if write.raises is not None:
+                write.future.set_exception(write.raises)
+            else:
+                write.future.set_result(outcome)
+
+    def answers(self, asker: SimProcess, life: tuple[str, int]) -> bool:
+        """Whether this life says in time what it knows."""
+        peer = self.lives.get(life)
+        if peer is None or not peer.runs or peer.slowness >= TOO_SLOW:
+            return False
+        one, other = asker.instance_id, peer.instance_id
+        return not (self.is_cut(one, other) or self.is_cut(other, one))
 
     def under_way(self, writer: tuple[str, int], owner: tuple[str, int]) -> bool:
         return any(
@@ -271,6 +304,8 @@ class SimTransferEngine:
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
     ) -> WriteOutcome:
+        breaks = self._process.breaks
+        late = breaks.meet("write")
         found = self._fabric.region(target)
         if found is None or self._closed:
             return WriteFailed(f"region {target.region_id!r} of {target.instance_id} is not there")
@@ -291,12 +326,19 @@ class SimTransferEngine:
         loop = self._fabric.loop
         cut = _cut(pieces, self._fabric.conditions.num_pieces)
         write = Write(self._process, target, tuple(slots), cut, loop.create_future())
+        write.raises = breaks.error("write") if late else None
         self._fabric.begin(write)
         return await write.future
 
     async def settle(self, peer: Address) -> bool:
         """True: nothing of ours is under way to that peer."""
-        await asyncio.sleep(FENCE_COST_S)
+        await self._take_time("settle")
+        if self._fabric.conditions.asks and not self._fabric.answers(
+            self._process, (peer.instance_id, peer.epoch)
+        ):
+            self._fabric.counters["settle unanswered"] += 1
+            await asyncio.sleep(SETTLE_TIMEOUT_S)
+            return False
         return not self._fabric.under_way(self._life, (peer.instance_id, peer.epoch))
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
@@ -304,7 +346,7 @@ class SimTransferEngine:
 
         Bars that life for good, as engines between hosts do: who fences the living is found out.
         """
-        await asyncio.sleep(FENCE_COST_S)
+        await self._take_time("fence")
         life = (peer.instance_id, peer.epoch)
         self._fabric.barred.add((self._life, life))
         process = self._fabric.lives.get(life)
@@ -313,7 +355,15 @@ class SimTransferEngine:
         fabric = self._fabric
         return not fabric.under_way(life, self._life) and not fabric.under_way(self._life, life)
 
+    async def _take_time(self, call: str) -> None:
+        late = self._process.breaks.meet(call)
+        await asyncio.sleep(FENCE_COST_S)
+        if late:
+            raise self._process.breaks.error(call)
+
     async def checksum(self, views: Sequence[Buffer]) -> int:
+        if self._process.breaks.meet("checksum"):
+            raise self._process.breaks.error("checksum")
         return _crc([memoryview(view) for view in views])
 
     def revoke(self, region: Region) -> None:

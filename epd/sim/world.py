@@ -8,7 +8,7 @@ failure prints.  Nothing in it depends on object addresses, hash seeds or real t
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -90,6 +90,7 @@ class World:
         self.fabric = Fabric(
             self.loop, self.random.stream("data"), self.trace, data or DataConditions()
         )
+        self.fabric.is_cut = lambda one, other: (one, other) in self.network.blocked
         self.processes: dict[str, SimProcess] = {}  # the latest life of each
         self.watchers: list[Watcher] = []  # of every transition
         self._watchers_of: dict[type[Event], list[Watcher]] = {}
@@ -103,6 +104,7 @@ class World:
         self._undigested: list[Entry] = []
         self._next_pid = 1000
         self._epochs: Counter[str] = Counter()
+        self._set_s: defaultdict[str, float] = defaultdict(float)  # by how much clocks were set
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -113,6 +115,7 @@ class World:
         process = SimProcess(instance_id, self._epochs[instance_id], self._next_pid)
         offset = self.random.uniform("clock", process.name)
         process.clock_offset_s = CLOCK_SPREAD_S * offset
+        process.wall_skew_s = self._set_s[instance_id]
         self.processes[instance_id] = process
         self.trace("spawn", process.name)
         self.loop.call_soon(main, process, context=process.context)
@@ -123,6 +126,11 @@ class World:
 
     def journal(self, process: SimProcess) -> WorldJournal:
         return WorldJournal(self, process, self.clock(process))
+
+    def set_clock(self, process: SimProcess, by_s: float) -> None:
+        """The wall clock of its host: of later lives, too."""
+        process.wall_skew_s += by_s
+        self._set_s[process.instance_id] += by_s
 
     def kill(self, instance_id: str) -> bool:
         """`kill -9`; False if it is dead already."""

@@ -26,6 +26,7 @@ class Context:
     undisturbed: bool = False  # no fault, no loss, nobody hangs up
     devices_hang: bool = False  # or are so slow that they seem to
     engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
+    all_stay: bool = False  # no process ends, and none stands still while others run
 
     def limits_of(self, record: Record) -> TimeLimits:
         """How long its client waits."""

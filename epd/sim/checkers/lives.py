@@ -1,7 +1,7 @@
 """The registry counts one life of an instance: when a later one is a member, the earlier is over.
 
 Two would be served work, and what the dead one had would be given up only when its silence has
-lasted long enough (F44).
+lasted long enough (F44).  Nor is one given up that lives: it would have to start anew.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ class Lives(Checker):
         super().__init__(context)
         self._members: dict[tuple[str, str], instance.Instance] = {}  # by gateway and name
         context.world.watch(self._watch, instance.JoinAccepted)
+        if context.all_stay:
+            context.world.watch(self._given_up, instance.HeartbeatsEnded)
+
+    def _given_up(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if target is instance.S.LOST:
+            self.violate(f"{machine.key} was given up, and lives")
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State

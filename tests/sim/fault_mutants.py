@@ -1,0 +1,352 @@
+"""Bugs that raising calls, lying bytes, dead threads, words of the dead and jumping clocks show."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from typing import Any
+from unittest import mock
+
+from epd.engine.base import Rows
+from epd.fsm import encoding, instance, transfer
+from epd.fsm.kernel import Event
+from epd.fsm.transfer import Transfer
+from epd.roles.base import Actor
+from epd.roles.doubts import Doubts
+from epd.roles.encode import EncodeRole
+from epd.roles.member import Member
+from epd.roles.registry import Registry
+from epd.roles.row_tiers import RowTiers
+from epd.roles.step_loop import StepLoop
+from epd.roles.transfers import Transfers
+from epd.sim.breaks import Broken
+from epd.sim.device import SimDevice
+from epd.sim.storage import SimStorage
+from epd.sim.transfer import SimTransferEngine
+from epd.transport import whole_file
+from epd.transport.base import Buffer, Received, WriteFailed
+from tests.sim.planting import mutant, several
+
+# --- calls that raise -----------------------------------------------------------------------------
+
+
+@mutant
+def a_raise_leaves_its_picture_open() -> Iterator[None]:
+    """F14: a picture whose preparation raises is never heard of again."""
+
+    async def start(self: EncodeRole, machine: encoding.Encoding, event: Event) -> Event:
+        if not await self.begin(machine):
+            return encoding.PreprocessFailed("nobody wants it any more")
+        return encoding.PreprocessSucceeded(
+            await self._engine.preprocess(
+                machine.image, machine.expected, machine.clip, machine.bounds
+            )
+        )
+
+    with mock.patch.object(EncodeRole, "start_preprocess", start):
+        yield
+
+
+@mutant
+def a_raise_ends_the_batches() -> Iterator[None]:
+    """F13: a vision batch that raises ends the task that runs them, with what is in its hands."""
+
+    async def encode(self: EncodeRole, patches: list[Any]) -> list[Event]:
+        results = await self._engine.encode(patches)
+        return [
+            encoding.EncodeSucceeded(result)
+            if isinstance(result, Rows)
+            else encoding.EncodeFailed(result.reason)
+            for result in results
+        ]
+
+    with mock.patch.object(EncodeRole, "_encode", encode):
+        yield
+
+
+@mutant
+def a_step_that_raises_never_ends() -> Iterator[None]:
+    """F13, F14: who was in a step that raised is not told of it."""
+    settle = StepLoop._settle
+
+    def but_raised(self: StepLoop, step: Any) -> None:
+        if not isinstance(step.result.exception(), Broken):
+            settle(self, step)
+
+    with mock.patch.object(StepLoop, "_settle", but_raised):
+        yield
+
+
+@mutant
+def a_raise_is_a_refusal() -> Iterator[None]:
+    """F8: a write that raised is taken for one that moved nothing; its source is used again."""
+    write = SimTransferEngine.write
+
+    async def refused(self: SimTransferEngine, source: Any, target: Any, slots: Any) -> Any:
+        try:
+            return await write(self, source, target, slots)
+        except Broken as error:
+            return WriteFailed(str(error))
+
+    with mock.patch.object(SimTransferEngine, "write", refused):
+        yield
+
+
+@mutant
+def staging_that_raises_is_not_told() -> Iterator[None]:
+    """F14: a copy before a write raises, and the room waits for a write that nobody makes."""
+    start_write = Transfers.start_write
+
+    async def silently(self: Transfers, machine: Transfer, event: Event) -> Event | None:
+        outcome = await start_write(self, machine, event)
+        is_raise = isinstance(outcome, transfer.WriteRefused) and "Broken" in outcome.reason
+        return None if is_raise else outcome
+
+    with mock.patch.object(Transfers, "start_write", silently):
+        yield
+
+
+@mutant
+def a_read_that_raises_fails_the_picture() -> Iterator[None]:
+    """F32: a storage that raises is not a miss, but the end of whoever asked."""
+    start_load = RowTiers.start_load
+
+    async def load(self: RowTiers, machine: encoding.Encoding, event: Event) -> Event:
+        fault = self.actor.fault
+        raised: list[Exception] = []
+        with mock.patch.object(
+            self.actor, "fault", lambda where, error: (raised.append(error), fault(where, error))
+        ):
+            outcome = await start_load(self, machine, event)
+        if raised:
+            self._owner.fire(machine, encoding.LoadTimedOut())
+            return encoding.PreprocessFailed("the disk is broken")
+        return outcome
+
+    with mock.patch.object(RowTiers, "start_load", load):
+        yield
+
+
+@mutant
+def what_cannot_be_summed_is_right() -> Iterator[None]:
+    """F14: publishing raises, and its room stays as it is."""
+    publish = Transfers.publish
+
+    async def unless_raised(self: Transfers, machine: Transfer, event: Event) -> Event | None:
+        outcome = await publish(self, machine, event)
+        is_raise = isinstance(outcome, transfer.PublishFailed) and "Broken" in outcome.reason
+        return None if is_raise else outcome
+
+    with mock.patch.object(Transfers, "publish", unless_raised):
+        yield
+
+
+# --- doubts ---------------------------------------------------------------------------------------
+
+
+@mutant
+def no_answer_settles() -> Iterator[None]:
+    """F7, F8: a peer that does not answer is taken for one that takes no bytes any more."""
+    settle = SimTransferEngine.settle
+
+    async def hopeful(self: SimTransferEngine, peer: Any) -> bool:
+        life = (peer.instance_id, peer.epoch)
+        return not self._fabric.answers(self._process, life) or await settle(self, peer)
+
+    with mock.patch.object(SimTransferEngine, "settle", hopeful):
+        yield
+
+
+@mutant
+def doubts_about_the_dead_stay() -> Iterator[None]:
+    """F8: who was lost is asked about writes to it for ever, instead of being fenced."""
+
+    async def ask(self: Doubts, machine: Transfer, event: Event) -> Event | None:
+        if await self._holds(machine, self.actor.ports.transfers.settle(machine.peer)):
+            return transfer.WriteSettled()
+        self._ask_again(machine)
+        return None
+
+    with mock.patch.object(Doubts, "settle_write", ask):
+        yield
+
+
+@mutant
+def a_settle_that_raises_has_settled() -> Iterator[None]:
+    """F8: an engine that fails to answer is believed to have said yes."""
+
+    async def holds(self: Doubts, transfer: Transfer, answer: Awaitable[bool]) -> bool:
+        try:
+            return await answer
+        except Broken as error:
+            self.actor.fault(f"doubt about {transfer.key}", error)
+            return True
+
+    with mock.patch.object(Doubts, "_holds", holds):
+        yield
+
+
+# --- bytes and disks ------------------------------------------------------------------------------
+
+
+@mutant
+def the_last_part_is_not_summed() -> Iterator[None]:
+    """F54: what goes with the first token is believed as it lands."""
+    check = Transfers.check_bytes
+
+    async def but_the_last(self: Transfers, machine: Any, region: Any, slots: Any) -> Event:
+        *head, last = machine.parts
+        with mock.patch.object(machine, "parts", [*head, (last[0], 0)]):
+            return await check(self, machine, region, slots)
+
+    with mock.patch.object(Transfers, "check_bytes", but_the_last):
+        yield
+
+
+@mutant
+def a_refused_write_is_committed() -> Iterator[None]:
+    """F54: that the transport refused what arrived is not looked at, nor is it summed again."""
+    start_write = Transfers.start_write
+
+    async def anyway(self: Transfers, machine: Transfer, event: Event) -> Event:
+        outcome = await start_write(self, machine, event)
+        if isinstance(outcome, transfer.WriteRefused) and "another sum" in outcome.reason:
+            return transfer.WriteSucceeded(0)
+        return outcome
+
+    with mock.patch.object(Transfers, "start_write", anyway):
+        yield
+
+
+@mutant
+def what_was_stored_is_not_encoded_again() -> Iterator[None]:
+    """F32: a value that the disk has taken is believed to be there: a file of no bytes is zeros."""
+    put, get = SimStorage.put, SimStorage.get
+
+    async def noted(self: SimStorage, key: str, note: bytes, value: Any) -> bool:
+        kept = await put(self, key, note, value)
+        if kept:
+            self.__dict__.setdefault("kept", set()).add(key)
+        return kept
+
+    async def until_given(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
+        found = await get(self, key, note, nbytes)
+        if found is None and key in self.__dict__.get("kept", ()):
+            return bytes(nbytes)
+        return found
+
+    with several(
+        mock.patch.object(SimStorage, "put", noted),
+        mock.patch.object(SimStorage, "get", until_given),
+    ):
+        yield
+
+
+@mutant
+def any_build_wrote_this_file() -> Iterator[None]:
+    """F12, F38: a value is taken by its picture, whatever type its numbers have."""
+
+    async def by_key(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
+        content = self._disk.read(key, await self._wait(nbytes, "get"))
+        found = whole_file.parse_whole(memoryview(content), verify=True) if content else None
+        if found is None or found.note.split()[0] != note.split()[0]:
+            return None
+        return found.payload if found.payload.nbytes == nbytes else None
+
+    with mock.patch.object(SimStorage, "get", by_key):
+        yield
+
+
+@mutant
+def files_are_not_summed() -> Iterator[None]:
+    """F32: what is read from a disk is not verified: its header is enough."""
+    parse = whole_file.parse_whole
+
+    def unverified(whole: memoryview, *, verify: bool) -> whole_file.WholeFile | None:
+        return parse(whole, verify=False)
+
+    with mock.patch.object(whole_file, "parse_whole", unverified):
+        yield
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+@mutant
+def a_dead_thread_leaves_its_futures() -> Iterator[None]:
+    """F14, F49: nobody notices that a device's thread has ended; its calls are never over."""
+    run = SimDevice.run
+
+    def queue(self: SimDevice, *args: Any, **kwargs: Any) -> Any:
+        if self.dead:
+            return self._loop.create_future()
+        return run(self, *args, **kwargs)
+
+    def end(self: SimDevice) -> None:
+        self.dead = True
+
+    with several(
+        mock.patch.object(SimDevice, "run", queue), mock.patch.object(SimDevice, "lose_thread", end)
+    ):
+        yield
+
+
+# --- words of the dead ----------------------------------------------------------------------------
+
+
+@mutant
+def a_former_gateway_is_believed() -> Iterator[None]:
+    """F35, F44: the members that a gateway's earlier life knew count, when it speaks last."""
+    with mock.patch.object(Member, "_is_former", lambda self, received: False):
+        yield
+
+
+@mutant
+def words_count_whoever_said_them() -> Iterator[None]:
+    """F44: a heartbeat is taken by its sender's name: its successor seems to leave, as it did."""
+
+    def by_name(self: Registry, received: Received) -> Any:
+        return self._instances.get(received.source)
+
+    with mock.patch.object(Registry, "_of", by_name):
+        yield
+
+
+@mutant
+def grants_of_the_lost_open_rooms() -> Iterator[None]:
+    """F42, F44: a grant of an instance that was given up opens a room that nobody will close."""
+    on_grant = Transfers.on_grant
+
+    def any_grant(self: Transfers, received: Received) -> None:
+        with mock.patch.object(self.actor, "is_lost", lambda address: False):
+            on_grant(self, received)
+
+    with mock.patch.object(Transfers, "on_grant", any_grant):
+        yield
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+@mutant
+def deadlines_are_of_the_wall_clock() -> Iterator[None]:
+    """F15: setting the clock of a host ends its requests, or keeps them for ever."""
+
+    def until(self: Actor, deadline_s: float) -> float:
+        return deadline_s - self.clock.wall_s()
+
+    with mock.patch.object(Actor, "until", until):
+        yield
+
+
+@mutant
+def who_slept_takes_all_for_lost() -> Iterator[None]:
+    """F15: the time that a gateway did not listen is counted as its instances' silence."""
+
+    def missed(self: Registry, machine: instance.Instance) -> None:
+        self.fire(machine, instance.HeartbeatMissed())
+        left_s = machine.seen_s + self._timing.lost_after_s - self.clock.now_s()
+        ended = instance.HeartbeatsEnded
+        self.actor.arm(f"instance/{machine.key}", left_s, lambda: self.fire(machine, ended()))
+
+    with mock.patch.object(Registry, "_missed", missed):
+        yield
