@@ -15,7 +15,8 @@ A call that raises may have launched work before; it, too, is over when its comp
 Some errors of a GPU are sticky: every later call of the process fails at once.  So after an error
 the completion is asked whether the device still works; if not, the error is `DeviceLost`, and
 whoever serves must end, since an instance that fails everything at once has no load and would be
-sent all work (fault F49).
+sent all work (fault F49).  A thread that ends by itself (its start fails, or what is around a call
+raises) says the same to all who wait for it, and to whoever comes later: nobody else would.
 
 Cancelling the future does not cancel the work: it goes on and its result is dropped.  The queue
 entry, and through it every tensor of the call, lives until the completion has fired, so nothing is
@@ -143,6 +144,7 @@ class _Threads:
         self._closed = False
         self._ending = False  # the word to end was read
         self._served_s = 0.0  # when the last call was launched
+        self._lost: DeviceLost | None = None  # a thread has ended by itself
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
@@ -159,6 +161,8 @@ class _Threads:
             raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
         job = _Job(function, arguments, asyncio.get_running_loop())
         self._jobs.put(job)
+        if self._lost is not None:  # who ended has emptied the queue before this came
+            self._refuse_all(self._lost)
         return job.future
 
     def close(self) -> None:
@@ -174,9 +178,25 @@ class _Threads:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _serve(self) -> None:
-        self._on_start()
-        while not self._ending:  # a call's tensors must not outlive it until the next one arrives
-            self._take(self._jobs.get())
+        job: _Job | None = None
+        try:
+            self._on_start()
+            while not self._ending:
+                job = self._jobs.get()
+                self._take(job)
+                job = None  # a call's tensors must not outlive it until the next one arrives
+        except BaseException as error:
+            self._lost = DeviceLost(f"a thread of {self._name} has ended: {error!r}")
+            if job is not None:
+                job.resolve(None, self._lost)
+            self._refuse_all(self._lost)
+
+    def _refuse_all(self, error: DeviceLost) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    job.resolve(None, error)
 
     def _take(self, job: _Job | None) -> None:
         if job is None:
@@ -210,9 +230,13 @@ class _Threads:
             over(error)
 
     def _judged(self, error: BaseException | None) -> BaseException | None:
-        if error is None or self._completion.works():
-            return error
-        return DeviceLost(f"the device does not work any more: {error}")
+        if error is None:
+            return None
+        try:
+            works = self._completion.works()
+        except Exception:  # who cannot even be asked
+            works = False
+        return error if works else DeviceLost(f"the device does not work any more: {error}")
 
 
 class DeviceExecutor:

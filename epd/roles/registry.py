@@ -97,10 +97,10 @@ class Registry(Role[Instance]):
             return
         known = self._instances.get(address.instance_id)
         known_epoch = known.info.address.epoch if known is not None else -1
-        if known is not None and known_epoch > address.epoch:
+        if self._has_successor(address):
             self.actor.counters["join_of_old_epoch"] += 1
             return  # a newer process has its name; answering would cut that one off
-        if known is not None and known_epoch < address.epoch:
+        if known is not None and known_epoch != address.epoch:
             self.fire(known, fsm.EpochReplaced())
         self.actor.connect(address)
         if known is not None and known_epoch == address.epoch:
@@ -116,6 +116,14 @@ class Registry(Role[Instance]):
         self._instances[address.instance_id] = instance
         self.fire(instance, fsm.JoinAccepted())
         self._watch(instance)
+
+    def _has_successor(self, address: Address) -> bool:
+        """Whether a later life of this name is a member.  One that is over stands in nobody's way,
+        unless it was heard to follow: a clock that is set back makes a smaller epoch the later."""
+        known = self._instances.get(address.instance_id)
+        if known is None or known.info.address.epoch <= address.epoch:
+            return False
+        return known.present or (address.instance_id, address.epoch) in self.actor.lost
 
     def _mismatch(self, join: Join) -> str:
         if join.protocol_version != PROTOCOL_VERSION:

@@ -195,7 +195,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=SEEN_AGAIN,
         settings=Settings(
-            encode=ON_DISK, disk=DiskConditions(undurable=0.2, stale=0.3, mixed=0.2, flipped=0.2)
+            encode=ON_DISK, disk=DiskConditions(undurable=0.4, stale=0.3, mixed=0.2, flipped=0.2)
         ),
         fires=("disk undurable", "disk stale", "disk mixed", "disk flipped"),
         calm={"settings.disk": DiskConditions()},
@@ -227,7 +227,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     # --- words of the dead ------------------------------------------------------------------------
     Drill(
         "words-of-a-former-encoder",
-        ("F44", "F55"),
+        ("F44", "F55", "F58"),
         topology="1e1p1d",
         work=Workload(24, image_share=1.0, num_pictures=24, spread_s=3.0),
         faults=(
@@ -239,7 +239,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "words-of-a-former-prefill",
-        ("F20", "F44"),
+        ("F20", "F44", "F58"),
         topology="1e2p2d",
         work=Workload(60, image_share=0.5, num_pictures=60, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES),
@@ -249,17 +249,17 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "words-of-a-former-decode",
-        ("F20", "F44"),
+        ("F20", "F44", "F58"),
         topology="1e1p2d",
         work=Workload(60, max_tokens=24, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES),
-        faults=(Fault("haunt", "d0", duration_s=0.4, factor=1.0),),
+        faults=(Fault("haunt", "d0", duration_s=0.7, factor=1.0),),
         fires=("former Grant",),
         mutants=("grants_of_the_lost_open_rooms",),
     ),
     Drill(
         "words-of-a-former-gateway",
-        ("F35", "F44"),
+        ("F35", "F44", "F58"),
         topology="2e1p2d",
         work=Workload(32, spread_s=6.0),
         faults=(
@@ -274,7 +274,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "grants-of-the-lost",
-        ("F42", "F44"),
+        ("F42", "F44", "F58"),
         topology="1e2p1d",
         work=Workload(40, image_share=1.0, num_pictures=40, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES),
@@ -286,7 +286,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     # --- clocks -----------------------------------------------------------------------------------
     Drill(
         "a-clock-jumps-ahead",
-        ("F15",),
+        ("F15", "F57"),
         topology="1e1p1d",
         work=Workload(24, spread_s=1.5, max_tokens=24),
         faults=(
@@ -299,7 +299,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "all-clocks-jump",
-        ("F15",),
+        ("F15", "F57"),
         topology="1e1p1d",
         work=Workload(24, spread_s=1.5, max_tokens=24),
         faults=(
@@ -312,7 +312,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "the-machine-sleeps",
-        ("F15", "F48"),
+        ("F15", "F57"),
         topology="2e1p1d",
         work=Workload(24, spread_s=1.0, max_tokens=24, limits=TimeLimits(25.0, 25.0, 25.0)),
         faults=(

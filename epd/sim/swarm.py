@@ -12,6 +12,7 @@ import msgspec
 
 from epd.config import EncodeConfig, EngineConfig, SpeculativeConfig
 from epd.sim import golden
+from epd.sim.breaks import CALLS
 from epd.sim.client import Record
 from epd.sim.cluster import GATEWAY, Settings, parse_topology
 from epd.sim.faults import Fault
@@ -23,7 +24,9 @@ from epd.sim.transfer import DataConditions
 from epd.sim.wishes import LOOKING_BACK, MIXED
 from epd.sim.workload import Workload
 
+DAY_S = 86400.0
 TOPOLOGIES = ("1e1p1d", "1e1pd", "1epd", "2epd", "2e1p1d", "1e2p1d", "1e1p2d", "2e2p2d", "1ep1d")
+SICK = ("oom", "lose_device", "lose_thread")  # what devices do to their engines
 KINDS = (
     "kill",
     "kill",
@@ -39,6 +42,30 @@ KINDS = (
     "drain",
     "skew",
 )
+UNDECLARED = (
+    "raise",
+    "raise_late",
+    "corrupt",
+    "haunt",
+    "haunt",
+    "lose_thread",
+    "jump",
+    "sleep",
+)
+CAUSES = {  # kinds of failure that a fault explains, wherever it strikes
+    "stall": ("deadline", "lost", "transfer"),
+    "hang": ("deadline", "lost", "transfer"),
+    "partition": ("deadline", "lost", "transfer"),
+    "block": ("deadline", "lost", "transfer"),
+    "slow": ("deadline", "lost", "transfer"),
+    "haunt": ("deadline", "lost", "transfer", "unavailable"),
+    "sleep": ("deadline", "lost", "transfer", "unavailable"),
+    "lose_thread": ("engine", "unavailable"),
+    "raise": ("engine", "transfer"),
+    "raise_late": ("engine", "transfer"),
+    "corrupt": ("transfer",),
+    "oom": ("engine",),
+}
 POINTS = (
     "MESSAGE:EncodeRequest",
     "MESSAGE:PrefillRequest",
@@ -97,16 +124,13 @@ def excuse(
                 kinds.add("unavailable")
             if len(faults) > 1:
                 kinds.add("unavailable")
-            if fault.kind == "kill" and (fault.target == GATEWAY or fault.point):
-                kinds.add("gateway")
-                refusals = True
-        if fault.kind in ("stall", "hang", "partition", "block", "slow"):
-            kinds |= {"deadline", "lost", "transfer"}
+        if fault.kind in ("kill", "haunt") and (fault.target == GATEWAY or fault.point):
+            kinds.add("gateway")
+            refusals = True
         if fault.kind == "mute" and (GATEWAY in (fault.target, fault.other) or fault.point):
             kinds |= {"lost", "unavailable"}  # who cannot reach the gateway is lost to it
             refusals = True
-        if fault.kind == "oom":
-            kinds.add("engine")
+        kinds.update(CAUSES.get(fault.kind, ()))
     if data.failed or data.unknown:
         kinds.add("transfer")
     if conditions.loss:
@@ -132,6 +156,8 @@ def draw_plan(seed: int) -> Plan:
     names = [name for name, _ in parse_topology(topology)]
     count = random.below(3, "faults") + (random.uniform("none") > 0.2)
     faults = tuple(_draw_fault(random.stream("fault", n), names) for n in range(count))
+    if random.chance(0.5, "undeclared"):
+        faults += (_draw_undeclared(random.stream("undeclared"), names),)
     conditions, data = _draw_conditions(random)
     settings = _draw_settings(random)
     may_fail = excuse(topology, faults, conditions, data)
@@ -147,7 +173,7 @@ def draw_plan(seed: int) -> Plan:
         data,
         settings,
         may_fail=may_fail,
-        engine_faults=any(fault.kind in ("oom", "lose_device") for fault in faults),
+        engine_faults=any(fault.kind in SICK for fault in faults),
     )
 
 
@@ -225,7 +251,18 @@ def _draw_engine(random: KeyedRandom, engine: EngineConfig) -> EngineConfig:
 def _draw_disk(random: KeyedRandom) -> DiskConditions:
     if random.chance(0.4, "a sound disk"):
         return DiskConditions()
-    return DiskConditions(slow=0.1, torn=0.1, rotten=0.1, mixed=0.1, lost=0.1, full=0.1)
+    lies = 0.1 if random.chance(0.5, "a disk that lies") else 0.0
+    return DiskConditions(
+        slow=0.1,
+        torn=0.1,
+        rotten=0.1,
+        mixed=0.1,
+        lost=0.1,
+        full=0.1,
+        undurable=lies,
+        stale=lies,
+        flipped=lies,
+    )
 
 
 def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
@@ -239,6 +276,8 @@ def _draw_conditions(random: KeyedRandom) -> tuple[Conditions, DataConditions]:
         nbytes_per_s=random.pick((2e6, 2e5, 2e4), "bandwidth"),
         failed=random.pick((0.0, 0.0, 0.05), "failed writes"),
         unknown=random.pick((0.0, 0.0, 0.0, 0.05), "writes in doubt"),
+        asks=random.chance(0.4, "between hosts"),
+        own_check=random.chance(0.3, "it sums what it moves"),
     )
     return conditions, data
 
@@ -265,3 +304,40 @@ def _draw_fault(random: KeyedRandom, names: list[str]) -> Fault:
         else ""
     )
     return Fault(kind, target, at_s, point, nth, duration_s=duration_s, other=other, factor=factor)
+
+
+def _draw_undeclared(random: KeyedRandom, names: list[str]) -> Fault:
+    """One more, of the kinds that no port declares."""
+    kind = random.pick(UNDECLARED, "kind")
+    fault = _draw_fault(random, names)
+    target, point = fault.target, fault.point
+    call, factor, duration_s = "", 1.0 + random.below(3, "calls"), 0.0
+    if kind in ("raise", "raise_late"):
+        call = random.pick(CALLS, "call")
+    elif kind == "corrupt":
+        call = "told"
+    elif kind == "lose_thread":
+        call = random.pick(("", "pool"), "thread")
+    elif kind == "haunt":
+        target = random.pick((*names, GATEWAY), "whose words")
+        duration_s = random.pick((0.01, 0.2, 0.8, 2.5), "until it dies")
+        factor = random.pick((0.001, 0.05, 0.6, 3.0), "until it speaks")
+    elif kind == "jump":
+        target = random.pick(("all", *names, GATEWAY), "whose clock")
+        factor = random.pick((-DAY_S, -10.0, 10.0, DAY_S), "by how much")
+    else:
+        target, point = "all", ""
+        call = random.pick(("", "stops"), "monotonic")
+        duration_s = random.pick((0.3, 2.5, 8.0), "asleep")
+    at_s = fault.at_s or 1.0 + 1.2 * random.uniform("when")
+    return replace(
+        fault,
+        kind=kind,
+        target=target,
+        point=point,
+        at_s=0.0 if point else at_s,
+        duration_s=duration_s,
+        other="",
+        call=call,
+        factor=factor,
+    )

@@ -8,12 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
 from epd.engine.base import DeviceLost, EngineError
 from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import Deliver, DeviceExecutor
+from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, _Threads
 
 PATIENCE_S = 30.0
 
@@ -264,6 +265,49 @@ async def test_a_failed_call_waits_for_what_it_has_launched() -> None:
     with pytest.raises(ValueError, match="half-way"):
         await failed
     await executor.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+async def test_a_thread_that_ends_by_itself_fails_whoever_waits(num_threads: int) -> None:
+    """A device that cannot be made current: calls that came before and after are over at once."""
+    may_start = threading.Event()
+
+    def start() -> None:
+        assert may_start.wait(PATIENCE_S)
+        raise RuntimeError("no such device")
+
+    threads = _Threads("device", num_threads, 16, ReturnCompletion(), start)
+    before = [threads.submit(int, ()) for _ in range(3)]
+    may_start.set()
+    for future in before:
+        with pytest.raises(DeviceLost, match="no such device"):
+            await asyncio.wait_for(future, PATIENCE_S)
+    with pytest.raises(DeviceLost, match="no such device"):
+        await asyncio.wait_for(threads.submit(int, ()), PATIENCE_S)
+
+
+async def test_what_raises_around_a_call_fails_the_call_and_all_behind_it() -> None:
+    def around(self: _Threads, job: object) -> None:
+        raise KeyError("a slip of ours")
+
+    with mock.patch.object(_Threads, "_run", around):
+        threads = _Threads("device", 1, 16, ReturnCompletion())
+        futures = [threads.submit(int, ()) for _ in range(3)]
+        for future in futures:
+            with pytest.raises(DeviceLost, match="a slip of ours"):
+                await asyncio.wait_for(future, PATIENCE_S)
+
+
+async def test_a_device_that_cannot_be_asked_is_lost() -> None:
+    class Deaf(ReturnCompletion):
+        def works(self) -> bool:
+            raise RuntimeError("the driver is gone")
+
+    executor = DeviceExecutor(completion=Deaf())
+    with pytest.raises(DeviceLost, match="division"):
+        await asyncio.wait_for(executor.launch(lambda: 1 // 0), PATIENCE_S)
+    assert await executor.launch(lambda: 7) == 7  # the thread goes on
+    assert await executor.close()
 
 
 async def test_a_sticky_error_is_told_from_a_failed_call() -> None:

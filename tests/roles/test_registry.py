@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from epd.messages import PROTOCOL_VERSION, Join
+import pytest
+
+from epd.messages import PROTOCOL_VERSION, Address, Join
+from epd.sim.client import Clients
 from epd.sim.cluster import FINGERPRINT, GATEWAY, Cluster, Settings
+from epd.sim.golden import Picture
+from epd.sim.workload import Ask
 from epd.sim.world import World
 from epd.transport.base import Received
 
@@ -30,4 +35,62 @@ def test_a_cut_makes_one_line_and_a_new_life_joins() -> None:
     assert sum("join refused" in line for line in gateway.warnings) == 1
     members = {i.key: i.present for i in gateway.gateway.registry.instances}
     assert members == {"e0:2": True, "pd0:1": True}
+    world.close()
+
+
+def set_back(world: World, cluster: Cluster, name: str) -> None:
+    """Its next life is numbered below this one: the clock of its host was set back."""
+    world.kill(name)
+    world._epochs[name] = 5
+    cluster.restart_later(name, 0.5)
+
+
+@pytest.mark.parametrize("name", ["e0", "pd0", GATEWAY])
+def test_a_life_that_was_numbered_lower_is_a_member(name: str) -> None:
+    world = World(1)
+    cluster = Cluster(world, "1e1pd", Settings())
+    for instance_id in (GATEWAY, "e0", "pd0"):
+        world._epochs[instance_id] = 1000
+    cluster.start()
+    world.loop.run_until(1.0)
+    set_back(world, cluster, name)
+    world.loop.run_until(8.0)
+    gateway = cluster.node(GATEWAY)
+    assert gateway is not None
+    assert gateway.gateway is not None
+    lives = {n: 6 if n == name else 1001 for n in ("e0", "pd0")}
+    members = {i.key: i.present for i in gateway.gateway.registry.instances}
+    assert members == {f"{n}:{epoch}": True for n, epoch in lives.items()}
+    for here, there in (("e0", "pd0"), ("pd0", "e0")):
+        node = cluster.node(here)
+        assert node is not None
+        assert node.actor.is_listed(Address(there, lives[there], ""))
+        assert node.instance is not None
+        assert node.instance.member._gateway_epoch == gateway.process.epoch
+    clients = Clients(cluster, ())
+    asked = clients.add(Ask(0, 8.0, (11, 12, 13), ((1, Picture("probe")),), 3, 2))
+    world.loop.run_until(10.0)
+    assert asked.finish_reason
+    world.close()
+
+
+def test_a_late_join_of_a_life_that_was_followed_is_not_heard() -> None:
+    world = World(1)
+    cluster = Cluster(world, "1e1pd", Settings())
+    cluster.start()
+    world.loop.run_until(1.0)
+    gateway = cluster.node(GATEWAY)
+    assert gateway is not None
+    assert gateway.gateway is not None
+    registry = gateway.gateway.registry
+    (first,) = (i for i in registry.instances if i.key == "e0:1")
+    world.kill("e0")
+    cluster.restart_later("e0", 0.1)
+    world.loop.run_until(2.0)
+    world.kill("e0")  # its second life is over, too
+    world.loop.run_until(6.0)
+    late = Received("e0", 1, Join(PROTOCOL_VERSION, FINGERPRINT, first.info))
+    world.loop.call_soon(registry.on_join, late, context=gateway.process.context)
+    world.loop.run_until(6.1)
+    assert {i.key: i.present for i in registry.instances} == {"e0:2": False, "pd0:1": True}
     world.close()

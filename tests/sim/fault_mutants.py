@@ -295,14 +295,14 @@ def a_dead_thread_leaves_its_futures() -> Iterator[None]:
 
 @mutant
 def a_former_gateway_is_believed() -> Iterator[None]:
-    """F35, F44: the members that a gateway's earlier life knew count, when it speaks last."""
+    """F35, F58: the members that a gateway's earlier life knew count, when it speaks last."""
     with mock.patch.object(Member, "_is_former", lambda self, received: False):
         yield
 
 
 @mutant
 def words_count_whoever_said_them() -> Iterator[None]:
-    """F44: a heartbeat is taken by its sender's name: its successor seems to leave, as it did."""
+    """F44, F58: a heartbeat is taken by its sender's name: its successor seems to leave, as it did."""
 
     def by_name(self: Registry, received: Received) -> Any:
         return self._instances.get(received.source)
@@ -313,7 +313,7 @@ def words_count_whoever_said_them() -> Iterator[None]:
 
 @mutant
 def grants_of_the_lost_open_rooms() -> Iterator[None]:
-    """F42, F44: a grant of an instance that was given up opens a room that nobody will close."""
+    """F42, F58: a grant of an instance that was given up opens a room that nobody will close."""
     on_grant = Transfers.on_grant
 
     def any_grant(self: Transfers, received: Received) -> None:
@@ -329,7 +329,7 @@ def grants_of_the_lost_open_rooms() -> Iterator[None]:
 
 @mutant
 def deadlines_are_of_the_wall_clock() -> Iterator[None]:
-    """F15: setting the clock of a host ends its requests, or keeps them for ever."""
+    """F57: setting the clock of a host ends its requests, or keeps them for ever."""
 
     def until(self: Actor, deadline_s: float) -> float:
         return deadline_s - self.clock.wall_s()
@@ -340,7 +340,7 @@ def deadlines_are_of_the_wall_clock() -> Iterator[None]:
 
 @mutant
 def who_slept_takes_all_for_lost() -> Iterator[None]:
-    """F15: the time that a gateway did not listen is counted as its instances' silence."""
+    """F57: the time that a gateway did not listen is counted as its instances' silence."""
 
     def missed(self: Registry, machine: instance.Instance) -> None:
         self.fire(machine, instance.HeartbeatMissed())
