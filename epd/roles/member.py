@@ -101,9 +101,10 @@ class Member(Role[Never]):
         """Words of a gateway's earlier life may arrive when the next one has welcomed us: its view
         of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
         silent does not stand in the way of whoever speaks."""
-        is_former = received.epoch < self._gateway_epoch and self.actor.armed("member/silence")
-        self.actor.counters["message_of_other_epoch"] += is_former
-        return is_former
+        if received.epoch >= self._gateway_epoch or not self.actor.armed("member/silence"):
+            return False
+        self.actor.counters["message_of_other_epoch"] += 1
+        return True
 
     # --- heartbeats -------------------------------------------------------------------------------
 

@@ -302,7 +302,7 @@ def a_former_gateway_is_believed() -> Iterator[None]:
 
 @mutant
 def words_count_whoever_said_them() -> Iterator[None]:
-    """F44, F58: a heartbeat is taken by its sender's name: its successor seems to leave, as it did."""
+    """F44, F58: a heartbeat is taken by its sender's name: its successor seems to leave."""
 
     def by_name(self: Registry, received: Received) -> Any:
         return self._instances.get(received.source)
