@@ -296,6 +296,7 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     follow(
         healthy,
         (i.DrainAnnounced(), i.S.DRAINING, (i.Do.PUBLISH,)),
-        (i.HeartbeatReceived("load"), i.S.DRAINING, ()),
-        (i.LeftReceived(), i.S.LEFT, LOSS),
+        (i.HeartbeatReceived("less"), i.S.DRAINING, ()),
     )
+    assert healthy.load == "less", "what it still has is told until it leaves"
+    follow(healthy, (i.LeftReceived(), i.S.LEFT, LOSS))

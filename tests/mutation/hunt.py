@@ -22,6 +22,7 @@ from tests.mutation.forks import Fork, Tell, forked
 from tests.mutation.mutants import Mutant, modules
 from tests.mutation.reach import MARKING, Reach
 
+RUNS = "tests/mutation/runs.py::"
 BEFORE = "importing or collecting"
 
 
@@ -102,7 +103,7 @@ class Hunt:
             ran = _place(mutant) in known.at_import
             (quick if planting.exchangeable(mutant) and not ran else slow).append(mutant)
         for fork in forked(slow, self.jobs, lambda mutant, tell: self._anew(mutant, tell, known)):
-            hear(_verdict(fork))
+            hear(_verdict(fork, importing=True))
         reached = [mutant for mutant in quick if _place(mutant) in known.places]
         for mutant in quick:
             if _place(mutant) not in known.places:
@@ -113,9 +114,8 @@ class Hunt:
             if "index" in said:
                 left.discard(said["index"])
                 mutant = reached[said["index"]]
-                if not said["told"]:
-                    raise RuntimeError(f"{mutant.key}: it was not even begun")
-                hear(_verdict(Fork(mutant, 0, 0, 0.0, said["told"], said["cut"])))
+                fork = Fork(mutant, 0, 0, 0.0, said["told"], said["cut"])
+                hear(_verdict(fork, importing=False))
             elif "error" in said:
                 print(said["error"], file=sys.stderr)
 
@@ -130,17 +130,15 @@ class Hunt:
         planting.serve(mutant)
         names = self._nearest(mutant, known)
         files = tuple(dict.fromkeys(name.partition("::")[0] for name in names))
-        ended: list[bool] = []
 
         def run(items: list[pytest.Item]) -> None:
             chosen = {item.nodeid: item for item in items}
             judging.judge([chosen[n] for n in names if n in chosen], known, self.budget_s, tell)
-            ended.append(True)
 
         if names:
             judging.session(files, self.scratch, run)
-        if names and not ended:
-            tell({"caught": BEFORE, "why": "the tests could not be collected"})
+        else:
+            tell({"survived": True})
 
     def _nearest(self, mutant: Mutant, known: Reach) -> list[str]:
         """Raises what importing the mutant raises."""
@@ -157,13 +155,18 @@ class Hunt:
         return self._affordable(known.items(known.within(mutant.path)), known)
 
     def _affordable(self, names: list[str], known: Reach) -> list[str]:
-        total_s, chosen = 0.0, []
-        for name in names:
-            total_s += known.costs_s[name]
-            if total_s > self.budget_s and chosen:
-                break
-            chosen.append(name)
-        return chosen
+        """Half of the budget is for tests, half for runs; the first seed of each drill comes before
+        the second of any."""
+        tests = [name for name in names if RUNS not in name]
+        runs = sorted((n for n in names if RUNS in n), key=lambda n: (_round(n), known.costs_s[n]))
+        chosen: list[str] = []
+        for kind in (tests, runs):
+            total_s = 0.0
+            for name in kind:
+                total_s += known.costs_s[name]
+                if total_s <= self.budget_s / 2:
+                    chosen.append(name)
+        return sorted(chosen, key=lambda name: (known.costs_s[name], name))
 
     def _live(self, mutants: list[Mutant], tell: Tell, known: Reach) -> None:
         """In processes that part from one that has collected everything."""
@@ -184,6 +187,12 @@ class Hunt:
         judging.session(self.tests, self.scratch, run)
 
 
+def _round(run: str) -> int:
+    """The seed of a drill's run; of the swarm, forty seeds count as one."""
+    title, _, seed = run.partition("[")[2].removesuffix("]").rpartition(" ")
+    return int(seed) // (40 if title == "swarm" else 1)
+
+
 def _place(mutant: Mutant) -> str:
     return f"{mutant.path}:{mutant.statement}"
 
@@ -202,17 +211,21 @@ def _take_in(found: Reach, said: dict[str, Any]) -> None:
             found.fired[said["item"]] = bool(said["fired"])
 
 
-def _verdict(fork: Fork[Mutant]) -> Verdict:
+def _verdict(fork: Fork[Mutant], *, importing: bool) -> Verdict:
+    """`importing`: whether an exception, or a death, before the first test is the mutant's."""
     tried = [said["item"] for said in fork.told if "item" in said]
     for said in fork.told:
         if "caught" in said:
             return Verdict(fork.task, said["caught"], said["why"], len(tried))
+        if "survived" in said:
+            return Verdict(fork.task, "", "", len(tried))
+        if "error" in said and (tried or not importing):
+            raise RuntimeError(f"{fork.task.key}: {said['error']}")
         if "error" in said:
-            last = said["error"].strip().split("\n")[-1]
-            return Verdict(fork.task, tried[-1] if tried else BEFORE, last, len(tried))
-    if fork.cut:
-        return Verdict(fork.task, tried[-1] if tried else BEFORE, "it did not end", len(tried))
-    return Verdict(fork.task, "", "", len(tried))
+            return Verdict(fork.task, BEFORE, said["error"].strip().split("\n")[-1], 0)
+    if not (fork.cut and (tried or importing)):
+        raise RuntimeError(f"{fork.task.key}: no verdict: {fork.told[-1:]}")
+    return Verdict(fork.task, tried[-1] if tried else BEFORE, "it did not end", len(tried))
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

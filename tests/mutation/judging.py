@@ -30,6 +30,7 @@ class Plugin:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self.ran = False
         self.failure = ""
         self.properties: dict[str, object] = {}
 
@@ -37,6 +38,7 @@ class Plugin:
         if session.testsfailed:
             raise session.Interrupted("not all could be collected")
         self._run(session.items)
+        self.ran = True
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -48,7 +50,10 @@ class Plugin:
 
 
 def session(files: Sequence[str], scratch: Path, run: Run) -> None:
-    """Collect the files and hand what was found to `run`.  Says nothing."""
+    """Collect the files and hand what was found to `run`.
+
+    Raises RuntimeError with what pytest said, where it does not come to that, or not to its end.
+    """
     hypothesis.settings.register_profile(
         "mutation",
         deadline=None,
@@ -60,9 +65,10 @@ def session(files: Sequence[str], scratch: Path, run: Run) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+    said = scratch / f"{os.getpid()}.log"
+    with said.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     plugin = Plugin(run)
     options = ["-q", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported
@@ -77,6 +83,8 @@ def session(files: Sequence[str], scratch: Path, run: Run) -> None:
         for number, copy in enumerate(kept, 1):
             os.dup2(copy, number)
             os.close(copy)
+    if not plugin.ran:
+        raise RuntimeError(said.read_text(errors="replace")[-2000:])
 
 
 def outcomes(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, Plugin, float]]:
@@ -112,7 +120,7 @@ def judge(items: list[pytest.Item], reach: Reach, budget_s: float, tell: Tell) -
                 tell({"caught": item.nodeid, "why": "the drill's fault no longer happens"})
                 return
         spent_s += cost_s
-        if spent_s > budget_s:
+        if spent_s > 2 * budget_s:  # what it costs now may be more than what was measured
             break
     signal.setitimer(signal.ITIMER_PROF, 0.0)
     tell({"survived": True})
