@@ -11,7 +11,7 @@ import pytest
 import epd.tiny
 from epd.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
 from tests.e2e.client import post_all
-from tests.e2e.server import serving
+from tests.e2e.server import Server
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -33,24 +33,24 @@ def evaluated() -> float:
     return sum(scores.values()) / len(scores)
 
 
-async def answers(topology: str, asked: list[Sample]) -> list[str]:
-    with serving(topology) as server:
-        bodies = [
-            {"messages": sample.openai_messages(), "temperature": 0, "max_tokens": 128}
-            for sample in asked
-        ]
-        return [reply.text for reply in await post_all(server.base_url, bodies)]
+async def answers(server: Server, asked: list[Sample]) -> list[str]:
+    bodies = [
+        {"messages": sample.openai_messages(), "temperature": 0, "max_tokens": 128}
+        for sample in asked
+    ]
+    return [reply.text for reply in await post_all(server.base_url, bodies)]
 
 
 @pytest.mark.parametrize("per_task", [6, pytest.param(25, marks=pytest.mark.long)])
-async def test_answers_are_those_of_one_process_and_right(per_task: int) -> None:
+async def test_answers_are_those_of_one_process_and_right(
+    apart: Server, together: Server, per_task: int
+) -> None:
     asked = samples(per_task)
-    together = await answers("1epd", asked)
-    apart = await answers("1e1p1d", asked)
-    assert apart == together
+    said = await answers(apart, asked)
+    assert said == await answers(together, asked)
     right = sum(
-        exact_match(answer, sample.answer) for answer, sample in zip(apart, asked, strict=True)
+        exact_match(answer, sample.answer) for answer, sample in zip(said, asked, strict=True)
     )
-    rate = right / len(apart)
-    print(f"{right} of {len(apart)} right; the evaluation's table has {evaluated():.3f}")
+    rate = right / len(said)
+    print(f"{right} of {len(said)} right; the evaluation's table has {evaluated():.3f}")
     assert rate >= 0.95 * evaluated()

@@ -14,7 +14,6 @@ import random
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -24,7 +23,8 @@ from PIL import Image
 from epd.tiny import SAMPLES
 from tests.e2e.client import Body, Reply, data_url, in_session, png, post, question
 from tests.e2e.goldens import directory_of
-from tests.e2e.server import READY_S, Command, Server, discarding, serving
+from tests.e2e.server import READY_S, Command, Server, discarding
+from tests.e2e.shared import MAX_BODY_NBYTES
 from tests.engine.conftest import picture
 from tests.scenarios import SCENARIOS
 
@@ -33,13 +33,11 @@ pytestmark = pytest.mark.timeout(300)
 RECEIPT = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 HEALTHY = question("What is the total?", RECEIPT)
 ANSWER = "10.85"
-MAX_BODY_NBYTES = 8 << 20
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("1e1p1d", limits__max_body_nbytes=MAX_BODY_NBYTES) as server:
-        yield server
+def server(apart: Server) -> Server:
+    return apart
 
 
 async def ask_beside_a_healthy_one(server: Server, body: Body) -> Reply:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from epd.tiny.tasks import fresh_samples
 from tests.e2e.client import Body, Reply, post_all
-from tests.e2e.server import SLOW, Server, serving
+from tests.e2e.server import SLOW, Server
+from tests.e2e.shared import DEADLINE_S, MAX_OPEN_REQUESTS
 from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(400)
 
 AT_ONCE = 200
-DEADLINE_S = 90.0
-LIMIT = 256
 IDLE_S = 4.0
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    settings = {"limits__max_open_requests": LIMIT, "timing__request_timeout_s": DEADLINE_S}
-    with serving("1e1p1d", **settings) as server:
-        yield server
+def server(apart: Server) -> Server:
+    return apart
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +72,7 @@ async def test_above_the_limit_is_refused_at_once(
     refused = [reply for reply in replies if reply.status == 429]
     slowest_s = max((reply.lasted_s for reply in refused), default=0.0)
     print(f"{dict(statuses)}, slowest refusal after {slowest_s:.1f} s")
-    assert statuses[200] >= LIMIT
+    assert statuses[200] >= MAX_OPEN_REQUESTS
     assert refused
     assert slowest_s < 5.0 * SLOW
     server.check_all_returned()

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 CAFE = question("What is the total?", data_url((SAMPLES / "receipt-cafe.png").read_bytes()))
 ANSWER = "10.85"
+OTHER = question("What is this?", data_url((SAMPLES / "sign.png").read_bytes()), max_tokens=4)
 COUNTED_S = 5.0 * SLOW  # metrics travel with heartbeats
 
 
@@ -30,6 +31,10 @@ async def ask(server: Server, body: Body) -> str:
 def cache(server: Server, what: str, tier: str = "disk") -> float:
     name = f'epd_encoder_cache_{what}{{instance="epd0",tier="{tier}"}}'
     return server.metrics().get(name, -1.0)
+
+
+def stored(directory: Path) -> list[Path]:
+    return [*directory.glob("*/encoder_cache.safetensors")]
 
 
 def encodes(server: Server) -> float:
@@ -50,25 +55,24 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
     clear error where nobody can encode, and never an answer without its picture."""
     directory = tmp_path / "rows"
     with serving("1e1pd", *shared_storage(directory, "ec_both")) as server:
+        await ask(server, OTHER)
+        (file,) = wait_for(lambda: stored(directory), COUNTED_S, "its rows stay")
+        assert len(file.parent.name) == 64, "the picture's hash"
         assert await ask(server, CAFE) == ANSWER
-        wait_for(lambda: list(directory.glob("*/*.safetensors")), COUNTED_S, "its rows stay")
-    (file,) = directory.glob("*/encoder_cache.safetensors")
-    assert len(file.parent.name) == 64, "the picture's hash"
-
-    with serving("1pd", *shared_storage(directory, "ec_consumer")) as server:
-        wait_for(
-            lambda: server.instances()["pd0"]["cached_pictures"] == 1, COUNTED_S, "it is told of"
-        )
-        assert await ask(server, CAFE) == ANSWER
-        asked = partial(post, base_url=server.base_url, body=CAFE, X_EPD_Tenant="another")
-        stranger = await in_session(asked)
-        assert stranger.status == 503, "another tenant's picture is another picture"
+        wait_for(lambda: len(stored(directory)) == 2, COUNTED_S, "these, too")
 
     rotten = bytearray(file.read_bytes())
     rotten[-1] ^= 1
     file.write_bytes(rotten)
     with serving("1pd", *shared_storage(directory, "ec_consumer")) as server:
-        (reply,) = await post_all(server.base_url, [CAFE])
+        wait_for(
+            lambda: server.instances()["pd0"]["cached_pictures"] == 2, COUNTED_S, "it is told of"
+        )
+        assert await ask(server, CAFE) == ANSWER
+        asked = partial(post, base_url=server.base_url, body=CAFE, X_EPD_Tenant="another")
+        stranger = await in_session(asked)
+        assert stranger.status == 503, "another tenant's picture is another picture"
+        (reply,) = await post_all(server.base_url, [OTHER])
         assert reply.status == 503 and reply.lasted_s < COUNTED_S
         message = reply.error["message"]
         assert "no healthy instance has the role encode" in message
@@ -101,10 +105,7 @@ async def test_a_restarted_encoder_knows_its_pictures_and_survives_its_disk(
         assert file.exists()
         shutil.rmtree(directory)
         directory.write_text("this is no directory")
-        receipts = sorted(SAMPLES.glob("*.png"))
-        other = next(path for path in receipts if path.name != "receipt-cafe.png")
-        body = question("What is this?", data_url(other.read_bytes()), max_tokens=4)
-        assert await ask(server, body)
+        assert await ask(server, OTHER)
         wait_for(lambda: cache(server, "failures_total") == 1, COUNTED_S, "it cannot be kept")
         assert encodes(server) == 1
         assert await ask(server, CAFE) == ANSWER, "memory still knows it"

@@ -11,13 +11,12 @@ import pytest
 
 from epd.tiny import SAMPLES
 from tests.e2e.client import post_all, question
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
+from tests.e2e.shared import FETCH_TIMEOUT_S, MAX_IMAGE_NBYTES
 
 pytestmark = pytest.mark.timeout(300)
 
 PICTURE = (SAMPLES / "receipt-cafe.png").read_bytes()
-LIMIT_NBYTES = 1 << 20
-FETCH_TIMEOUT_S = 2.0
 
 
 class Pictures(BaseHTTPRequestHandler):
@@ -33,7 +32,7 @@ class Pictures(BaseHTTPRequestHandler):
         elif self.path == "/loop":
             self.give(302, b"", Location="/loop")
         elif self.path == "/large":
-            self.give(200, bytes(2 * LIMIT_NBYTES))
+            self.give(200, bytes(2 * MAX_IMAGE_NBYTES))
         elif self.path == "/slow":
             time.sleep(2 * FETCH_TIMEOUT_S)
             self.give(200, PICTURE)
@@ -65,31 +64,20 @@ def pictures() -> Iterator[str]:
         thread.join()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    settings = {
-        "limits__allow_private_networks": "true",
-        "limits__max_image_nbytes": LIMIT_NBYTES,
-        "limits__fetch_timeout_s": FETCH_TIMEOUT_S,
-    }
-    with serving("all", **settings) as server:
-        yield server
-
-
-async def test_pictures_by_url(server: Server, pictures: str) -> None:
+async def test_pictures_by_url(together: Server, pictures: str) -> None:
     """All in one moment: what can be fetched is read, everything else fails alone with 400."""
     wanted = {
         "/picture.png": "",
         "/moved": "",
         "/to-file": "file:///etc/passwd",
         "/loop": "redirects more than",
-        "/large": str(LIMIT_NBYTES),
+        "/large": str(MAX_IMAGE_NBYTES),
         "/slow": f"within {FETCH_TIMEOUT_S:g} s",
         "/missing": "404",
     }
     bodies = [question("What is the total?", pictures + path) for path in wanted]
     bodies.append(question("What is the total?", "http://127.0.0.1:9/refused.png"))
-    replies = await post_all(server.base_url, bodies)
+    replies = await post_all(together.base_url, bodies)
     for (path, words), reply in zip(wanted.items(), replies, strict=False):
         if words:
             assert reply.status == 400, path

@@ -16,7 +16,7 @@ from epd.tiny import CHECKPOINT, SAMPLES
 from epd.tiny.samples import read_index
 from tests.e2e.client import data_url, picture_part, png
 from tests.e2e.goldens import token_bytes
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
 from tests.engine.conftest import picture
 from tests.engine.reference import reference_inputs, reference_model, tokenizer
 
@@ -25,16 +25,14 @@ TOTAL = "What is the total?"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("1e1p1d") as server:
-        yield server
+def server(apart: Server) -> Server:
+    return apart
 
 
 @pytest.fixture(scope="module")
-def other_server() -> Iterator[Server]:
+def other_server(together: Server) -> Server:
     """The same model in another topology."""
-    with serving("all") as server:
-        yield server
+    return together
 
 
 @pytest.fixture

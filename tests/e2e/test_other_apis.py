@@ -10,21 +10,21 @@ import anthropic
 import openai
 import pytest
 
+from epd.cli.model_check import BUNDLED_NAME
 from epd.tiny import SAMPLES
 from epd.tiny.samples import read_index
 from tests.e2e.client import data_url
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
 
 pytestmark = pytest.mark.timeout(300)
-MODEL: Any = {"model": "tiny"}
+MODEL: Any = {"model": BUNDLED_NAME}
 TOOL = {"name": "now", "parameters": {"type": "object", "properties": {"zone": {"enum": ["CET"]}},
         "required": ["zone"], "additionalProperties": False}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("1e1p1d", "--served-model-name", "tiny") as server:
-        yield server
+def server(apart: Server) -> Server:
+    return apart
 
 
 @pytest.fixture

@@ -14,22 +14,24 @@ import pytest
 
 from epd.cli.ports import any_free
 from epd.tiny import SAMPLES
-from tests.e2e.client import Body, Reply, data_url, in_session, post, question
+from tests.e2e.client import Body, Reply, data_url, in_session, png, post, question
 from tests.e2e.server import SLOW, Server, serving, wait_for
+from tests.engine.conftest import picture
 
 pytestmark = pytest.mark.timeout(300)
 
 PROXY = Path(__file__).parents[2] / "examples" / "staged_proxy.py"
-RECEIPTS = [data_url(path.read_bytes()) for path in sorted(SAMPLES.glob("receipt-*.png"))[:2]]
+RECEIPT = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+PICTURES = [png(picture(9000 + side, side, side - 20)) for side in (150, 210)]  # nobody else's
 LEASE_S = 2.0
 SMALL = {"max_pixels": 64 * 64}
 LOGPROBS = {"logprobs": True, "top_logprobs": 0}
 ASKED: list[Body] = [
-    question("What is the total?", RECEIPTS[0], max_tokens=24, **LOGPROBS),
-    question("Which of the two is cheaper?", *RECEIPTS, max_tokens=24, **LOGPROBS),
+    question("What is the total?", PICTURES[0], max_tokens=24, **LOGPROBS),
+    question("Which of the two is cheaper?", *PICTURES, max_tokens=24, **LOGPROBS),
     question("Tell me about receipts. " * 8, max_tokens=24, **LOGPROBS),
-    question("Read it.", RECEIPTS[1], max_tokens=24, **LOGPROBS) | {"temperature": 0.9, "seed": 7},
-    question("Read it.", RECEIPTS[1], max_tokens=24, **LOGPROBS, mm_processor_kwargs=SMALL),
+    question("Read it.", PICTURES[1], max_tokens=24, **LOGPROBS) | {"temperature": 0.9, "seed": 7},
+    question("Read it.", PICTURES[1], max_tokens=24, **LOGPROBS, mm_processor_kwargs=SMALL),
 ]
 
 
@@ -62,23 +64,28 @@ def held(server: Server) -> float:
     return server.in_use().get('epd_in_use{instance="p0",kind="held_prompts"}', 0.0)
 
 
-async def test_a_proxys_answers_are_those_of_the_direct_way() -> None:
-    with serving("1e1p1d", timing__kv_lease_s=60) as server, proxy_of(server) as proxy:
+def encodes(server: Server) -> float:
+    return server.metrics().get('epd_encodes_total{instance="e0"}', 0.0)
+
+
+async def test_a_proxys_answers_are_those_of_the_direct_way(apart: Server) -> None:
+    server, before = apart, encodes(apart)
+    with proxy_of(server) as proxy:
         for body in ASKED:
             driven = await ask(proxy, body)
             cached = driven.body["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached > 0.8 * driven.body["usage"]["prompt_tokens"] - 16, "what was held"
             assert tokens_of(driven) == tokens_of(await ask(server.base_url, body))
         wait_for(lambda: not held(server), 5.0 * SLOW, "each was let go by who came for it")
-        encodes = server.metrics()['epd_encodes_total{instance="e0"}']
-        assert encodes == len(RECEIPTS) + 1, "each once, and one again that is made small"
+        made = encodes(server) - before
+        assert made == len(PICTURES) + 1, "each once, and one again that is made small"
         streamed = await ask(proxy, ASKED[0] | {"stream": True})
         assert streamed.status == 200 and "data: [DONE]" in streamed.body
 
 
 async def test_a_proxy_that_dies_between_stages_loses_nothing() -> None:
     """F43: and another tenant finds nothing of what it left."""
-    prompt = question("What is the total?", RECEIPTS[0], max_tokens=1)
+    prompt = question("What is the total?", RECEIPT, max_tokens=1)
     with serving("1e1p1d", timing__kv_lease_s=LEASE_S) as server:
         encoded = await ask(server.base_url, prompt, path="/encode/v1/chat/completions")
         (mm_hash,) = encoded.body["ec_transfer_params"]

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from epd.cli.model_check import BUNDLED_NAME
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Server
 from tests.receipt import RECEIPT, is_receipt
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("1e1p1d") as server:
-        yield server
+def server(apart: Server) -> Server:
+    return apart
 
 
 def settings(server: Server) -> dict[str, object]:

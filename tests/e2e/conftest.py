@@ -1,0 +1,27 @@
+"""Two clusters for all tests that neither end nor change one: a start takes 6 s of a core.
+
+Who asks for one of them runs in the same pytest process as all others that do (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.server import Server, serving
+from tests.e2e.shared import APART, TOGETHER
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[Server]:
+    """An instance for each stage."""
+    with serving("1e1p1d", **APART) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def together() -> Iterator[Server]:
+    """Everything in one process."""
+    with serving("all", **TOGETHER) as server:
+        yield server
