@@ -64,6 +64,7 @@ class Join(Message):
     protocol_version: int
     model_fingerprint: str
     info: InstanceInfo
+    was_member: bool = False  # of an earlier registry, or of this one
 
 
 class Welcome(Message):

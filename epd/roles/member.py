@@ -33,6 +33,13 @@ from epd.scheduling import pairing
 from epd.transport.base import Received
 
 
+def absent_after_s(timing: Timing) -> float:
+    """How long after a registry's start those who knew a member still take it for living.  All who
+    live have joined by then: they miss the former registry after `lost_after_s`.  Who comes later
+    may have been fenced, and is refused."""
+    return 3 * timing.lost_after_s
+
+
 class Member(Role[Never]):
     """One instance's side of the registry."""
 
@@ -68,7 +75,7 @@ class Member(Role[Never]):
     # --- joining ----------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        join = Join(PROTOCOL_VERSION, self._fingerprint, self._info)
+        join = Join(PROTOCOL_VERSION, self._fingerprint, self._info, self.welcomed)
         self.actor.send(self._gateway, join)
         self.actor.arm("member/join", self._timing.retry_interval_s, self._join)
 
@@ -150,7 +157,8 @@ class Member(Role[Never]):
             return
         if received.epoch != self._registry_epoch:
             self._registry_epoch, self._listed = received.epoch, set()
-            self.actor.arm("member/absent", self._timing.lost_after_s, self._forget_absent)
+            absent_s = absent_after_s(self._timing)
+            self.actor.arm("member/absent", absent_s, self._forget_absent)
         self._gateway_epoch, self._version = received.epoch, message.version
         own = self._info.address.instance_id
         for info in message.instances:

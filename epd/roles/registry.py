@@ -30,6 +30,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.member import absent_after_s
 from epd.scheduling import pairing
 from epd.transport.base import Received
 
@@ -48,6 +49,7 @@ class Registry(Role[Instance]):
         self._lost: deque[Address] = deque(maxlen=MAX_LOST)
         self._refused: deque[tuple[str, int]] = deque(maxlen=MAX_LOST)
         self._version = 0
+        self._started_s = actor.clock.now_s()
         self.on_lost: Callable[[Address], None] = lambda address: None
         self.on_change: Callable[[], None] = lambda: None
         self.on_heartbeat_of: Callable[[Instance], None] = lambda instance: None
@@ -108,6 +110,10 @@ class Registry(Role[Instance]):
                 self._refuse(info, "this epoch was declared lost; its next life may join")
             else:
                 self.fire(known, fsm.JoinAccepted())
+            return
+        age_s = self.clock.now_s() - self._started_s
+        if message.was_member and age_s > absent_after_s(self._timing):
+            self._refuse(info, "its peers have given this epoch up; its next life may join")
             return
         instance = Instance(info, Load(), self.clock.now_s(), self.actor.journal)
         if reason := self._mismatch(message):

@@ -3,12 +3,15 @@ words of the dead, clocks that jump."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from epd.api.port import TimeLimits
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
+from epd.sim.link_drills import ROOMY
 from epd.sim.storage import DiskConditions
 from epd.sim.swarm import Excuse
 from epd.sim.tier_drills import RING, SEEN_AGAIN, TIERS
@@ -31,6 +34,7 @@ IN_DOUBT = "TRANSFER:WRITING>QUARANTINED"
 
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
 BETWEEN_HOSTS = DataConditions(kind="rdma", unknown=0.3, linger_s=1.0, nbytes_per_s=2e5, asks=True)
+SOON_LOST = replace_timing(suspect_after_s=0.6, lost_after_s=1.0)
 SHORT_TOMBSTONES = replace_timing(tombstone_s=0.3)
 ON_DISK = msgspec.structs.replace(
     TIERS, cache_device_nbytes=1, cache_host_nbytes=1, cache_disk_nbytes=1 << 20
@@ -193,9 +197,9 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "a-disk-lies",
         ("F12", "F32", "F38"),
         topology="2e1p1d",
-        work=SEEN_AGAIN,
+        work=replace(SEEN_AGAIN, num_requests=40),
         settings=Settings(
-            encode=ON_DISK, disk=DiskConditions(undurable=0.4, stale=0.3, mixed=0.2, flipped=0.2)
+            encode=ON_DISK, disk=DiskConditions(undurable=0.3, stale=0.2, mixed=0.15, flipped=0.3)
         ),
         fires=("disk undurable", "disk stale", "disk mixed", "disk flipped"),
         calm={"settings.disk": DiskConditions()},
@@ -282,6 +286,22 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         fires=("former Grant",),
         mutants=("grants_of_the_lost_open_rooms",),
         to_s=1.5,
+    ),
+    Drill(
+        "late-for-a-new-gateway",
+        ("F7", "F8", "F35"),
+        work=Workload(num_requests=16, image_share=1.0, num_pictures=16, spread_s=0.3),
+        data=DataConditions(kind="rdma", unknown=0.6, linger_s=7.0),
+        settings=Settings(prefill=ROOMY, timing=SOON_LOST),
+        faults=(
+            Fault("partition", "e0", point=IN_DOUBT, other="gateway", duration_s=6.5),
+            Fault("kill", "gateway", point=IN_DOUBT, nth=3, duration_s=0.1),
+        ),
+        fires=("expelled",),
+        calm={"data.unknown": 0.0},
+        may_fail=Excuse(frozenset({"gateway", "transfer", "deadline", "unavailable"}), True),
+        why="clients of a dead gateway see their connection break; there is no other encoder",
+        mutants=("who_comes_late_is_welcome",),
     ),
     # --- clocks -----------------------------------------------------------------------------------
     Drill(

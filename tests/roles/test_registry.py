@@ -94,3 +94,25 @@ def test_a_late_join_of_a_life_that_was_followed_is_not_heard() -> None:
     world.loop.run_until(6.1)
     assert {i.key: i.present for i in registry.instances} == {"e0:2": False, "pd0:1": True}
     world.close()
+
+
+@pytest.mark.parametrize(("apart_s", "life"), [(4.0, 1), (9.0, 2)])
+def test_who_comes_late_to_a_new_gateway_joins_anew(apart_s: float, life: int) -> None:
+    """Its peers take it for living for a while, and then fence it, should they have to."""
+    world = World(1)
+    cluster = Cluster(world, "1e1pd", Settings())
+    cluster.start()
+    world.loop.run_until(1.0)
+    for ends in (("e0", GATEWAY), (GATEWAY, "e0")):
+        world.network.block(*ends)
+    world.kill(GATEWAY)
+    cluster.restart_later(GATEWAY, 0.1)
+    world.loop.run_until(1.0 + apart_s)
+    world.network.heal_all()
+    world.loop.run_until(4.0 + apart_s)
+    gateway = cluster.node(GATEWAY)
+    assert gateway is not None
+    assert gateway.gateway is not None
+    members = {i.key: i.present for i in gateway.gateway.registry.instances}
+    assert members == {f"e0:{life}": True, "pd0:1": True}
+    world.close()

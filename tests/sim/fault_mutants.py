@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Iterator
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from epd.engine.base import Rows
 from epd.fsm import encoding, instance, transfer
 from epd.fsm.kernel import Event
@@ -321,6 +323,19 @@ def grants_of_the_lost_open_rooms() -> Iterator[None]:
             on_grant(self, received)
 
     with mock.patch.object(Transfers, "on_grant", any_grant):
+        yield
+
+
+@mutant
+def who_comes_late_is_welcome() -> Iterator[None]:
+    """F7, F35: a new gateway welcomes a life that its peers have given up and fenced meanwhile."""
+    on_join = Registry.on_join
+
+    def forgetful(self: Registry, received: Received) -> None:
+        message = msgspec.structs.replace(received.message, was_member=False)
+        on_join(self, received._replace(message=message))
+
+    with mock.patch.object(Registry, "on_join", forgetful):
         yield
 
 
