@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from epd.sim.cluster import Settings
+from epd.sim.device import Costs
 from epd.sim.drill import PATIENT, Drill
 from epd.sim.faults import Fault
 from epd.sim.swarm import Excuse
@@ -58,6 +59,16 @@ LOSS_DRILLS: tuple[Drill, ...] = (
             "INSTANCE:EpochReplaced",
         ),
         mutants=("a_lost_attempt_is_an_error",),
+    ),
+    Drill(
+        "prefill-is-not-missed",
+        ("F20",),
+        topology="1e2p1d",
+        work=Workload(10, max_tokens=64, spread_s=0.3, image_share=0.3),
+        settings=Settings(costs=Costs(step_base_s=0.02), num_blocks=256),
+        faults=(Fault("kill", "p0", duration_s=0.3),),
+        fires=("INSTANCE:EpochReplaced",),
+        mutants=("whoever_used_the_lost_is_tried_again",),
     ),
     Drill(
         "kill-decode",

@@ -36,6 +36,7 @@ from epd.transport.base import Buffer, Received
 from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
 
 Trace = Callable[..., None]
+OnMessage = Callable[[str, str, Message], None]  # sender, receiver
 MAX_TEXTS = 8192  # of one link that are remembered
 
 
@@ -135,9 +136,14 @@ class Network:
         self.links: dict[tuple[str, str], Link] = {}
         self.blocked: set[tuple[str, str]] = set()
         self.counters: Counter[str] = Counter()
-        self.on_message: Callable[[str, str, Message], None] | None = None
+        self.on_message: OnMessage | None = None
+        self._watchers: dict[type[Message], OnMessage] = {}
         self.withheld = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
+
+    def watch(self, watcher: OnMessage, *messages: type[Message]) -> None:
+        """Show it each of these when it is sent, whatever becomes of it; one watcher of each."""
+        self._watchers.update(dict.fromkeys(messages, watcher))
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -237,6 +243,8 @@ class Network:
             return False
         if self.on_message is not None:
             self.on_message(*link.name, message)
+        if (watch := self._watchers.get(type(message))) is not None:
+            watch(*link.name, message)
         if conditions.loss and self._chance(conditions.loss, "loss", link, parcel):
             self.counters["lost"] += 1
             self.trace("lost", *link.name, parcel.text)

@@ -72,7 +72,8 @@ class Plan:
     @property
     def undisturbed(self) -> bool:
         """Whether nothing goes wrong: no attempt is made twice, none is given up."""
-        stressed = self.bus_loses or self.data.failed > 0 or self.data.unknown > 0
+        data = self.data
+        stressed = self.bus_loses or max(data.failed, data.unknown, data.corrupt) > 0
         leaves = any(ask.cancel_after_s for ask in self.asks)
         flawed = any(picture.flaw for ask in self.asks for _, picture in ask.pictures)
         return not (self.faults or stressed or leaves or flawed)

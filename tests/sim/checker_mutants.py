@@ -8,17 +8,21 @@ from unittest import mock
 
 from msgspec.structs import replace as replace_struct
 
-from epd.fsm import encoding
+from epd.fsm import encoding, generation, transfer
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
 from epd.fsm.transfer import Transfer
+from epd.messages import Address
+from epd.roles.dispatch import Dispatcher
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
+from epd.roles.gateway import GatewayRole
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.pool import LeaseQueue
+from epd.transport.base import Received
 from tests.sim.planting import mutant, row
 
 # --- wake-ups -------------------------------------------------------------------------------------
@@ -122,4 +126,67 @@ def rows_are_stored_when_they_are_gone() -> Iterator[None]:
     state, target = encoding.S.ENCODING, encoding.S.RESIDENT
     table = encoding.Encoding.table
     with row(table, state, encoding.EncodeSucceeded, target, do, encoding.keep_rows):
+        yield
+
+
+# --- attempts -------------------------------------------------------------------------------------
+
+
+@mutant
+def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
+    """F20: a stream that decodes elsewhere is given up when the prefill that began it is lost."""
+
+    def fail_all(self: GatewayRole, lost: Address) -> None:
+        for machine in list(self._open.values()):
+            if machine.placement is not None and lost in machine.placement.addresses():
+                name = lost.instance_id
+                self._attempt_failed(machine, {name}, "lost", f"instance {name} was lost", True)
+
+    with mock.patch.object(GatewayRole, "_instance_lost", fail_all):
+        yield
+
+
+@mutant
+def the_next_attempt_goes_where_it_failed() -> Iterator[None]:
+    """F19: nobody is avoided, whatever has failed there."""
+    with mock.patch.object(Dispatcher, "avoid", lambda self, machine, instances: None):
+        yield
+
+
+@mutant
+def a_word_of_the_last_attempt_ends_this_one() -> Iterator[None]:
+    """F38: a failure that was said of an earlier attempt is taken for the present one's."""
+    on_failed = GatewayRole.on_failed
+
+    def of_any(self: GatewayRole, received: Received) -> None:
+        def current(request_id: str, attempt: int) -> generation.Generation | None:
+            return self._open.get(request_id)
+
+        with mock.patch.object(self, "_current", current):
+            on_failed(self, received)
+
+    with mock.patch.object(GatewayRole, "on_failed", of_any):
+        yield
+
+
+@mutant
+def the_next_attempt_takes_its_time() -> Iterator[None]:
+    """F20: every attempt waits a second before it is placed again."""
+
+    def later(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
+        self.actor.arm(f"generation/{machine.key}/attempt", 1.0, lambda: self._place(machine))
+
+    with mock.patch.object(GatewayRole, "place_again", later):
+        yield
+
+
+# --- the first token ------------------------------------------------------------------------------
+
+
+@mutant
+def a_grant_waits_for_its_retry() -> Iterator[None]:
+    """F1: a grant is said for the first time when it would be said again."""
+    table, state, to = Transfer.table, transfer.S.PENDING, transfer.S.RESERVED
+    do = (transfer.Do.ARM_RETRY,)
+    with row(table, state, transfer.SlotsLeased, to, do, transfer.keep_slots):
         yield

@@ -17,6 +17,11 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Bounds, "cache-tiers", "rows_above_the_budget_stay"),
     (checkers.Bounds, "few-places", "a_step_takes_all_who_decode"),
     (checkers.Bounds, "encoder-runs-ahead", "an_encoder_runs_ahead_for_ever"),
+    (checkers.Attempts, "prefill-is-not-missed", "whoever_used_the_lost_is_tried_again"),
+    (checkers.Attempts, "failed-writes", "the_next_attempt_goes_where_it_failed"),
+    (checkers.Attempts, "failed-writes", "the_next_attempt_takes_its_time"),
+    (checkers.Attempts, "words-of-an-attempt-before", "a_word_of_the_last_attempt_ends_this_one"),
+    (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),
     (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),
 )
 

@@ -5,11 +5,13 @@ quiescence.  What it finds goes to `World.violate`.
 """
 
 from epd.sim.checkers.answers import Answers
+from epd.sim.checkers.attempts import Attempts
 from epd.sim.checkers.bounds import Bounds
 from epd.sim.checkers.conservation import Conservation
 from epd.sim.checkers.deadlines import Deadlines
 from epd.sim.checkers.durations import Durations
 from epd.sim.checkers.faultless import Faultless
+from epd.sim.checkers.firsttoken import FirstToken
 from epd.sim.checkers.integrity import Integrity
 from epd.sim.checkers.links import Links
 from epd.sim.checkers.liveness import Liveness
@@ -34,6 +36,8 @@ ALL = (
     Residency,
     Bounds,
     Durations,
+    Attempts,
+    FirstToken,
     WakeUps,
     Conservation,
     Faultless,
@@ -43,11 +47,13 @@ ALL = (
 __all__ = [
     "ALL",
     "Answers",
+    "Attempts",
     "Bounds",
     "Conservation",
     "Deadlines",
     "Durations",
     "Faultless",
+    "FirstToken",
     "GoldenTokens",
     "Integrity",
     "Links",

@@ -19,7 +19,7 @@ from epd.sim.process import SimProcess
 LATE_S = 0.001  # of a clock's arithmetic
 
 
-def _entered_s(machine: Machine) -> float | None:
+def entered_s(machine: Machine) -> float | None:
     """When the state that was just left was entered; None: too long ago to be told."""
     story = list(machine._story)
     left = story[-1][1]
@@ -33,13 +33,13 @@ def _entered_s(machine: Machine) -> float | None:
 def _silent_since_s(machine: Machine) -> float | None:
     """The same, if nothing was heard meanwhile: whatever is, restarts the clock."""
     _, source, _, target, _ = machine._story[-2]
-    return _entered_s(machine) if source is not target else None
+    return entered_s(machine) if source is not target else None
 
 
 def _of_consumer_s(machine: Machine) -> float | None:
     """A producer awaits the outcome of its own engine without an end."""
     is_consumer = isinstance(machine, transfer.Transfer) and machine.side is transfer.Side.CONSUMER
-    return _entered_s(machine) if is_consumer else None
+    return entered_s(machine) if is_consumer else None
 
 
 def _of_rows_s(machine: Machine) -> float | None:
@@ -63,7 +63,7 @@ class Lasts:
 
     setting: str  # 0: no bound
     state: State
-    since_s: Callable[[Machine], float | None] = _entered_s
+    since_s: Callable[[Machine], float | None] = entered_s
     more_s: Callable[[Settings, Machine], float] = lambda settings, machine: 0.0
 
 
