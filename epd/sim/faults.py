@@ -67,7 +67,7 @@ class Injector:
         if any(not point.startswith("MESSAGE") for point in self._points):
             world.watchers.append(self._watch)
         if any(point.startswith("MESSAGE") for point in self._points):
-            world.network.on_message = self._message
+            world.network.on_message.append(self._message)
         if self._steps:
             world.loop.after_step = self._count_step
 

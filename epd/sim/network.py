@@ -36,7 +36,6 @@ from epd.transport.base import Buffer, Received
 from epd.transport.codec import FrameLimits, FrameRejected, pack, unpack, weigh
 
 Trace = Callable[..., None]
-OnMessage = Callable[[str, str, Message], None]  # sender, receiver
 MAX_TEXTS = 8192  # of one link that are remembered
 
 
@@ -136,14 +135,9 @@ class Network:
         self.links: dict[tuple[str, str], Link] = {}
         self.blocked: set[tuple[str, str]] = set()
         self.counters: Counter[str] = Counter()
-        self.on_message: OnMessage | None = None
-        self._watchers: dict[type[Message], OnMessage] = {}
+        self.on_message: list[Callable[[str, str, Message], None]] = []  # each is told who sends
         self.withheld = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
-
-    def watch(self, watcher: OnMessage, *messages: type[Message]) -> None:
-        """Show it each of these when it is sent, whatever becomes of it; one watcher of each."""
-        self._watchers.update(dict.fromkeys(messages, watcher))
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -241,10 +235,8 @@ class Network:
             conditions = self.per_link.get(link.name, conditions)
         if link.num_in_flight + len(link.held) >= conditions.max_queue:
             return False
-        if self.on_message is not None:
-            self.on_message(*link.name, message)
-        if (watch := self._watchers.get(type(message))) is not None:
-            watch(*link.name, message)
+        for look in self.on_message:
+            look(*link.name, message)
         if conditions.loss and self._chance(conditions.loss, "loss", link, parcel):
             self.counters["lost"] += 1
             self.trace("lost", *link.name, parcel.text)

@@ -32,8 +32,8 @@ class Watched:
         self.cluster = Cluster(self.world, "1e1p1d", settings)
         self.clients = Clients(self.cluster, ())
         self.sent: Counter[str] = Counter()
-        self.world.network.on_message = lambda source, target, message: self.sent.update(
-            [type(message).__name__]
+        self.world.network.on_message.append(
+            lambda source, target, message: self.sent.update([type(message).__name__])
         )
         self.cluster.start()
         self.world.loop.run_until(1.0)

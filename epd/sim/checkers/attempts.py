@@ -17,7 +17,7 @@ from typing import Any
 
 from epd.fsm import embedding, generation, instance, link, transfer
 from epd.fsm.kernel import Event, Machine, State
-from epd.messages import Address, EncodeRejected, RequestFailed
+from epd.messages import Address, EncodeRejected, Message, RequestFailed
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.checkers.durations import LATE_S, entered_s
 from epd.sim.cluster import Node
@@ -60,12 +60,14 @@ class Attempts(Checker):
         world.watch(self._failed, *_FAILED)
         world.watch(self._placed, generation.Placed)
         world.watch(self._loads_again, *_LOADS)
-        world.network.watch(self._told, RequestFailed, EncodeRejected)
+        world.network.on_message.append(self._told)
         world.loop.on_idle.append(self._look)
 
     # --- what is known ----------------------------------------------------------------------------
 
-    def _told(self, source: str, target: str, message: Any) -> None:
+    def _told(self, source: str, target: str, message: Message) -> None:
+        if not isinstance(message, RequestFailed | EncodeRejected):
+            return
         said = self._said[message.request_id, message.attempt]
         culprit = getattr(message, "culprit", "") or source
         if getattr(message, "kind", "") == "transfer":
