@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -38,3 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = MARK_OF_DIRECTORY.get(item.path.relative_to(TESTS).parts[0])
         if mark is not None:
             item.add_marker(mark)
+
+
+def pytest_collection_finish() -> None:
+    """What collecting has imported stays: garbage collections need not look through it again."""
+    gc.collect()
+    gc.freeze()

@@ -55,7 +55,6 @@ async def real() -> AsyncIterator[ApiServer]:
     try:
         yield server
     finally:
-        gc.unfreeze()
         await server.close()
 
 
