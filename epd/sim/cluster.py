@@ -48,12 +48,14 @@ from epd.sim.transfer import SimTransferEngine
 from epd.sim.workload import mm_hash_of
 from epd.sim.world import World
 from epd.transport import whole_file
+from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
 MEMBERSHIP = ("member/", "instance/", "storage/")  # timers that are armed for life
 HOUSEKEEPING = (*MEMBERSHIP, "transfer/tombstones")
+OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
 ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
 
@@ -176,6 +178,7 @@ class Cluster:
         )
         self._stopping = False
         self.waited_out = True  # every tombstone must be gone at the end
+        self.on_deliver: OnDeliver | None = None  # in place of a role's own
         self.on_call: OnCall = lambda process, what, work: None  # of an engine, by a role
 
     # --- processes --------------------------------------------------------------------------------
@@ -292,6 +295,9 @@ class Cluster:
         self.nodes[process.name] = node
         instance.member.on_expelled = lambda reason: self._ends("expelled", node, reason)
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
+        if self.on_deliver is not None:
+            deliver = partial(self.on_deliver, process, instance.actor.deliver)
+            instance.actor.deliver = deliver  # type: ignore[method-assign]
         instance.start()
 
     def _ends(self, why: str, node: Node, reason: str) -> None:

@@ -264,7 +264,7 @@ DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "words-of-an-attempt-before",
-        ("F38",),
+        ("F38", "F42"),
         topology="2e1p1d",
         work=Workload(16, image_share=1.0, spread_s=0.5),
         data=DataConditions(failed=0.1),
@@ -273,7 +273,12 @@ DRILLS: tuple[Drill, ...] = (
         why="four attempts can each meet a failed write",
         fires=("duplicated", "GENERATION:MIGRATING>PLACED"),
         calm={"data.failed": 0.0, "network.duplication": 0.0},
-        mutants=("a_word_of_the_last_attempt_ends_this_one",),
+        mutants=(
+            "a_word_of_the_last_attempt_ends_this_one",
+            "what_was_aborted_is_forgotten",
+            "rooms_are_forgotten_at_once",
+            "an_abort_is_confirmed_once",
+        ),
     ),
     *LOSS_DRILLS,
     *CACHE_DRILLS,

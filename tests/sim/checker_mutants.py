@@ -8,11 +8,13 @@ from unittest import mock
 
 from msgspec.structs import replace as replace_struct
 
+from epd.config import Timing
 from epd.fsm import encoding, generation, transfer
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
 from epd.fsm.transfer import Transfer
 from epd.messages import Address
+from epd.roles.base import Actor
 from epd.roles.dispatch import Dispatcher
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
@@ -20,6 +22,7 @@ from epd.roles.gateway import GatewayRole
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
+from epd.roles.transfers import Transfers
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.pool import LeaseQueue
 from epd.transport.base import Received
@@ -189,4 +192,40 @@ def a_grant_waits_for_its_retry() -> Iterator[None]:
     table, state, to = Transfer.table, transfer.S.PENDING, transfer.S.RESERVED
     do = (transfer.Do.ARM_RETRY,)
     with row(table, state, transfer.SlotsLeased, to, do, transfer.keep_slots):
+        yield
+
+
+# --- tombstones -----------------------------------------------------------------------------------
+
+
+@mutant
+def what_was_aborted_is_forgotten() -> Iterator[None]:
+    """F42: a late copy of a request that has ended is taken for a new one."""
+    with mock.patch.object(Requests, "_bury", lambda self, key, *, ended_here=True: None):
+        yield
+
+
+@mutant
+def rooms_are_forgotten_at_once() -> Iterator[None]:
+    """F42: the tombstone of a room lasts no longer than its last word."""
+    init = Transfers.__init__
+
+    def hurried(self: Transfers, actor: Actor, timing: Timing) -> None:
+        init(self, actor, replace_struct(timing, tombstone_s=0.001))
+
+    with mock.patch.object(Transfers, "__init__", hurried):
+        yield
+
+
+@mutant
+def an_abort_is_confirmed_once() -> Iterator[None]:
+    """F42, F43: who asks again whether an attempt is over hears nothing."""
+    on_abort = Requests.on_abort
+
+    def once(self: Requests, received: Received) -> None:
+        message = received.message
+        if not self.has_ended(f"{message.request_id}/{message.attempt}"):
+            on_abort(self, received)
+
+    with mock.patch.object(Requests, "on_abort", once):
         yield

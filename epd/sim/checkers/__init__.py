@@ -21,6 +21,7 @@ from epd.sim.checkers.scopes import Scopes
 from epd.sim.checkers.silence import Silence
 from epd.sim.checkers.singleflight import SingleFlight
 from epd.sim.checkers.tokens import GoldenTokens
+from epd.sim.checkers.tombstones import Tombstones
 from epd.sim.checkers.wakeups import WakeUps
 
 ALL = (
@@ -37,6 +38,7 @@ ALL = (
     Bounds,
     Durations,
     Attempts,
+    Tombstones,
     FirstToken,
     WakeUps,
     Conservation,
@@ -63,5 +65,6 @@ __all__ = [
     "Scopes",
     "Silence",
     "SingleFlight",
+    "Tombstones",
     "WakeUps",
 ]

@@ -11,7 +11,7 @@ ELSEWHERE = {
     "timing.token_timeout_s": "deadlines",
     "timing.request_timeout_s": "deadlines",
     "timing.stall_timeout_s": "silence",
-    "timing.tombstone_s": "conservation",
+    "timing.tombstone_s": "tombstones",
 }
 
 _EDGE = "HTTP is outside the simulator; tests/api looks at it"

@@ -1,0 +1,149 @@
+"""What has ended is remembered: its id is never given again, and late words find an answer (F42).
+
+A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives.  Who
+has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each word
+that may come late; what counts as ended is what this checker has seen to end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from epd.fsm import request, transfer
+from epd.fsm.kernel import Event, Machine, State
+from epd.messages import (
+    AbortRequest,
+    CancelAck,
+    CancelTransfer,
+    Commit,
+    CommitAck,
+    Grant,
+    KvOffer,
+    Message,
+    PrefillRequest,
+    RequestAborted,
+    TransferAborted,
+)
+from epd.sim.checkers.base import Checker, Context
+from epd.sim.process import SimProcess
+from epd.transport.base import Received
+
+OPENED = (request.TextOnly, request.EmbeddingsRequired, request.KvOffered)
+BEGUN = (
+    transfer.SlotsLeased,
+    transfer.BytesReady,
+    transfer.PartReady,
+    transfer.GrantReceived,
+    transfer.CancelReceived,
+)
+_WRITES = (transfer.S.STREAMING, transfer.S.WRITING)
+PROMISED: dict[type[Message], type[Message]] = {
+    CancelTransfer: CancelAck,
+    Commit: CommitAck,
+    Grant: TransferAborted,
+    AbortRequest: RequestAborted,
+    PrefillRequest: RequestAborted,
+    KvOffer: CancelTransfer,
+}
+_NOT_SENT = ("message_not_queued", "message_to_other_epoch", "message_of_other_epoch", "faults")
+
+
+class Tombstones(Checker):
+    name = "tombstones"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._tombstone_s = context.cluster.settings.timing.tombstone_s
+        self._requests: dict[tuple[str, str], request.Request] = {}
+        self._rooms: dict[tuple[str, str, transfer.Side], transfer.Transfer] = {}
+        self._over: set[tuple[str, str]] = set()  # by process: what it said is over
+        self._sent: Counter[tuple[str, str, type[Message]]] = Counter()
+        context.world.watch(self._opened, *OPENED)
+        context.world.watch(self._begun, *BEGUN)
+        context.world.network.on_message.append(self._says)
+        context.cluster.on_deliver = self._delivered
+
+    # --- ids --------------------------------------------------------------------------------------
+
+    def _opened(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if not isinstance(machine, request.Request):
+            return
+        name = process.name, machine.key
+        if self._requests.setdefault(name, machine) is not machine:
+            self.violate(f"{process.name} opens {machine.key} a second time (F42)")
+        if name in self._over:
+            self.violate(f"{process.name} opens {machine.key}, and has said that it is over (F42)")
+
+    def _begun(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if not isinstance(machine, transfer.Transfer):
+            return
+        before = self._rooms.get((process.name, machine.key, machine.side))
+        if before is not machine:
+            self._rooms[process.name, machine.key, machine.side] = machine
+            if before is not None and self._remembered(before):
+                self.violate(f"{process.name} forgot that {machine.key} was over (F42)")
+        is_over = (process.name, machine.key) in self._over
+        if is_over and target in _WRITES and source is not target:
+            self.violate(f"{process.name} writes {machine.key}, which it called off (F42)")
+
+    def _remembered(self, machine: transfer.Transfer) -> bool:
+        """Whether it has ended, and not too long ago."""
+        if not machine.terminal:
+            return False
+        ended = next(entry for entry in machine._story if entry[3] in machine.table.terminal)
+        now_s: float = machine._journal.now_s()
+        return now_s < float(ended[0]) + self._tombstone_s
+
+    # --- words ------------------------------------------------------------------------------------
+
+    def _says(self, source: str, target: str, message: Message) -> None:
+        process = self.world.processes[source]
+        if type(message) in PROMISED.values():
+            key = _key_of(message)
+            self._sent[process.name, key, type(message)] += 1
+            if isinstance(message, RequestAborted | CancelAck):
+                self._over.add((process.name, key))
+
+    def _delivered(
+        self, process: SimProcess, deliver: Callable[[Received], None], received: Received
+    ) -> None:
+        """Deliver, and see that a late word is answered in the same turn."""
+        answer = PROMISED.get(type(received.message))
+        if answer is None or received.source == process.instance_id:
+            deliver(received)
+            return
+        key = _key_of(received.message)
+        is_late = self._is_late(process, received, key)
+        counters = self.context.cluster.nodes[process.name].actor.counters
+        before = self._sent[process.name, key, answer] + sum(counters[n] for n in _NOT_SENT)
+        deliver(received)
+        after = self._sent[process.name, key, answer] + sum(counters[n] for n in _NOT_SENT)
+        if is_late and after == before:
+            what = type(received.message).__name__
+            self.violate(f"{process.name} does not answer {what} of {key}, which is over (F42)")
+
+    def _is_late(self, process: SimProcess, received: Received, key: str) -> bool:
+        message: Any = received.message
+        if isinstance(message, AbortRequest | PrefillRequest | KvOffer):
+            attempt = f"{message.request_id}/{message.attempt}"
+            machine = self._requests.get((process.name, attempt))
+            return machine is not None and machine.terminal
+        side = transfer.Side.CONSUMER if isinstance(message, Commit) else transfer.Side.PRODUCER
+        room = self._rooms.get((process.name, key, side))
+        if room is None or not self._remembered(room):
+            return False
+        delivered = isinstance(message, Grant) and room.state is transfer.S.RELEASED
+        is_peer = (room.peer.instance_id, room.peer.epoch) == (received.source, received.epoch)
+        return is_peer and not delivered
+
+
+def _key_of(message: Any) -> str:
+    """Its room; of a word about an attempt, that."""
+    room: str = getattr(message, "room", "")
+    return room or f"{message.request_id}/{message.attempt}"
