@@ -217,6 +217,7 @@ async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
         (("d0",), "", send(signal.SIGTERM)),
     ]
     with serving("2e2p2d", **PATIENT) as server:
+        wait_for(lambda: len(server.instances()) == 6, READY_S, "all have joined")
         for number, (names, scenario, act) in enumerate(rounds[part]):
             before = server.instances()
             bodies = questions(50 + number, 10, side=250, num_tokens=40)
