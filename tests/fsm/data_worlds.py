@@ -26,9 +26,11 @@ class TransferWorld(World):
         self.given = False
         self.withdrawn = False
         self.publishing = False
+        self.called_off = False
 
     def choices(self) -> Choices:
-        yield from (t.DeadlinePassed(), t.GraceEnded(), t.RetryDue(), t.PeerLost())
+        yield from (t.DeadlinePassed(), t.GraceEnded(), t.RetryDue())
+        yield from (t.PeerLost(), t.PeerSilent())
         if self.machine.state is t.S.QUARANTINED:
             yield t.PeerFenced()
             if self.side is t.Side.PRODUCER:
@@ -62,6 +64,8 @@ class TransferWorld(World):
             self.own()
         elif isinstance(event, t.SourceFailed):
             self.withdrawn = True
+        elif isinstance(event, t.CancelRequested):
+            self.called_off = True
         elif isinstance(event, t.Published | t.PublishFailed):
             self.publishing = False
         elif isinstance(event, t.WriteSucceeded | t.WriteRefused | t.WriteOutcomeUnknown):
@@ -82,6 +86,9 @@ class TransferWorld(World):
             self.writing = True
         elif effect is t.Do.SEND_COMMIT:
             self.need(self.machine.written_nbytes == 64, "what is committed was written")
+        elif effect is t.Do.CONCLUDE_FAILED:
+            told = bool(self.machine.failure[0])
+            self.need(told or self.called_off, "its owner is told no reason")
         elif effect is t.Do.PUBLISH:
             self.need(self.done[effect] == 1, "a room is received once (F10)")
             self.publishing = True
@@ -102,6 +109,8 @@ class TransferWorld(World):
         told = self.done[t.Do.CONCLUDE_FAILED] + self.done[t.Do.CONCLUDE_DELIVERED]
         self.need(told == 1 or (told == 0 and self.withdrawn), f"the owner is told {told} times")
         self.need(not self.owned, "memory is left over")
+        if self.side is t.Side.CONSUMER and not self.given:
+            self.need(self.done[t.Do.WITHDRAW_LEASE] == 1, "it stays in line for slots")
 
 
 class EncodingWorld(World):
@@ -177,6 +186,7 @@ class EncodingWorld(World):
             self.need(self.kept and not rooms, "rows are dropped that are not kept or still read")
             self.kept = ""
         elif effect is e.Do.FAIL_ROOMS:
+            self.need(bool(self.machine.failure[0]), "rooms are told no reason")
             for room in rooms:  # as the role does
                 self.fire(e.RoomClosed(room))
         elif effect in (e.Do.FILL_ROOMS, e.Do.FILL_ONE):

@@ -49,6 +49,8 @@ class GenerationWorld(World):
     def perform(self, effect: g.Do, event: Event) -> None:
         if effect is g.Do.DELIVER:
             self.need(self.answers() == 0, "tokens after the answer")
+        if effect is g.Do.ANSWER_ERROR:
+            self.need(bool(self.machine.error[0]), "the client is told no reason")
         if effect is g.Do.DISPATCH:
             bound = 1 + NUM_KINDS * (self.machine.max_attempts - 1)
             self.need(self.machine.attempt <= bound, "too many attempts")
@@ -188,6 +190,8 @@ class RequestWorld(World):
             r.Do.SEND_FAILURE: lambda: self.ended.append("failure"),
         }
         act.get(effect, lambda: None)()
+        if effect is r.Do.SEND_FAILURE:
+            self.need(bool(self.machine.failure[0]), "the gateway is told no reason")
         if effect is r.Do.SEND_ABORTED and "aborted" not in self.ended:
             self.ended.append("aborted")
         if effect is r.Do.EMIT_TOKENS:

@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     which = found.add_mutually_exclusive_group(required=True)
     which.add_argument("--sample", type=int, metavar="N", help="so many, drawn at random")
     which.add_argument("--all", action="store_true", help="all")
-    which.add_argument("--only", metavar="TEXT", help="those whose name holds this text")
+    which.add_argument("--only", action="append", metavar="TEXT", help="whose name holds the text")
     which.add_argument("--list", action="store_true", help="say what there is, and end")
     found.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     found.add_argument("--in", dest="within", action="append", metavar="PATH", help="below a path")
@@ -84,7 +84,7 @@ def chosen(asked: argparse.Namespace) -> list[Mutant]:
     if asked.within:
         mutants = [m for m in mutants if m.path.startswith(tuple(asked.within))]
     if asked.only is not None:
-        mutants = [m for m in mutants if asked.only in m.key]
+        mutants = [m for m in mutants if any(text in m.key for text in asked.only)]
     if asked.sample is not None and asked.sample < len(mutants):
         mutants = random.Random(asked.seed).sample(mutants, asked.sample)
     return mutants

@@ -5,6 +5,16 @@ The names hold the function and the text, so they outlive changes elsewhere.
 
 from __future__ import annotations
 
-EQUIVALENT: dict[str, str] = {
-    "epd/fsm/kernel.py:Table._edge: edge.before[0] -> edge.before[-1]": "a row has one callback",
+REASONS: dict[str, dict[str, str]] = {
+    "epd/fsm/kernel.py": {
+        "Table._edge: edge.before[0] -> edge.before[-1]": "a row has one callback",
+    },
+    "epd/roles/step_loop.py": {
+        "StepLoop._launch: entry.decoding or request.decode_here -> entry.decoding": (
+            "whoever decodes here has no transfer of its KV: that a layer is ready is told nobody"
+        ),
+    },
+}
+EQUIVALENT = {
+    f"{path}:{name}": why for path, names in REASONS.items() for name, why in names.items()
 }

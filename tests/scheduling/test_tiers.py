@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from epd.records import CacheTier
 from epd.scheduling.slots import rows_per_slot
 from epd.scheduling.tiers import TierBooks
 
@@ -27,6 +28,7 @@ def test_what_was_not_used_for_the_longest_goes_first() -> None:
 def test_hits_and_misses_are_those_of_each_tier() -> None:
     """What the host tier has, the device tier has missed."""
     books = TierBooks(100, 50)
+    assert books.device.report() == CacheTier("device", 0, 100, 0, 0, 0, 0)
     books.place("up", 10, books.device)
     books.place("down", 10, books.host)
     books.hit("up")

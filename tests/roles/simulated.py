@@ -1,0 +1,59 @@
+"""A simulated cluster that a test of roles drives by hand: started, and stopped where it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+from epd.roles.compose import Gateway, Instance
+from epd.sim.cluster import GATEWAY, Cluster, Node, Settings
+from epd.sim.world import World
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+DEFAULTS = Settings()
+
+
+class Simulated:
+    """`cluster` in its `world`, ready to serve."""
+
+    def __init__(self, topology: str, settings: Settings) -> None:
+        self.world = World(1)
+        self.cluster = Cluster(self.world, topology, settings)
+        self.cluster.start()
+        self.pass_time(1.0)
+
+    def pass_time(self, for_s: float) -> None:
+        self.world.loop.run_until(self.world.loop.now_s + for_s)
+
+    def node(self, name: str) -> Node:
+        node = self.cluster.node(name)
+        assert node is not None
+        return node
+
+    def instance(self, name: str) -> Instance:
+        instance = self.node(name).instance
+        assert instance is not None
+        return instance
+
+    @property
+    def gateway(self) -> Gateway:
+        gateway = self.node(GATEWAY).gateway
+        assert gateway is not None
+        return gateway
+
+    def within(
+        self, name: str, call: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
+    ) -> Result:
+        """Call as a process would."""
+        return self.node(name).process.context.run(call, *args, **kwargs)
+
+
+@contextmanager
+def simulated(topology: str, settings: Settings = DEFAULTS) -> Iterator[Simulated]:
+    cluster = Simulated(topology, settings)
+    try:
+        yield cluster
+    finally:
+        cluster.world.close()

@@ -1,0 +1,32 @@
+"""What storage has is told again and again, because anybody may write there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from epd.roles.finder import LOOK_EVERY_S, StorageWatch
+
+
+def test_storage_is_listed_again_whether_it_answered_or_not() -> None:
+    timers: list[tuple[float, Callable[[], None]]] = []
+    listings: list[Callable[[Sequence[str] | None], None]] = []
+    told: list[Sequence[str]] = []
+    actor: Any = SimpleNamespace(
+        add=lambda role: None,
+        clock=None,
+        arm=lambda name, delay_s, look: timers.append((delay_s, look)),
+        spawn=lambda name, work, then: listings.append(then),
+    )
+    storage: Any = SimpleNamespace(listing=lambda: None)
+    events: Any = SimpleNamespace(in_storage=told.append)
+    watch = StorageWatch(actor, storage, events)
+    watch.start()
+    for keys in (["a"], None, ["a", "b"]):
+        assert len(listings) == 1, "one at a time"
+        listings.pop()(keys)
+        delay_s, look = timers.pop()
+        assert delay_s == LOOK_EVERY_S
+        look()
+    assert told == [["a"], ["a", "b"]], "no answer is no news"
