@@ -21,8 +21,6 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Attempts, "failed-writes", "the_next_attempt_goes_where_it_failed"),
     (checkers.Attempts, "failed-writes", "the_next_attempt_takes_its_time"),
     (checkers.Attempts, "words-of-an-attempt-before", "a_word_of_the_last_attempt_ends_this_one"),
-    (checkers.Tombstones, "words-of-an-attempt-before", "what_was_aborted_is_forgotten"),
-    (checkers.Tombstones, "words-of-an-attempt-before", "rooms_are_forgotten_at_once"),
     (checkers.Tombstones, "words-of-an-attempt-before", "an_abort_is_confirmed_once"),
     (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),
     (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),
