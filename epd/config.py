@@ -159,7 +159,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_layer_groups: int = 4  # a last chunk's KV is sent in so many parts; 1: behind its last layer
     kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives, or leaves
     gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
-    cuda_graphs: bool = True  # steps of decodes alone are captured and replayed
+    cuda_graphs: bool = True  # steps are captured and replayed: those of decodes alone,
+    max_captured_tokens: int = 2048  # and those with prompts of up to so many tokens
     async_scheduling: bool = False  # the next step is launched while one runs: pays on a GPU
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk
@@ -229,7 +230,8 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.max_step_tokens": 8192,
     "engine.max_chunk_tokens": 8192,
     "engine.min_partial_tokens": 1024,
-    "engine.min_chunk_tokens": 512,
+    "engine.max_quantum_ms": 10.0,
+    "engine.min_chunk_tokens": 704,
     "encode.max_batch_patches": 8192,
     "encode.cache_device_nbytes": 2 << 30,
     "prefill.pool_nbytes": 2 << 30,

@@ -34,6 +34,7 @@ class NullVision:
     """Rows of zeros, of the right number."""
 
     contract = CONTRACT
+    max_batches = 1
 
     async def preprocess(
         self,

@@ -58,6 +58,7 @@ MAY_BE_ZERO = frozenset(
         "engine.threads",
         "engine.kv_nbytes",
         "engine.max_itl_impact",
+        "engine.max_captured_tokens",
         "engine.max_quantum_ms",
         "engine.speculative.num_speculative_tokens",
         "engine.speculative.prompt_lookup_min",

@@ -83,6 +83,7 @@ class VisionEngine(Protocol):
     """The vision tower of one device."""
 
     contract: RowContract
+    max_batches: int  # calls of `encode` at once: 2, where others come between their parts
 
     async def preprocess(
         self,

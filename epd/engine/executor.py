@@ -6,6 +6,10 @@ Theory of operation
 so calls run in the order in which they were queued, whatever awaits them.  `compute` hands picture
 decoding to a pool.  Both give an asyncio future, resolved through `call_soon_threadsafe`.
 
+A call of long work (`launch_long`) lets others in between its parts (`give_way`): before each part
+one of those that are queued, if none has run since the part before.  Another long call never comes
+between.
+
 When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
 its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
 callback and goes on to the next call.  A call whose result lies in memory that the device still
@@ -33,6 +37,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -87,14 +92,17 @@ class ReturnCompletion:
 class _Job:
     """A call and the future that waits for it."""
 
-    __slots__ = ("arguments", "function", "future", "loop")
+    __slots__ = ("arguments", "function", "future", "is_long", "loop")
 
     def __init__(
         self,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         loop: asyncio.AbstractEventLoop,
+        *,
+        is_long: bool,
     ) -> None:
+        self.is_long = is_long
         self.function = function
         self.arguments = arguments
         self.loop = loop
@@ -143,8 +151,9 @@ class _Threads:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._ending = False  # the word to end was read
-        self._served_s = 0.0  # when the last call was launched
         self._lost: DeviceLost | None = None  # a thread has ended by itself
+        self._postponed: deque[_Job] = deque()  # long calls that were met within one
+        self._is_due = False  # nothing else has run since a long call gave way
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True)
             for i in range(num_threads)
@@ -153,13 +162,13 @@ class _Threads:
             thread.start()
 
     def submit(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...]
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], *, is_long: bool = False
     ) -> asyncio.Future[Any]:
         if self._closed:
             raise EngineError(f"{self._name} is closed; no new work is accepted")
         if self._jobs.qsize() >= self._max_queue:
             raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
-        job = _Job(function, arguments, asyncio.get_running_loop())
+        job = _Job(function, arguments, asyncio.get_running_loop(), is_long=is_long)
         self._jobs.put(job)
         if self._lost is not None:  # who ended has emptied the queue before this came
             self._refuse_all(self._lost)
@@ -181,14 +190,16 @@ class _Threads:
         job: _Job | None = None
         try:
             self._on_start()
-            while not self._ending:
-                job = self._jobs.get()
+            while self._postponed or not self._ending:
+                job = self._postponed.popleft() if self._postponed else self._jobs.get()
                 self._take(job)
                 job = None  # a call's tensors must not outlive it until the next one arrives
         except BaseException as error:
             self._lost = DeviceLost(f"a thread of {self._name} has ended: {error!r}")
             if job is not None:
                 job.resolve(None, self._lost)
+            while self._postponed:
+                self._postponed.popleft().resolve(None, self._lost)
             self._refuse_all(self._lost)
 
     def _refuse_all(self, error: DeviceLost) -> None:
@@ -203,17 +214,18 @@ class _Threads:
             self._ending = True
         else:
             self._run(job)
-            self._served_s = time.monotonic()
 
-    def give_way(self, patience_s: float) -> None:
+    def give_way(self) -> None:
         """See `DeviceExecutor.give_way`."""
-        if time.monotonic() - self._served_s < patience_s:
-            return
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._take(self._jobs.get_nowait())
+        if self._is_due:
+            with contextlib.suppress(queue.Empty):
+                while (job := self._jobs.get_nowait()) is not None and job.is_long:
+                    self._postponed.append(job)
+                self._take(job)
+        self._is_due = True
 
     def _run(self, job: _Job) -> None:
+        self._is_due &= job.is_long
         result: Any = None
         failure: BaseException | None = None
         try:
@@ -265,12 +277,16 @@ class DeviceExecutor:
         """Run on the launch thread, after everything launched before.  Raises EngineError."""
         return self._launch.submit(function, arguments)
 
-    def give_way(self, patience_s: float) -> None:
-        """From within a launched call: if none was launched for so long, run those that are queued.
+    def launch_long(
+        self, function: Callable[..., T | Deferred[T]], *arguments: Any
+    ) -> asyncio.Future[T]:
+        """As `launch`, for work that holds others up; among such calls the order is kept."""
+        return self._launch.submit(function, arguments, is_long=True)
 
-        For calls whose work is long, and may go on behind that of others.
-        """
-        self._launch.give_way(patience_s)
+    def give_way(self) -> None:
+        """From within a long call, before a part of it: run the next of the others that are queued,
+        if there is one and none has run since the part before."""
+        self._launch.give_way()
 
     def here(self) -> threading.Event:
         """From within a launched call: set when the device has passed what is launched so far."""

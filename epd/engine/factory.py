@@ -22,7 +22,7 @@ from epd.engine.decoder import FusedDecoder
 from epd.engine.executor import DeviceExecutor
 from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
 from epd.engine.forward import Forward, FusedForward, SeamForward
-from epd.engine.graphs import DecodeGraphs
+from epd.engine.graphs import CudaRecorder
 from epd.engine.image_file import MAX_PIXELS
 from epd.engine.kernels import kernels_for
 from epd.engine.kv_pool import KvPool
@@ -157,8 +157,9 @@ def build_language(
     )
     engine.warm_up()
     if on_gpu:
-        if engine_config.cuda_graphs and isinstance(forward, FusedForward) and forward.capturable:
-            forward.graphs = _capture(forward, max_running)
+        if engine_config.cuda_graphs and isinstance(forward, FusedForward):
+            most = min(engine_config.max_captured_tokens, engine_config.max_step_tokens)
+            forward.capture(CudaRecorder(), max_running, most)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         log_table(device, weights, forward.pool.nbytes, num_blocks * layout.block_size)
     return engine
@@ -219,14 +220,3 @@ def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int
         forward(parts, [-1] * len(parts))
         torch.cuda.synchronize()
     forward.pool = pool
-
-
-def _capture(forward: FusedForward, max_running: int) -> DecodeGraphs:
-    with torch.inference_mode():
-        return DecodeGraphs(
-            lambda flat: forward.head(forward.hidden(flat)),
-            forward.device,
-            forward.pool.layout.block_size,
-            max_running,
-            max(4 * forward.pool.num_blocks, 1 << 16),
-        )

@@ -5,9 +5,13 @@ Theory of operation
 All sequences of a step lie in one row of T tokens, those with one query first (the caller sorts
 them so).  Everything kernels must know of a step is int32: token ids, positions, slots, where each
 sequence's queries begin, how long it is, its blocks.  One buffer, one transfer; the fields are
-views of it in a fixed order, so a captured graph can read the same addresses in every replay, with
-rows of padding that have length 0 and no slot: nothing is written for them and nothing of them is
-read (fault F25).
+views of it in a fixed order.
+
+A captured graph reads the same addresses in every replay, so its batch is packed into a shape of
+its own (`room`), larger than needed: behind what there is lie tokens without a slot, sequences
+without tokens and tiles of no sequence.  How many decodes there are stands in the buffer too, since
+the first token behind them is one of a prompt.  Nothing is written for what pads, and nothing of it
+is read (fault F25).
 
 A token may not be known on the host yet: the step that samples it is still running.  Then `sources`
 names its row among the tokens that the previous step has sampled, which never leave the device.
@@ -17,13 +21,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
-Shape = tuple[int, int, int, int]  # num_tokens, num_sequences, num_decodes, num_tiles
+
+
+class Shape(NamedTuple):
+    """How much a batch has of each, or has room for."""
+
+    num_tokens: int
+    num_sequences: int
+    num_decodes: int  # sequences with one query: the first ones
+    num_tiles: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,64 +53,63 @@ class FlatSequence:
 class FlatBatch:
     """The step on the device; all tensors int32."""
 
-    num_decodes: int  # sequences with one query: the first ones
-    num_tiles: int
+    shape: Shape
     tile_size: int
+    decodes: torch.Tensor  # [1]: how many there are, of the `num_decodes` that there is room for
     ids: torch.Tensor  # [T]
     sources: torch.Tensor  # [T]
     positions: torch.Tensor  # [3, T]
     slots: torch.Tensor  # [T]
-    last: torch.Tensor  # [S]: index of each sequence's last token
     seq_lens: torch.Tensor  # [S]
     cu_q: torch.Tensor  # [S + 1]
     indptr: torch.Tensor  # [S + 1]
-    tiles: torch.Tensor  # [num_tiles, 2]: sequence, first query
+    tiles: torch.Tensor  # [num_tiles, 2]: sequence (-1: none), first query
     indices: torch.Tensor  # [sum of blocks]
 
 
 ALIGNED = 4  # integers: fields begin at 16 bytes, or a kernel would be compiled for each offset
 
 
-def header_size(num_tokens: int, num_sequences: int, num_tiles: int) -> int:
+def header_size(shape: Shape) -> int:
     """Integers before the blocks."""
-    sizes = _sizes(num_tokens, num_sequences, num_tiles)
-    return sum(-(-size // ALIGNED) * ALIGNED for size in sizes)
+    return sum(-(-size // ALIGNED) * ALIGNED for size in _sizes(shape))
 
 
-def _sizes(num_tokens: int, num_sequences: int, num_tiles: int) -> list[int]:
+def _sizes(shape: Shape) -> list[int]:
     """Integers of each field before the blocks, in order."""
-    sizes = [num_tokens, num_tokens, 3 * num_tokens, num_tokens, num_sequences, num_sequences]
-    return [*sizes, num_sequences + 1, num_sequences + 1, 2 * num_tiles]
+    tokens, sequences = shape.num_tokens, shape.num_sequences
+    sizes = [1, tokens, tokens, 3 * tokens, tokens, sequences]
+    return [*sizes, sequences + 1, sequences + 1, 2 * shape.num_tiles]
+
+
+def shape_of(counts: Sequence[int], tile_size: int) -> Shape:
+    """What sequences with so many tokens each need."""
+    decodes = sum(count == 1 for count in counts)
+    tiles = sum(-(-count // tile_size) for count in counts if count > 1)
+    return Shape(sum(counts), len(counts), decodes, tiles)
 
 
 def pack(
-    sequences: Sequence[FlatSequence],
-    block_size: int,
-    tile_size: int,
-    padded: int = 0,
+    sequences: Sequence[FlatSequence], block_size: int, tile_size: int, room: Shape | None = None
 ) -> tuple[Ints, Shape]:
-    """The integers and their shape.
-
-    `padded`: as many rows at least, for a captured batch of decodes.
-    """
+    """The integers and their shape: `room`, which must hold them, or what they need."""
     counts = np.fromiter((len(s.ids) for s in sequences), np.int32, len(sequences))
     starts = np.fromiter((s.start for s in sequences), np.int32, len(sequences))
-    num_decodes = int((counts == 1).sum())
-    assert (counts[:num_decodes] == 1).all(), "sequences with one query come first"
+    needed = shape_of(counts.tolist(), tile_size)
+    shape = room or needed
+    assert all(has >= needs for has, needs in zip(shape, needed, strict=True)), (shape, needed)
+    assert (counts[: needed.num_decodes] == 1).all(), "sequences with one query come first"
     lengths = starts + counts
     blocks = -(-lengths // block_size)
-    tiles = _tiles(counts, lengths, tile_size)
-    extra = max(0, padded - len(sequences))
-    num_tokens, num_sequences = int(counts.sum()) + extra, len(sequences) + extra
-    header = header_size(num_tokens, num_sequences, len(tiles))
-    data = np.zeros(header + int(blocks.sum()), np.int32)
-    shape = (num_tokens, num_sequences, num_decodes + extra, len(tiles))
+    data = np.zeros(header_size(shape) + int(blocks.sum()), np.int32)
     f = _cut(data, shape)
+    f.decodes[:] = needed.num_decodes
     f.sources[:] = -1
     f.slots[:] = -1
-    _fill_decodes(f, sequences[:num_decodes], block_size)
-    at = num_decodes
-    for sequence in sequences[num_decodes:]:
+    f.tiles[:] = -1
+    _fill_decodes(f, sequences[: needed.num_decodes], block_size)
+    at = needed.num_decodes
+    for sequence in sequences[needed.num_decodes :]:
         at += _fill_chunk(f, at, sequence, block_size)
     if sequences:
         tables = [s.table[:n] for s, n in zip(sequences, blocks.tolist(), strict=True)]
@@ -106,11 +117,10 @@ def pack(
     known = len(sequences)
     f.seq_lens[:known] = lengths
     f.cu_q[1 : known + 1] = np.cumsum(counts)
-    f.cu_q[known + 1 :] = np.arange(at + 1, at + extra + 1)
-    f.last[:] = f.cu_q[1:] - 1
+    f.cu_q[known + 1 :] = at
     f.indptr[1 : known + 1] = np.cumsum(blocks)
     f.indptr[known + 1 :] = len(f.indices)
-    f.tiles[:] = tiles
+    f.tiles[: needed.num_tiles] = _tiles(counts, lengths, tile_size)
     return data, shape
 
 
@@ -151,18 +161,18 @@ def view(data: torch.Tensor, shape: Shape, tile_size: int) -> FlatBatch:
     """The packed integers on the device, cut."""
     f = _cut(data, shape)
     return FlatBatch(
-        shape[2], shape[3], tile_size, f.ids, f.sources, f.positions, f.slots, f.last, f.seq_lens,
-        f.cu_q, f.indptr, f.tiles, f.indices,
+        shape, tile_size, f.decodes, f.ids, f.sources, f.positions, f.slots, f.seq_lens, f.cu_q,
+        f.indptr, f.tiles, f.indices,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
+    decodes: Any
     ids: Any
     sources: Any
     positions: Any
     slots: Any
-    last: Any
     seq_lens: Any
     cu_q: Any
     indptr: Any
@@ -171,14 +181,13 @@ class _Fields:
 
 
 def _cut(data: Any, shape: Shape) -> _Fields:
-    num_tokens, num_sequences, _, num_tiles = shape
     parts: list[Any] = []
     at = 0
-    for size in _sizes(num_tokens, num_sequences, num_tiles):
+    for size in _sizes(shape):
         parts.append(data[at : at + size])
         at += -(-size // ALIGNED) * ALIGNED
-    parts[2] = parts[2].reshape(3, num_tokens)
-    parts[8] = parts[8].reshape(num_tiles, 2)
+    parts[3] = parts[3].reshape(3, shape.num_tokens)
+    parts[8] = parts[8].reshape(shape.num_tiles, 2)
     parts.append(data[at:])
     return _Fields(*parts)
 

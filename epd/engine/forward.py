@@ -2,7 +2,7 @@
 
 `SeamForward` runs any supported stack on any device: transformers' layers, with paged attention
 behind its seam.  `FusedForward` runs stacks of the common shape (`FusedDecoder`) and, on CUDA,
-replays captured graphs for steps of decodes alone.
+replays captured graphs where a step fits one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from epd.engine.attention import Extent
 from epd.engine.base import StepSequence
 from epd.engine.copies import to_device, upload
 from epd.engine.decoder import AddedRows, FusedDecoder
-from epd.engine.flat_batch import FlatBatch, FlatSequence, Ints, pack, view
+from epd.engine.flat_batch import FlatBatch, FlatSequence, Ints, pack, shape_of, view
+from epd.engine.graphs import DecodeGraphs, PromptGraphs, Recorder, Rooms
 from epd.engine.kv_pool import KvPool
 from epd.engine.row_splice import RowSplicer
 from epd.engine.scoring import Head, Scores
@@ -156,7 +157,8 @@ class FusedForward:
         multi_axis: bool,
     ) -> None:
         self.pool = pool
-        self.graphs: Any = None  # DecodeGraphs, once captured
+        self.graphs: DecodeGraphs | None = None  # once captured
+        self.prompt_graphs: PromptGraphs | None = None
         self._model = model
         self._embedding = stack.embed_tokens
         self._decoder = decoder
@@ -167,9 +169,33 @@ class FusedForward:
         self._sampled = torch.zeros(MAX_SAMPLED, dtype=torch.int32, device=self._device)
         self._tables: dict[int, tuple[Any, Ints]] = {}
 
-    @property
-    def capturable(self) -> bool:
-        return self._decoder.is_dense
+    def capture(self, record: Recorder, max_running: int, max_prompt_tokens: int) -> None:
+        """Steps of decodes and, up to so many tokens, those with prompts; with the pool that is
+        there.  Nothing, where the layers cannot be captured."""
+        if not self._decoder.is_dense:
+            return
+        size = self.pool.layout.block_size
+        max_indices = max(4 * self.pool.num_blocks, 1 << 16)
+        with torch.inference_mode():
+            if max_prompt_tokens:
+                self.prompt_graphs = PromptGraphs(
+                    self._layers,
+                    self._embedding.weight[:1],
+                    self._splicer.num_deepstack if self._splicer is not None else 0,
+                    Rooms(max_prompt_tokens, max_running, self._tile_size),
+                    size,
+                    self._tile_size,
+                    max_indices,
+                    record,
+                )
+            self.graphs = DecodeGraphs(
+                lambda flat: self.head(self._layers(self._embeds(flat), flat, ())),
+                self._device,
+                size,
+                max_running,
+                max_indices,
+                record,
+            )
 
     def keep(self, tokens: torch.Tensor) -> None:
         self._sampled[: len(tokens)].copy_(tokens)
@@ -177,7 +203,6 @@ class FusedForward:
     def __call__(
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
-        size = self.pool.layout.block_size
         order = sorted(range(len(batch)), key=lambda i: len(batch[i].token_ids) > 1)
         parts = [self._flat(batch[i], sources[i]) for i in order]
         ordered = [batch[i] for i in order]
@@ -187,20 +212,37 @@ class FusedForward:
             logits = self.graphs.replay(parts)
             if logits is not None:
                 return logits, []
-        data, shape = pack(parts, size, self._tile_size)
-        flat = view(upload(data, self._device), shape, self._tile_size)
-        hidden = self.hidden(flat, ordered)
+        hidden = self._hidden(parts, ordered)
         place = {i: at for at, i in enumerate(order)}
         ends = (np.cumsum([len(s.token_ids) for s in ordered]) - 1).tolist()
         ends = [ends[place[i]] for i in range(len(batch))]
         wanted = to_device(_sampled_places(batch, ends), torch.int64, self._device)
         return self.head(hidden[wanted]), _scores(self.head, hidden, batch, ends)
 
-    def hidden(self, flat: FlatBatch, batch: Sequence[StepSequence] = ()) -> torch.Tensor:
-        """Hidden states of a batch on the device; `batch`, in its order, has the rows to splice."""
+    def _hidden(self, parts: list[FlatSequence], batch: list[StepSequence]) -> torch.Tensor:
+        """Hidden states of all tokens; whoever is told of layers sees them launched one by one."""
+        if self.prompt_graphs is not None and self.pool.on_layer is None:
+            needed = shape_of([len(part.ids) for part in parts], self._tile_size)
+            flat = self.prompt_graphs.fill(parts, needed)
+            if flat is not None:
+                embeds = self._embeds(flat)
+                return self.prompt_graphs.replay(flat, embeds, self._splice(embeds, batch))
+        data, shape = pack(parts, self.pool.layout.block_size, self._tile_size)
+        flat = view(upload(data, self._device), shape, self._tile_size)
+        embeds = self._embeds(flat)
+        return self._layers(embeds, flat, self._splice(embeds, batch))
+
+    def _embeds(self, flat: FlatBatch) -> torch.Tensor:
         known = self._sampled[flat.sources.clamp(min=0)]
-        embeds = self._embedding(torch.where(flat.sources >= 0, known, flat.ids))
-        added = self._splicer.splice(embeds, batch) if self._splicer is not None else []
+        embeds: torch.Tensor = self._embedding(torch.where(flat.sources >= 0, known, flat.ids))
+        return embeds
+
+    def _splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
+        return self._splicer.splice(embeds, batch) if self._splicer is not None else []
+
+    def _layers(
+        self, embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]
+    ) -> torch.Tensor:
         positions = flat.positions[:, None] if self._multi_axis else flat.positions[:1]
         return self._decoder.forward(embeds, positions, flat, self.pool, added)
 

@@ -1,26 +1,90 @@
-"""Captured steps of decodes: one launch instead of a thousand.
+"""Captured steps: one launch instead of a thousand.
 
 Theory of operation
 -------------------
-A decode step of a dense model takes less time on the device than launching its kernels takes on
-the host.  So for some batch sizes the whole step, embedding to logits, is captured once; a step is
-then one copy of its integers and one replay.  A batch is padded to the next captured size with
-rows of length 0 that have no slot: they read nothing and write nothing (fault F25).
+A step of a dense model with few tokens takes less time on the device than launching its kernels
+takes on the host.  So steps are captured once for some shapes; one is then a copy of its integers
+and a replay.  A batch is packed into the next larger shape (`flat_batch`): what pads it reads
+nothing and writes nothing (fault F25).
 
-All graphs read the one buffer of integers (its fields lie elsewhere for each size) and share one
+*Decodes alone* are captured whole, embedding to logits (`DecodeGraphs`).  Of *steps with prompts*
+the layers are captured (`PromptGraphs`): what comes before (embeddings, rows of pictures) and
+behind (which tokens are sampled) differs from step to step and is a handful of launches.  Deepstack
+rows lie in memory that the graphs add at every token; it is zero where a token has none.
+
+All graphs read one buffer of integers each (its fields lie elsewhere for each shape) and share one
 memory pool: replays are serialised by the stream, so one's temporaries may be another's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from epd.engine.flat_batch import FlatBatch, FlatSequence, header_size, pack, view
+from epd.engine.decoder import AddedRows
+from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, header_size, pack, view
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+FINE_STEP, FINE_TOKENS = 64, 1024  # of the sizes of steps with prompts: what pads is computed, too
+COARSE_STEP = 128
+DECODES = (8, 32)  # beside prompts, or as many as may run: the fewer, the finer attention is cut
+MAX_CHUNKS = 16  # prompts in a captured step
+
+
+class Recorder(Protocol):
+    """Runs a call; gives what runs it again, and its result, which every run writes anew."""
+
+    def __call__(
+        self, call: Callable[[], torch.Tensor]
+    ) -> tuple[Callable[[], None], torch.Tensor]: ...
+
+
+class CudaRecorder:
+    """Captures into CUDA graphs that share their memory; the largest must come first."""
+
+    def __init__(self) -> None:
+        self._memory: tuple[int, int] | None = None
+
+    def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # compiles what is compiled and sizes the libraries' workspaces
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            result = call()
+        self._memory = self._memory or graph.pool()
+        return graph.replay, result
+
+
+class _Integers:
+    """The buffer on the device that all graphs of a kind read their batch from."""
+
+    def __init__(
+        self, header: int, max_indices: int, block_size: int, tile_size: int, device: torch.device
+    ) -> None:
+        self._data = torch.zeros(header + max_indices, dtype=torch.int32, device=device)
+        self._block_size = block_size
+        self._tile_size = tile_size
+
+    def view(self, room: Shape) -> FlatBatch:
+        return view(self._data, room, self._tile_size)
+
+    def fill(self, sequences: Sequence[FlatSequence], room: Shape) -> bool:
+        """False: they have more blocks than the buffer has room for."""
+        data, _ = pack(sequences, self._block_size, self._tile_size, room)
+        if len(data) > len(self._data):
+            return False
+        integers = torch.from_numpy(np.ascontiguousarray(data))
+        if self._data.is_cuda:
+            integers = integers.pin_memory()
+        self._data[: len(data)].copy_(integers, non_blocking=True)
+        return True
 
 
 class DecodeGraphs:
@@ -33,40 +97,122 @@ class DecodeGraphs:
         block_size: int,
         max_running: int,
         max_indices: int,
+        record: Recorder,
     ) -> None:
-        self._block_size = block_size
-        self._sizes = [size for size in SIZES if size <= max_running] or [1]
-        longest = header_size(self._sizes[-1], self._sizes[-1], 0)
-        self._data = torch.zeros(longest + max_indices, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        memory = None
-        for size in reversed(self._sizes):  # the largest first: its pool fits all others
-            self._fill([], size)
-            flat = view(self._data, (size, size, size, 0), 0)
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                forward(flat)  # compiles what is compiled and sizes the libraries' workspaces
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory):
-                logits = forward(flat)
-            memory = memory or graph.pool()
-            self._graphs[size] = (graph, logits)
+        sizes = [size for size in SIZES if size <= max_running] or [1]
+        self._rooms = {size: Shape(size, size, size, 0) for size in sizes}
+        header = header_size(self._rooms[sizes[-1]])
+        self._integers = _Integers(header, max_indices, block_size, 1, device)
+        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        for size in reversed(sizes):
+            self._integers.fill([], self._rooms[size])
+            flat = self._integers.view(self._rooms[size])
+            self._graphs[size] = record(lambda flat=flat: forward(flat))  # type: ignore[misc]
 
     def replay(self, sequences: Sequence[FlatSequence]) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next replay; None: no graph fits."""
-        size = next((size for size in self._sizes if size >= len(sequences)), None)
-        if size is None or not self._fill(sequences, size):
+        size = _next(list(self._rooms), len(sequences))
+        if size is None or not self._integers.fill(sequences, self._rooms[size]):
             return None
-        graph, logits = self._graphs[size]
-        graph.replay()
+        replay, logits = self._graphs[size]
+        replay()
         return logits[: len(sequences)]
 
-    def _fill(self, sequences: Sequence[FlatSequence], size: int) -> bool:
-        data, _ = pack(sequences, self._block_size, 1, padded=size)
-        if len(data) > len(self._data):
-            return False
-        pinned = torch.from_numpy(np.ascontiguousarray(data)).pin_memory()
-        self._data[: len(data)].copy_(pinned, non_blocking=True)
-        return True
+
+class Rooms:
+    """The shapes in which steps with prompts are captured."""
+
+    def __init__(self, max_tokens: int, max_decodes: int, tile_size: int) -> None:
+        fine = range(FINE_STEP, FINE_TOKENS, FINE_STEP)
+        sizes = [*fine, *range(FINE_TOKENS, max_tokens + COARSE_STEP, COARSE_STEP)]
+        self._tokens = sizes[: bisect_left(sizes, max_tokens) + 1]
+        self._decodes = [0, *(room for room in DECODES if room < max_decodes), max_decodes]
+        self._tile_size = tile_size
+
+    def __iter__(self) -> Iterator[Shape]:
+        """The largest first."""
+        for tokens in reversed(self._tokens):
+            for decodes in reversed(self._decodes):
+                yield self._shape(tokens, decodes)
+
+    def holding(self, needed: Shape) -> Shape | None:
+        """The smallest that has room; None: there is none."""
+        tokens = _next(self._tokens, needed.num_tokens)
+        decodes = _next(self._decodes, needed.num_decodes)
+        if tokens is None or decodes is None:
+            return None
+        room = self._shape(tokens, decodes)
+        return room if all(a >= b for a, b in zip(room, needed, strict=True)) else None
+
+    def _shape(self, tokens: int, decodes: int) -> Shape:
+        tiles = tokens // self._tile_size + MAX_CHUNKS  # each chunk may end in a tile of its own
+        return Shape(tokens, decodes + MAX_CHUNKS, decodes, tiles)
+
+
+def _next(sizes: Sequence[int], least: int) -> int | None:
+    at = bisect_left(sizes, least)
+    return sizes[at] if at < len(sizes) else None
+
+
+Layers = Callable[[torch.Tensor, FlatBatch, Sequence[AddedRows]], torch.Tensor]
+
+
+class PromptGraphs:
+    """Graphs of `layers`, which maps embeddings, a batch and deepstack rows to hidden states."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        embeds: torch.Tensor,
+        num_levels: int,
+        rooms: Rooms,
+        block_size: int,
+        tile_size: int,
+        max_indices: int,
+        record: Recorder,
+    ) -> None:
+        """`embeds`: one token's, `[1, H]`; `num_levels`: of deepstack rows."""
+        self._rooms = rooms
+        shapes = list(rooms)
+        header = max(header_size(shape) for shape in shapes)
+        device, size = embeds.device, shapes[0].num_tokens
+        self._integers = _Integers(header, max_indices, block_size, tile_size, device)
+        self._embeds = embeds.new_zeros(size, embeds.shape[1])
+        self._levels = embeds.new_zeros(num_levels, size, embeds.shape[1])
+        self._num_added = 0  # tokens whose rows may not be zero
+        self._graphs: dict[Shape, tuple[Callable[[], None], torch.Tensor]] = {}
+        for shape in shapes:
+            self._integers.fill([], shape)
+            self._graphs[shape] = record(lambda shape=shape: self._run(layers, shape))  # type: ignore[misc]
+
+    def fill(self, sequences: Sequence[FlatSequence], needed: Shape) -> FlatBatch | None:
+        """The batch on the device, where a graph reads it; None: no graph fits."""
+        room = self._rooms.holding(needed)
+        if room is None or not self._integers.fill(sequences, room):
+            return None
+        return self._integers.view(room)
+
+    def replay(
+        self, flat: FlatBatch, embeds: torch.Tensor, added: Sequence[AddedRows]
+    ) -> torch.Tensor:
+        """Hidden states `[T, H]` of the batch that was filled in last, valid until the next replay;
+        behind its tokens lies anything."""
+        self._embeds[: len(embeds)].copy_(embeds)
+        self._add(added)
+        replay, hidden = self._graphs[flat.shape]
+        replay()
+        return hidden
+
+    def _run(self, layers: Layers, shape: Shape) -> torch.Tensor:
+        embeds = self._embeds[: shape.num_tokens]
+        rows = self._levels[:, : shape.num_tokens]
+        return layers(embeds, self._integers.view(shape), [AddedRows(0, rows)] if len(rows) else [])
+
+    def _add(self, added: Sequence[AddedRows]) -> None:
+        if self._num_added:
+            self._levels[:, : self._num_added].zero_()
+            self._num_added = 0
+        for addition in added:
+            end = addition.at + addition.rows.shape[1]
+            self._levels[:, addition.at : end].copy_(addition.rows)
+            self._num_added = max(self._num_added, end)

@@ -30,6 +30,11 @@ class RowSplicer:
         self._dtype = dtype
         self._streams = streams
 
+    @property
+    def num_deepstack(self) -> int:
+        """Levels of rows that are added behind layers."""
+        return self._contract.num_deepstack
+
     def splice(self, embeds: torch.Tensor, batch: Sequence[StepSequence]) -> list[AddedRows]:
         """Put rows over placeholders of `embeds`, `[T, H]`, in place; gives what is left to add."""
         hidden = self._contract.hidden

@@ -4,13 +4,14 @@ Theory of operation
 -------------------
 Streams and pictures share one device, which does one thing at a time.  A batch of pictures takes
 tens of milliseconds, and every stream would wait for all of it.  So a run of the tower is cut
-between its layers.  At each cut the launch thread looks whether the last step was launched a
-quantum ago, and if so launches those that have been queued; else the run goes on: a step in which
-few streams decode costs as much as one in which many do, so steps that come too often would take
-the device from the pictures.  And it waits until only one slice is ahead of the device, so that
-what a step waits for is a quantum and two slices, each a quarter of one.
+between its layers into slices of a quantum, and before each the launch thread launches one step, if
+one is queued.  One, not all: a step in which few streams decode costs as much as one in which many
+do, and steps that take turns among themselves would take the device from the pictures.  And it
+waits until only one slice is ahead of the device, of this run or of the run before, so that a step
+waits for two at most.
 
-What a layer costs is measured at start, on the largest picture, whose patches are the dearest.
+What a layer costs is measured at start, on one picture as large as a batch, whose patches are the
+dearest.  Slices of a run are of one size, and none is longer than a quantum.
 
 Source: chunked prefill of Sarathi-Serve, for towers.
 """
@@ -25,7 +26,6 @@ from torch import nn
 
 from epd.engine.executor import DeviceExecutor
 
-PER_QUANTUM = 4  # slices
 HUNG_S = 60.0  # a device that does not come so far by then will not be helped by waiting
 
 
@@ -53,15 +53,17 @@ class Slices:
 
     def begin(self, num_patches: int) -> None:
         """The next run has so many patches."""
-        self._layer, self._ahead, self._per_slice = 0, None, 0
+        self._layer, self._per_slice = 0, 0
         layer_s = self._patch_s * num_patches
         if self._quantum_s and layer_s:
-            self._per_slice = max(1, int(self._quantum_s / PER_QUANTUM / layer_s))
+            most = max(1, int(self._quantum_s / layer_s))  # layers
+            num_slices = -(-self._num_layers // most)
+            self._per_slice = -(-self._num_layers // num_slices)
 
     def _before(self, layer: nn.Module, arguments: Any) -> None:
-        if self._per_slice and self._layer and self._layer % self._per_slice == 0:
+        if self._per_slice and self._layer % self._per_slice == 0:
             before, self._ahead = self._ahead, self._executor.here()
             if before is not None:
                 before.wait(HUNG_S)
-            self._executor.give_way(self._quantum_s)
+            self._executor.give_way()
         self._layer += 1

@@ -12,7 +12,6 @@ pinned memory on a stream of their own, while the next step computes.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ import torch
 
 from epd.engine.base import EncodeFailure, EngineStats, Patches, Rows
 from epd.engine.executor import Deferred, DeviceExecutor
+from epd.engine.geometry import image_geometry
 from epd.engine.image_file import MAX_PIXELS
 from epd.engine.models.base import ModelAdapter
 from epd.engine.preprocess import Preprocessor
@@ -31,6 +31,7 @@ from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import Clip, PixelBounds, RowContract
 
+MAX_SCALE = 128  # of the smallest picture's sides
 RUNS = 4  # of the largest picture at start, to know what it costs
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
@@ -39,6 +40,7 @@ class TorchVisionEngine:
     """`VisionEngine` over a transformers vision tower."""
 
     contract: RowContract
+    max_batches: int
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class TorchVisionEngine:
     ) -> None:
         self.model = model
         self.contract = adapter.row_contract(dtype)
+        self.max_batches = 2 if max_quantum_s else 1
         self.stats = EngineStats()
         self._adapter = adapter
         self._dtype = dtype
@@ -72,7 +75,7 @@ class TorchVisionEngine:
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         """Rows or a failure per item, in order; the items share one run of the tower."""
-        return await self._executor.launch(self._encode, list(batch))
+        return await self._executor.launch_long(self._encode, list(batch))
 
     async def to_host(self, rows: Rows) -> Rows:
         """See `VisionEngine.to_host`: rows come down when they are made."""
@@ -94,7 +97,7 @@ class TorchVisionEngine:
         self._run([smallest])
         if count := num_patches // smallest.num_patches:
             self._run([smallest] * count)
-            largest = self._picture(math.isqrt(count))
+            largest = self._picture(self._scale_of(num_patches))
             times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
             self._slices.measured(largest.num_patches, min(times_s))
 
@@ -113,6 +116,19 @@ class TorchVisionEngine:
 
         width, height = self._adapter.smallest_image()
         return self._preprocess.patches(Image.new("RGB", (scale * width, scale * height)))
+
+    def _scale_of(self, num_patches: int) -> int:
+        """Of the picture with most patches that has not more.  Small ones are enlarged before they
+        are cut into patches, so a picture's size alone does not tell."""
+        checkpoint = self._adapter.checkpoint
+        width, height = self._adapter.smallest_image()
+
+        def patches(scale: int) -> int:
+            size = (scale * width, scale * height)
+            count = image_geometry(checkpoint.config, checkpoint.preprocessor, *size).num_patches
+            return count if count <= num_patches else 0
+
+        return max(range(1, MAX_SCALE), key=patches)
 
     def _encode(self, batch: list[Patches]) -> Deferred[list[Rows | EncodeFailure]]:
         started = time.perf_counter()

@@ -76,7 +76,7 @@ class EncodeRole(Role[Encoding]):
         self.num_encoded = 0
         self._num_arrived = 0
         self._askers = Askers(actor, timing)
-        self._batch_running = False
+        self._num_batches = 0  # under way
         self.draining = False
 
     def live(self) -> dict[str, int]:
@@ -238,29 +238,31 @@ class EncodeRole(Role[Encoding]):
     @performs(Do.ENQUEUE)
     def enqueue(self, encoding: Encoding, event: Event) -> None:
         self._prepared[encoding.key] = encoding
-        if not self._batch_running:
-            self._batch_running = True
-            self.actor.spawn("vision batches", self._run_batches())
+        self.actor.spawn("vision batches", self._run_batches())
 
     @performs(Do.DEQUEUE)
     def dequeue(self, encoding: Encoding, event: Event) -> None:
         self._prepared.pop(encoding.key, None)
 
     async def _run_batches(self) -> None:
-        """One batch after the other until nothing is prepared."""
-        try:
-            while self._prepared:
-                prepared = self._prepared.values()
-                line = ((e.arrival, e.key, e.patches.num_patches) for e in prepared)
-                keys = next_batch(line, self._config.max_batch_patches)
-                batch = [self._prepared.pop(key) for key in keys]
+        """One batch after the other, while there may be one more under way and there is one."""
+        while self._num_batches < self._engine.max_batches and (batch := self._next_batch()):
+            self._num_batches += 1
+            try:
                 patches = [encoding.patches for encoding in batch]
                 for encoding in batch:
                     self.fire(encoding, fsm.BatchStarted())
                 for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
                     self.fire(encoding, outcome)
-        finally:
-            self._batch_running = False
+            finally:
+                self._num_batches -= 1
+
+    def _next_batch(self) -> list[Encoding]:
+        """Taken from those that are prepared."""
+        line = ((e.arrival, e.key, e.patches.num_patches) for e in self._prepared.values())
+        max_patches, is_behind = self._config.max_batch_patches, self._num_batches > 0
+        keys = next_batch(line, max_patches, is_behind=is_behind)
+        return [self._prepared.pop(key) for key in keys]
 
     async def _encode(self, patches: list[Any]) -> list[Event]:
         try:

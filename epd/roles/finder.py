@@ -23,6 +23,8 @@ LOOK_EVERY_S = 1.0
 class NoTower:
     """A `VisionEngine` for rows in host memory that others have made."""
 
+    max_batches = 1
+
     def __init__(self, contract: RowContract) -> None:
         self.contract = contract
 

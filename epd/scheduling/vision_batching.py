@@ -4,6 +4,10 @@ patches.
 Which thread was faster does not matter: of the pictures that are prepared when a batch begins, the
 oldest go.  One that is still being prepared is passed over and keeps its place, so a slow picture
 holds up nobody.  A picture larger than the budget goes alone; it never blocks the line.
+
+While a batch is under way, the next may be queued behind it, so that the device goes from one to
+the other at once.  It must be half full then: a batch of few pictures costs nearly as much as one
+of many, and those that come meanwhile could have gone along.
 """
 
 from __future__ import annotations
@@ -11,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def next_batch(prepared: Iterable[tuple[int, str, int]], max_patches: int) -> list[str]:
-    """The keys of the next batch from `(arrival, key, num_patches)`, in any order."""
+def next_batch(
+    prepared: Iterable[tuple[int, str, int]], max_patches: int, *, is_behind: bool = False
+) -> list[str]:
+    """The keys of the next batch from `(arrival, key, num_patches)`, in any order; none, when it
+    would be behind another one and is not worth it yet."""
     batch: list[str] = []
     total = 0
     for _, key, num_patches in sorted(prepared):
@@ -20,4 +27,4 @@ def next_batch(prepared: Iterable[tuple[int, str, int]], max_patches: int) -> li
             break
         batch.append(key)
         total += num_patches
-    return batch
+    return [] if is_behind and 2 * total < max_patches else batch

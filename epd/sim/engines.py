@@ -61,6 +61,7 @@ class SimVisionEngine:
     ) -> None:
         self.device = device
         self._quantum_s = max_quantum_s
+        self.max_batches = 2 if max_quantum_s else 1
         self._pool = pool
         self._costs = costs
         self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker

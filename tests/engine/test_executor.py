@@ -14,7 +14,7 @@ import pytest
 
 from epd.engine.base import DeviceLost, EngineError
 from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, _Threads
+from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, _Job, _Threads
 
 PATIENCE_S = 30.0
 
@@ -294,6 +294,31 @@ async def test_what_raises_around_a_call_fails_the_call_and_all_behind_it() -> N
         threads = _Threads("device", 1, 16, ReturnCompletion())
         futures = [threads.submit(int, ()) for _ in range(3)]
         for future in futures:
+            with pytest.raises(DeviceLost, match="a slip of ours"):
+                await asyncio.wait_for(future, PATIENCE_S)
+
+
+async def test_long_calls_that_were_put_off_fail_with_the_thread() -> None:
+    """One after which a slip comes, while two others wait for its end."""
+    queued = threading.Event()
+    run = _Threads._run
+
+    def around(self: _Threads, job: _Job) -> None:
+        run(self, job)
+        raise KeyError("a slip of ours")
+
+    def long() -> None:
+        assert queued.wait(PATIENCE_S)
+        threads._is_due = True
+        threads.give_way()
+
+    with mock.patch.object(_Threads, "_run", around):
+        threads = _Threads("device", 1, 16, ReturnCompletion())
+        futures = [threads.submit(long, (), is_long=True)]
+        futures += [threads.submit(int, (), is_long=True) for _ in range(2)]
+        queued.set()
+        assert await asyncio.wait_for(futures[0], PATIENCE_S) is None
+        for future in futures[1:]:
             with pytest.raises(DeviceLost, match="a slip of ours"):
                 await asyncio.wait_for(future, PATIENCE_S)
 

@@ -9,46 +9,33 @@ import pytest
 import torch
 from torch import nn
 
-from epd.engine import executor as executors
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.executor import DeviceExecutor
-from epd.engine.slices import PER_QUANTUM, Slices
+from epd.engine.slices import Slices
 from tests.engine.test_executor import PATIENCE_S, Events, until
 
 NUM_LAYERS = 12
 LAYER_S = 0.125  # as was measured
 
 
-class Clock:
-    """Each layer takes as long as was measured."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.mark.parametrize(
-    ("quantum_s", "served_behind"), [(0.0, 12), (0.5, 4), (1.0, 8), (0.01, 1), (9.0, 12)]
+    ("quantum_s", "served_behind"),
+    [
+        (0.0, [12, 12, 12]),
+        (0.5, [4, 8, 12]),
+        (1.0, [6, 12, 12]),
+        (0.01, [1, 2, 3]),
+        (9.0, [12] * 3),
+    ],
 )
-async def test_who_has_waited_for_a_quantum_is_served(
-    quantum_s: float, served_behind: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
+async def test_one_call_is_served_at_each_cut(quantum_s: float, served_behind: list[int]) -> None:
     executor = DeviceExecutor()
-    monkeypatch.setattr(executors, "time", clock)
     layers = [nn.Linear(4, 4) for _ in range(NUM_LAYERS)]
     slices, model = Slices(executor, layers, quantum_s), nn.Sequential(*layers)
     slices.measured(100, LAYER_S * NUM_LAYERS)
     order: list[int] = []
-
-    def passed(*_: object) -> None:
-        clock.now_s += LAYER_S
-        order.append(len(order))
-
     for layer in layers:
-        layer.register_forward_hook(passed)
+        layer.register_forward_hook(lambda *_: order.append(len(order)))
     queued, go = threading.Event(), threading.Event()
 
     def run() -> torch.Tensor:
@@ -58,22 +45,19 @@ async def test_who_has_waited_for_a_quantum_is_served(
         with torch.inference_mode():
             return model(torch.ones(4))
 
-    await executor.launch(lambda: None)  # the step before
-    batch = executor.launch(run)
+    batch = executor.launch_long(run)
     assert await asyncio.to_thread(queued.wait, PATIENCE_S)
-    step = executor.launch(lambda: len(order))
+    steps = [executor.launch(lambda: len(order)) for _ in served_behind]
     go.set()
     rows = await batch
-    assert await step == served_behind
-    assert slices._per_slice == max(1, int(quantum_s / PER_QUANTUM / LAYER_S)) * bool(quantum_s)
+    assert await asyncio.gather(*steps) == served_behind
     with torch.inference_mode():
         assert torch.equal(rows, model(torch.ones(4)))
-    monkeypatch.undo()
     await executor.close()
 
 
 async def test_one_slice_is_ahead_of_the_device() -> None:
-    """At the second cut it waits until the device has passed the first one."""
+    """Before each slice it waits until the device has begun the last one, of the run before too."""
     events = Events()
     executor = DeviceExecutor(completion=CudaEventBridge(events))
     layers = [nn.Linear(4, 4) for _ in range(4)]
@@ -81,20 +65,72 @@ async def test_one_slice_is_ahead_of_the_device() -> None:
     slices.measured(1, 1.0)
 
     def run() -> None:
-        slices.begin(1)
-        with torch.inference_mode():
-            model(torch.ones(4))
+        for _ in range(2):
+            slices.begin(1)
+            with torch.inference_mode():
+                model(torch.ones(4))
 
-    batch = executor.launch(run)
-    for passed in range(2):
+    batch = executor.launch_long(run)
+    for passed in range(7):
         await until(lambda passed=passed: len(events.made) == 2 + passed)  # type: ignore[misc]
         await asyncio.sleep(0.01)
         assert len(events.made) == 2 + passed
         events.made[passed].passed.set()
-    await until(lambda: len(events.made) == 4)  # three cuts, and the call
+    await until(lambda: len(events.made) == 9)  # eight cuts, and the call
     for event in events.made:
         event.passed.set()
     await batch
+    assert await executor.close()
+
+
+async def test_long_calls_and_others_take_turns() -> None:
+    """A long call is never run within another, and one other is run before each of its parts."""
+    executor = DeviceExecutor()
+    started, go = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def long(name: str) -> None:
+        started.set()
+        assert go.wait(PATIENCE_S)
+        for part in range(3):
+            executor.give_way()
+            order.append(f"{name}{part}")
+
+    calls = [executor.launch_long(long, "a")]
+    assert await asyncio.to_thread(started.wait, PATIENCE_S)
+    calls += [executor.launch_long(long, "b"), executor.launch_long(long, "c")]
+    calls += [executor.launch(order.append, str(i)) for i in range(5)]
+    closing = asyncio.ensure_future(executor.close())
+    await asyncio.sleep(0.01)
+    go.set()
+    await asyncio.gather(*calls)
+    assert order == ["a0", "0", "a1", "1", "a2", "2", "b0", "3", "b1", "4", "b2", "c0", "c1", "c2"]
+    assert await closing
+
+
+async def test_whoever_has_just_been_run_is_owed_nothing() -> None:
+    """A long call that begins behind another call begins at once."""
+    executor = DeviceExecutor()
+    started, go = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        started.set()
+        assert go.wait(PATIENCE_S)
+        order.append("0")
+
+    def long(name: str) -> None:
+        for part in range(2):
+            executor.give_way()
+            order.append(f"{name}{part}")
+
+    await executor.launch_long(long, "a")
+    calls = [executor.launch(first)]
+    assert await asyncio.to_thread(started.wait, PATIENCE_S)
+    calls += [executor.launch_long(long, "b"), executor.launch(order.append, "1")]
+    go.set()
+    await asyncio.gather(*calls)
+    assert order == ["a0", "a1", "0", "b0", "1", "b1"]
     assert await executor.close()
 
 
@@ -106,11 +142,11 @@ async def test_a_call_that_gives_way_is_finished_before_the_end() -> None:
     def run() -> str:
         started.set()
         assert go.wait(PATIENCE_S)
-        executor.give_way(0.0)
-        executor.give_way(0.0)
+        for _ in range(3):
+            executor.give_way()
         return "whole"
 
-    batch = executor.launch(run)
+    batch = executor.launch_long(run)
     step = executor.launch(lambda: "step")
     assert await asyncio.to_thread(started.wait, PATIENCE_S)
     closing = asyncio.ensure_future(executor.close())

@@ -52,8 +52,24 @@ async def test_slices_change_no_row(family: str, driver: Callable[[str], Driver]
         assert isinstance(rows, Rows) and isinstance(expected, Rows)
         assert torch.equal(rows.tensor, expected.tensor)
     assert sliced._slices._per_slice == 1 and sliced._slices._layer > 1
-    assert all(other.done() for other in others)
+    assert sum(other.done() for other in others) >= min(len(others), sliced._slices._layer - 1)
     await executor.close()
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_the_largest_picture_of_a_batch(family: str, driver: Callable[[str], Driver]) -> None:
+    """Layers are measured on it: one that is enlarged to the model's least size tells nothing."""
+    vision = vision_of(driver(family))
+    smallest = vision._picture(1).num_patches
+    assert vision._scale_of(1) == 1
+    for most in (2 * smallest, 5 * smallest):
+        scale = vision._scale_of(most)
+        smaller, found, larger = (
+            vision._picture(size).num_patches for size in (max(1, scale - 1), scale, scale + 1)
+        )
+        assert found <= most
+        assert smaller < found or scale == 1, "of those with as many patches it is the smallest"
+        assert larger > most or family == "llava_onevision"  # no picture has more
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)

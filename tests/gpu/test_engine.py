@@ -13,7 +13,9 @@ import torch
 from epd.config import EngineConfig
 from epd.engine.base import PENDING, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.flat_batch import FlatBatch
 from epd.engine.forward import FusedForward
+from epd.engine.graphs import PromptGraphs
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver
@@ -50,7 +52,8 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
     serving = gpu_driver(family)
     forward = serving.language.forward
     assert isinstance(forward, FusedForward)
-    assert (forward.graphs is not None) == (family != "qwen3_vl_moe")
+    for graphs in (forward.graphs, forward.prompt_graphs):
+        assert (graphs is not None) == (family != "qwen3_vl_moe")
     golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in cases(family)]
     for chunk in (4096, 16):
         requests = [
@@ -87,13 +90,24 @@ async def test_videos_equal_transformers(family: str, gpu_driver: Callable[..., 
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
 
-async def test_graphs_change_nothing(gpu_driver: Callable[..., Driver]) -> None:
-    """Padded batches (F25): tokens as without graphs, and no block of a neighbour moves."""
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+async def test_graphs_change_nothing(
+    family: str, gpu_driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded batches (F25), of decodes and with prompts: tokens as without graphs, and no block of
+    a neighbour moves."""
     texts = {}
+    replays: list[int] = []
     for graphs in (True, False):
-        serving = gpu_driver("qwen3", "bfloat16", graphs)
+        serving = gpu_driver(family, graphs=graphs)
+        forward = serving.language.forward
+        assert isinstance(forward, FusedForward)
+        if forward.prompt_graphs is not None:
+            monkeypatch.setattr(forward, "prompt_graphs", Counted(forward.prompt_graphs, replays))
         untouched = [
-            block for block in range(serving.language.num_blocks) if block not in serving.free[-40:]
+            block
+            for block in range(serving.language.num_blocks)
+            if block not in serving.free[-400:]
         ]
         before = serving.language.pool.tensor[untouched].clone()
         knobs: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "max_tokens": 9}
@@ -103,10 +117,29 @@ async def test_graphs_change_nothing(gpu_driver: Callable[..., Driver]) -> None:
             )
             for i in range(5)
         ]
+        if family == "qwen3_vl":
+            requests += [
+                await serving.request(f"p{i}", prompt, images, seed=i, **knobs)
+                for i, (prompt, images) in enumerate(cases(family))
+            ]
         texts[graphs] = await serving.run(requests, 16)
         assert torch.equal(serving.language.pool.tensor[untouched], before)
         serving.release(requests)
     assert texts[True] == texts[False]
+    assert len(replays) > 3
+
+
+class Counted:
+    """Captured steps with prompts; notes their tokens."""
+
+    def __init__(self, graphs: PromptGraphs, replays: list[int]) -> None:
+        self.fill = graphs.fill
+        self._graphs = graphs
+        self._replays = replays
+
+    def replay(self, flat: FlatBatch, *arguments: Any) -> torch.Tensor:
+        self._replays.append(flat.shape.num_tokens)
+        return self._graphs.replay(flat, *arguments)
 
 
 async def test_pending_tokens(gpu_driver: Callable[..., Driver]) -> None:

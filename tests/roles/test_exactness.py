@@ -60,7 +60,7 @@ class SlowVision:
     """Gives up picture after picture, each when it is told to; `damage` may change rows."""
 
     def __init__(self, vision: Any, damage: Callable[[Rows], Rows] = lambda rows: rows) -> None:
-        self.contract = vision.contract
+        self.contract, self.max_batches = vision.contract, vision.max_batches
         self.preprocess = vision.preprocess
         self._vision = vision
         self._damage = damage

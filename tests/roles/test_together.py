@@ -240,7 +240,8 @@ class Spoiling:
     """A tower that damages one row of each picture."""
 
     def __init__(self, tower: Any, damage: Damage) -> None:
-        self.contract, self.preprocess = tower.contract, tower.preprocess
+        self.contract, self.max_batches = tower.contract, tower.max_batches
+        self.preprocess = tower.preprocess
         self._tower, self._damage = tower, damage
 
     async def encode(self, batch: Sequence[Any]) -> list[Any]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import msgspec
+import pytest
+
+from epd.engine.base import Patches
 from epd.fsm.encoding import BatchStarted, Encoding, PreprocessSucceeded, Requested
 from epd.fsm.kernel import Event, Machine, State
 from epd.sim.cluster import Cluster, Settings
 from epd.sim.device import Costs
+from epd.sim.engines import SimVisionEngine
 from epd.sim.golden import Picture
 from epd.sim.process import SimProcess
 from epd.sim.run import Plan, run
@@ -67,3 +74,28 @@ def test_batches_are_composed_in_order_of_arrival() -> None:
         places = [place[key] for key in taken]
         assert places == sorted(places)
         assert all(places[-1] < place[key] for key in left), "an older one was passed over"
+
+
+@pytest.mark.parametrize(("quantum_ms", "most"), [(0.0, 1), (4.0, 2)])
+def test_a_batch_is_queued_behind_the_one_under_way(
+    quantum_ms: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where batches are cut; a third one is not."""
+    asks = tuple(
+        Ask(n, 1.0, (20, 21), tuple((0, Picture(f"{n}/{i}", GRIDS[i])) for i in range(3)))
+        for n in range(8)
+    )
+    encode, seen = SimVisionEngine.encode, [0]
+
+    async def counted(self: SimVisionEngine, batch: Sequence[Patches]) -> list[Any]:
+        seen.append(seen[-1] + 1)
+        try:
+            return await encode(self, batch)
+        finally:
+            seen.append(seen[-1] - 1)
+
+    monkeypatch.setattr(SimVisionEngine, "encode", counted)
+    engine = msgspec.structs.replace(Settings().engine, max_quantum_ms=quantum_ms)
+    result = run(Plan(5, "1e1pd", asks, settings=replace(Settings(), engine=engine)))
+    assert result.passed, result.violations
+    assert max(seen) == most and seen[-1] == 0

@@ -14,7 +14,8 @@ unnormalised sum with its maximum and weight; `_combine` joins them (FlashDecodi
 chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
 may see are summed without a mask; only the diagonal needs one.
 
-A row of length 0 (padding of a captured batch) gives zeros and reads nothing.
+What pads a captured batch (rows behind its decodes, tiles of no sequence) is left at once: programs
+for it read nothing and write nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ def _rows(indices, first, position, block_stride, row_stride, ok, BLOCK_SIZE: tl
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _decode(
-    query, keys, values, indptr, indices, seq_lens, out, parts, stats, scale, block_stride,
-    num_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    query, keys, values, decodes, indptr, indices, seq_lens, out, parts, stats, scale,
+    block_stride, num_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    if sequence >= tl.load(decodes):
+        return
     length = tl.load(seq_lens + sequence)
     first = tl.load(indptr + sequence)
     part = tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N) * BLOCK_N
@@ -98,10 +101,12 @@ def _decode(
 
 @triton.jit(do_not_specialize=["num_splits"])
 def _combine(
-    parts, stats, out, num_splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    parts, stats, out, decodes, num_splits, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)  # sequence and head
+    if at >= tl.load(decodes) * NUM_HEADS:
+        return
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
     ok = s < num_splits
@@ -161,6 +166,8 @@ def _prefill(
     BLOCK_N: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(tiles + tl.program_id(1) * 2)
+    if sequence < 0:
+        return
     m = tl.load(tiles + tl.program_id(1) * 2 + 1) + tl.arange(0, BLOCK_M)
     m0 = tl.load(tiles + tl.program_id(1) * 2 + 1)
     head = tl.program_id(0)
@@ -204,9 +211,9 @@ def attend(
     scaling: float,
 ) -> torch.Tensor:
     out = torch.empty_like(query)
-    if batch.num_decodes:
+    if batch.shape.num_decodes:
         _launch_decode(query, keys, values, batch, scaling, out)
-    if batch.num_tiles:
+    if batch.shape.num_tiles:
         _launch_prefill(query, keys, values, batch, scaling, out)
     return out
 
@@ -220,8 +227,9 @@ def _launch_decode(
     out: torch.Tensor,
 ) -> None:
     block_size, num_kv_heads, head_dim = keys.shape[1:]
-    num_heads, count = query.shape[1], batch.num_decodes
-    splits = num_splits_for(count, num_kv_heads)
+    num_heads, count = query.shape[1], batch.shape.num_decodes
+    # Beside prompts there may be room for more decodes than there are.
+    splits = num_splits_for(-(-count // 2) if batch.shape.num_tiles else count, num_kv_heads)
     block_d = triton.next_power_of_2(head_dim)
     exact = query.dtype == torch.float32
     parts = stats = out
@@ -229,17 +237,17 @@ def _launch_decode(
         parts = query.new_empty(count * num_heads * splits * block_d, dtype=torch.float32)
         stats = query.new_empty(count * num_heads * splits * 2, dtype=torch.float32)
     _decode[(count, num_kv_heads, splits)](
-        query, keys, values, batch.indptr, batch.indices, batch.seq_lens, out, parts, stats,
-        scaling * LOG2E, keys.stride(0), splits, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_heads // num_kv_heads,
+        query, keys, values, batch.decodes, batch.indptr, batch.indices, batch.seq_lens, out,
+        parts, stats, scaling * LOG2E, keys.stride(0), splits, NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads,
         BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)), HEAD_DIM=head_dim,
         BLOCK_D=block_d, BLOCK_SIZE=block_size, BLOCK_N=32 if exact else 64, SPLIT=splits > 1,
         EXACT=exact, num_warps=4, num_stages=2 if exact else 3,
     )  # fmt: skip
     if splits > 1:
         _combine[(count * num_heads,)](
-            parts, stats, out, splits, HEAD_DIM=head_dim, BLOCK_D=block_d,
-            BLOCK_S=MAX_SPLITS, num_warps=4,
+            parts, stats, out, batch.decodes, splits, NUM_HEADS=num_heads, HEAD_DIM=head_dim,
+            BLOCK_D=block_d, BLOCK_S=MAX_SPLITS, num_warps=4,
         )  # fmt: skip
 
 
@@ -254,7 +262,7 @@ def _launch_prefill(
     block_size, num_kv_heads, head_dim = keys.shape[1:]
     exact = query.dtype == torch.float32
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
-    _prefill[(query.shape[1], batch.num_tiles)](
+    _prefill[(query.shape[1], batch.shape.num_tiles)](
         query, keys, values, batch.tiles, batch.cu_q, batch.indptr, batch.indices, batch.seq_lens,
         out, scaling * LOG2E, keys.stride(0), NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,

@@ -1,0 +1,178 @@
+"""Steps with prompts in captured shapes: the same answers, and nothing of what pads them is seen.
+
+A recorder that runs the call again stands for a captured graph: it reads and writes the same
+memory, and no argument of the call can change.  On a GPU, tests/gpu/test_engine.py has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from epd.engine.base import StepSequence
+from epd.engine.decoder import AddedRows
+from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
+from epd.engine.graphs import COARSE_STEP, FINE_STEP, FINE_TOKENS, MAX_CHUNKS, PromptGraphs, Rooms
+from tests.engine.driver import Driver
+from tests.engine.reference import reference_generate
+from tests.engine.test_decoder import fuse, fused  # noqa: F401  (a fixture)
+from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.tiny_models import FAMILIES
+
+TILE = 64
+
+
+class Again:
+    """A recorder; `replays` counts what it ran again."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        result = call().clone()
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(call())
+
+        return replay, result
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if "moe" not in f])
+async def test_answers_are_the_same(
+    family: str,
+    fused: Callable[[str], Driver],  # noqa: F811
+) -> None:
+    """Prompts with and without pictures in chunks beside decodes; no block of another moves."""
+    serving = fused(family)
+    language, again = serving.language, Again()
+    language.forward.capture(again, max_running=8, max_prompt_tokens=256)  # type: ignore[attr-defined]
+    language.pool.tensor.fill_(3.0)
+    asked = cases(family)
+    golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in asked]
+    requests = [
+        await serving.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
+        for i, (prompt, images) in enumerate(asked)
+    ]
+    used = {block for request in requests for block in request.blocks}
+    assert await serving.run(requests, 16) == golden
+    assert again.replays > NEW_TOKENS
+    others = [block for block in range(language.num_blocks) if block not in used]
+    assert others and bool((language.pool.tensor[others] == 3.0).all())
+
+
+async def test_who_is_told_of_layers_sees_them_one_by_one(
+    fused: Callable[[str], Driver],  # noqa: F811
+) -> None:
+    language, again = fused("qwen3").language, Again()
+    language.forward.capture(again, max_running=8, max_prompt_tokens=256)  # type: ignore[attr-defined]
+    prompt = StepSequence("a", list(b"the quick brown fox"), 0, (1, 2), None)
+    told: list[int] = []
+    await language.step([prompt], told.append)
+    assert told and not again.replays
+    await language.step([prompt])
+    assert again.replays == 1
+
+
+def test_the_smallest_room_that_holds_a_step() -> None:
+    rooms = Rooms(1200, 48, TILE)
+    shapes = list(rooms)
+    assert len(set(shapes)) == len(shapes) == (16 + 2) * 4
+    assert shapes[0] == Shape(1280, 48 + MAX_CHUNKS, 48, 20 + MAX_CHUNKS)
+    most = {"tokens": [1280], "decodes": [1] * 48 + [1232], "chunks": [2] * MAX_CHUNKS}
+    for counts in (
+        [5],
+        [1] * 9 + [100],
+        [1] * 40 + [500],
+        [1] * 33,
+        [1024],
+        [1025],
+        *most.values(),
+    ):
+        needed = shape_of(counts, TILE)
+        room = rooms.holding(needed)
+        assert room is not None and room in shapes
+        assert all(a >= b for a, b in zip(room, needed, strict=True))
+        step = FINE_STEP if needed.num_tokens <= FINE_TOKENS else COARSE_STEP
+        assert room.num_tokens - needed.num_tokens < step
+        fits = [s.num_decodes for s in shapes if s.num_decodes >= needed.num_decodes]
+        assert room.num_decodes == min(fits)
+    for name, counts in most.items():
+        assert rooms.holding(shape_of([*counts, counts[-1]], TILE)) is None, name
+    assert rooms.holding(shape_of([1] * 49, TILE)) is None
+    assert {s.num_tokens for s in Rooms(600, 8, TILE)} == set(range(64, 641, 64))
+    assert {s.num_decodes for s in Rooms(600, 8, TILE)} == {0, 8}
+
+
+def test_what_pads_is_nobodys() -> None:
+    """Whatever the numbers, a room has what the batch has, and behind it nothing that is read."""
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        counts = [1] * int(rng.integers(0, 9)) + rng.integers(2, 90, rng.integers(0, 5)).tolist()
+        starts = rng.integers(0, 60, len(counts)).tolist()
+        sequences = []
+        for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            table = np.arange(100 * i, 100 * i + 20, dtype=np.int32)
+            ids = rng.integers(1, 99, count).tolist()
+            sequences.append(FlatSequence(ids, start, table, start))
+        needed = shape_of(counts, TILE)
+        room = Shape(*(size + int(rng.integers(0, 9)) for size in needed))
+        exact = view(*_tensor(pack(sequences, 16, TILE)), TILE)
+        padded = view(*_tensor(pack(sequences, 16, TILE, room)), TILE)
+        assert padded.shape == room and exact.shape == needed
+        assert int(padded.decodes) == needed.num_decodes
+        _assert_begins(padded, exact, needed)
+        assert (padded.slots[needed.num_tokens :] == -1).all()
+        assert (padded.sources == -1).all()
+        assert not padded.seq_lens[needed.num_sequences :].any()
+        assert (padded.cu_q[needed.num_sequences :] == needed.num_tokens).all()
+        assert (padded.tiles[needed.num_tiles :] == -1).all()
+
+
+def _tensor(packed: tuple[np.ndarray, Shape]) -> tuple[torch.Tensor, Shape]:  # type: ignore[type-arg]
+    return torch.from_numpy(packed[0]), packed[1]
+
+
+def _assert_begins(padded: FlatBatch, exact: FlatBatch, needed: Shape) -> None:
+    for name in ("ids", "slots", "seq_lens", "cu_q", "indptr", "tiles", "indices"):
+        expected = getattr(exact, name)
+        assert torch.equal(getattr(padded, name)[: len(expected)], expected), name
+    assert torch.equal(padded.positions[:, : needed.num_tokens], exact.positions)
+
+
+def test_rows_of_one_step_are_gone_in_the_next() -> None:
+    """Deepstack rows are added where they stand, and at no token of a later step."""
+    seen: list[torch.Tensor] = []
+
+    def layers(embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]) -> torch.Tensor:
+        (rows,) = added
+        assert rows.at == 0 and rows.rows.shape == (2, len(embeds), 4)
+        seen.append(rows.rows.clone())
+        return embeds + rows.rows.sum(dim=0)
+
+    graphs = PromptGraphs(layers, torch.zeros(1, 4), 2, Rooms(256, 4, TILE), 16, TILE, 64, Again())
+    for count, at, width in ((200, 50, 100), (90, 0, 10), (130, 100, 20), (40, 0, 0)):
+        table = np.arange(20, dtype=np.int32)
+        part = FlatSequence([7] * count, 0, table, 0)
+        flat = graphs.fill([part], shape_of([count], TILE))
+        assert flat is not None
+        embeds = torch.randn(len(flat.ids), 4)
+        rows = torch.randn(2, width, 4)
+        expected = embeds.clone()
+        expected[at : at + width] += rows.sum(dim=0)
+        added = [AddedRows(at, rows)] if width else []
+        torch.testing.assert_close(graphs.replay(flat, embeds, added), expected)
+
+
+def test_more_blocks_than_there_is_room_for_are_not_captured() -> None:
+    graphs = PromptGraphs(
+        lambda embeds, flat, added: embeds, torch.zeros(1, 4), 0, Rooms(64, 4, TILE), 16, TILE, 4,
+        Again(),
+    )  # fmt: skip
+    table = np.arange(20, dtype=np.int32)
+    for start, fits in ((0, True), (32, True), (260, False)):
+        part = FlatSequence([7] * 31, start, table, 0)
+        assert (graphs.fill([part], shape_of([31], TILE)) is not None) is fits, start
