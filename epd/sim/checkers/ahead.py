@@ -33,7 +33,7 @@ class Ahead:
         except ValueError:
             return 0, capacity
         machine = instance.encode.encodings.get(key)
-        if machine is None:
+        if machine is None or machine.stored:  # that began with its look into the storage
             return 0, capacity
         found = (instance.transfers.find(room, Side.PRODUCER) for room in machine.rooms)
         if any(transfer is not None and transfer.grant is not None for transfer in found):
