@@ -41,6 +41,10 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and pictures
 	$(PYTEST) -m "long and not gpu"
 
+.PHONY: test-kills
+test-kills: $(STAMP)  ## Real processes: every kill and migration, every family in every topology
+	$(PYTEST) tests/e2e/test_kill.py tests/e2e/test_exactness.py
+
 .PHONY: test-clients
 test-clients: $(STAMP)  ## Released openai packages against real processes (needs a package index)
 	$(BIN)/python -m pytest -m clients tests/clients
