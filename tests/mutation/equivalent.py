@@ -8,6 +8,11 @@ from __future__ import annotations
 REASONS: dict[str, dict[str, str]] = {
     "epd/fsm/kernel.py": {
         "Table._edge: edge.before[0] -> edge.before[-1]": "a row has one callback",
+        "Table._define: transitions.Machine(model=None, states=list(self.states),"
+        " initial=self.initial, auto_transitions=False, send_event=True) ->"
+        " transitions.Machine(states=list(self.states), initial=self.initial,"
+        " auto_transitions=False, send_event=True)": "it is read from, and drives nobody: a model"
+        " of its own changes nothing that is read",
     },
     "epd/roles/step_loop.py": {
         "StepLoop._launch: entry.decoding or request.decode_here -> entry.decoding": (

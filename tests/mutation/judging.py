@@ -70,7 +70,7 @@ def session(files: Sequence[str], scratch: Path, run: Run) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     plugin = Plugin(run)
-    options = ["-q", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "--capture=no", "-p", "no:cacheprovider"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported
     options += [
         "-m",

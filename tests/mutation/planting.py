@@ -59,9 +59,11 @@ def serve(mutant: Mutant) -> None:
 def functions(modules: list[str]) -> dict[Where, list[FunctionType]]:
     """The live functions of modules, given by name, by where they were written."""
     wanted, found = set(modules), dict[Where, list[FunctionType]]()
+    gc.unfreeze()  # what collecting has imported is kept from garbage collections, and from here
     for thing in gc.get_objects():
         if type(thing) is FunctionType and thing.__module__ in wanted:  # asking more runs code
             found.setdefault(_where(thing.__code__), []).append(thing)
+    gc.freeze()
     return found
 
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from epd.roles.compose import Gateway, Instance
+from epd.sim.client import Clients, Record
 from epd.sim.cluster import GATEWAY, Cluster, Node, Settings
+from epd.sim.golden import Picture
+from epd.sim.workload import Ask
 from epd.sim.world import World
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 DEFAULTS = Settings()
+TEXT = (11, 12, 13, 14)
 
 
 class Simulated:
     """`cluster` in its `world`, ready to serve."""
 
     def __init__(self, topology: str, settings: Settings) -> None:
+        self.settings = settings
         self.world = World(1)
         self.cluster = Cluster(self.world, topology, settings)
         self.cluster.start()
+        self._clients = Clients(self.cluster, ())
         self.pass_time(1.0)
 
     def pass_time(self, for_s: float) -> None:
@@ -42,6 +48,12 @@ class Simulated:
         gateway = self.node(GATEWAY).gateway
         assert gateway is not None
         return gateway
+
+    def ask(self, *pictures: Picture, **wishes: Any) -> Record:
+        """A client asks now; the record is what it sees."""
+        placed = tuple((1 + n, picture) for n, picture in enumerate(pictures))
+        ask = Ask(len(self._clients.records), self.world.loop.now_s, TEXT, placed, **wishes)
+        return self._clients.add(ask)
 
     def within(
         self, name: str, call: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs

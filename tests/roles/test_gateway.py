@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from epd.api.port import Leave
 from epd.sim.cluster import GATEWAY
+from epd.sim.golden import Picture
+from epd.sim.workload import Ask
 from tests.roles.simulated import simulated
 
 
@@ -29,3 +31,46 @@ def test_who_waits_for_the_conclusion_is_told_of_it() -> None:
         cluster.within(GATEWAY, stream.cancel, Leave.GONE, "the client left")
         cluster.pass_time(1.0)
         assert told == [True]
+
+
+def test_a_picture_that_takes_long_is_asked_for_once() -> None:
+    """A stage that ends with rows: the encoder has accepted, so silence is no reason to go on."""
+    with simulated("2e1pd") as cluster:
+        role = cluster.gateway.role
+        for name in ("e0", "e1"):
+            cluster.node(name).devices[0].hung = True
+        ask = Ask(1, 0.0, (11, 12, 13), ((1, Picture("slow")),), 3, 1)
+        stream = cluster.within(GATEWAY, role.submit, ask.generation("encode"))
+        machine = role._open[stream.request_id]
+        cluster.pass_time(2 * cluster.settings.timing.accept_timeout_s)
+        assert machine.attempt == 1
+        for name in ("e0", "e1"):
+            cluster.within(name, cluster.node(name).devices[0].release)
+        cluster.pass_time(1.0)
+        assert machine.terminal and machine.attempt == 1
+
+
+def test_who_does_not_confirm_an_abort_is_not_waited_for() -> None:
+    with simulated("1e1p1d") as cluster:
+        timing = cluster.settings.timing
+        cluster.node("d0").devices[0].hung = True
+        stream = cluster.within(
+            GATEWAY, cluster.gateway.role.submit, Ask(1, 0.0, (11,), (), 30, 1).generation()
+        )
+        cluster.pass_time(0.3)
+        for name in ("p0", "d0"):  # silent, and not yet lost
+            cluster.world.network.block(name, GATEWAY)
+        cluster.within(GATEWAY, stream.cancel, Leave.GONE, "the client left")
+        cluster.pass_time(0.5 * timing.abort_timeout_s)
+        assert cluster.gateway.is_busy()
+        cluster.pass_time(0.7 * timing.abort_timeout_s)
+        assert not cluster.gateway.is_busy()
+
+
+def test_who_has_left_is_not_watched() -> None:
+    with simulated("2e1pd") as cluster:
+        watch = "instance/e0:1"
+        assert cluster.gateway.actor.armed(watch)
+        cluster.within("e0", cluster.instance("e0").member.leave)
+        cluster.pass_time(0.1)
+        assert not cluster.gateway.actor.armed(watch)

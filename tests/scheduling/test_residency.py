@@ -94,3 +94,4 @@ def test_flights_end_with_their_attempt() -> None:
     flights.end("r1")
     flights.end("r2")
     assert not len(flights) and flights.encoders("a") == ()
+    assert not flights._by_hash, "nothing is kept of pictures that nobody sends"
