@@ -162,8 +162,7 @@ class GatewayRole(Role[Generation]):
         (an instance drains and its word is slow, a picture that nobody can encode) needs time."""
         pause_s = self._timing.retry_interval_s * (machine.attempt - 1)
         if pause_s:
-            name = f"generation/{machine.key}/attempt"
-            self.actor.arm(name, pause_s, lambda: self._place(machine))
+            self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
         else:
             self._place(machine)
 
@@ -172,8 +171,8 @@ class GatewayRole(Role[Generation]):
         """An instance that is restarted is back within seconds, and those of a gateway that was
         restarted join it within seconds: requests need not be lost."""
         if self._dispatcher.may_wait(machine):
-            name = f"generation/{machine.key}/attempt"
-            self.actor.arm(name, self._timing.retry_interval_s, lambda: self._place(machine))
+            pause_s = self._timing.retry_interval_s
+            self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
         else:
             self.fire(machine, fsm.PlacementTimedOut(event.reason))
 

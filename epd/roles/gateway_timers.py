@@ -16,6 +16,7 @@ from epd.fsm.generation import Do, Generation
 from epd.fsm.kernel import Event
 from epd.messages import RequestInquiry
 from epd.roles.base import Actor, Role, performs
+from epd.roles.bounds import Bounds
 from epd.roles.dispatch import DEADLINE_GRACE_S, Dispatcher
 
 
@@ -33,10 +34,23 @@ class GatewayTimers(Role[Generation]):
         self._fire = fire
         self._dispatcher = dispatcher
         self._timing = timing
+        self._bounds: dict[str, Bounds] = {}
+
+    def put(
+        self, machine: Generation, what: str, delay_s: float, callback: Callable[[], None]
+    ) -> None:
+        """(Re)start one of its clocks."""
+        bounds = self._bounds.get(machine.key)
+        if bounds is None:
+            bounds = self._bounds[machine.key] = Bounds(self.actor, f"generation/{machine.key}")
+        bounds.put(what, delay_s, callback)
+
+    def runs(self, machine: Generation, what: str) -> bool:
+        return what in self._bounds.get(machine.key, ())
 
     def disarm(self, machine: Generation) -> None:
-        for what in ("deadline", "patience", "attempt"):
-            self.actor.disarm(f"generation/{machine.key}/{what}")
+        if (bounds := self._bounds.pop(machine.key, None)) is not None:
+            bounds.close()
 
     @performs(Do.ARM_ATTEMPT)
     def arm_attempt(self, machine: Generation, event: Event) -> None:
@@ -44,17 +58,16 @@ class GatewayTimers(Role[Generation]):
         if machine.token_ids_of_attempt or machine.accepted:
             self._listen(machine, self._timing.stall_timeout_s)
         else:
-            name = f"generation/{machine.key}/attempt"
-            self.actor.arm(name, self._timing.accept_timeout_s, lambda: self._ignored(machine))
+            delay_s = self._timing.accept_timeout_s
+            self.put(machine, "attempt", delay_s, lambda: self._ignored(machine))
 
     def _listen(self, machine: Generation, left_s: float) -> None:
         """Counted by looks: a gateway that stood still has not listened meanwhile."""
         if left_s <= 0:
             self._stalled(machine)
             return
-        name = f"generation/{machine.key}/attempt"
         delay_s = min(self._timing.accept_timeout_s, left_s)
-        self.actor.arm(name, delay_s, lambda: self._inquire(machine, left_s - delay_s))
+        self.put(machine, "attempt", delay_s, lambda: self._inquire(machine, left_s - delay_s))
 
     def _inquire(self, machine: Generation, left_s: float) -> None:
         """Its last word may be lost, and whoever said it knows; a step may just take long."""
@@ -82,8 +95,7 @@ class GatewayTimers(Role[Generation]):
         limits = machine.limits
         patience_s = limits.token_s if machine.token_ids else limits.first_token_s
         machine.token_due_s = self.clock.now_s() + patience_s
-        name = f"generation/{machine.key}/patience"
-        self.actor.arm(name, patience_s, lambda: self._too_late(machine, patience_s))
+        self.put(machine, "patience", patience_s, lambda: self._too_late(machine, patience_s))
 
     def _too_late(self, machine: Generation, patience_s: float) -> None:
         which = "no further token" if machine.token_ids else "no token"
@@ -92,16 +104,18 @@ class GatewayTimers(Role[Generation]):
     @performs(Do.ARM_DEADLINE)
     def arm_deadline(self, machine: Generation, event: Event) -> None:
         """A little later than its instances, which end it with all that there is."""
-        self.actor.arm(
-            f"generation/{machine.key}/deadline",
+        self.put(
+            machine,
+            "deadline",
             machine.limits.total_s + DEADLINE_GRACE_S,
             lambda: self._fire(machine, fsm.DeadlinePassed()),
         )
 
     @performs(Do.ARM_ABORT)
     def arm_abort(self, machine: Generation, event: Event) -> None:
-        self.actor.arm(
-            f"generation/{machine.key}/attempt",
+        self.put(
+            machine,
+            "attempt",
             self._timing.abort_timeout_s,
             lambda: self._fire(machine, fsm.AbortTimedOut()),
         )

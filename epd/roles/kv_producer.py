@@ -100,8 +100,9 @@ class KvProducer(Role[Request]):
         else:
             num_full = request.num_computed // self._layout.block_size
         order = self._order(transfer, request, min(num_full, len(request.block_table)))
-        ready = transfer_fsm.PartReady(order.num_ready(num_groups) * self._layout.slot_nbytes)
-        self._transfers.fire(transfer, ready)
+        if num_ready := order.num_ready(num_groups):
+            ready = transfer_fsm.PartReady(num_ready * self._layout.slot_nbytes)
+            self._transfers.fire(transfer, ready)
 
     @performs(Do.HAND_OVER_KV)
     def hand_over_kv(self, request: Request, event: Event) -> None:

@@ -35,6 +35,7 @@ from epd.messages import (
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.prompt_scores import PromptScores, is_scored
 from epd.roles.reports import Reports
+from epd.roles.signs_of_life import SignsOfLife
 from epd.roles.speculation import Speculation
 from epd.roles.step import new_tokens, token_event, until_end
 from epd.roles.step_loop import Part, Plan, StepLoop
@@ -72,7 +73,7 @@ class Requests(Role[Request]):
         )
         engine.attach_kv(self.region.buffer)
         self._timing = timing
-        self._tell_alive_s = min(timing.stall_timeout_s, timing.token_timeout_s) / 3
+        self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self._cost = StepCost(
             config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_chunk_tokens
         )
@@ -138,15 +139,10 @@ class Requests(Role[Request]):
             self.actor.until(request.deadline_s),
             lambda: self.fire(request, fsm.DeadlinePassed()),
         )
-        self._arm_alive(request, min(self._timing.accept_timeout_s / 4, self._tell_alive_s))
+        self._alive.opened(request.key)
 
-    def _arm_alive(self, request: Request, delay_s: float) -> None:
-        """While it waits, the gateway hears now and then that it is here: a queue is not silent,
-        and silence means that a word was lost.  Not at once: the first token mostly says it."""
-        name = f"request/{request.key}/alive"
-        self.actor.arm(name, delay_s, lambda: self._tell_alive(request))
-
-    def _tell_alive(self, request: Request) -> None:
+    def _tell_alive(self, key: str) -> None:
+        request = self._requests[key]
         if request.ended_for_client:
             return
         if request.decode_here and request.num_sent < len(request.output):
@@ -154,7 +150,6 @@ class Requests(Role[Request]):
         elif not request.num_sent or self._scheduler.waits(request.key):
             here = RequestAccepted(request.request_id, request.attempt)
             self.actor.send(request.gateway, here)
-        self._arm_alive(request, self._tell_alive_s)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)
@@ -389,7 +384,8 @@ class Requests(Role[Request]):
             self.actor.times.note_stages(machine)
             self.reports.forget(machine)
             self._scores.forget(machine.key)
-            for what in ("deadline", "grace", "alive"):
+            self._alive.closed(machine.key)
+            for what in ("deadline", "grace"):
                 self.actor.disarm(f"request/{machine.key}/{what}")
 
     def peer_lost(self, peer: Address) -> None:

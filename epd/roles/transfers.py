@@ -48,6 +48,7 @@ class Transfers(Role[Transfer]):
         self._rooms: dict[tuple[str, Side], Transfer] = {}
         self._producers: dict[str, Producer] = {}
         self._consumers: dict[str, Consumer] = {}
+        self._retries: dict[Transfer, float] = {}  # when a word is said again, the first one first
         self._ended: dict[tuple[str, Side], float] = {}  # tombstones: until when, oldest first
         self.extend(Doubts(self, timing))
 
@@ -119,8 +120,11 @@ class Transfers(Role[Transfer]):
         machine.source, room = None, (machine.key, machine.side)
         if room in self._ended:  # a late word: its timers are gone
             return
-        for what in ("deadline", "wait", "retry", "grace"):
+        for what in ("deadline", "wait", "grace"):
             self.actor.disarm(self._timer(machine, what))
+        self._retries.pop(machine, None)
+        if not self._retries:
+            self.actor.disarm("transfer/retries")
         if self._rooms.get(room) is machine:
             self._ended[room] = self.clock.now_s() + self._timing.tombstone_s
             if not self.actor.armed("transfer/tombstones"):
@@ -360,16 +364,23 @@ class Transfers(Role[Transfer]):
 
     @performs(Do.ARM_RETRY)
     def _arm_retry(self, transfer: Transfer, event: Event | None) -> None:
-        self.actor.arm(
-            self._timer(transfer, "retry"),
-            self._timing.retry_interval_s,
-            lambda: self._retry(transfer),
-        )
+        """All wait equally long, so who is put off goes to the end of one line."""
+        self._retries.pop(transfer, None)
+        self._retries[transfer] = self.clock.now_s() + self._timing.retry_interval_s
+        if not self.actor.armed("transfer/retries"):
+            self.actor.arm("transfer/retries", self._timing.retry_interval_s, self._retry)
 
-    def _retry(self, transfer: Transfer) -> None:
+    def _retry(self) -> None:
         """No answer is no sign, but the link may be why."""
-        self.actor.doubt(transfer.peer)
-        self.fire(transfer, fsm.RetryDue())
+        now_s = self.clock.now_s()
+        for transfer, due_s in list(self._retries.items()):
+            if due_s > now_s:
+                self.actor.arm("transfer/retries", due_s - now_s, self._retry)
+                return
+            if self._retries.get(transfer) == due_s:  # no earlier one has changed that
+                del self._retries[transfer]
+                self.actor.doubt(transfer.peer)
+                self.fire(transfer, fsm.RetryDue())
 
     @performs(Do.ARM_GRACE)
     def arm_grace(self, transfer: Transfer, event: Event) -> None:

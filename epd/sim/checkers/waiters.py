@@ -75,7 +75,7 @@ def _placements(node: Node) -> Iterator[str]:
         unplaced = machine.state is generation.S.MIGRATING or (
             machine.state is generation.S.PREPARING and machine.prompt is not None
         )
-        if unplaced and not armed(f"generation/{key}/attempt"):
+        if unplaced and not role._timers.runs(machine, "attempt"):
             yield f"{key} is to be placed, and nobody will"
     for key, rooms in role._dispatcher._unaccepted.items():
         if rooms and not armed(f"generation/{key}/encode"):

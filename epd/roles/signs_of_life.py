@@ -1,0 +1,43 @@
+"""What is open says now and then that it is there: silence means that a word was lost.
+
+A request in a queue is silent for as long as it waits, and the gateway must not take it for lost.
+Not at once: the first token mostly says it.  One clock looks at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from epd.config import Timing
+from epd.roles.base import Actor
+
+
+class SignsOfLife:
+    """Of the requests of an instance; `tell` is called with the key of who may have been silent."""
+
+    def __init__(self, actor: Actor, timing: Timing, tell: Callable[[str], None]) -> None:
+        self._actor = actor
+        self._tell = tell
+        self._every_s = min(timing.stall_timeout_s, timing.token_timeout_s) / 3
+        self._look_s = min(timing.accept_timeout_s / 4, self._every_s)
+        self._due_s: dict[str, float] = {}
+
+    def opened(self, key: str) -> None:
+        """For the first time within two looks, which is half of what the gateway waits."""
+        self._due_s[key] = self._actor.clock.now_s() + self._look_s
+        if not self._actor.armed("request/alive"):
+            self._actor.arm("request/alive", self._look_s, self._look)
+
+    def closed(self, key: str) -> None:
+        self._due_s.pop(key, None)
+        if not self._due_s:
+            self._actor.disarm("request/alive")
+
+    def _look(self) -> None:
+        now_s = self._actor.clock.now_s()
+        for key, due_s in list(self._due_s.items()):
+            if due_s <= now_s:
+                self._due_s[key] = now_s + self._every_s
+                self._tell(key)
+        if self._due_s:
+            self._actor.arm("request/alive", self._look_s, self._look)
