@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(model_names())
     model.add_argument("name", nargs="?", default="all", help=f"one of {names}; or all")
     model.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_jobs(model)
     mutant = verbs.add_parser("mutants", help="put known bugs back; the drills must notice")
     mutant.add_argument("name", nargs="?", default="all", help="a mutant's name, or all")
     _add_seeds(mutant, 30)
@@ -138,7 +139,7 @@ def main(args: argparse.Namespace) -> int:
         "drill": cli_search.drill,
         "swarm": cli_search.swarm,
         "check": cli_search.check,
-        "model": lambda args: check_models(args.name, as_json=args.json),
+        "model": lambda args: check_models(args.name, jobs=args.jobs, as_json=args.json),
         "mutants": cli_hunt.mutants_caught,
         "replay": replay,
     }

@@ -75,6 +75,16 @@ def test_who_is_called_may_put_bounds_and_close_all() -> None:
     assert not process.armed("one")
 
 
+def test_one_bound_puts_off_another_that_is_due_as_well() -> None:
+    process = Process()
+    bounds = bounds_of(process)
+    other = partial(process.tell, "other")
+    bounds.put("one", 1.0, lambda: bounds.put("other", 1.0, other))
+    bounds.put("other", 1.0, other)
+    process.clock.run_until(10.0)
+    assert process.told == [(2.0, "other")]
+
+
 def test_signs_of_life_come_soon_and_then_seldom_and_only_of_what_is_open() -> None:
     process: Any = Process()
     timing = msgspec.structs.replace(

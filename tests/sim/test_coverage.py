@@ -68,6 +68,15 @@ def test_check_reports_what_it_searched(capsys: pytest.CaptureFixture[str]) -> N
     assert found["passed"] == 1 and found["runs"][0]["nodes"] > 10
 
 
+def test_searches_over_several_cores_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for jobs in (1, 2):
+        assert check_models("instance", jobs=jobs, as_json=True) == 0
+        runs = json.loads(capsys.readouterr().out)["runs"]
+        told.append([{**run, "wall_s": 0} for run in runs])
+    assert told[0] == told[1] and len(told[0]) > 1
+
+
 def test_check_fails_with_the_way_to_the_violation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from epd.sim.model.laws import Violation
 from epd.sim.model.scenarios import SEARCHES, Search
-from epd.sim.parallel import interrupts, progress_every_s
+from epd.sim.parallel import interrupts, progress_every_s, results
 
 
 class _Progress:
@@ -40,9 +41,13 @@ def model_names() -> tuple[str, ...]:
 
 
 def check_models(
-    name: str = "all", *, as_json: bool = False, searches: tuple[Search, ...] = SEARCHES
+    name: str = "all",
+    *,
+    jobs: int = 1,
+    as_json: bool = False,
+    searches: tuple[Search, ...] = SEARCHES,
 ) -> int:
-    """Run the searches of a machine, or all; returns the exit status.
+    """Run the searches of a machine, or all, on so many cores; returns the exit status.
 
     Raises KeyError with the known names.
     """
@@ -52,11 +57,11 @@ def check_models(
     runs: list[dict[str, Any]] = []
     interrupted = False
     try:
-        with interrupts():
-            for search in chosen:
-                runs.append(_run(search))
+        with interrupts(), contextlib.closing(results(_run, chosen, jobs)) as found:
+            for run in found:
+                runs.append(run)
                 if not as_json:
-                    _show(runs[-1])
+                    _show(run)
     except KeyboardInterrupt:
         interrupted = True
     failed = sum(bool(run["violations"]) for run in runs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from epd.sim.model.embedding import EmbeddingWorld
@@ -44,7 +45,7 @@ class Search:
 
 
 def _transfer(name: str, scenario: Scenario, at_least: int, mode: Mode = Mode.SAFETY) -> Search:
-    return Search("transfer", name, lambda: PairModel(scenario), at_least, mode)
+    return Search("transfer", name, partial(PairModel, scenario), at_least, mode)
 
 
 TRANSFER = (
@@ -89,10 +90,7 @@ def _world(
     last_at_least: int = 0,
 ) -> tuple[Search, ...]:
     """A configuration in both modes; in the second one too if it can succeed at all."""
-
-    def make() -> Model[Any]:
-        return WorldModel(begin)
-
+    make = partial(WorldModel, begin)
     safety = Search(machine, name, make, at_least)
     if not last_at_least:
         return (safety,)
@@ -100,37 +98,41 @@ def _world(
 
 
 EMBEDDING = (
-    *_world("embedding", "one room, mortal", lambda: EmbeddingWorld(("a",), ("a",)), 100, 5),
-    *_world("embedding", "two requests of one hash", lambda: EmbeddingWorld(AB), 8_000, 20),
+    *_world("embedding", "one room, mortal", partial(EmbeddingWorld, ("a",), ("a",)), 100, 5),
+    *_world("embedding", "two requests of one hash", partial(EmbeddingWorld, AB), 8_000, 20),
 )
 ENCODING = (
-    *_world("encoding", "one room, mortal", lambda: EncodingWorld(("a",), ("a",)), 100, 5),
-    *_world("encoding", "one room, tiers", lambda: EncodingWorld(("a",), tiers=True), 300, 5),
-    *_world("encoding", "two rooms of one hash", lambda: EncodingWorld(AB), 4_000, 50),
+    *_world("encoding", "one room, mortal", partial(EncodingWorld, ("a",), ("a",)), 100, 5),
+    *_world("encoding", "one room, tiers", partial(EncodingWorld, ("a",), tiers=True), 300, 5),
+    *_world("encoding", "two rooms of one hash", partial(EncodingWorld, AB), 4_000, 50),
 )
 REQUEST = (
     *_world("request", "text, decodes here", RequestWorld, 30, 8),
-    *_world("request", "text, KV leaves", lambda: RequestWorld(decode_here=False), 30, 6),
-    *_world("request", "two items, decodes here", lambda: RequestWorld(2), 50, 10),
+    *_world("request", "text, KV leaves", partial(RequestWorld, decode_here=False), 30, 6),
+    *_world("request", "two items, decodes here", partial(RequestWorld, 2), 50, 10),
     *_world(
-        "request", "two items, KV goes away", lambda: RequestWorld(2, decode_here=False), 50, 10
+        "request", "two items, KV goes away", partial(RequestWorld, 2, decode_here=False), 50, 10
     ),
-    *_world("request", "an item, its KV is held", lambda: RequestWorld(1, held=True), 30, 6),
-    *_world("request", "KV comes", lambda: RequestWorld(remote_kv=True), 20, 5),
-    *_world("request", "text, a step ahead", lambda: RequestWorld(ahead=True), 100, 10),
-    *_world("request", "two items, a step ahead", lambda: RequestWorld(2, ahead=True), 100, 10),
+    *_world("request", "an item, its KV is held", partial(RequestWorld, 1, held=True), 30, 6),
+    *_world("request", "KV comes", partial(RequestWorld, remote_kv=True), 20, 5),
+    *_world("request", "text, a step ahead", partial(RequestWorld, ahead=True), 100, 10),
+    *_world("request", "two items, a step ahead", partial(RequestWorld, 2, ahead=True), 100, 10),
     *_world(
-        "request", "KV comes, a step ahead", lambda: RequestWorld(remote_kv=True, ahead=True), 50, 5
+        "request",
+        "KV comes, a step ahead",
+        partial(RequestWorld, remote_kv=True, ahead=True),
+        50,
+        5,
     ),
 )
 GENERATION = (
-    *_world("generation", "an attempt with an item", lambda: GenerationWorld(1, 1), 100, 10),
-    *_world("generation", "an attempt with two items", lambda: GenerationWorld(2, 1), 200, 15),
-    *_world("generation", "two attempts", lambda: GenerationWorld(0, 2), 5_000, 10),
+    *_world("generation", "an attempt with an item", partial(GenerationWorld, 1, 1), 100, 10),
+    *_world("generation", "an attempt with two items", partial(GenerationWorld, 2, 1), 200, 15),
+    *_world("generation", "two attempts", partial(GenerationWorld, 0, 2), 5_000, 10),
 )
 INSTANCE = (
     *_world("instance", "two lives", InstanceWorld, 2_000),
-    *_world("instance", "a restart", lambda: InstanceWorld(replaced=True), 50, 5),
+    *_world("instance", "a restart", partial(InstanceWorld, replaced=True), 50, 5),
 )
 
 SEARCHES = (*TRANSFER, *EMBEDDING, *ENCODING, *REQUEST, *GENERATION, *INSTANCE)
