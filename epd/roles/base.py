@@ -183,6 +183,11 @@ class Actor:
         """Seconds from now to a deadline in the gateway's time."""
         return deadline_s - self.cluster_s()
 
+    @property
+    def num_timers(self) -> int:
+        """How often one was armed since the start, or put off."""
+        return self._timers.num_armed
+
     # --- tasks ------------------------------------------------------------------------------------
 
     def spawn(

@@ -42,6 +42,7 @@ class Timers:
         self._on_error = on_error
         self._armed: dict[str, _Timer] = {}
         self._heap: list[tuple[float, int, _Timer]] = []
+        self.num_armed = 0  # since the start, each time that one was put off as well
         self._serial = 0
         self._num_marked = 0
         self._wakes_s = math.inf  # when the loop looks next; -inf: it is looking now
@@ -50,6 +51,7 @@ class Timers:
 
     def arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
         """(Re)start the timer `name`; at the earliest in the loop's next turn."""
+        self.num_armed += 1
         due_s = self._clock.now_s() + delay_s if delay_s > 0.0 else self._clock.now_s()
         timer = self._armed.get(name)
         if timer is not None:

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from epd.sim.counts import count
 from epd.sim.day import DEFAULTS, HOUR_S, MIX, Day, live_through
 from epd.sim.drill import Drill
 from epd.sim.run import run
@@ -40,17 +41,17 @@ def run_bench(repeats: int, hours: int, *, as_json: bool) -> int:
     """The best of `repeats` measurements: what others do on the machine only makes it slower.
     Then one day (or `hours` of it).  1 when the day broke an invariant."""
     best = max((measure() for _ in range(repeats)), key=lambda speed: speed.runs_per_s)
-    day = live_through(hours)
+    day, request = live_through(hours), count().told()
     if as_json:
-        print(
-            json.dumps({"steps_per_s": best.steps_per_s, "runs_per_s": best.runs_per_s} | told(day))
-        )
+        speed = {"steps_per_s": best.steps_per_s, "runs_per_s": best.runs_per_s}
+        print(json.dumps(speed | {"request": request} | told(day)))
     else:
         print(f"{best.steps_per_s:,.0f} steps/s, {best.runs_per_s:.1f} runs of 24 requests/s")
         print(
             f"{hours} hours at 1 request/s: {day.cpu_s:.1f} CPU s, {day.wall_s:.1f} s; "
             f"{day.num_tokens:,} tokens, {day.steps:,} steps"
         )
+        print("a request: " + ", ".join(f"{n:g} {name}" for name, n in request.items()))
     for text in day.violations:
         print(text, file=sys.stderr)
     return 1 if day.violations else 0

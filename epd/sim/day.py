@@ -31,7 +31,7 @@ from epd.sim.client import Clients
 from epd.sim.cluster import Cluster, Settings
 from epd.sim.guard import no_escape
 from epd.sim.rand import KeyedRandom
-from epd.sim.run import nothing_may_fail, rare_collections
+from epd.sim.run import Prepare, nothing_may_fail, rare_collections
 from epd.sim.workload import Ask, Workload
 from epd.sim.world import World
 
@@ -61,11 +61,27 @@ class Day:
     violations: tuple[str, ...]
 
 
-def live_through(hours: int = 24, *, seed: int = 0, quiet: bool = False) -> Day:
-    """Run so many hours; progress goes to stderr unless `quiet`."""
+def _as_it_is(world: World, cluster: Cluster) -> None:
+    """Nobody looks on."""
+
+
+def live_through(
+    hours: int = 24,
+    *,
+    hour_s: int = 0,
+    seed: int = 0,
+    quiet: bool = False,
+    prepare: Prepare = _as_it_is,
+) -> Day:
+    """Run so many hours; progress goes to stderr unless `quiet`.
+
+    `hour_s`: seconds of one, each with a request; 0: `HOUR_S`.
+    """
+    hour_s = hour_s or HOUR_S
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     world = World(seed, keep_trace=False, records=False, max_steps=1 << 62)
     cluster = Cluster(world, "1e1p1d", DEFAULTS)
+    prepare(world, cluster)
     clients = Clients(cluster, ())
     context = Context(world, cluster, clients, nothing_may_fail)
     integrity = Integrity(context)
@@ -77,10 +93,10 @@ def live_through(hours: int = 24, *, seed: int = 0, quiet: bool = False) -> Day:
     with no_escape(), rare_collections():
         cluster.start()
         for hour in range(hours):
-            asks = [_ask(random, hour * HOUR_S + second) for second in range(HOUR_S)]
+            asks = [_ask(random, hour * hour_s + second) for second in range(hour_s)]
             integrity.expect(asks)
             clients.ask_all(asks)
-            world.loop.run_until(START_S + (hour + 1) * HOUR_S)
+            world.loop.run_until(START_S + (hour + 1) * hour_s)
             _settle(world, lambda: clients.all_ended)
             for checker in by_hour:
                 checker.at_end()
@@ -93,7 +109,7 @@ def live_through(hours: int = 24, *, seed: int = 0, quiet: bool = False) -> Day:
         for last in at_end:
             last.at_end()
     day = Day(
-        hours * HOUR_S,
+        hours * hour_s,
         num_tokens,
         world.loop.steps,
         time.process_time() - started_cpu_s,

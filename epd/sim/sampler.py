@@ -23,7 +23,7 @@ from epd.messages import SamplingParams, TokenLogprobs
 EOS = 2
 VOCABULARY = 1000
 FIRST_WORD = 10
-MAX_SCORED = 63  # words that somebody is asked about who needs more than a draw
+MAX_SCORED = 24  # words that somebody is asked about who needs more than a draw
 DIGEST_NBYTES = 64
 GREEDY_BELOW = 1e-5
 SURE = 9.0  # above what any word can have
