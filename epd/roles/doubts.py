@@ -8,21 +8,23 @@ again and again, so its own word comes, or its loss does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from epd.config import Timing
 from epd.fsm import transfer as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.transfer import Do, Transfer
-from epd.roles.base import Role, performs
+from epd.roles.base import Actor, Role, performs
 
 
 class Doubts(Role[Transfer]):
-    """Performs for the role that fires TRANSFER machines."""
+    """Performs for the role that fires TRANSFER machines; `ask_again` fires a retry later."""
 
-    def __init__(self, transfers: Role[Transfer], timing: Timing) -> None:
-        super().__init__(transfers.actor)
-        self._transfers = transfers
+    def __init__(
+        self, actor: Actor, timing: Timing, ask_again: Callable[[Transfer, float], None]
+    ) -> None:
+        super().__init__(actor)
+        self._later = ask_again
         self._interval_s = timing.fence_interval_s
 
     @performs(Do.SETTLE_WRITE)
@@ -56,8 +58,4 @@ class Doubts(Role[Transfer]):
 
     def _ask_again(self, transfer: Transfer) -> None:
         if not transfer.terminal:
-            self.actor.arm(
-                f"transfer/{transfer.key}/{transfer.side.value}/retry",
-                self._interval_s,
-                lambda: self._transfers.fire(transfer, fsm.RetryDue()),
-            )
+            self._later(transfer, self._interval_s)

@@ -13,6 +13,7 @@ the epoch that the room was opened with (fault F44).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from epd.config import Timing
 from epd.fsm import transfer as fsm
@@ -50,7 +51,7 @@ class Transfers(Role[Transfer]):
         self._consumers: dict[str, Consumer] = {}
         self._retries: dict[Transfer, float] = {}  # when a word is said again, the first one first
         self._ended: dict[tuple[str, Side], float] = {}  # tombstones: until when, oldest first
-        self.extend(Doubts(self, timing))
+        self.extend(Doubts(actor, timing, self.ask_again))
 
     def find(self, room: str, side: Side) -> Transfer | None:
         return self._rooms.get((room, side))
@@ -110,6 +111,12 @@ class Transfers(Role[Transfer]):
 
         self.actor.arm(self._timer(transfer, "wait"), timeout_s, waited)
 
+    def ask_again(self, transfer: Transfer, delay_s: float) -> None:
+        """A doubt has a pace of its own."""
+        self._retries.pop(transfer, None)
+        again = partial(self.fire, transfer, fsm.RetryDue())
+        self.actor.arm(self._timer(transfer, "doubt"), delay_s, again)
+
     def _timer(self, transfer: Transfer, what: str) -> str:
         return f"transfer/{transfer.key}/{transfer.side._value_}/{what}"
 
@@ -120,7 +127,7 @@ class Transfers(Role[Transfer]):
         machine.source, room = None, (machine.key, machine.side)
         if room in self._ended:  # a late word: its timers are gone
             return
-        for what in ("deadline", "wait", "grace"):
+        for what in ("deadline", "wait", "doubt", "grace"):
             self.actor.disarm(self._timer(machine, what))
         self._retries.pop(machine, None)
         if not self._retries:

@@ -57,7 +57,7 @@ def count(num_requests: int = 900) -> Counts:
         counts.edges[edge] += 1
 
     def prepare(world: World, cluster: Cluster) -> None:
-        world.network.on_message = on_message
+        world.network.on_message.append(on_message)
         world.watchers.append(on_transition)
         clusters.append(cluster)
 
