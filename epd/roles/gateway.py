@@ -245,7 +245,8 @@ class GatewayRole(Role[Generation]):
     def on_failed(self, received: Received) -> None:
         message: Any = received.message
         machine = self._current(message.request_id, message.attempt)
-        if machine is None:
+        sender = Address(received.source, received.epoch, "")
+        if machine is None or self.actor.is_lost(sender):  # its loss has failed the attempt
             return
         if isinstance(message, EncodeRejected):
             self._attempt_failed(machine, {received.source}, "busy", message.reason, True)
