@@ -49,6 +49,10 @@ test-kills: $(STAMP)  ## Real processes: every kill and migration, every family 
 test-clients: $(STAMP)  ## Released openai packages against real processes (needs a package index)
 	$(BIN)/python -m pytest -m clients tests/clients
 
+.PHONY: test-models
+test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and tla-checker (install them first)
+	$(BIN)/python -m tests.foreign
+
 .PHONY: check
 check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagrams
 	$(BIN)/ruff check .

@@ -97,6 +97,7 @@ AREAS = {
     "epd.diagrams": Area(
         ("epd.diagrams", "epd.fsm", "epd.roles", *LEAVES), packages("transitions")
     ),
+    "epd.formal": Area(("epd.formal", "epd.fsm"), not_stdlib=NOT_PURE),
     "epd.bench": Area(("epd",), None),
     "epd.cli": Area(("epd",), None),
     "epd.runtime": Area(("epd",), None),

@@ -66,10 +66,10 @@ CARRIES: dict[str, Any] = {
 }
 
 
-def make_event(kind: type[Event], **carried: Any) -> Event:
+def make_event(kind: type[Event], /, **carried: Any) -> Event:
     """An event with plausible contents; `carried` replaces some."""
     values = {
-        field.name: carried.get(field.name, CARRIES[field.name])
+        field.name: carried[field.name] if field.name in carried else CARRIES[field.name]
         for field in fields(kind)  # type: ignore[arg-type]
         if field.name in carried or field.default is MISSING
     }

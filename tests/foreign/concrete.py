@@ -1,0 +1,102 @@
+"""Real machines from the variables of their models, and back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from epd.fsm import embedding, encoding, generation, request
+from epd.messages import TokenLogprobs
+from tests.foreign.walk import Concrete, Values
+from tests.fsm import tables
+
+TOKEN = TokenLogprobs(9, 0.0)
+KV = SimpleNamespace(num_tokens=2, rope_delta=0, num_cached=0, first_token=TOKEN)
+ITEMS = tables.MESSAGE.items  # rooms a and b, tokens 1 and 2 of a prompt of three
+
+
+def _generation(values: Values) -> generation.Generation:
+    made = generation.Generation("g", values["MAX_ATTEMPTS"])
+    made.attempt = values["attempts"]
+    made.failures = {"lost": values["failures"]} if values["failures"] else {}
+    made.token_ids = [5] if values["said"] else []
+    return made
+
+
+def _of_generation(machine: Any) -> Values:
+    return {
+        "attempts": machine.attempt,
+        "failures": sum(machine.failures.values()),
+        "said": bool(machine.token_ids),
+    }
+
+
+def _request(values: Values) -> request.Request:
+    items = ITEMS if values["PICTURES"] else ()
+    message = SimpleNamespace(**vars(tables.MESSAGE) | {"items": items})
+    made = request.Request("r/1", message, (1, 2, 3) if items else (1, 2))
+    made.decode_here = values["DECODE_HERE"]
+    made.min_early_tokens = 1 if values["BEGINS_EARLY"] else 2
+    made.missing = {room for room in ("a", "b") if values[f"lacks_{room}"]}
+    made.num_computed, made.in_flight = values["computed"], values["in_flight"]
+    made.output = [TOKEN] * values["output"]
+    made.finish_reason = "stop" if values["said_all"] else ""
+    return made
+
+
+def _of_request(machine: Any) -> Values:
+    return {
+        "computed": machine.num_computed,
+        "output": len(machine.output),
+        "said_all": bool(machine.finish_reason),
+        **{f"lacks_{room}": room in machine.missing for room in ("a", "b")},
+    }
+
+
+def _encoding(values: Values) -> encoding.Encoding:
+    made = tables.make_encoding(stored=values["STORED"], encodes=values["ENCODES"])
+    made.rooms = {room: None for room in ("a", "b") if values[f"in_{room}"]}
+    made.in_batch = values["in_batch"]
+    made.rows = "rows" if values["has_rows"] else None
+    return made
+
+
+def _of_encoding(machine: Any) -> Values:
+    return {
+        "in_batch": machine.in_batch,
+        "has_rows": machine.rows is not None,
+        **{f"in_{room}": room in machine.rooms for room in ("a", "b")},
+    }
+
+
+def _embedding(values: Values) -> embedding.Embedding:
+    made = tables.make_embedding()
+    order = ("b", "a") if values["b_first"] else ("a", "b")
+    made.waiters = {room: "item" for room in order if values[f"in_{room}"]}
+    made.tried = {room for room in order if values[f"tried_{room}"]}
+    made.room = "" if values["room"] == "none" else values["room"]
+    made.rows = "rows" if values["has_rows"] else None
+    return made
+
+
+def _of_embedding(machine: Any) -> Values:
+    waiting = {f"in_{room}": room in machine.waiters for room in ("a", "b")}
+    tried = machine.tried & machine.waiters.keys()
+    return {
+        **waiting,
+        **{f"tried_{room}": room in tried for room in ("a", "b")},
+        "b_first": list(machine.waiters) == ["b", "a"],
+        "room": machine.room or "none",
+        "has_rows": machine.rows is not None,
+    }
+
+
+CONCRETE = {
+    "LINK": Concrete(lambda values: tables.make_link()),
+    "INSTANCE": Concrete(lambda values: tables.make_instance()),
+    "GENERATION": Concrete(_generation, _of_generation),
+    "REQUEST": Concrete(_request, _of_request, {"kv": KV}),
+    "ENCODING": Concrete(_encoding, _of_encoding),
+    "EMBEDDING": Concrete(_embedding, _of_embedding),
+}
+"""By the name of the table."""

@@ -1,0 +1,128 @@
+"""The project's table mutants, for foreign checkers: tables with some cells replaced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from epd.formal import TABLES, models
+from epd.formal.expressions import Body
+from epd.formal.form import Model, Part
+from epd.fsm import link
+from epd.fsm.kernel import Event, Ignore, Row, State, Table
+from tests.fsm import test_models, test_transfer_pair, test_walks
+from tests.fsm.mutants import patched
+from tests.sim.mutants import MUTANTS as IN_THE_SIMULATOR
+
+# What the mutants' own actions do to the models' variables.
+ACTIONS: Mapping[str, Body] = {
+    "forget": ("computed = 0", "output = 0"),
+    "claim": ("me.written = me.written + me.part", "me.part = 0"),
+    "never_again": ("in_batch = False",),
+    "append_later_token": ("said = True",),
+}
+
+
+# Which model shows a mutant, where it is not the first of its machine.
+SHOWN_IN = {
+    "decode is lost while preempted, and the table does not know": "REQUEST_KV_LEAVES",
+    "an abort of a preempted request leaves its offer standing": "REQUEST_KV_LEAVES",
+    "leaving_mid_prompt_keeps_blocks": "REQUEST_PICTURES",
+    "mid_prompt_is_forgotten": "REQUEST_PICTURES",
+    "answer_without_picture": "REQUEST_PICTURES",
+    "a_lease_has_no_end": "REQUEST_HELD",
+    "last_token_frees_blocks": "REQUEST_AHEAD",
+    "a_load_is_waited_for": "ENCODING_STORED",
+    "F11: a grant of other rows is written to": "PAIR_CONTRACT_DRIFT",
+    "F28: a commit before the last part has landed": "PAIR_KV_IN_PARTS",
+    "commit_before_the_last_layer": "PAIR_KV_IN_PARTS",
+}
+# These break no law of a moment, but a promise.
+BREAKS_A_PROMISE = (
+    "a_load_is_waited_for",
+    "F48: no echo over the new link, and nobody gives up",
+)
+# And these are beyond the models, which count and own, and carry no content.
+UNSEEN = {
+    "preempted_says_it_again": "the tokens themselves are no part of the model",
+    "mid_prompt_is_forgotten": "what EXTEND tells the batch is the batch's own",
+    "bad_picture_fails_batch": "the kind of a failure is no part of the model",
+    "no_commit_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
+    "no_grant_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
+}
+_OPEN = (link.S.ASKED, link.S.MUTE, link.S.UNREACHABLE)
+OF_LINK = {
+    "F48: nobody is told that the pair carries words again": Row(
+        (link.S.MUTE, link.S.UNREACHABLE), link.EchoReceived, link.S.CARRIES
+    ),
+    "F48: a probe that was lost is not sent again": Row(
+        _OPEN, link.RetryDue, None, (link.Do.SEND_PROBE,)
+    ),
+    "F48: no echo over the new link, and nobody gives up": Row(
+        link.S.MUTE, link.EchoMissed, link.S.MUTE, (link.Do.SEND_PROBE, link.Do.ARM_TIMEOUT)
+    ),
+}
+
+
+def with_cells(table: Table, rows: Iterator[Row]) -> Table:
+    """The table with the cells of `rows` replaced; the kernel's laws are not asked."""
+    rows_ = tuple(rows)
+    cells = {(source, row.event) for row in rows_ for source in row.sources}
+
+    def kept(row: Row) -> Iterator[Row]:
+        sources = tuple(s for s in row.sources if (s, row.event) not in cells)
+        if sources:
+            yield Row(sources, row.event, row.target, row.effects, row.do, row.when, row.note)
+
+    other = copy.copy(table)
+    other.rows = (*(part for row in table.rows for part in kept(row)), *rows_)
+    other.ignores = tuple(
+        Ignore((state,), (event,), ignore.reason)
+        for ignore in table.ignores
+        for state in ignore.sources
+        for event in ignore.events
+        if (state, event) not in cells
+    )
+    return other
+
+
+def _differences(before: dict[State, dict[type[Event], object]], table: Table) -> Iterator[Row]:
+    for state, cells in table.dispatch.items():
+        for event, edges in cells.items():
+            if before[state].get(event) is not edges:
+                for guard, action, effects, target in edges:
+                    yield Row(state, event, target, effects, action, guard)
+
+
+def table_mutants() -> dict[str, Table]:
+    """By its words, or by its name in the simulator."""
+    found: dict[str, Table] = {}
+    for name, (_, kind, remove, rows) in test_models.BUGS.items():
+        found[name] = patched(kind.table, remove, rows)
+    for name, (remove, rows) in test_transfer_pair.MUTANTS.items():
+        found[name] = patched(test_transfer_pair.TABLE, remove, rows)
+    for name, (_, table, remove, rows) in test_walks.MUTANTS.items():
+        found.setdefault(name, patched(table, remove, rows))
+    for name, row in OF_LINK.items():
+        found[name] = with_cells(link.TABLE, iter((row,)))
+    for name, mutant in IN_THE_SIMULATOR.items():
+        before = {t.name: {s: dict(cells) for s, cells in t.dispatch.items()} for t in TABLES}
+        with mutant():
+            for table in TABLES:
+                rows = list(_differences(before[table.name], table))
+                if rows:
+                    found[name] = with_cells(table, iter(rows))
+    return found
+
+
+def shown_by(name: str, table: Table) -> Model:
+    """The model that shows a mutant."""
+    mine = [m for m in models({table.name: table}) if m.parts[0].table is table]
+    shown = SHOWN_IN.get(name, mine[0].name)
+    model = next(model for model in mine if model.name == shown)
+    return replace(model, parts=tuple(map(_with_actions, model.parts)))
+
+
+def _with_actions(part: Part) -> Part:
+    return replace(part, actions={**part.actions, **ACTIONS})
