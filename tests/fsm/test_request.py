@@ -302,6 +302,17 @@ def test_decode_lost_while_the_prompt_runs(running: Request) -> None:
     assert running.failure == ("lost", "decode is gone", True)
 
 
+def test_who_fails_in_a_step_while_the_next_one_runs_has_a_reason(
+    running: Request, decoding: Request
+) -> None:
+    """RUNNING or DECODING -> ABORTING: the step ahead still uses the blocks."""
+    for request, offer in ((running, (Do.WITHDRAW_OFFER,)), (decoding, ())):
+        request.in_flight = 1
+        told = (Do.DEQUEUE, *offer, Do.SEND_FAILURE, Do.ARM_GRACE)
+        follow(request, (StepFailed("engine", "not finite", True), S.ABORTING, told))
+        assert request.failure == ("engine", "not finite", True)
+
+
 def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None:
     """RUNNING -> RUNNING (in a step) -> PREEMPTED -> RUNNING, with one offer in all."""
     running.fire(ChunkComputed(2))
