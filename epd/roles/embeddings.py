@@ -140,8 +140,11 @@ class Embeddings(Role[Embedding]):
                     self.actor.fault(f"promise {key}", error)
 
     def _pump_leases(self) -> None:
-        """Hand out slots; if the first of the line lacks some, evict what nobody references."""
-        for _ in range(2):
+        """Hand out slots; while the first of the line lacks some, evict what nobody references.
+
+        What an eviction has freed is handed out: nothing else would wake who waits for it.
+        """
+        while True:
             for lease, slots in self._leases.grants():
                 self._start(lease, slots)
             lacking = self._leases.wanted()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from epd.sim.checkers import waiters
+from epd.sim.drills import by_name
+from epd.sim.run import run
 
 ROLES = Path(__file__).parents[2] / "epd" / "roles"
 WAITED_IN = ("create_future", "Bell", "Event", "Condition", "Semaphore", "LeaseQueue", "Budget")
@@ -40,3 +45,11 @@ def test_every_place_where_somebody_waits_is_looked_at() -> None:
     assert found <= named, "look at it in epd/sim/checkers/waiters.py"
     assert all(hasattr(waiters, name) for name in waiters.PLACES.values())
     assert named <= found, "named, and not there any more"
+
+
+@pytest.mark.parametrize("seed", [4])
+def test_slots_that_a_second_eviction_frees_are_handed_out_at_once(seed: int) -> None:
+    """Two wait for slots, and each needs rows of its own to be evicted."""
+    drill = by_name("kill-encode-card")
+    work = replace(drill.work, num_requests=30, num_pictures=30, spread_s=0.2)
+    assert run(replace(drill, work=work).plan(seed)).violations == []
