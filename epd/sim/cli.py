@@ -72,6 +72,9 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
         "--missing", action="store_true", help="measure only what is not measured yet"
     )
     parser.add_argument(
+        "--only", nargs="+", default=[], metavar="DRILL", help="measure these anew, and no others"
+    )
+    parser.add_argument(
         "--write", action="store_true", help="write the tables to docs/simulation.md"
     )
     parser.add_argument("--check", action="store_true", help="exit 1 if those tables are stale")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from epd.sim import coverage, drills
-from epd.sim.hunt import Measured, measure
+from epd.sim.measure import Measured, measure
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "simulation.md"
 
@@ -22,7 +22,8 @@ def show_list(args: argparse.Namespace) -> int:
         return int(stale)
     if args.measure:
         try:
-            measured = measure(args.measure, args.jobs, Measured.stored() if args.missing else None)
+            known = Measured.stored() if args.missing or args.only else None
+            measured = measure(args.measure, args.jobs, known, args.only)
         except KeyboardInterrupt:
             print("stopped: nothing is stored of half a measurement", file=sys.stderr)
             return 130
@@ -47,7 +48,8 @@ def show_list(args: argparse.Namespace) -> int:
 def _as_json(measured: Measured) -> dict[str, Any]:
     rows = [{"name": d.name, "covers": d.covers, "mutants": d.mutants} for d in drills.DRILLS]
     covered = {fault: names for fault in coverage.faults() if (names := coverage.drills_of(fault))}
-    caught = [{"drill": d, "mutant": m, "seeds": n} for (d, m), n in measured.caught.items()]
+    caught = [{"drill": d, "mutant": m, "seeds": len(n)} for (d, m), n in measured.caught.items()]
+    run = {drill.name: list(measured.seeds(drill.name)) for drill in drills.DRILLS}
     unreachable = {f: why for f, why in drills.NOT_REACHABLE.items() if f not in covered}
     return {
         "drills": rows,
@@ -56,6 +58,7 @@ def _as_json(measured: Measured) -> dict[str, Any]:
         "num_seeds": measured.num_seeds,
         "fired": measured.fired,
         "caught": caught,
+        "seeds": run,
     }
 
 
@@ -64,6 +67,7 @@ def _print_drills(measured: Measured) -> None:
         print(f"{drill.name:24} {drill.topology:8} {', '.join(drill.covers) or '-'}")
         if drill.name in measured.fired:
             print(f"{'':33} happened in {measured.fired_told(drill.name)} seeds")
+            print(f"{'':33} tests run the seeds {', '.join(map(str, measured.seeds(drill.name)))}")
         for name in drill.mutants:
             caught = measured.caught_told(drill.name, name)
             print(f"{'':33} must notice {name}: {caught}")

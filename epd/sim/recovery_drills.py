@@ -153,17 +153,25 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "kill-prefill-unheard",
         ("F16", "F20"),
         topology="1e2p2d",
-        work=Workload(24, max_tokens=24),
+        work=Workload(40, max_tokens=24, spread_s=0.8),
         faults=(
-            Fault("block", "p0", other="d0", duration_s=8.0),
+            Fault(
+                "block",
+                "p0",
+                point="REQUEST:RUNNING>TRANSFERRING",
+                nth=6,
+                other="d0",
+                duration_s=8.0,
+            ),
             Fault("kill", "p0", duration_s=0.5),
         ),
         mutants=("prefill_says_the_first_token",),
-        to_s=1.8,
+        to_s=1.6,
         fires=(
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
         ),
+        from_s=1.3,
     ),
     Drill(
         "sick-encode",
@@ -254,7 +262,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ("F7", "F8", "F35"),
         work=PICTURES,
         data=DataConditions(kind="rdma", unknown=0.6, linger_s=6.0),
-        faults=(Fault("kill", "gateway", point=IN_DOUBT, nth=2, duration_s=0.2),),
+        faults=(
+            Fault("kill", "gateway", point="TRANSFER:RESERVED>QUARANTINED", duration_s=0.2),
+            Fault("stall", "e0", point="TRANSFER:RESERVED>QUARANTINED", duration_s=2.2),
+        ),
         may_fail=Excuse(frozenset({"gateway", "transfer", "deadline"}), refusals=True),
         why="clients of a dead gateway see their connection break; writes in doubt use up attempts "
         "or time",

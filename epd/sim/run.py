@@ -27,6 +27,7 @@ from epd.sim.world import World
 
 HEAL_SETTLE_S = 5.0
 REST_S = 3.0
+WAITED_OUT = 8  # every so many seeds the silence is waited out
 STAY = {"jump", "skew", "raise", "raise_late", "corrupt", "oom", "slow", "hang"}  # nobody ends
 
 
@@ -208,7 +209,7 @@ def _play(
     Silence ends when nothing is left that could happen; every eighth seed waits it out, so that
     tombstones and timers are seen to go.
     """
-    cluster.waited_out = plan.seed % 8 == 0
+    cluster.waited_out = plan.seed % WAITED_OUT == 0
     is_over = (lambda: False) if cluster.waited_out else (lambda: cluster.idle)
     timing = plan.settings.timing
     cluster.start()

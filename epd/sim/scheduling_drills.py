@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from epd.api.port import TimeLimits
@@ -152,14 +150,23 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
         "give-way-in-parts",
         ("F6", "F24"),
-        topology="1e1pd1d",
-        work=Workload(30, image_share=0.0, max_text=60, spread_s=0.2, max_tokens=40),
-        data=DataConditions(jitter_s=0.05, nbytes_per_s=2e4),
-        settings=FEW_BLOCKS,
-        fires=("REQUEST:RUNNING>PREEMPTED",),
+        topology="1e2pd1d",
+        work=Workload(
+            60,
+            image_share=0.7,
+            max_images=1,
+            num_pictures=30,
+            slow_share=0.5,
+            max_text=40,
+            max_tokens=50,
+            spread_s=0.2,
+        ),
+        data=DataConditions(jitter_s=0.5, nbytes_per_s=2e4),
+        settings=Settings(num_blocks=30),
+        fires=("REQUEST:WAITING_MID_PROMPT>PREEMPTED",),
+        must_fire=0.8,
         mutants=("parts_are_not_held",),
         calm={"settings.num_blocks": 1024},
-        must_fire=0.3,
     ),
     Drill(
         "few-blocks",
@@ -198,8 +205,8 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         "preempted-is-not-lost",
         ("F20", "F24"),
         topology="1epd",
-        work=Workload(24, image_share=0.0, spread_s=0.05, max_tokens=64),
-        settings=replace(FEW_BLOCKS, timing=IMPATIENT),
+        work=Workload(40, image_share=0.0, spread_s=0.05, max_tokens=96),
+        settings=Settings(num_blocks=34, timing=IMPATIENT),
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("preempted_is_silent",),
         calm={"settings.num_blocks": 1024},
@@ -207,7 +214,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
         "few-blocks-at-decode",
         ("F24",),
-        work=Workload(24, image_share=0.3, spread_s=0.1, max_tokens=48),
+        work=Workload(40, image_share=0.3, spread_s=0.1, max_tokens=48),
         settings=FEW_BLOCKS,
         fires=("REQUEST:DECODING>PREEMPTED",),
         mutants=("preempted_without_its_rows",),
@@ -253,7 +260,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         ("F24", "F43"),
         topology="1epd",
         work=Workload(
-            24, num_words=3, image_share=0.4, spread_s=0.4, max_tokens=40, cancel_share=0.1
+            48, num_words=3, image_share=0.4, spread_s=0.4, max_tokens=24, cancel_share=0.1
         ),
         settings=Settings(num_blocks=40, engine=GUESSING),
         fires=("guess_confirmed", "guess_rejected"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from epd.fsm.transfer import S
 from epd.sim import coverage, drills
 from epd.sim.cli_list import DOCUMENT
-from epd.sim.hunt import Measured
+from epd.sim.measure import MISSED, UNMEASURED, Measured, measure, ranked, seeds_needed
 from epd.sim.model.check import check_models
 from epd.sim.model.pair import PairModel, Scenario
 from epd.sim.model.scenarios import TRANSFER, Search
@@ -33,7 +32,7 @@ def test_what_was_measured_is_still_there_and_noticed() -> None:
     """A drill or mutant that is new says "not measured" until somebody measures again."""
     measured = Measured.stored()
     assert measured.num_seeds >= 20
-    assert measured.fired.keys() <= {drill.name for drill in drills.DRILLS}
+    assert measured.fired.keys() == measured.ranked.keys() <= {d.name for d in drills.DRILLS}
     named = {(drill.name, mutant) for drill in drills.DRILLS for mutant in drill.mutants}
     assert measured.caught.keys() <= named
     assert measured.caught
@@ -43,9 +42,10 @@ def test_what_was_measured_is_still_there_and_noticed() -> None:
 def test_a_measurement_outlives_a_plain_write(tmp_path: Path) -> None:
     store, document = tmp_path / "measured.json", tmp_path / "simulation.md"
     document.write_text(f"a\n{coverage.BEGIN}\n{coverage.END}\nb\n")
-    small = replace(drills.by_name("slow-bytes"), mutants=("publish_before_commit",))
-    measured = Measured(3, {small.name: 3}, {(small.name, "publish_before_commit"): 2})
+    pair = ("slow-bytes", "publish_before_commit")
+    measured = Measured(3, {"slow-bytes": 3}, {"slow-bytes": [2, 0, 1]}, {pair: [0, 2]})
     measured.store(store)
+    assert Measured.stored(store) == measured
     coverage.write(document, Measured.stored(store))
     row = "| F2 | `slow-bytes` | 3 of 3 | `publish_before_commit` | 2 of 3 |"
     assert row in document.read_text()
@@ -53,9 +53,49 @@ def test_a_measurement_outlives_a_plain_write(tmp_path: Path) -> None:
     assert Measured.stored(tmp_path / "nothing").caught == {}
 
 
-def test_a_mutant_that_a_drill_never_notices_fails_the_measurement() -> None:
-    assert Measured(4, {}, {("quiet", "no_single_flight"): 0}).missed()
-    assert Measured(4, {}, {("quiet", "no_single_flight"): 1}).missed() == []
+def test_a_mutant_that_a_drill_seldom_notices_fails_the_measurement() -> None:
+    pair = ("quiet", "no_single_flight")
+
+    def measured(*seeds: int) -> Measured:
+        return Measured(20, {"quiet": 20}, {"quiet": list(range(20))}, {pair: list(seeds)})
+
+    assert "in 0 of 20" in measured().missed()[0]
+    assert "in 2 of 20" in measured(0, 1).missed()[0], "it would need 70 seeds"
+    assert measured(0, 1, 2).missed() == []
+    assert list(measured(0, 1, 2).seeds("quiet")) == list(range(45))
+    for count in range(3, 21):
+        seeds = measured(*range(20 - count, 20))
+        assert set(seeds.seeds("quiet")) & set(seeds.caught[pair]), "the last that are run"
+
+
+def test_as_many_seeds_are_run_as_the_weakest_mutant_needs() -> None:
+    for caught in (7, 10, 15, 20):
+        needed = seeds_needed(caught, 20)
+        assert (1 - caught / 21) ** needed <= MISSED < (1 - caught / 21) ** (needed - 1)
+    pairs = {("quiet", "easy"): list(range(20)), ("quiet", "hard"): list(range(10))}
+    measured = Measured(20, {"quiet": 20}, {"quiet": list(range(19, -1, -1))}, pairs)
+    assert list(measured.seeds("quiet")) == list(range(19, 19 - seeds_needed(10, 20), -1))
+    assert list(measured.seeds("another")) == list(UNMEASURED)
+    ranked_last = Measured(20, {"quiet": 20}, {"quiet": [1, 2, 3, 4, 16, *range(5, 16)]})
+    assert list(ranked_last.seeds("quiet")) == [1, 2, 16], "one is waited out"
+
+
+def test_who_adds_most_to_those_before_comes_first() -> None:
+    edges = [("TABLE", "A", f"Event{n}", "B") for n in range(6)]
+    few, many, same, other = edges[:1], edges[:4], edges[1:4], edges[4:]
+    assert ranked([set(few), set(many), set(same), set(other)]) == [1, 3, 0, 2]
+
+
+def test_a_measurement_of_one_drill_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = tuple(drills.by_name(name) for name in ("kill-prefill", "bytes-before-grant"))
+    monkeypatch.setattr("epd.sim.drills.DRILLS", chosen)
+    known = Measured(2, {"kill-prefill": 0, "gone": 1}, {"kill-prefill": [], "gone": []}, {})
+    found = measure(2, 1, known, ["bytes-before-grant"])
+    assert found.fired == {"kill-prefill": 0, "bytes-before-grant": 2}
+    assert sorted(found.ranked["bytes-before-grant"]) == [0, 1]
+    assert found.caught == {("bytes-before-grant", "drop_parked_bytes"): [0, 1]}
+    found = measure(2, 1, found, ["kill-prefill"])
+    assert found.fired == {"kill-prefill": 2, "bytes-before-grant": 2}
 
 
 SMALL = tuple(search for search in TRANSFER if search.name == "timers last")
