@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import pytest
+
+from epd.fsm.request import AbortReceived
 from epd.messages import RequestInquiry
 from epd.sim.cluster import GATEWAY
 from epd.sim.golden import Picture
@@ -34,6 +39,22 @@ def test_rows_that_have_come_are_not_called_off() -> None:
             cluster.pass_time(1.0)
         assert record.finish_reason
         dismiss.assert_not_called()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_only_who_still_lacks_rows_calls_its_rooms_off(missing: bool) -> None:
+    """A request lets go of its pictures again after it gave way: its rows have come long ago."""
+    with simulated("1e1p1d") as cluster:
+        prefill, embeddings = cluster.instance("p0").prefill, cluster.instance("p0").embeddings
+        assert prefill is not None and embeddings is not None
+        item = SimpleNamespace(mm_hash="h", room="r/1/0")
+        request: Any = SimpleNamespace(
+            message=SimpleNamespace(items=(item,)), rows={}, key="r/1", attempt=1
+        )
+        request.missing = {item.room} if missing else set()
+        with mock.patch.object(embeddings, "dismiss") as dismiss:
+            cluster.within("p0", prefill.release_embeddings, request, AbortReceived())
+        assert dismiss.called == missing
 
 
 def test_who_asks_after_what_has_ended_is_told_that_a_word_was_lost() -> None:
