@@ -15,9 +15,9 @@ PIP_FLAGS ?=
 TORCH_FLAGS ?=
 # Extras to install besides `dev`: make demo EXTRAS=,mooncake
 EXTRAS ?=
-# pytest processes, which take whole groups of tests (tests/conftest.py)
+# pytest processes, which take whole files of tests
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help
 help:  ## Say what there is to make

@@ -31,11 +31,8 @@ MARK_OF_DIRECTORY = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in these directories are marked by where they lie; who shares runs in one process."""
+    """Tests in these directories are marked by where they lie."""
     for item in items:
-        shares = {"apart", "together"} & set(getattr(item, "fixturenames", ()))
-        group = "shared" if shares else str(item.path.relative_to(TESTS))
-        item.add_marker(pytest.mark.xdist_group(group))
         mark = MARK_OF_DIRECTORY.get(item.path.relative_to(TESTS).parts[0])
         if mark is not None:
             item.add_marker(mark)

@@ -1,6 +1,6 @@
 """Two clusters for all tests that neither end nor change one: a start takes 6 s of a core.
 
-Who asks for one of them runs in the same pytest process as all others that do (tests/conftest.py).
+Each pytest process has its own, if a file that it takes asks for one.
 """
 
 from __future__ import annotations
