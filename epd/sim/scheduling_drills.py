@@ -164,7 +164,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         data=DataConditions(jitter_s=0.5, nbytes_per_s=2e4),
         settings=Settings(num_blocks=30),
         fires=("REQUEST:WAITING_MID_PROMPT>PREEMPTED",),
-        must_fire=0.8,
+        must_fire=0.6,
         mutants=("parts_are_not_held",),
         calm={"settings.num_blocks": 1024},
     ),

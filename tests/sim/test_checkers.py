@@ -19,7 +19,6 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Bounds, "encoder-runs-ahead", "an_encoder_runs_ahead_for_ever"),
     (checkers.Attempts, "prefill-is-not-missed", "whoever_used_the_lost_is_tried_again"),
     (checkers.Attempts, "failed-writes", "the_next_attempt_goes_where_it_failed"),
-    (checkers.Attempts, "failed-writes", "the_next_attempt_takes_its_time"),
     (checkers.Attempts, "words-of-an-attempt-before", "a_word_of_the_last_attempt_ends_this_one"),
     (checkers.Tombstones, "words-of-an-attempt-before", "an_abort_is_confirmed_once"),
     (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),

@@ -16,10 +16,12 @@ from typing import Any
 from epd.fsm import encoding, generation, request, transfer
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.held_prompts import MAX_SHARE
+from epd.scheduling.slots import CACHE_ROWS, sized
 from epd.sim.checkers.ahead import Ahead
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.checkers.quotas import over_quota
 from epd.sim.cluster import Node, Settings
+from epd.sim.golden import ROW_NBYTES
 from epd.sim.process import SimProcess
 
 Held = tuple[float, float]  # how much there is, and the most that may be
@@ -134,7 +136,9 @@ WORKS: tuple[tuple[str, str, Works], ...] = (
 
 
 def _device_tier(node: Node, settings: Settings) -> Held:
-    return _idle_nbytes(node, "device", settings.encode.cache_device_nbytes)
+    return _idle_nbytes(
+        node, "device", sized(settings.encode.cache_device_nbytes, CACHE_ROWS, ROW_NBYTES)
+    )
 
 
 def _host_tier(node: Node, settings: Settings) -> Held:

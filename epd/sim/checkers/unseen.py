@@ -56,6 +56,7 @@ NOT_SEEN = {
     "engine.max_quantum_ms": _LEARNT,
     "engine.max_itl_impact": _LEARNT,
     "engine.min_chunk_tokens": _LEARNT,
+    "engine.max_captured_tokens": "how a step is launched, not how large it may be",
     "engine.min_partial_tokens": "what is worth a step, not how much may be held",
     "engine.speculative.prompt_lookup_min": "which guesses are made, not how many",
     "engine.speculative.prompt_lookup_max": "which guesses are made, not how many",
