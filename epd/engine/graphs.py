@@ -10,7 +10,8 @@ nothing and writes nothing (fault F25).
 *Decodes alone* are captured whole, embedding to logits (`DecodeGraphs`).  Of *steps with prompts*
 the layers are captured (`PromptGraphs`): what comes before (embeddings, rows of pictures) and
 behind (which tokens are sampled) differs from step to step and is a handful of launches.  Deepstack
-rows lie in memory that the graphs add at every token; it is zero where a token has none.
+rows lie in memory that the graphs add at every token; it is zero where a token has none.  Hidden
+states come out where the embeddings went in, or each shape would keep memory for its own.
 
 All graphs read one buffer of integers each (its fields lie elsewhere for each shape) and share one
 memory pool: replays are serialised by the stream, so one's temporaries may be another's.
@@ -206,7 +207,9 @@ class PromptGraphs:
     def _run(self, layers: Layers, shape: Shape) -> torch.Tensor:
         embeds = self._embeds[: shape.num_tokens]
         rows = self._levels[:, : shape.num_tokens]
-        return layers(embeds, self._integers.view(shape), [AddedRows(0, rows)] if len(rows) else [])
+        added = [AddedRows(0, rows)] if len(rows) else []
+        # A result is kept, so no other graph may use its memory: all give theirs in one place.
+        return embeds.copy_(layers(embeds, self._integers.view(shape), added))
 
     def _add(self, added: Sequence[AddedRows]) -> None:
         if self._num_added:

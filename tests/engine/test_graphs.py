@@ -167,6 +167,22 @@ def test_rows_of_one_step_are_gone_in_the_next() -> None:
         torch.testing.assert_close(graphs.replay(flat, embeds, added), expected)
 
 
+def test_what_all_shapes_give_lies_in_one_place() -> None:
+    """A result that is kept is memory that no other graph may use: of 96 shapes, hundreds of MB."""
+    kept: list[torch.Tensor] = []
+
+    def record(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        kept.append(call())
+        return lambda: None, kept[-1]
+
+    def layers(embeds: torch.Tensor, flat: FlatBatch, added: Sequence[AddedRows]) -> torch.Tensor:
+        return embeds + 1.0
+
+    PromptGraphs(layers, torch.zeros(1, 4), 0, Rooms(256, 4, TILE), 16, TILE, 64, record)
+    assert len(kept) == 8
+    assert {result.data_ptr() for result in kept} == {kept[0].data_ptr()}
+
+
 def test_more_blocks_than_there_is_room_for_are_not_captured() -> None:
     graphs = PromptGraphs(
         lambda embeds, flat, added: embeds, torch.zeros(1, 4), 0, Rooms(64, 4, TILE), 16, TILE, 4,
