@@ -166,7 +166,7 @@ class _Threads:
     ) -> asyncio.Future[Any]:
         if self._closed:
             raise EngineError(f"{self._name} is closed; no new work is accepted")
-        if self._jobs.qsize() >= self._max_queue:
+        if self._jobs.qsize() + len(self._postponed) >= self._max_queue:
             raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
         job = _Job(function, arguments, asyncio.get_running_loop(), is_long=is_long)
         self._jobs.put(job)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from epd.engine.base import EngineError
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.executor import DeviceExecutor
 from epd.engine.slices import Slices
@@ -154,3 +155,27 @@ async def test_a_call_that_gives_way_is_finished_before_the_end() -> None:
     go.set()
     assert await closing is True
     assert (await batch, await step) == ("whole", "step")
+
+
+async def test_long_calls_that_were_postponed_count() -> None:
+    executor = DeviceExecutor(max_queue=2)
+    queued, gate, postponed = threading.Event(), threading.Event(), threading.Event()
+
+    def long() -> None:
+        executor.give_way()
+        queued.wait(PATIENCE_S)
+        executor.give_way()
+        postponed.set()
+        gate.wait(PATIENCE_S)
+
+    first = executor.launch_long(long)
+    await until(executor._launch._jobs.empty)
+    others = [executor.launch_long(lambda: 0), executor.launch_long(lambda: 0)]
+    queued.set()
+    await until(postponed.is_set)
+    with pytest.raises(EngineError, match="2 calls waiting"):
+        executor.launch_long(lambda: 0)
+    gate.set()
+    await asyncio.gather(first, *others)
+    assert await executor.launch_long(lambda: 5) == 5
+    await executor.close()
