@@ -17,6 +17,7 @@ from epd.formal.promela import promela
 from epd.formal.tla import tla
 from epd.fsm.kernel import Table
 from epd.sim.model.explore import explore
+from tests.foreign.__main__ import main as ask_all
 from tests.foreign.agreement import is_told, walked
 from tests.foreign.walk import differences
 
@@ -76,3 +77,8 @@ def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {path.stem for path in (tmp_path / "t").glob("*.tla")} == names
     assert {path.stem for path in (tmp_path / "t").glob("*.cfg")} == names
     assert f"{len(names)} files written" in capsys.readouterr().out
+
+
+def test_a_model_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask_all(["LINK", "LINKS"]) == 2
+    assert "no model LINKS" in capsys.readouterr().err

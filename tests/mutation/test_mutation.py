@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import TARGETS
+from tests.mutation.__main__ import TARGETS, chosen, parser
 from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.mutants import ROOT, of_modules
 from tests.mutation.operators import IN_FUNCTIONS
@@ -121,6 +123,18 @@ def test_an_operator_plants_what_it_says(name: str) -> None:
     ]
     assert sorted(change.after for change in changes) == sorted(expected)
     assert ast.unparse(tree) == ast.unparse(ast.parse(text)), "the original was changed"
+
+
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/simulation.md", "tests/mutation/__main__.py"]
+)
+def test_every_command_that_is_told_is_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8").replace("FILE.py", "bell.py")
+    told = re.findall(r"python -m tests\.mutation( --[^`#\n]*)", text)
+    assert told
+    for arguments in told:
+        asked = parser().parse_args(shlex.split(arguments))
+        assert chosen(asked), arguments
 
 
 @pytest.mark.long
