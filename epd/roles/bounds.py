@@ -43,12 +43,14 @@ class Bounds:
         self._actor.arm(self._name, due_s - self._actor.clock.now_s(), self._look)
 
     def _look(self) -> None:
-        """Whoever is called may put bounds, and close them all."""
+        """Whoever is called may put bounds, and close them all; who raises takes none along."""
         self._looks_s, now_s = math.inf, self._actor.clock.now_s()
-        for what, bound in list(self._bounds.items()):
-            if bound[0] <= now_s and self._bounds.get(what) is bound:
-                del self._bounds[what]
-                bound[1]()
-        earliest_s = min((due_s for due_s, _ in self._bounds.values()), default=math.inf)
-        if earliest_s < self._looks_s:
-            self._look_at(earliest_s)
+        try:
+            for what, bound in list(self._bounds.items()):
+                if bound[0] <= now_s and self._bounds.get(what) is bound:
+                    del self._bounds[what]
+                    bound[1]()
+        finally:
+            earliest_s = min((due_s for due_s, _ in self._bounds.values()), default=math.inf)
+            if earliest_s < self._looks_s:
+                self._look_at(earliest_s)

@@ -34,10 +34,10 @@ class SignsOfLife:
             self._actor.disarm("request/alive")
 
     def _look(self) -> None:
+        """The next look comes whatever this one raises."""
+        self._actor.arm("request/alive", self._look_s, self._look)
         now_s = self._actor.clock.now_s()
         for key, due_s in list(self._due_s.items()):
             if due_s <= now_s:
                 self._due_s[key] = now_s + self._every_s
                 self._tell(key)
-        if self._due_s:
-            self._actor.arm("request/alive", self._look_s, self._look)

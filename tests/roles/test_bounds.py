@@ -14,6 +14,14 @@ from epd.roles.timers import Timers
 from tests.roles.test_timers import ManualClock
 
 
+class Planned(Exception):
+    """What a test lets a callback raise."""
+
+
+def breaks(*_: str) -> None:
+    raise Planned
+
+
 class Process:
     """What of an actor has to do with time."""
 
@@ -26,7 +34,7 @@ class Process:
         self.told: list[tuple[float, str]] = []
 
     def _failed(self, name: str, error: Exception) -> None:
-        raise AssertionError(name) from error
+        assert isinstance(error, Planned), (name, error)
 
     def tell(self, what: str) -> None:
         self.told.append((self.clock.at_s, what))
@@ -85,6 +93,16 @@ def test_one_bound_puts_off_another_that_is_due_as_well() -> None:
     assert process.told == [(2.0, "other")]
 
 
+def test_a_bound_that_raises_takes_no_other_along() -> None:
+    process = Process()
+    bounds = bounds_of(process)
+    bounds.put("breaks", 1.0, breaks)
+    bounds.put("as soon", 1.0, partial(process.tell, "as soon"))
+    bounds.put("deadline", 3.0, partial(process.tell, "deadline"))
+    process.clock.run_until(10.0)
+    assert process.told == [(1.0, "as soon"), (3.0, "deadline")]
+
+
 def test_signs_of_life_come_soon_and_then_seldom_and_only_of_what_is_open() -> None:
     process: Any = Process()
     timing = msgspec.structs.replace(
@@ -106,3 +124,19 @@ def test_signs_of_life_come_soon_and_then_seldom_and_only_of_what_is_open() -> N
     signs.closed("long")
     signs.closed("between two looks")
     assert not process.armed("request/alive")
+
+
+def test_a_sign_of_life_that_raises_silences_no_other() -> None:
+    process: Any = Process()
+    told: list[str] = []
+
+    def tell(key: str) -> None:
+        told.append(key)
+        if key == "broken":
+            breaks()
+
+    signs = SignsOfLife(process, Timing(), tell)
+    signs.opened("broken")
+    signs.opened("well")
+    process.clock.run_until(Timing().accept_timeout_s)
+    assert told == ["broken", "well"]
