@@ -177,7 +177,7 @@ def the_next_attempt_takes_its_time() -> Iterator[None]:
     """F20: every attempt waits a second before it is placed again."""
 
     def later(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
-        self.actor.arm(f"generation/{machine.key}/attempt", 1.0, lambda: self._place(machine))
+        self._timers.put(machine, "attempt", 1.0, lambda: self._place(machine))
 
     with mock.patch.object(GatewayRole, "place_again", later):
         yield
