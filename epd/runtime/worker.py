@@ -43,7 +43,7 @@ Status = Callable[[str, str], None]  # state, detail
 
 
 def new_epoch() -> int:
-    """This life of the process: later starts are greater."""
+    """This life of the process: later starts are greater, unless the clock was set back."""
     return time.time_ns() // 1_000_000
 
 
