@@ -103,6 +103,7 @@ class Actor:
         # The gateway's time against the own monotonic clock: of the gateway its wall clock's as it
         # starts; an instance is told (`roles/member.py`).  Setting a wall clock changes nothing.
         self.cluster_offset_s = ports.clock.wall_s() - ports.clock.now_s()
+        self.knows_time = True  # an instance does not until it is told, and refuses work till then
         self.closing = False
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}

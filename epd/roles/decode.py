@@ -83,6 +83,8 @@ class DecodeRole(Role[Request]):
         own = self._layout
         if self.draining:
             return "busy", "the decode instance is draining", True
+        if not self.actor.knows_time:
+            return "busy", "the decode instance has not heard its welcome yet", True
         if len(self._requests) >= self._config.max_queue:
             return "busy", f"the decode instance has {self._config.max_queue} requests open", True
         if message.layout != own:

@@ -190,6 +190,8 @@ class EncodeRole(Role[Encoding]):
     def _refusal(self, received: Received) -> str:
         if self.draining:
             return "the encode instance is draining"
+        if not self.actor.knows_time:
+            return "the encode instance has not heard its welcome yet"
         if len(self._askers) >= self._config.max_queue:
             return f"the encode instance has {self._config.max_queue} pictures open"
         consumer = received.message.consumer

@@ -53,6 +53,7 @@ class Member(Role[Never]):
         load: Callable[[], Load],
     ) -> None:
         super().__init__(actor)
+        actor.knows_time = False
         self._gateway = gateway
         self._info = info
         self._fingerprint = fingerprint
@@ -136,6 +137,7 @@ class Member(Role[Never]):
         """Late by the word's own way.  The last word counts: machines may sleep, and their clocks
         with them."""
         self.actor.cluster_offset_s = cluster_s - self.clock.now_s()
+        self.actor.knows_time = True
 
     def _watch(self) -> None:
         self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)

@@ -95,6 +95,8 @@ class PrefillRole(Role[Request]):
     def _refusal(self, message: PrefillRequest) -> tuple[str, str, bool]:
         if self.draining:
             return "busy", "the prefill instance is draining", True
+        if not self.actor.knows_time:
+            return "busy", "the prefill instance has not heard its welcome yet", True
         if len(self._requests) >= self._config.max_queue:
             return "busy", f"the prefill instance has {self._config.max_queue} requests open", True
         if message.items and self._embeddings is None:

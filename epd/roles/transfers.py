@@ -155,7 +155,8 @@ class Transfers(Role[Transfer]):
         transfer = self.find(message.room, Side.PRODUCER)
         if transfer is None:  # the grant is faster than the request
             peer = Address(message.region.instance_id, message.region.epoch, "")
-            if self.actor.is_lost(peer):  # nobody would tell of its loss again
+            # Nobody would tell of its loss again, or its deadline cannot be read yet.
+            if self.actor.is_lost(peer) or not self.actor.knows_time:
                 return
             transfer = self._open(
                 message.room, Side.PRODUCER, message.attempt, peer, message.deadline_s

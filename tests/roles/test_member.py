@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from unittest import mock
 
+import pytest
+
+from epd.fsm.instance import Instance
+from epd.fsm.kernel import Event
 from epd.messages import Address, Membership
-from epd.sim.cluster import GATEWAY
+from epd.roles.registry import Registry
+from epd.sim.client import Clients
+from epd.sim.cluster import GATEWAY, Cluster, Settings
+from epd.sim.golden import Picture
+from epd.sim.workload import Ask
+from epd.sim.world import World
 from epd.transport.base import Received
 from tests.roles.simulated import Simulated, simulated
 
@@ -38,3 +47,24 @@ def test_peers_are_connected_once_and_nobody_to_itself() -> None:
         with mock.patch.object(actor, "connect") as connect:
             told(cluster, "e0")
         connect.assert_not_called()
+
+
+@pytest.mark.parametrize("name", ["e0", "p0", "d0"])
+def test_who_was_not_told_the_time_takes_no_work(name: str) -> None:
+    """Its welcomes are lost for a while, and its own clock is a day ahead."""
+    world = World(1)
+    world._set_s[name] = 86400.0
+    cluster = Cluster(world, "1e1p1d", Settings())
+    welcome = Registry.welcome
+
+    def lost(registry: Registry, instance: Instance, event: Event) -> None:
+        if instance.info.address.instance_id != name or world.loop.now_s > 1.0:
+            welcome(registry, instance, event)
+
+    with mock.patch.object(Registry, "welcome", lost):
+        cluster.start()
+        world.loop.run_until(0.5)
+        asked = Clients(cluster, ()).add(Ask(0, 0.5, (11, 12, 13), ((1, Picture("one")),), 3, 2))
+        world.loop.run_until(10.0)
+    world.close()
+    assert asked.finish_reason and asked.error is None
