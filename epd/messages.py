@@ -48,7 +48,7 @@ from epd.records import (
     end_of,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=False):
