@@ -21,6 +21,7 @@ ACTIONS: Mapping[str, Body] = {
     "claim": ("me.written = me.written + me.part", "me.part = 0"),
     "never_again": ("in_batch = False",),
     "append_later_token": ("said = True",),
+    "mark": ("computed = 0",),
 }
 
 
@@ -37,9 +38,11 @@ SHOWN_IN = {
     "F11: a grant of other rows is written to": "PAIR_CONTRACT_DRIFT",
     "F28: a commit before the last part has landed": "PAIR_KV_IN_PARTS",
     "commit_before_the_last_layer": "PAIR_KV_IN_PARTS",
+    "who_leaves_does_not_wait_for_its_write": "PAIR_KV_IN_PARTS",
 }
 # These break no law of a moment, but a promise.
 BREAKS_A_PROMISE = (
+    "a_late_answer_is_taken_back",
     "a_load_is_waited_for",
     "F48: no echo over the new link, and nobody gives up",
 )
@@ -48,6 +51,10 @@ UNSEEN = {
     "preempted_says_it_again": "the tokens themselves are no part of the model",
     "mid_prompt_is_forgotten": "what EXTEND tells the batch is the batch's own",
     "bad_picture_fails_batch": "the kind of a failure is no part of the model",
+    "a_preempted_grammar_starts_anew": "what may be said next is no part of the model",
+    "rows_are_stored_when_they_are_gone": "storing is no part of the model",
+    "what_was_abandoned_stays_so": "a deadline ends it: drill `hung-encode` sees it",
+    "a_grant_waits_for_its_retry": "a timer says it: it is late and breaks nothing",
     "no_commit_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
     "no_grant_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
 }

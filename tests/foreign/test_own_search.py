@@ -18,7 +18,8 @@ from epd.formal.tla import tla
 from epd.fsm.kernel import Table
 from epd.sim.model.explore import explore
 from tests.foreign.__main__ import main as ask_all
-from tests.foreign.agreement import is_told, walked
+from tests.foreign.agreement import DOCS, is_told, walked
+from tests.foreign.mutants import UNSEEN, shown_by, table_mutants
 from tests.foreign.walk import differences
 
 ALONE = [model for model in models() if model.name not in PAIRS]
@@ -77,6 +78,17 @@ def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {path.stem for path in (tmp_path / "t").glob("*.tla")} == names
     assert {path.stem for path in (tmp_path / "t").glob("*.cfg")} == names
     assert f"{len(names)} files written" in capsys.readouterr().out
+
+
+def test_every_mutant_of_a_table_can_be_asked_about_and_is_told() -> None:
+    """Whoever adds one runs the long tests of test_foreign.py, which say whether it is seen."""
+    mutants = table_mutants()
+    for name, table in mutants.items():
+        assert promela(shown_by(name, table)), name
+    text = DOCS.read_text(encoding="utf-8")
+    assert f"{len(mutants)} mutants of tables" in text
+    told = [f"| `{name}` | {why} |" for name, why in UNSEEN.items()]
+    assert [line for line in told if line not in text] == []
 
 
 def test_a_model_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
