@@ -22,17 +22,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from epd.formal.expressions import (
     Assign,
     Body,
     Require,
     Statement,
+    Words,
     both,
     expression,
     is_false,
     negated,
+    printed,
     replaced,
     statements,
     worth,
@@ -155,6 +157,20 @@ class Model:
             done.law for step in steps(self) for done in step.body if isinstance(done, Require)
         )
         return (*states, *self.variables, Variable("broken", (FINE, *laws), "the first law broken"))
+
+
+class Writer:
+    """A model, and how a language writes its expressions."""
+
+    words: ClassVar[Words]
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.variables = model.all_variables
+        self.names = frozenset(v.name for v in self.variables) | frozenset(model.constants)
+
+    def show(self, tree: ast.expr) -> str:
+        return printed(tree, self.words, self.names)
 
 
 @dataclass(frozen=True, slots=True)

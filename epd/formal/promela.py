@@ -7,12 +7,11 @@ idle for ever: `-DFAIR_TIME`, `-DFAIR_WORK` say which are.  Faults are never owe
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from itertools import groupby
 
-from epd.formal.expressions import Require, Statement, Words, both, expression, printed
-from epd.formal.form import FINE, Law, Model, Promise, Step, Variable, steps
+from epd.formal.expressions import Require, Statement, Words, both, expression
+from epd.formal.form import FINE, Law, Model, Promise, Step, Variable, Writer, steps
 
 KINDS = ("time", "work")
 EVERY_LAW = "every_law"
@@ -37,14 +36,8 @@ def promela(model: Model) -> str:
     return "\n".join((*writer.head(), *writer.processes(), *writer.laws()))
 
 
-class _Writer:
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.variables = model.all_variables
-        self.names = frozenset(v.name for v in self.variables) | frozenset(model.constants)
-
-    def show(self, tree: ast.expr) -> str:
-        return printed(tree, WORDS, self.names)
+class _Writer(Writer):
+    words = WORDS
 
     def head(self) -> list[str]:
         lines = [f"/* {self.model.name}: {self.model.about}", "   Written by epd diagrams. */", ""]

@@ -12,8 +12,8 @@ import ast
 from dataclasses import dataclass
 from itertools import groupby
 
-from epd.formal.expressions import Assign, Require, Words, both, expression, negated, printed, worth
-from epd.formal.form import FINE, Law, Model, Promise, Step, Variable, steps
+from epd.formal.expressions import Assign, Require, Words, both, expression, negated, worth
+from epd.formal.form import FINE, Law, Model, Promise, Step, Variable, Writer, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,8 @@ def tla_config(model: Model) -> str:
     return "\n".join(["INIT Init", "NEXT Next", *(f"INVARIANT {name}" for name in invariants), ""])
 
 
-class _Writer:
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.variables = model.all_variables
-        self.names = frozenset(v.name for v in self.variables) | frozenset(model.constants)
-
-    def show(self, tree: ast.expr) -> str:
-        return printed(tree, WORDS, self.names)
+class _Writer(Writer):
+    words = WORDS
 
     def lines(self) -> list[str]:
         names = [variable.name for variable in self.variables]
