@@ -160,7 +160,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives, or leaves
     gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
     cuda_graphs: bool = True  # steps are captured and replayed: those of decodes alone,
-    max_captured_tokens: int = 2048  # and those with prompts of up to so many tokens
+    max_captured_tokens: int = 2048  # and those with prompts of so many tokens, rounded up
     async_scheduling: bool = False  # the next step is launched while one runs: pays on a GPU
     max_step_tokens: int = 1024  # token budget of a step
     max_chunk_tokens: int = 512  # of one prefill chunk

@@ -246,7 +246,7 @@ class GatewayRole(Role[Generation]):
         message: Any = received.message
         machine = self._current(message.request_id, message.attempt)
         sender = Address(received.source, received.epoch, "")
-        if machine is None or self.actor.is_lost(sender):  # its loss has failed the attempt
+        if machine is None or self.actor.is_lost(sender):  # of the lost, its loss says all
             return
         if isinstance(message, EncodeRejected):
             self._attempt_failed(machine, {received.source}, "busy", message.reason, True)

@@ -45,7 +45,7 @@ from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.step_cost import StepCost, evenly
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
-PROMPT_SHARE = 0.125  # of the budget and of the places: left to prompts, however many decode
+PROMPT_SHARE = 0.125  # of the budget, and of several places: prompts have it, however many decode
 
 
 @dataclass(slots=True, eq=False)
