@@ -26,8 +26,9 @@ theirs agree (F43).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from epd.fsm.kernel import (
     NULL_JOURNAL,
@@ -131,8 +132,9 @@ class FinalTokensArrived(Event):
 
 @dataclass(slots=True)
 class TokensMissed(Event):
-    """A chunk starts beyond the next index: something between was lost."""
+    """A chunk starts beyond the next index: something between was lost, on its way."""
 
+    blamed: ClassVar[Collection[str]] = ()
     reason: str
     kind: str = "lost"
     retryable: bool = True
@@ -140,15 +142,19 @@ class TokensMissed(Event):
 
 @dataclass(slots=True)
 class AttemptFailed(Event):
+    """`blamed`: at which instances, by name."""
+
     kind: str
     reason: str
     retryable: bool
+    blamed: Collection[str] = ()
 
 
 @dataclass(slots=True)
 class AttemptRefused(Event):
     """An instance found that the request is wrong: no other one will find it right."""
 
+    blamed: ClassVar[Collection[str]] = ()
     kind: str
     reason: str
 
@@ -159,6 +165,7 @@ class AttemptTimedOut(Event):
     reason: str
     kind: str = "lost"
     retryable: bool = True
+    blamed: Collection[str] = ()
 
 
 @dataclass(slots=True)
@@ -207,6 +214,7 @@ class Generation(Machine):
         "accepted",
         "admitted_s",
         "attempt",
+        "avoided",
         "cause",
         "error",
         "failures",
@@ -236,6 +244,7 @@ class Generation(Machine):
         self.attempt = 0
         self.max_attempts = max_attempts
         self.failures: dict[str, int] = {}  # of attempts, by kind
+        self.avoided: set[str] = set()  # where they failed: taken again only if there is no other
         self.prompt: Any = None  # what the API prepared
         self.placement: Any = None
         self.accepted = False
@@ -281,6 +290,7 @@ def append_tokens(generation: Generation, event: TokensArrived | FinalTokensArri
 def note_failure(generation: Generation, event: Any) -> None:
     generation.error = (event.kind, event.reason)
     generation.failures[event.kind] = generation.failures.get(event.kind, 0) + 1
+    generation.avoided.update(event.blamed)
 
 
 def note_refusal(generation: Generation, event: Refused) -> None:

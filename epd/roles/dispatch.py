@@ -60,7 +60,6 @@ class Dispatcher:
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}
-        self._avoid: dict[str, set[str]] = {}
         self._absent: dict[str, None] = {}  # generations whose pictures storage does not have
         self._give_up_s: dict[str, float] = {}  # while there is no topology for it
         self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
@@ -91,7 +90,7 @@ class Dispatcher:
         """Instances for the next attempt of this generation."""
         hashes = [item.mm_hash for item in machine.prompt.items]
         candidates = self.candidates()
-        avoid = self._avoid.get(machine.key, set()).union(self._silent())
+        avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         known = Said(self, machine.prompt.encoded_at)
         is_absent = machine.key in self._absent
@@ -132,10 +131,6 @@ class Dispatcher:
         now_s = self._actor.clock.now_s()
         give_up_s = self._give_up_s.setdefault(machine.key, now_s + self._timing.topology_timeout_s)
         return now_s < give_up_s
-
-    def avoid(self, machine: Generation, instances: Iterable[str]) -> None:
-        """These failed it, or one of them did; take them again only if there is no other."""
-        self._avoid.setdefault(machine.key, set()).update(instances)
 
     def not_in_storage(self, machine: Generation) -> None:
         """Storage did not have one of its pictures: from now on encoders are asked."""
@@ -307,7 +302,6 @@ class Dispatcher:
             self._affinity.ended(machine)
         self._rooms.pop(machine.key, None)  # what was served needs no word
         self.withdraw(machine)
-        self._avoid.pop(machine.key, None)
         self._absent.pop(machine.key, None)
         self._give_up_s.pop(machine.key, None)
         self._actor.disarm(f"generation/{machine.key}/encode")

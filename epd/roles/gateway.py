@@ -294,8 +294,7 @@ class GatewayRole(Role[Generation]):
         if is_mistake(kind):
             self.fire(machine, fsm.AttemptRefused(kind, reason))
             return
-        self._dispatcher.avoid(machine, blamed)
-        self.fire(machine, fsm.AttemptFailed(kind, reason, retryable))
+        self.fire(machine, fsm.AttemptFailed(kind, reason, retryable, blamed))
 
     def _instance_lost(self, lost: Address) -> None:
         """Fail the attempts that still need it; an encoder's loss is prefill's to tell."""

@@ -79,15 +79,14 @@ class GatewayTimers(Role[Generation]):
 
     def _stalled(self, machine: Generation) -> None:
         reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
-        self._dispatcher.avoid(machine, machine.placement.instances())
-        self._fire(machine, fsm.AttemptTimedOut(reason))
+        blamed = machine.placement.instances()
+        self._fire(machine, fsm.AttemptTimedOut(reason, blamed=blamed))
 
     def _ignored(self, machine: Generation) -> None:
         ignorant = self._dispatcher.needed(machine)[0]
         self.actor.doubt(ignorant)
-        self._dispatcher.avoid(machine, {ignorant.instance_id})
         reason = f"instance {ignorant.instance_id} did not accept the request"
-        self._fire(machine, fsm.AttemptTimedOut(reason))
+        self._fire(machine, fsm.AttemptTimedOut(reason, blamed={ignorant.instance_id}))
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:

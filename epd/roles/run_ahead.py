@@ -42,7 +42,7 @@ class RunAhead:
         self.pump()
         if not future.done():
             self._counters["encodes_deferred"] += 1
-        return await future
+        return await future and key in self._begun  # it may have left since, and be wanted again
 
     def count(self, key: str, nbytes: int) -> None:
         """It is there already, and is wanted again."""

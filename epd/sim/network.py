@@ -93,9 +93,7 @@ class Link:
         self.num_in_flight = 0
         self.held: deque[Parcel] = deque()  # nobody listens there, or a partition
         self.last_arrival_s = 0.0
-        self.mute_since_s: float | None = (
-            None  # nothing gets through any more, until it is replaced
-        )
+        self.mute_since_s: float | None = None  # nothing gets through, until it is replaced
 
 
 class Chances:
@@ -136,6 +134,7 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.counters: Counter[str] = Counter()
         self.on_message: list[Callable[[str, str, Message], None]] = []  # each is told who sends
+        self.on_hearing: list[Callable[[SimProcess, Received], None]] = []  # and who is told
         self.withheld = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
 
@@ -312,9 +311,8 @@ class Network:
     def flush(self, target: str) -> None:
         """Somebody listens at `target` again, or a partition is over."""
         for link in list(self.links.values()):
-            if link.peer.instance_id != target or self._is_blocked(link):
-                continue
-            if link.mute_since_s is not None:
+            is_mute = link.mute_since_s is not None
+            if link.peer.instance_id != target or is_mute or self._is_blocked(link):
                 continue
             waiting, link.held = link.held, deque()
             for parcel in waiting:
@@ -394,6 +392,8 @@ class SimBus:
         except FrameRejected as rejected:
             self.dropped[rejected.kind] += 1
             return
+        for hear in self._network.on_hearing:
+            hear(self.process, received)
         try:
             self._deliver(received)
         except Exception:

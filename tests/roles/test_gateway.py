@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from epd.api.port import Leave
+from epd.fsm import generation as fsm
 from epd.sim.cluster import GATEWAY
 from epd.sim.golden import Picture
 from epd.sim.workload import Ask
@@ -74,3 +75,17 @@ def test_who_has_left_is_not_watched() -> None:
         cluster.within("e0", cluster.instance("e0").member.leave)
         cluster.pass_time(0.1)
         assert not cluster.gateway.actor.armed(watch)
+
+
+def test_a_loss_after_an_attempt_is_not_blamed_for_it() -> None:
+    """Who is lost while the next attempt waits has not failed the one before: its successor may
+    be the only instance where none has failed."""
+    with simulated("1e1p1d") as cluster:
+        ask = Ask(1, 0.0, (11, 12, 13), (), 3, 1)
+        stream = cluster.within(GATEWAY, cluster.gateway.role.submit, ask.generation())
+        machine = cluster.gateway.role._open[stream.request_id]
+        for name in ("d0", "p0"):
+            cluster.world.kill(name)
+            cluster.pass_time(cluster.settings.timing.lost_after_s + 0.5)
+            assert machine.state is fsm.S.MIGRATING  # there is no other
+        assert machine.avoided == {"d0"}

@@ -55,3 +55,14 @@ async def test_who_is_not_wanted_leaves_the_line() -> None:
     assert await tasks["b"] is False
     ahead.leave("a")
     assert (ahead.used, len(ahead)) == (0, 0)
+
+
+async def test_who_left_when_its_turn_had_come_stands_in_line_again() -> None:
+    """It is wanted again before it could begin: what nobody counts would be begun."""
+    ahead = RunAhead(10, lambda key: False, Counter())
+    tasks = begin(ahead, ("a", 10), ("b", 10))
+    assert await begun(tasks) == ["a"]
+    ahead.leave("a")  # it is the turn of b, which does not know yet
+    ahead.leave("b")
+    assert await tasks["b"] is False
+    assert ahead.used == 0

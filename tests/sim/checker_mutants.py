@@ -24,6 +24,7 @@ from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
 from epd.roles.transfers import Transfers
 from epd.scheduling.batching import BatchScheduler, Entry
+from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row
@@ -152,7 +153,13 @@ def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
 @mutant
 def the_next_attempt_goes_where_it_failed() -> Iterator[None]:
     """F19: nobody is avoided, whatever has failed there."""
-    with mock.patch.object(Dispatcher, "avoid", lambda self, machine, instances: None):
+    choose = Dispatcher.choose
+
+    def anywhere(self: Dispatcher, machine: generation.Generation) -> Placement | Unplaceable:
+        machine.avoided.clear()
+        return choose(self, machine)
+
+    with mock.patch.object(Dispatcher, "choose", anywhere):
         yield
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from epd.messages import RequestFailed
 from epd.sim import checkers, drills
-from epd.sim.checkers.base import Checker
-from epd.sim.run import run
+from epd.sim.checkers.base import Checker, Context
+from epd.sim.client import Clients
+from epd.sim.cluster import GATEWAY
+from epd.sim.run import nothing_may_fail, run
+from epd.sim.workload import Ask
+from tests.roles.simulated import simulated
 from tests.sim.mutants import MUTANTS
 
 MAX_SEEDS = 60
@@ -36,3 +41,26 @@ def test_nothing_else_notices(
         others = tuple(other for other in checkers.ALL if other is not checker)
         monkeypatch.setattr(checkers, "ALL", others)
         assert not run(plan).violations
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_word_that_the_gateway_has_not_heard_blames_nobody(is_heard: bool) -> None:
+    """Where the attempt failed, the gateway knows from words; this one comes before p0 is lost, or
+    is still on its way then."""
+    with simulated("1e1p1d") as cluster:
+        clients = Clients(cluster.cluster, ())
+        checker = checkers.Attempts(
+            Context(cluster.world, cluster.cluster, clients, nothing_may_fail)
+        )
+        cluster.node("p0").devices[0].hung = True
+        ask = Ask(1, 0.0, (11, 12, 13), (), 3, 1)
+        stream = cluster.within(GATEWAY, cluster.gateway.role.submit, ask.generation())
+        if not is_heard:
+            cluster.world.network.block("p0", GATEWAY)
+        failed = RequestFailed(stream.request_id, 1, "engine", "because", True, culprit="d0")
+        cluster.within("p0", cluster.node("p0").actor.send, GATEWAY, failed)
+        cluster.pass_time(2 * cluster.settings.timing.lost_after_s)
+        machine = cluster.gateway.role._open[stream.request_id]
+        assert machine.avoided == ({"d0"} if is_heard else {"p0"})
+        assert checker._blamed[stream.request_id] == machine.avoided
+        assert not cluster.world.violations

@@ -17,11 +17,12 @@ from typing import Any
 
 from epd.fsm import embedding, generation, instance, link, transfer
 from epd.fsm.kernel import Event, Machine, State
-from epd.messages import Address, EncodeRejected, Message, RequestFailed
+from epd.messages import Address, EncodeRejected, RequestFailed
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.checkers.durations import LATE_S, entered_s
 from epd.sim.cluster import Node
 from epd.sim.process import SimProcess
+from epd.transport.base import Received
 
 Life = tuple[str, int]
 _OPEN = (generation.S.PLACED, generation.S.STREAMING)
@@ -60,13 +61,18 @@ class Attempts(Checker):
         world.watch(self._failed, *_FAILED)
         world.watch(self._placed, generation.Placed)
         world.watch(self._loads_again, *_LOADS)
-        world.network.on_message.append(self._told)
+        world.network.on_hearing.append(self._told)
         world.loop.on_idle.append(self._look)
 
     # --- what is known ----------------------------------------------------------------------------
 
-    def _told(self, source: str, target: str, message: Message) -> None:
+    def _told(self, process: SimProcess, received: Received) -> None:
+        """What the gateway has heard: a word that is lost or late blames nobody.  Of the lost,
+        their loss says all."""
+        message, source = received.message, received.source
         if not isinstance(message, RequestFailed | EncodeRejected):
+            return
+        if (source, received.epoch) in self._lost[process.name]:
             return
         said = self._said[message.request_id, message.attempt]
         culprit = getattr(message, "culprit", "") or source
@@ -102,17 +108,23 @@ class Attempts(Checker):
     def _causes(
         self, process: SimProcess, machine: generation.Generation, event: Any
     ) -> set[str] | None:
-        """Where it failed; None: nowhere."""
+        """Where it failed; None: nowhere.
+
+        The first cause ends the attempt in the turn in which it shows, so there is one: a word that
+        was heard, a loss that was felt, or who was given up just now.
+        """
         placement = machine.placement
         if isinstance(event, generation.AttemptFailed):
-            said = self._said[machine.key, machine.attempt] & {"", *placement.instances()}
-            lost = {a.instance_id for a in _needed(machine) if self._is_lost(process, a)}
-            given_up = self._given_up[process.name]
-            silent = {a.instance_id for a in placement.encoders if a.instance_id in given_up}
+            if said := self._said[machine.key, machine.attempt] & {"", *placement.instances()}:
+                return said - {""}
+            if lost := {a.instance_id for a in _needed(machine) if self._is_lost(process, a)}:
+                return lost
             if event.reason.endswith("takes no messages") and not self.context.undisturbed:
-                lost.add(placement.prefill.instance_id)
-            found = said | lost | (silent if event.kind == "lost" else set())
-            return found - {""} if found else None
+                return {placement.prefill.instance_id}
+            given_up, now_s = self._given_up[process.name], self.world.loop.now_s
+            silent = {a.instance_id for a in placement.encoders}
+            silent = {name for name in silent if given_up.get(name) == now_s}
+            return silent if silent and event.kind == "lost" else None
         if self.context.undisturbed:
             return None
         if isinstance(event, generation.TokensMissed):
