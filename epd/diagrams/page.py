@@ -92,9 +92,9 @@ def meaning(kind: type) -> str:
 def _events(table: Table) -> str:
     rows = []
     for event in table.events:
-        fields = ", ".join(f"`{name}`" for name in getattr(event, "__dataclass_fields__", {}))
+        carried = ", ".join(f"`{name}`" for name in getattr(event, "__match_args__", ()))
         time = "*by time* " if event.by_time else ""
-        rows.append([f"`{event.__name__}`", f"{time}{meaning(event)}".strip(), fields])
+        rows.append([f"`{event.__name__}`", f"{time}{meaning(event)}".strip(), carried])
     return markdown_table(["Event", "What happened", "Carries"], rows)
 
 
