@@ -149,8 +149,7 @@ class EncodeRole(Role[Encoding]):
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
         self.fire(encoding, fsm.Requested(message.room))
-        if transfer is not None and transfer.grant is not None:  # it was faster
-            self._ahead.pump()
+        self._ahead.pump()  # its grant may have been faster
 
     def _open_transfer(self, message: EncodeRequest) -> Transfer | None:
         if message.consumer is None:
@@ -374,7 +373,7 @@ class EncodeRole(Role[Encoding]):
             self._let_go(encoding)
 
     def _let_go(self, encoding: Encoding) -> None:
-        if not encoding.rooms and self.encodings.get(encoding.key) is encoding:
+        if not encoding.rooms:
             self._ahead.leave(encoding.key)
 
     def _report(self, room: str, encoding: Encoding | None) -> None:

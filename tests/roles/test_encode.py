@@ -1,0 +1,263 @@
+"""An encoder: rooms without a consumer, pictures that take too long, and how far it runs ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from epd.config import EncodeConfig
+from epd.engine.base import MediaError
+from epd.fsm import encoding as fsm
+from epd.fsm.encoding import S
+from epd.fsm.transfer import Side
+from epd.messages import (
+    AbortEncode,
+    Address,
+    CancelTransfer,
+    Clip,
+    EncodeAccepted,
+    EncodeRequest,
+    PixelBounds,
+    RequestFailed,
+    RowsKept,
+)
+from epd.sim.cluster import GATEWAY
+from epd.sim.golden import ROW_NBYTES, Picture
+from epd.sim.workload import mm_hash_of
+from epd.transport.base import Received
+from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
+
+PREFILL = Address("p0", 1, "")
+PICTURE, OTHER = Picture("one"), Picture("two")
+NBYTES = PICTURE.num_rows * ROW_NBYTES
+LIMIT_S = 0.4  # of a picture
+QUICK = msgspec.structs.replace(DEFAULTS.timing, first_token_timeout_s=LIMIT_S)
+IMPATIENT = dataclasses.replace(DEFAULTS, timing=QUICK)
+
+
+def ask(
+    at: Desk, room: str, picture: Picture = PICTURE, *, kept: bool = False, **other: Any
+) -> None:
+    """The gateway wants its rows under this room: for p0, or kept."""
+    consumer = None if kept else PREFILL
+    grid, key = picture.grid_thw, mm_hash_of(picture)
+    due_s = at.cluster.gateway.actor.cluster_s() + 30.0
+    asked = EncodeRequest("r", 1, room, key, picture.num_rows, grid, consumer, due_s)
+    message = msgspec.structs.replace(asked, **other)
+    said = at.tell("on_encode_request", message, GATEWAY, picture.image())
+    assert said[0] == EncodeAccepted(room, 1)
+
+
+def rooms(at: Desk, picture: Picture = PICTURE) -> list[str]:
+    encoding = at.role.encodings.get(mm_hash_of(picture))
+    return list(encoding.rooms) if encoding is not None else []
+
+
+def test_rows_that_are_kept_are_told_and_their_room_is_closed() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        for room in ("a", "b"):  # encoded, then found
+            ask(at, room, kept=True)
+            at.cluster.pass_time(0.3)
+            assert (GATEWAY, RowsKept("r", 1, room)) in at.said
+            assert not rooms(at) and at.role.num_queued == 0
+        assert at.role.num_encoded == 1
+
+
+def test_a_room_without_a_consumer_ends_when_it_is_called_off() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        at.cluster.node("e0").devices[0].hung = True
+        ask(at, "a", kept=True)
+        ask(at, "b", kept=True)
+        assert rooms(at) == ["a", "b"]
+        for _ in range(2):
+            at.tell("on_abort_encode", AbortEncode("a"), GATEWAY)
+            assert rooms(at) == ["b"] and at.role.num_queued == 1
+        at.tell("on_abort_encode", AbortEncode("never heard of"), GATEWAY)
+        assert rooms(at) == ["b"]
+
+
+def test_a_room_with_a_consumer_ends_when_it_is_called_off() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        at.cluster.node("e0").devices[0].hung = True
+        ask(at, "a")
+        at.tell("on_abort_encode", AbortEncode("a"), GATEWAY)
+        transfer = at.cluster.instance("e0").transfers.find("a", Side.PRODUCER)
+        assert transfer is not None and transfer.terminal
+        assert not rooms(at) and at.role.num_queued == 0
+
+
+def test_a_gateways_life_takes_its_rooms_without_a_consumer_along() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        at.cluster.node("e0").devices[0].hung = True
+        ask(at, "a")
+        ask(at, "b", kept=True)
+        ask(at, "c", OTHER, kept=True)
+        at.do(at.role.peer_lost, Address(GATEWAY, 2, ""))
+        at.do(at.role.peer_lost, Address("p0", 1, ""))
+        assert rooms(at) == ["a", "b"] and rooms(at, OTHER) == ["c"]
+        at.do(at.role.peer_lost, Address(GATEWAY, 1, ""))
+        assert rooms(at) == ["a"] and not rooms(at, OTHER)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_device_that_hangs_fails_the_picture_in_time_and_is_told_of(*, kept: bool) -> None:
+    with desk("1e1p1d", "e0", "encode", IMPATIENT) as at:
+        at.cluster.node("e0").devices[0].hung = True
+        ask(at, "a", kept=kept)
+        encoding = at.role.encodings[mm_hash_of(PICTURE)]
+        at.cluster.pass_time(0.9 * LIMIT_S)
+        assert encoding.state is S.ENCODING
+        at.cluster.pass_time(0.2 * LIMIT_S)
+        assert encoding.state is S.ABANDONED and not rooms(at)
+        kind, reason, retryable = encoding.failure
+        told = RequestFailed("r", 1, kind, reason, retryable)
+        assert ((GATEWAY, told) in at.said) == kept
+        assert (kind, retryable, at.actor.counters["device_hangs"]) == ("engine", True, 0)
+        at.cluster.pass_time(LIMIT_S)
+        assert encoding.state is S.FAILED
+        assert at.actor.counters["device_hangs"] == 1
+        assert any("does not answer" in line for line in at.cluster.node("e0").warnings)
+        assert not at.role.encodings and not at.actor.armed(f"encoding/{encoding.key}")
+
+
+def test_a_picture_whose_cancel_came_first_is_not_begun() -> None:
+    """F42."""
+    with desk("1e1p1d", "e0", "encode") as at:
+        transfers = at.cluster.instance("e0").transfers
+        at.do(transfers.on_cancel, Received("p0", 1, CancelTransfer("a", 1)))
+        ask(at, "a")
+        assert not at.role.encodings and at.role.num_queued == 0
+
+
+def test_what_is_said_of_a_video_or_of_bounds_goes_to_the_engine() -> None:
+    clip, bounds = Clip("webm", (1, 2)), PixelBounds(3, 4)
+    with desk("1e1p1d", "e0", "encode") as at:
+        broken = MediaError("broken")
+        with mock.patch.object(at.role._engine, "preprocess", side_effect=broken) as preprocess:
+            ask(at, "a", clip=clip, bounds=bounds)
+        preprocess.assert_called_once_with(PICTURE.image(), PICTURE.grid_thw, clip, bounds)
+
+
+def test_an_engine_that_answers_for_fewer_pictures_than_it_was_given_is_a_fault() -> None:
+    async def none(batch: Any) -> list[Any]:
+        return []
+
+    with desk("1e1p1d", "e0", "encode") as at:
+        with mock.patch.object(at.role._engine, "encode", none):
+            ask(at, "a")
+            at.cluster.pass_time(0.1)
+        assert at.actor.counters["faults"] == 1
+
+
+# --- running ahead --------------------------------------------------------------------------------
+
+NARROW = dataclasses.replace(
+    DEFAULTS, encode=EncodeConfig(max_batch_patches=64, cache_device_nbytes=NBYTES)
+)
+
+
+def grant(at: Desk, room: str) -> None:
+    """As if it had come; the word itself is `transfers`' business."""
+    transfer = at.cluster.instance("e0").transfers.find(room, Side.PRODUCER)
+    assert transfer is not None
+    transfer.grant = SimpleNamespace(num_held=0)
+
+
+def test_any_of_its_rooms_may_have_the_grant_that_lets_a_picture_begin() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        for room in "abc":
+            ask(at, room)
+        key = mm_hash_of(PICTURE)
+        assert not at.role._is_granted(key)
+        grant(at, "b")
+        assert at.role._is_granted(key)
+
+
+def test_a_grant_that_was_faster_than_its_request_lets_the_picture_begin() -> None:
+    with desk("1e1p1d", "e0", "encode", NARROW) as at:
+        ask(at, "a")
+        ask(at, "b", OTHER)
+        assert at.role.live()["encodes_deferred"] == 1
+        transfers = at.cluster.instance("e0").transfers
+        due_s = at.cluster.gateway.actor.cluster_s() + 30.0
+        opened = transfers._open("c", Side.PRODUCER, 1, PREFILL, due_s)
+        opened.grant = SimpleNamespace(num_held=0)
+        ask(at, "c", OTHER)
+        assert at.role.live()["encodes_deferred"] == 0
+
+
+def test_a_picture_counts_as_begun_while_one_room_is_left() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        ask(at, "a", kept=True)
+        ask(at, "b", kept=True)
+        for room, used in (("a", NBYTES), ("b", 0)):
+            at.tell("on_abort_encode", AbortEncode(room), GATEWAY)
+            assert at.role.live()["encode_run_ahead"] == used
+
+
+def test_rows_that_are_wanted_again_count_as_begun() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        ask(at, "a", kept=True)
+        at.cluster.pass_time(0.3)
+        assert at.role.live()["encode_run_ahead"] == 0
+        ask(at, "b")  # not granted yet
+        assert at.role.live()["encode_run_ahead"] == NBYTES
+
+
+def test_who_only_finds_rows_has_no_memory_to_send_them_from() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        instance = at.cluster.instance("e0")
+        made = type(at.role)(
+            mock.MagicMock(),
+            instance.transfers,
+            at.role._engine,
+            EncodeConfig(send_buffer_nbytes=4096),
+            DEFAULTS.timing,
+            at.role.events,
+            encodes=False,
+        )
+        assert made._ring is None
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_write_that_ends_before_it_began_leaves_the_line_for_the_ring(*, begun: bool) -> None:
+    """Its source is released when its outcome is known; without one the room is closed."""
+    with desk("1e1p1d", "e0", "encode") as at:
+        transfer: Any = SimpleNamespace(key="a", owner="nobody", source=begun or None)
+        at.role._ring = ring = mock.Mock()
+        with mock.patch.object(at.role, "_close_room") as close:
+            at.role.concluded(transfer, delivered=False)
+        assert (ring.withdraw.call_args_list, close.call_args_list) == (
+            ([mock.call("a")], []) if begun else ([], [mock.call(transfer)])
+        )
+
+
+def test_a_room_that_is_closed_already_is_not_closed_again() -> None:
+    """Or rows that were moved down would be taken up again, for nobody."""
+    with desk("1e1p1d", "e0", "encode") as at:
+        ask(at, "a", kept=True)
+        at.cluster.pass_time(0.3)
+        for owner in (mm_hash_of(PICTURE), "nobody"):
+            with mock.patch.object(at.role, "fire") as fire:
+                at.do(at.role._close_room, SimpleNamespace(key="a", owner=owner))
+            fire.assert_not_called()
+
+
+def test_a_late_outcome_of_what_has_ended_changes_no_book() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        ask(at, "a", kept=True)
+        at.cluster.pass_time(0.3)
+        (encoding,) = at.role.encodings.values()
+        at.do(at.role.fire, encoding, fsm.EvictionRequested())
+        assert encoding.terminal and not at.role.encodings and not at.role._busy
+        ask(at, "b", kept=True)
+        (again,) = at.role.encodings.values()
+        at.do(at.role.fire, encoding, fsm.EvictionRequested())
+        assert at.role.encodings[encoding.key] is again
+        assert at.role._busy[encoding.key] is again
