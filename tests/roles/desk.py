@@ -1,4 +1,4 @@
-"""One role of a simulated cluster that a test talks to: what it is told, and what it says."""
+"""A role of a simulated cluster that a test talks to: what it is told, and what it says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from epd.messages import Address, Heartbeat, Join, LinkEcho, LinkProbe, Message
-from epd.sim.cluster import Settings
+import msgspec
+
+from epd.api.port import GenerationUpdate, Stage
+from epd.messages import (
+    Address,
+    Heartbeat,
+    Join,
+    LinkEcho,
+    LinkProbe,
+    Message,
+    RequestFailed,
+    TokenChunk,
+    Tokens,
+)
+from epd.sim.cluster import GATEWAY, Settings
+from epd.sim.golden import Picture
+from epd.sim.workload import Ask
 from epd.transport.base import Buffer, Received
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
@@ -54,3 +69,58 @@ def desk(topology: str, name: str, role: str, settings: Settings = DEFAULTS) -> 
         made = Desk(cluster, name, getattr(node.gateway or node.instance, role))
         with mock.patch.object(made.actor, "send", made.send):
             yield made
+
+
+TOPOLOGY = "2e2p2d"
+
+
+class Open:
+    """One open generation at the gateway's desk."""
+
+    def __init__(self, at: Desk, stage: Stage = "", *pictures: Picture, **wishes: Any) -> None:
+        self.at = at
+        placed = tuple((1 + n, picture) for n, picture in enumerate(pictures))
+        ask = Ask(1, 0.0, (11, 12, 13), placed, **{"max_tokens": 5, **wishes})
+        self.prepared = ask.generation(stage)
+        self.stream = at.cluster.within(GATEWAY, at.role.submit, self.prepared)
+        self.machine = at.role._open[self.stream.request_id]
+
+    @property
+    def key(self) -> str:
+        return self.stream.request_id
+
+    @property
+    def prefill(self) -> str:
+        return str(self.machine.placement.prefill.instance_id)
+
+    @property
+    def decode(self) -> str:
+        return str(self.machine.placement.decode.instance_id)
+
+    def room(self, index: int) -> str:
+        return f"{self.key}/{self.machine.attempt}/{index}"
+
+    def encoder(self, index: int) -> str:
+        return str(self.machine.placement.encoders[index].instance_id)
+
+    def tokens(self, start: int, *token_ids: int, **other: Any) -> list[Message]:
+        made = TokenChunk(self.key, self.machine.attempt, start, token_ids)
+        chunk = msgspec.structs.replace(made, **other)
+        return self.at.tell("on_tokens", Tokens((chunk,)), self.decode)
+
+    def fails(self, source: str, kind: str, **other: Any) -> list[Message]:
+        made = RequestFailed(self.key, self.machine.attempt, kind, "because", True)
+        return self.at.tell("on_failed", msgspec.structs.replace(made, **other), source)
+
+    def updates(self) -> list[GenerationUpdate]:
+        found = []
+        while (update := self.stream.next_ready()) is not None:
+            found.append(update)
+        return found
+
+    def sent(self, kind: type[Any]) -> list[tuple[str, Any]]:
+        return [(to, message) for to, message in self.at.said if isinstance(message, kind)]
+
+
+def gateway(settings: Settings = DEFAULTS) -> Any:
+    return desk(TOPOLOGY, GATEWAY, "role", settings)

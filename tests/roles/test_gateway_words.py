@@ -1,0 +1,230 @@
+"""The gateway: what it tells instances of an attempt, and what it makes of their words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from epd.api.port import Leave, Refused
+from epd.fsm.generation import S
+from epd.messages import (
+    AbortEncode,
+    AbortRequest,
+    EncodeAccepted,
+    EncodeRequest,
+    Message,
+    PrefillRequest,
+    RequestAccepted,
+    RowsKept,
+    TokenChunk,
+    Tokens,
+)
+from epd.roles.dispatch import DEADLINE_GRACE_S
+from epd.sim.cluster import GATEWAY
+from epd.sim.golden import Picture
+from epd.sim.workload import Ask
+from tests.roles.desk import Open, gateway
+from tests.roles.simulated import DEFAULTS
+
+TIMING = DEFAULTS.timing
+PICTURES = (Picture("one"), Picture("two"))
+
+
+# --- an attempt goes out --------------------------------------------------------------------------
+
+
+def test_what_prefill_and_the_encoders_are_told() -> None:
+    with gateway() as at:
+        one = Open(at, "", *PICTURES, wants_timeline=True, tenant="mine")
+        ((to, message),) = one.sent(PrefillRequest)
+        asked = one.sent(EncodeRequest)
+        now_s = at.actor.cluster_s()
+        total_s, token_s = TIMING.request_timeout_s, TIMING.first_token_timeout_s
+        due_s = now_s + min(total_s, token_s + DEADLINE_GRACE_S)
+        items = one.prepared.items
+        assert to == one.prefill
+        assert (message.request_id, message.attempt, message.num_emitted) == (one.key, 1, 0)
+        assert message.token_ids == one.prepared.token_ids
+        assert message.sampling == one.prepared.sampling
+        assert message.decode == one.machine.placement.decode
+        assert message.gateway == at.actor.address
+        assert message.deadline_s == pytest.approx(now_s + total_s)
+        assert message.first_token_deadline_s == pytest.approx(due_s)
+        assert (message.reports, message.scope, message.lease_s) == (True, "mine", 0.0)
+        for index, (item, (encoder, request)) in enumerate(zip(items, asked, strict=True)):
+            told = message.items[index]
+            assert (told.index, told.mm_hash, told.offset) == (index, item.mm_hash, item.offset)
+            assert (told.num_rows, told.grid_thw) == (item.num_rows, item.grid_thw)
+            assert (told.room, told.encoder.instance_id) == (one.room(index), encoder)
+            assert (told.offsets, told.second_per_grid) == (item.offsets, item.second_per_grid)
+            assert (request.request_id, request.attempt) == (one.key, 1)
+            assert (request.room, request.mm_hash) == (told.room, item.mm_hash)
+            assert (request.num_rows, request.grid_thw) == (item.num_rows, item.grid_thw)
+            assert request.consumer == one.machine.placement.prefill
+            assert request.deadline_s == pytest.approx(due_s) and request.reports
+
+
+def test_an_attempt_that_prefill_cannot_be_told_of_goes_elsewhere() -> None:
+    with gateway() as at:
+        send, full = at.actor.send, []
+
+        def refuses(to: Any, message: Message, payloads: Any = ()) -> bool:
+            if isinstance(message, PrefillRequest) and not full:
+                full.append(to.instance_id)
+                return False
+            return bool(send(to, message, payloads))
+
+        with mock.patch.object(at.actor, "send", refuses):
+            one = Open(at)
+        assert one.machine.attempt == 2 and one.machine.state is S.PLACED
+        assert one.prefill != full[0]
+        assert one.machine.error == ("busy", f"instance {full[0]} takes no messages")
+
+
+def test_what_has_ended_while_it_was_prepared_is_not_sent() -> None:
+    with gateway() as at:
+        stream = at.cluster.within(GATEWAY, at.role.admit)
+        at.cluster.within(GATEWAY, stream.cancel, Leave.GONE, "the client left")
+        at.said.clear()
+        prepared = Ask(1, 0.0, (11,), (), 3, 1).generation()
+        at.cluster.within(GATEWAY, at.role.start_generation, stream, prepared)
+        assert not at.said and not at.role._open
+
+
+def test_there_are_so_many_places() -> None:
+    with gateway() as at:
+        at.role._limits = msgspec.structs.replace(at.role._limits, max_open_requests=2)
+        first, second = Open(at), Open(at)
+        assert first.key != second.key
+        with pytest.raises(Refused) as refused:
+            Open(at)
+        assert refused.value.status == 429 and at.role.outcomes["rejected"] == 1
+        first.tokens(0, 5, finish_reason="stop")
+        Open(at)
+
+
+def test_a_picture_is_offered_until_its_encoder_has_accepted_it() -> None:
+    with gateway() as at:
+        doubt = at.actor.doubt = mock.Mock()
+        one = Open(at, "", *PICTURES)
+        doubt.assert_not_called()
+        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
+        assert not at.said
+        at.cluster.pass_time(0.6 * TIMING.accept_timeout_s)
+        ((to, again),) = one.sent(EncodeRequest)
+        assert (to, again.room) == (one.encoder(1), one.room(1))
+        doubt.assert_called_once_with(one.machine.placement.encoders[1])
+        at.tell("on_encode_accepted", EncodeAccepted(one.room(1), 1), one.encoder(1))
+        at.cluster.pass_time(0.3 * TIMING.accept_timeout_s)
+        assert not one.sent(EncodeRequest)
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def test_each_token_is_delivered_once_and_in_order() -> None:
+    with gateway() as at:
+        one = Open(at)
+        one.tokens(0, 21, 22, num_confirmed=1, num_rejected=2, num_cached=3)
+        one.tokens(0, 21, 22)  # a copy
+        one.tokens(2, 23)
+        one.tokens(3, 24, finish_reason="stop")
+        updates = one.updates()
+        assert [u.token_ids for u in updates] == [(21, 22), (23,), (24,)]
+        first = updates[0]
+        assert (first.num_confirmed, first.num_rejected, first.num_cached) == (1, 2, 3)
+        assert [u.finish_reason for u in updates] == ["", "", "stop"]
+        assert at.role.num_tokens == 4 and at.role.outcomes == {"finished": 1}
+        assert not at.role.live()["generations"] and not at.role.live()["assigned"]
+
+
+def test_a_hole_in_the_stream_is_a_failed_attempt_that_goes_on_behind_what_came() -> None:
+    with gateway() as at:
+        one = Open(at)
+        one.tokens(0, 21)
+        said = one.tokens(2, 23)
+        assert one.machine.attempt == 2 and one.machine.error[1] == "tokens 1 to 2 were lost"
+        aborts = [message for message in said if isinstance(message, AbortRequest)]
+        assert aborts == [AbortRequest(one.key, 1)] * 2
+        ((_, again),) = one.sent(PrefillRequest)
+        assert again.token_ids == (*one.prepared.token_ids, 21) and again.num_emitted == 1
+        one.tokens(1, 22)
+        assert [u.token_ids for u in one.updates()] == [(21,), (22,)]
+
+
+def test_who_works_on_what_is_over_is_told_so() -> None:
+    with gateway() as at:
+        one = Open(at, "", PICTURES[0])
+        stale = TokenChunk(one.key, 7, 0, (21,))
+        over = AbortRequest(one.key, 7)
+        assert at.tell("on_tokens", Tokens((stale,)), "d0") == [over] and at.said[0][0] == "d0"
+        last = msgspec.structs.replace(stale, finish_reason="stop")
+        assert at.tell("on_tokens", Tokens((last,)), "d0") == []
+        assert at.tell("on_accepted", RequestAccepted(one.key, 7), "p0") == [over]
+        for room in (f"{one.key}/7/0", one.room(9), "nobody/1/0"):
+            attempt = int(room.split("/")[1])
+            told = at.tell("on_encode_accepted", EncodeAccepted(room, attempt), "e0")
+            assert told == [AbortEncode(room)]
+        assert not one.updates() and one.machine.attempt == 1
+        assert not one.machine.accepted
+        at.tell("on_accepted", RequestAccepted(one.key, 1), "p0")
+        assert one.machine.accepted
+
+
+def test_with_its_first_token_a_request_needs_no_rows_any_more() -> None:
+    with gateway() as at:
+        one = Open(at, "", PICTURES[0])
+        told = EncodeAccepted(one.room(0), 1)
+        assert at.tell("on_encode_accepted", told, one.encoder(0)) == []
+        one.tokens(0, 21)
+        assert at.tell("on_encode_accepted", told, one.encoder(0)) == [AbortEncode(one.room(0))]
+
+
+def test_who_goes_on_with_a_held_prompt_lets_it_go_with_the_first_token() -> None:
+    with gateway() as at:
+        held = Open(at, "prefill")
+        where = held.prefill
+        held.tokens(0, 21, finish_reason="length")
+        ask = dataclasses.replace(held.prepared, stage="", claim=held.key)
+        stream = at.cluster.within(GATEWAY, at.role.submit, ask)
+        machine = at.role._open[stream.request_id]
+        assert machine.placement.prefill.instance_id == where
+        for start in (0, 1):
+            chunk = TokenChunk(stream.request_id, 1, start, (21,))
+            told = at.tell("on_tokens", Tokens((chunk,)), "d0")
+            assert told == ([] if start else [AbortRequest(held.key, 1)])
+            assert not told or at.said[0][0] == where
+
+
+# --- rows alone -----------------------------------------------------------------------------------
+
+
+def test_the_last_rows_that_are_kept_are_the_answer() -> None:
+    with gateway() as at:
+        one = Open(at, "encode", *PICTURES)
+        asked = one.sent(EncodeRequest)
+        assert [request.consumer for _, request in asked] == [None, None]
+        assert not one.sent(PrefillRequest)
+        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
+        assert one.machine.accepted
+        for _ in range(2):
+            at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(0)), one.encoder(0))
+            assert not one.machine.terminal
+        at.tell("on_rows_kept", RowsKept(one.key, 7, one.room(1)), one.encoder(1))
+        assert not one.machine.terminal
+        at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(1)), one.encoder(1))
+        (update,) = one.updates()
+        assert (update.token_ids, update.finish_reason) == ((), "length")
+
+
+def test_pictures_alone_are_offered_until_their_rows_are_kept() -> None:
+    with gateway() as at:
+        one = Open(at, "encode", *PICTURES)
+        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
+        at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(1)), one.encoder(1))
+        at.cluster.pass_time(0.6 * TIMING.accept_timeout_s)
+        assert [request.room for _, request in one.sent(EncodeRequest)] == [one.room(0)]
