@@ -37,7 +37,7 @@ PICTURES = (Picture("one"), Picture("two"))
 
 
 def avoided(one: Open) -> set[str]:
-    return set(one.at.role._dispatcher._avoid.get(one.key, set()))
+    return set(one.machine.avoided)
 
 
 def test_who_rejects_a_picture_is_avoided() -> None:
