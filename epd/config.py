@@ -1,24 +1,36 @@
-"""Every number that an operator may want to change, in one place, with its unit in its name.
+"""Every number that an operator may want to change, once, with its unit, bounds and help.
 
 Plain frozen structs, read from flags or a TOML/JSON file by the command line and handed down; no
 module reads the environment or a global.  Defaults serve the bundled tiny model on two CPU cores.
+A process gets `Settings` with what is its own added: `InstanceConfig`, `GatewayConfig`.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Annotated, Literal
 
 import msgspec
 
+from epd.setting import (
+    Count,
+    CountOrNone,
+    Factor,
+    Milliseconds,
+    Nbytes,
+    NbytesOrNone,
+    Port,
+    PortOrAny,
+    Seconds,
+    SecondsOrNone,
+    Share,
+    Texts,
+    about,
+    fixed,
+    matches,
+)
+
 TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
-REASONING_PARSERS = ("", "qwen3")  # how answers mark their reasoning: epd/api/reasoning.py
-CACHE_SCOPES = ("tenant", "global")  # who shares rows and KV: epd/api/identity.py
-ENCODE_POLICIES = ("affinity", "round_robin", "random")  # who encodes: scheduling/placement.py
-MOONCAKE_PROTOCOLS = ("tcp", "rdma")
-SPECULATIVE_METHODS = ("ngram",)
-CHECKSUMS = ("auto", "always", "never")  # what they mean: epd/transport/checksum.py
-
-
 FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -38,103 +50,113 @@ class ConfigError(Exception):
     """The configuration cannot be used; the text names the setting and the remedy."""
 
 
+# One setting per line: its kind, what it is, its flag with the group and the word for its value.
+# fmt: off
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the gateway refuses before it does any work (faults F33, F39, F46)."""
 
-    max_body_nbytes: int = 64 << 20
-    max_text_nbytes: int = 4 << 20  # of a body, besides the base64 data of its media
-    max_json_values: int = 65_536  # members of arrays and objects of a body
-    max_inflight_nbytes: int = 1 << 30  # of the bodies of all open requests
-    read_timeout_s: float = 30.0  # a request's head, then its body, must arrive within
-    write_timeout_s: float = 30.0  # a client that reads nothing for so long is dropped
-    max_images: int = 16
-    max_image_nbytes: int = 32 << 20
-    max_pixels: int = 64_000_000
-    max_side_ratio: int = 200
-    max_videos: int = 4
-    max_video_nbytes: int = 48 << 20  # about what a body of 64 MiB holds in base64
-    max_video_frames: int = 768  # that are taken of one
-    max_video_pixels: int = 8_000_000_000  # of all frames that are decoded to take some
-    max_encoder_pixels: int = 2_000_000_000  # of pictures before one encoder, or in it
-    max_pixels_share_per_key: float = 0.5  # of those of all encoders, for one API key
-    max_open_requests: int = 256
-    max_choices: int = 16
-    fetch_timeout_s: float = 10.0
-    max_redirects: int = 3
-    allow_private_networks: bool = False  # http(s) images from loopback, link-local, private ranges
-    allowed_media_domains: tuple[str, ...] = ()  # hosts that URLs may name; none: any
-    allowed_local_media_path: str = ""  # file: URLs may lie below; empty: there are none
-    retry_after_s: int = 1
+    max_body_nbytes: Annotated[Nbytes, about("of a request's body")] = 64 << 20
+    max_text_nbytes: Annotated[Nbytes, about("of a body, besides the base64 data of its media")] = 4 << 20
+    max_inflight_nbytes: Annotated[Nbytes, about("of the bodies of all open requests")] = 1 << 30
+    read_timeout_s: Annotated[Seconds, about("a request's head, then its body, must arrive within")] = 30.0
+    write_timeout_s: Annotated[Seconds, about("a client that reads nothing for so long is dropped")] = 30.0
+    max_images: Annotated[Count, about("images of one request", "--max-images", "limits")] = 16
+    max_image_nbytes: Annotated[Nbytes, about("of a picture, compressed")] = 32 << 20
+    max_pixels: Annotated[Count, about("of a picture, or of one frame of a video")] = 64_000_000
+    max_videos: Annotated[Count, about("videos of one request")] = 4
+    max_video_nbytes: Annotated[Nbytes, about("of a video, compressed; about what a body of 64 MiB holds in base64")] = 48 << 20
+    max_video_frames: Annotated[Count, about("that are taken of one video")] = 768
+    max_video_pixels: Annotated[Count, about("of all frames that are decoded to take some of a video")] = 8_000_000_000
+    max_encoder_pixels: Annotated[Count, about("of pictures before one encoder, or in it")] = 2_000_000_000
+    max_pixels_share_per_key: Annotated[Share, about("of the pixels before all encoders, for one API key")] = 0.5
+    max_open_requests: Annotated[Count, about("above it new requests get 429 at once", "--max-open-requests", "limits")] = 256
+    max_choices: Annotated[Count, about("answers to one request (n)")] = 16
+    fetch_timeout_s: Annotated[Seconds, about("of a picture or video by its URL")] = 10.0
+    allow_private_networks: Annotated[bool, about("URLs may lead to loopback, link-local and private addresses")] = False
+    allowed_media_domains: Annotated[Texts, about("URLs of pictures and videos may name these hosts only; none: any that is public", "--allowed-media-domains", "access", "HOST")] = ()
+    allowed_local_media_path: Annotated[str, about("file: URLs may name what lies below; empty: there are none", "--allowed-local-media-path", "access", "DIR")] = ""
 
 
 class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who may ask the gateway; what it means: epd/api/access.py."""
 
-    api_keys: tuple[str, ...] = ()  # one of these is needed; none: nobody is asked for one
-    allowed_origins: tuple[str, ...] = ()  # of pages in browsers; "*": any
-    ssl_keyfile: str = ""  # PEM; empty: the key is in the certificate's file
-    ssl_certfile: str = ""  # PEM; empty: plain HTTP
-    ssl_ca_certs: str = ""  # clients must show a certificate of these; empty: none is asked for
+    api_keys: Annotated[Texts, about("requests need one of these; better in EPD_API_KEY, which other users cannot see; none: nobody is asked for one", "--api-key", "access", "KEY")] = ()
+    allowed_origins: Annotated[Texts, about("pages of these may ask from a browser, such as https://chat.example; *: all", "--allowed-origins", "access", "ORIGIN")] = ()
+    ssl_certfile: Annotated[str, about("certificate (PEM): HTTPS instead of HTTP", "--ssl-certfile", "access", "FILE")] = ""
+    ssl_keyfile: Annotated[str, about("its key (PEM), if it is not in the same file", "--ssl-keyfile", "access", "FILE")] = ""
+    ssl_ca_certs: Annotated[str, about("clients must show a certificate signed by one of these (PEM)", "--ssl-ca-certs", "access", "FILE")] = ""
+
+
+NO_LOAD = "what is waited for is the word of an event loop, not a computation; the simulator shortens it"
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Deadlines and intervals.  Times are never a way to free memory, only to give up on work."""
 
-    first_token_timeout_s: float = 120.0  # a client waits so long for the first token,
-    token_timeout_s: float = 60.0  # for each one after it,
-    request_timeout_s: float = 3600.0  # and for the whole answer, which is cut there, not failed
-    accept_timeout_s: float = 5.0  # gateway waits for RequestAccepted
-    stall_timeout_s: float = 30.0  # gateway waits for the next token of a running attempt
-    topology_timeout_s: float = 15.0  # gateway waits for an instance that a request lacks
-    abort_timeout_s: float = 5.0  # gateway waits for RequestAborted
-    link_timeout_s: float = 2.0  # no echo of a peer: its link is opened anew; twice: given up there
-    retry_interval_s: float = 0.5  # grants, commits, cancels, joins are repeated
-    fence_interval_s: float = 0.5
-    tombstone_s: float = 60.0
-    heartbeat_interval_s: float = 0.5
-    suspect_after_s: float = 2.0
-    lost_after_s: float = 5.0
-    drain_timeout_s: float = 30.0
-    kv_lease_s: float = 30.0  # a prompt's KV is held so long for the request that goes on with it
-    max_attempts: int = 4  # that fail for the same kind of reason
+    first_token_timeout_s: Annotated[Seconds, about("a client waits so long for the first token")] = 120.0
+    token_timeout_s: Annotated[Seconds, about("a client waits so long for each later token")] = 60.0
+    request_timeout_s: Annotated[Seconds, about("the whole of a request: an answer that is not at its end is cut there, not failed", "--request-timeout", "limits")] = 3600.0
+    accept_timeout_s: Annotated[Seconds, fixed("the gateway waits for RequestAccepted, then inquires", NO_LOAD)] = 5.0
+    stall_timeout_s: Annotated[Seconds, about("the gateway waits for the next token of a running attempt")] = 30.0
+    topology_timeout_s: Annotated[Seconds, about("the gateway waits for an instance that a request lacks")] = 15.0
+    abort_timeout_s: Annotated[Seconds, fixed("whoever aborts waits for the word that it is done", NO_LOAD)] = 5.0
+    link_timeout_s: Annotated[Seconds, fixed("a link without an echo is opened anew; after twice that it is given up", NO_LOAD)] = 2.0
+    retry_interval_s: Annotated[Seconds, fixed("grants, commits, cancels, joins, fences and settling are asked for again", "asking again is idempotent and small; the simulator shortens it")] = 0.5
+    tombstone_s: Annotated[Seconds, fixed("what has ended is remembered for messages that come late", "it must outlive messages under way, and costs little memory; the simulator shortens it")] = 60.0
+    heartbeat_interval_s: Annotated[Seconds, about("of each instance, to the gateway")] = 0.5
+    suspect_after_s: Annotated[Seconds, about("an instance that was silent so long gets no new work")] = 2.0
+    lost_after_s: Annotated[Seconds, about("an instance that was silent so long is lost, and this life of it barred")] = 5.0
+    drain_timeout_s: Annotated[Seconds, about("after SIGTERM, time for open requests to end", "--drain-timeout", "limits")] = 30.0
+    kv_lease_s: Annotated[Seconds, about("a prompt's KV is held so long for the request that goes on with it")] = 30.0
+    max_attempts: Annotated[Count, about("of a request that fail for the same kind of reason")] = 4
+
+
+FAIR = "one peer must leave room for another; the simulator tries other shares"
+ROW_WIDTH = "it follows from the width of a row (0: about 64 rows); the simulator has smaller ones"
 
 
 class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_queue: int = 512  # images waiting or being encoded
-    max_batch_patches: int = 1024  # of one vision batch; a CPU gains nothing from larger ones
-    cache_device_nbytes: int = 0  # rows where the tower leaves them, host memory; 0: 16,384 rows
-    cache_host_nbytes: int = 0  # a second tier, of host memory as well; 0: none
-    cache_dir: str = ""  # rows in files, kept over restarts; prefill instances find them there
-    cache_disk_nbytes: int = 8 << 30  # of that directory
-    cache_store: str = ""  # rows in Mooncake Store: HOST:PORT of its master, instead of files
-    cache_store_nbytes: int = 1 << 30  # of an encoder's memory, given to that store
-    cache_load_timeout_s: float = 2.0  # a storage that is slower is not waited for
-    send_buffer_nbytes: int = 0  # ring of send slots; 0: writes read rows where they are
-    send_slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
-    max_send_share_per_peer: float = 0.75  # of the ring, per receiving instance
+    """What an encoder holds at most, and where rows are kept: docs/memory.md."""
+
+    max_queue: Annotated[Count, about("images waiting or being encoded")] = 512
+    max_batch_patches: Annotated[Count, about("of one vision batch; a CPU gains nothing from larger ones")] = 1024
+    cache_device_nbytes: Annotated[NbytesOrNone, about("rows kept where the tower leaves them, in host memory (pinned on a GPU); 0: 16,384 rows", "--encoder-cache-device-nbytes", "encoders")] = 0
+    cache_host_nbytes: Annotated[NbytesOrNone, about("a second tier, also of host memory: adds to the first; 0: none", "--encoder-cache-host-nbytes", "encoders")] = 0
+    cache_dir: Annotated[str, about("rows kept in files, shared by encoders, also over restarts; prefill instances with the directory find them without an encoder; empty: none", "--encoder-cache-dir", "encoders", "DIR")] = ""
+    cache_disk_nbytes: Annotated[Nbytes, about("bound of that directory", "--encoder-cache-disk-nbytes", "encoders")] = 8 << 30
+    cache_store: Annotated[str, about("rows kept in Mooncake Store, with its master there, instead of files; empty: none", "--encoder-cache-store", "encoders", "HOST:PORT")] = ""
+    cache_store_nbytes: Annotated[Nbytes, about("memory that each encoder gives to that store", "--encoder-cache-store-nbytes", "encoders")] = 1 << 30
+    cache_load_timeout_s: Annotated[Seconds, about("a storage that is slower is not waited for")] = 2.0
+    send_buffer_nbytes: Annotated[NbytesOrNone, about("ring of registered memory that rows are sent from; 0: from where they are", "--encode-send-buffer-nbytes", "encoders")] = 0
+    send_slot_nbytes: Annotated[NbytesOrNone, fixed("of a slot of the send buffer", ROW_WIDTH)] = 0
+    max_send_share_per_peer: Annotated[Share, fixed("of the send buffer, per receiving instance", FAIR)] = 0.75
 
 
 class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_queue: int = 512
-    pool_nbytes: int = 0  # receive pool, split into slots; 0: 8,192 rows
-    slot_nbytes: int = 0  # 0: from the row width (about 64 rows)
-    max_slots_share_per_peer: float = 0.75  # in flight (fault F41)
-    rows_timeout_s: float = 0.0  # of waiting for an encoder, then another is asked; 0: no bound
-    min_early_tokens: int = 64  # a prompt begins before its pictures if so much can be computed
+    """What a prefill instance holds at most, and when it begins."""
+
+    max_queue: Annotated[Count, about("requests waiting or being computed")] = 512
+    pool_nbytes: Annotated[NbytesOrNone, about("receive pool of rows, split into slots; 0: 8,192 rows")] = 0
+    slot_nbytes: Annotated[NbytesOrNone, fixed("of a slot of the receive pool", ROW_WIDTH)] = 0
+    max_slots_share_per_peer: Annotated[Share, fixed("of the receive pool, in flight from one encoder (fault F41)", FAIR)] = 0.75
+    rows_timeout_s: Annotated[SecondsOrNone, about("of waiting for an encoder, then another is asked; 0: no bound")] = 0.0
+    min_early_tokens: Annotated[Count, fixed("a prompt begins before its pictures if so much can be computed", "a step of its own pays for so many, whatever the model; tests begin at once")] = 64
 
 
 class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_queue: int = 512
-    max_running: int = 256  # sequences of one step
+    """What a decode instance holds at most."""
+
+    max_queue: Annotated[Count, about("requests waiting or being decoded")] = 512
+    max_running: Annotated[Count, about("sequences of one step")] = 256
 
 
 class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the mooncake transport moves bytes with."""
 
-    protocol: str = "tcp"  # one of MOONCAKE_PROTOCOLS
-    devices: str = ""  # rdma: names as in /sys/class/infiniband, with commas; empty: all
-    min_port: int = 15000  # each instance listens on two ports from here
-    max_port: int = 17000  # to here, on all interfaces
+    protocol: Annotated[Literal["tcp", "rdma"], about("of its engine")] = "tcp"
+    devices: Annotated[str, about("of rdma: names as in /sys/class/infiniband, with commas; empty: all")] = ""
+    min_port: Annotated[Port, about("each instance listens on two ports from here, on all interfaces")] = 15000
+    max_port: Annotated[Port, about("the last of these ports")] = 17000
 
 
 MOONCAKE_OVER_TCP = MooncakeConfig()
@@ -143,84 +165,90 @@ MOONCAKE_OVER_TCP = MooncakeConfig()
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Guesses of the next tokens that a step confirms or rejects; names are vLLM's."""
 
-    method: str = ""  # one of SPECULATIVE_METHODS; empty: none
-    num_speculative_tokens: int = 0  # guesses per request and step, at most
-    prompt_lookup_min: int = 0  # n-grams of so many tokens at least are looked up in the text,
-    prompt_lookup_max: int = 0  # and of so many at most; the longest that is found wins
+    method: Annotated[Literal["", "ngram"], about("how tokens are guessed; empty: not")] = ""
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=64), about("guesses per request and step, at most; 3 to 8 pay")] = 0
+    prompt_lookup_min: Annotated[CountOrNone, about("n-grams of so many tokens at least are looked up in the text")] = 0
+    prompt_lookup_max: Annotated[CountOrNone, about("and of so many at most; the longest that is found wins")] = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    device: str = "cpu"  # cpu, cuda, cuda:1 and so on
-    dtype: str = "float32"
-    load_format: str = "auto"  # dummy: random weights made on the device, of config.json alone
-    allow_unused_tensors: bool = False  # a checkpoint may have some that config.json lacks
-    block_size: int = 16
-    kv_nbytes: int = 128 << 20  # 0: what is free on the device
-    kv_layer_groups: int = 4  # a last chunk's KV is sent in so many parts; 1: behind its last layer
-    kv_landing_nbytes: int = 2 << 30  # of a GPU: host memory for KV that arrives, or leaves
-    gpu_memory_utilization: float = 0.9  # share of the device's memory that kv_nbytes 0 fills
-    cuda_graphs: bool = True  # steps are captured and replayed: those of decodes alone,
-    max_captured_tokens: int = 2048  # and those with prompts of so many tokens, rounded up
-    async_scheduling: bool = False  # the next step is launched while one runs: pays on a GPU
-    max_step_tokens: int = 1024  # token budget of a step
-    max_chunk_tokens: int = 512  # of one prefill chunk
-    min_partial_tokens: int = 0  # fewer, before a picture that lacks, wait for it
-    max_quantum_ms: float = 0.0  # that pictures and prompts may hold streams up for; 0: any time
-    min_chunk_tokens: int = 16  # prompts get so many of a step, whatever bounds its length
-    max_itl_impact: float = (
-        0.0  # a step with prompts takes at most so many times one without; 0: any
-    )
-    prefix_caching: bool = True  # KV blocks that nobody uses are found again by their content
+    """What computes: the device, its memory, and the size of its steps (docs/engine.md)."""
+
+    device: Annotated[str, matches(r"^(cpu|cuda(:\d+)?(,cuda(:\d+)?)*)$", "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"), about("cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology the next", "--device", "model", "DEVICE")] = "cpu"
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], about("float32, bfloat16 or float16 (fp32, bf16, fp16)", "--dtype", "model", "DTYPE")] = "float32"
+    load_format: Annotated[Literal["auto", "dummy"], about("auto, or dummy: random weights made on the device, of config.json alone", "--load-format", "model", "FORMAT")] = "auto"
+    allow_unused_tensors: Annotated[bool, about("load a checkpoint that has more tensors than config.json has places for, such as more layers", "--allow-unused-tensors", "model")] = False
+    threads: Annotated[CountOrNone, about("CPU threads per process; 0: half of the CPUs, or all but one (for the event loop) where they are its own", "--threads", "model")] = 0
+    cpu_affinity: Annotated[str, about("CPUs of the process, such as 0-3,8; or 0-3|4-7 to give each instance of a topology the next; empty: those it was started with", "--cpu-affinity", "model", "CPUS")] = ""
+    block_size: Annotated[Count, about("tokens of one KV block; the same in all instances")] = 16
+    kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: what is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
+    kv_layer_groups: Annotated[Count, fixed("a last chunk's KV is sent in so many parts; 1: behind its last layer", "both ends must agree on it, and it changes no answer; tests try others")] = 4
+    kv_landing_nbytes: Annotated[Nbytes, about("of a GPU: host memory for KV that arrives, or leaves")] = 2 << 30
+    gpu_memory_utilization: Annotated[Share, about("of a GPU's memory, when its KV pool takes what is free", "--gpu-memory-utilization", "model")] = 0.9
+    cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True
+    max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up; 0: none")] = 2048
+    async_scheduling: Annotated[bool, about("the next step is launched while one runs: pays on a GPU")] = False
+    max_step_tokens: Annotated[Count, about("token budget of a step")] = 1024
+    max_chunk_tokens: Annotated[Count, about("of one prefill chunk")] = 512
+    min_partial_tokens: Annotated[CountOrNone, fixed("fewer, before a picture that lacks, wait for it", "it goes with the device: a GPU launches kernels longer than it computes fewer")] = 0
+    max_quantum_ms: Annotated[Milliseconds, about("that pictures and prompts may hold streams up for; 0: any time")] = 0.0
+    min_chunk_tokens: Annotated[Count, fixed("prompts get so many of a step, whatever bounds its length", "it goes with the device: a GPU computes so many in about the time that it takes for few")] = 16
+    max_itl_impact: Annotated[Factor, about("a step with prompts takes at most so many times one without; 0: no bound", "--max-itl-impact", "model")] = 0.0
+    prefix_caching: Annotated[bool, about("KV blocks that nobody uses are found again by their content")] = True
+    checksums: Annotated[Literal["auto", "always", "never"], about("of what moves; auto: of what leaves the host")] = "auto"
     speculative: SpeculativeConfig = SpeculativeConfig()
-    threads: int = 0  # 0: half of the CPUs; all but one (for the event loop) where they are its own
-    cpu_affinity: str = ""  # CPUs of the process, such as 0-3,8; empty: those it was started with
-    checksums: str = "auto"  # of what moves, one of CHECKSUMS
 
 
-class InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One serving process."""
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes of one cluster share."""
 
-    instance_id: str
-    roles: tuple[str, ...]
-    model_dir: str
-    gateway_endpoint: str = ""
-    endpoint: str = ""
-    cluster_key: str = ""  # path of the key file; required where an endpoint leaves the host
-    transport: str = "auto"  # of rows and KV: auto, or some of TRANSPORTS or others, with commas
-    transport_directory: str = ""  # for the file transport: shared by instances
-    transport_options: str = ""  # for a transport of others: a JSON object
-    mooncake: MooncakeConfig = MooncakeConfig()
+    model_dir: Annotated[str, about("checkpoint directory (safetensors, tokenizer.json), or ORG/NAME of the Hugging Face hub, if it is in its cache here; empty: the bundled tiny model", "--model", "model", "MODEL")] = ""
+    model_name: Annotated[str, about("in the API (--served-model-name); empty: the directory's name")] = ""
+    model_aliases: Annotated[Texts, about("other names that requests may give (--served-model-name)")] = ()
+    chat_template: Annotated[str, about("jinja template; empty: the model's own", "--chat-template", "model", "FILE")] = ""
+    reasoning_parser: Annotated[Literal["", "qwen3"], about("qwen3: what stands between <think> and </think> is told apart from the answer; empty: it is text", "--reasoning-parser", "model", "NAME")] = ""
+    host: Annotated[str, about("HTTP address", "--host", "where", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[PortOrAny, about("HTTP port; it also names the cluster among those of this host", "--port", "where")] = 8000
+    tenant: Annotated[str, about("whose rows and KV are shared where a request names none (X-EPD-Tenant)")] = ""
+    cache_scope: Annotated[Literal["tenant", "global"], about("who shares cached rows and KV: tenant (API key, X-EPD-Tenant) or global", "--cache-scope", "where", "SCOPE")] = "tenant"
+    encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("who encodes a picture")] = "affinity"
+    prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
+    cluster_key: Annotated[str, about("key file, required between hosts; who has it is a member (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""
+    transport: Annotated[str, about("how rows and KV move: auto (by pair of instances), or shm, tcp, mooncake, file, or package.module:factory of your own", "--transport", "where", "NAMES")] = "auto"
+    transport_directory: Annotated[str, about("a directory that instances share, for files; auto: for pairs without another way", "--transport-dir", "where", "DIR")] = ""
+    transport_options: Annotated[str, about("a JSON object, for a transport of others: package.module:factory")] = ""
+    profile_dir: Annotated[str, about("POST /start_profile and /stop_profile write a trace of each instance there, CPU and GPU, for Perfetto; empty: neither is there", "--profile-dir", "watch", "DIR")] = ""
+    health_when_ready: Annotated[bool, about("GET /health is 200 only when a request would be served, as GET /ready is; for checkers that know one address only", "--health-when-ready", "watch")] = False
+    otlp_traces_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"), about("OpenTelemetry collector for traces, such as http://host:4318/v1/traces; empty: what OpenTelemetry's own variables say", "--otlp-traces-endpoint", "config", "URL")] = ""
+    cpus_per_instance: Annotated[CountOrNone, about("CPUs of its own for each instance; the gateway gets the rest; 0: shared", "--cpus-per-instance", "model")] = 0
+    access: AccessConfig = AccessConfig()
+    limits: Limits = Limits()
     timing: Timing = Timing()
     encode: EncodeConfig = EncodeConfig()
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     engine: EngineConfig = EngineConfig()
-    profile_dir: str = ""  # of traces; empty: it cannot be profiled
+    mooncake: MooncakeConfig = MooncakeConfig()
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    instance_id: str = "gateway"
-    model_dir: str = ""
-    model_name: str = ""
-    chat_template: str = ""  # a file, instead of the model's own
-    reasoning_parser: str = ""  # one of REASONING_PARSERS
-    model_aliases: tuple[str, ...] = ()  # other names that requests may give
-    host: str = "127.0.0.1"
-    port: int = 8000
+class InstanceConfig(Settings, frozen=True, kw_only=True):
+    """One serving process: its settings, what it is, and where it and the gateway are."""
+
+    instance_id: str
+    roles: tuple[str, ...]
+    gateway_endpoint: str = ""
     endpoint: str = ""
-    cluster_key: str = ""
-    tenant: str = ""
-    cache_scope: str = "tenant"  # one of CACHE_SCOPES
-    cpu_affinity: str = ""  # as in EngineConfig
-    profile_dir: str = ""  # empty: there is no /start_profile
-    health_when_ready: bool = False  # /health is 200 only when /ready is
-    otlp_traces_endpoint: str = ""  # or env: what OpenTelemetry's variables say
-    encode_policy: str = "affinity"  # one of ENCODE_POLICIES
-    prefix_affinity: bool = True  # prompts go where their beginnings are, if that is not overloaded
-    access: AccessConfig = AccessConfig()
-    limits: Limits = Limits()
-    timing: Timing = Timing()
 
+
+class GatewayConfig(Settings, frozen=True, kw_only=True):
+    """The gateway's process; `otlp_traces_endpoint` may be `env`: what OpenTelemetry's own
+    variables say."""
+
+    instance_id: str = "gateway"
+    endpoint: str = ""
+    cpu_affinity: str = ""  # as in EngineConfig
+
+# fmt: on
 
 # What a GPU starts from instead; whatever is set explicitly wins.
 CUDA_DEFAULTS: dict[str, object] = {

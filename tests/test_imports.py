@@ -59,7 +59,8 @@ TORCH_FREE = (
 
 # The longest prefix of a module's name decides.
 AREAS = {
-    "epd.config": Area((), packages("msgspec"), NOT_PURE),
+    "epd.setting": Area((), packages("msgspec"), NOT_PURE),
+    "epd.config": Area(("epd.setting",), packages("msgspec"), NOT_PURE),
     "epd.records": Area((), packages("msgspec"), NOT_PURE),
     "epd.messages": Area(("epd.records",), packages("msgspec"), NOT_PURE),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),

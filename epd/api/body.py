@@ -35,6 +35,7 @@ from epd.config import Limits
 T = TypeVar("T")
 
 NUM_THREADS = 2
+MAX_JSON_VALUES = 65_536  # none needs so many members, beside the ids of a prompt
 INLINE_NBYTES = 64 << 10  # of text: shorter is read on the loop, cheaper than a trip to a thread
 SHORT_NBYTES = 4 << 10  # of data: shorter stays in the text, whoever it is meant for
 _HEAD = re.compile(rb'"(?:data:[\w.+/;=\\-]{0,100};base64,|data"\s{0,9}:\s{0,9}")')
@@ -113,7 +114,6 @@ class Body:
                 f"the bodies of open requests fill the gateway's {limits.max_inflight_nbytes} "
                 "bytes for them; try again later",
                 code="overloaded",
-                retry_after_s=limits.retry_after_s,
             )
 
     def _feed_text(self, buffer: bytes, at: int) -> int:
@@ -197,7 +197,7 @@ class Body:
 
     def _count(self, text: bytes) -> None:
         """Refuse more values than anybody means to send; those of a prompt of ids come on top."""
-        limit = self._limits.max_json_values
+        limit = MAX_JSON_VALUES
         bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         strings = bare.count(b'"') // 2
         if strings <= 2 * limit:  # names and values

@@ -210,9 +210,7 @@ class Completions:
         except Refused as refused:
             _cancel(streams, Leave.REFUSED, refused.message)
             code = "overloaded" if refused.status == 429 else "unavailable"
-            raise ApiError(
-                refused.status, refused.message, code=code, retry_after_s=refused.retry_after_s
-            ) from None
+            raise ApiError(refused.status, refused.message, code=code) from None
         return streams
 
     async def _start(
@@ -327,9 +325,7 @@ class Completions:
             if exchange.disconnected:
                 raise ClientGone from None
             message = "the generation was ended before its answer; try again later"
-            raise ApiError(
-                503, message, code="unavailable", retry_after_s=self._limits.retry_after_s
-            ) from None
+            raise ApiError(503, message, code="unavailable") from None
         updates = []
         while update is not None:
             if update.error is not None:
@@ -344,8 +340,7 @@ class Completions:
         return updates
 
     def _failure(self, error: GenerationError) -> ApiError:
-        retry_after_s = self._limits.retry_after_s if error.status in (429, 503) else None
-        return ApiError(error.status, error.message, code=error.kind, retry_after_s=retry_after_s)
+        return ApiError(error.status, error.message, code=error.kind)
 
     async def _each(
         self, choices: list[Choice], read: Callable[[Choice], Coroutine[Any, Any, T]]

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+RETRY_AFTER_S = 1  # whoever is told to try again is told when: places come back all the time
+
 
 class ApiError(Exception):
     """What the client is told instead of an answer."""
@@ -17,14 +19,17 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
-        self.retry_after_s = retry_after_s
+
+    @property
+    def may_be_retried(self) -> bool:
+        """It is nobody's fault: Retry-After is said, too."""
+        return self.status in (429, 503)
 
     @property
     def body(self) -> dict[str, Any]:

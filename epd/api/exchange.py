@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from epd.api.body import Body, Intake
-from epd.api.errors import ApiError, bad_request, failure_event, openai_body
+from epd.api.errors import RETRY_AFTER_S, ApiError, bad_request, failure_event, openai_body
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -202,8 +202,8 @@ class Exchange:
     async def respond_error(self, error: ApiError, *headers: tuple[bytes, bytes]) -> None:
         """The error in the API's form, with Retry-After where there is one."""
         all_headers = list(headers)
-        if error.retry_after_s is not None:
-            all_headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        if error.may_be_retried:
+            all_headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         body = self.error_body(error, self.request_id.decode())
         await self.respond_json(error.status, body, all_headers)
 

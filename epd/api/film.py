@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.api.errors import ApiError, bad_request
+from epd.api.picture import MAX_SIDE_RATIO
 from epd.config import Limits
 from epd.engine.container import container_of, open_container
 from epd.engine.video import ASSUMED_FPS, CONTAINERS
@@ -83,9 +84,9 @@ def _check_size(width: int, height: int, limits: Limits, param: str) -> None:
             f"{param} is {width} x {height} pixels; at most {limits.max_pixels} pixels are taken",
             param,
         )
-    if max(width, height) > limits.max_side_ratio * min(width, height):
+    if max(width, height) > MAX_SIDE_RATIO * min(width, height):
         raise bad_request(
             f"{param} is {width} x {height} pixels; one side may be at most "
-            f"{limits.max_side_ratio} times the other",
+            f"{MAX_SIDE_RATIO} times the other",
             param,
         )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_NBYTES = 64 << 10
 MAX_CONNECTIONS = 64
+MAX_REDIRECTS = 3  # a shortener, https, and the place itself
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -61,7 +62,7 @@ class MediaFetcher:
 
         session = self._open()
         url = self._checked(_parsed(text, param), param)
-        for _ in range(self._limits.max_redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             try:
                 async with session.get(url, allow_redirects=False) as response:
                     if response.status in REDIRECTS and "Location" in response.headers:
@@ -73,7 +74,7 @@ class MediaFetcher:
                 cause = getattr(error, "os_error", None) or error
                 text = getattr(cause, "strerror", None) or type(cause).__name__
                 raise bad_request(f"{param} could not be fetched: {text}", param) from None
-        raise bad_request(f"{param} redirects more than {self._limits.max_redirects} times", param)
+        raise bad_request(f"{param} redirects more than {MAX_REDIRECTS} times", param)
 
     def _checked(self, url: yarl.URL, param: str) -> yarl.URL:
         """Each URL on the way.  Raises ApiError."""

@@ -17,6 +17,7 @@ from epd.engine.base import MediaError
 from epd.engine.picture_file import load_pillow, open_picture
 
 HEADER_TIMEOUT_S = 2.0
+MAX_SIDE_RATIO = 200  # as processors of the Qwen models have it: they raise above
 _ORIENTATION = 0x0112
 MAX_PNG_CHUNKS = 1 << 16
 
@@ -38,8 +39,8 @@ def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
 def _check_size(width: int, height: int, limits: Limits, param: str) -> None:
     if width * height > limits.max_pixels:
         raise _refused(width, height, f"at most {limits.max_pixels} pixels are taken", param)
-    if max(width, height) > limits.max_side_ratio * min(width, height):
-        ratio = f"one side may be at most {limits.max_side_ratio} times the other"
+    if max(width, height) > MAX_SIDE_RATIO * min(width, height):
+        ratio = f"one side may be at most {MAX_SIDE_RATIO} times the other"
         raise _refused(width, height, ratio, param)
 
 

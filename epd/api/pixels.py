@@ -46,5 +46,4 @@ class PixelBudget:
             429,
             f"{what} before the encoders, where {limit} may be; try again, or send smaller ones",
             code="overloaded",
-            retry_after_s=self._limits.retry_after_s,
         )

@@ -20,10 +20,9 @@ Stage = Literal["", "encode", "prefill"]
 class Refused(Exception):
     """Admission says no, before any work (fault F39)."""
 
-    def __init__(self, status: int, retry_after_s: int, message: str) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status  # 429 or 503
-        self.retry_after_s = retry_after_s
         self.message = message
 
 

@@ -197,8 +197,7 @@ class ApiServer:
             raise MethodNotAllowed(message, allowed)
         if method == "POST" and self._is_draining:
             message = "the gateway is shutting down and takes no new requests"
-            retry_after_s = self._config.limits.retry_after_s
-            raise ApiError(503, message, code="unavailable", retry_after_s=retry_after_s)
+            raise ApiError(503, message, code="unavailable")
         return handler
 
     def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:

@@ -181,8 +181,7 @@ class Tokenizing:
         limit = self._limits.max_open_requests
         if self._num_open >= limit:
             message = f"{limit} prompts are being tokenized, the limit; try again later"
-            retry_after_s = self._limits.retry_after_s
-            raise ApiError(429, message, code="overloaded", retry_after_s=retry_after_s)
+            raise ApiError(429, message, code="overloaded")
         self._num_open += 1
         try:
             yield

@@ -37,9 +37,7 @@ class Names:
         message = error.message
         if "." in param or "[" in param or message.startswith(param):  # else it is also a word
             message = message.replace(param, own)
-        return ApiError(
-            error.status, message, param=own, code=error.code, retry_after_s=error.retry_after_s
-        )
+        return ApiError(error.status, message, param=own, code=error.code)
 
 
 class Conversation:

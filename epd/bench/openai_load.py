@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from epd.bench.workload import Arrival, Closed, Poisson, Wording, chat_body
-from epd.cli.settings import Settings, api_keys
+from epd.cli.settings import api_keys
+from epd.config import Settings
 
 if TYPE_CHECKING:
     import aiohttp

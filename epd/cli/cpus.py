@@ -6,13 +6,8 @@ nor disturb them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from epd.config import ConfigError
+from epd.config import ConfigError, Settings
 from epd.runtime.cpus import format_cpus, parse_cpus, usable_cpus
-
-if TYPE_CHECKING:
-    from epd.cli.settings import Settings
 
 
 def deal_cpus(settings: Settings, count: int) -> tuple[list[str], str]:

@@ -11,8 +11,8 @@ import msgspec
 from epd.cli.cpus import deal_cpus
 from epd.cli.model_check import check_model, served_name
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
-from epd.cli.settings import Settings, gateway_config, instance_config
-from epd.config import ConfigError, GatewayConfig, InstanceConfig
+from epd.cli.settings import gateway_config, instance_config
+from epd.config import ConfigError, GatewayConfig, InstanceConfig, Settings
 from epd.topology import ROLES, Roles, name_instances, parse_roles, parse_topology
 from epd.transport.codec import check_instance_id
 from epd.transport.endpoint import check_reach, is_tcp, split_tcp

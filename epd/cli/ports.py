@@ -6,8 +6,7 @@ import socket
 
 import msgspec
 
-from epd.cli.settings import Settings
-from epd.config import ConfigError
+from epd.config import ConfigError, Settings
 
 
 def is_free(host: str, port: int) -> bool:

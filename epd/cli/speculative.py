@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from epd.cli.parser import suggestion
-from epd.config import SPECULATIVE_METHODS, ConfigError, SpeculativeConfig
+from epd.config import ConfigError, SpeculativeConfig
 
 FLAG = "--speculative-config"
 EXAMPLE = (
@@ -21,7 +21,6 @@ EXAMPLE = (
 )
 PREFIX = "engine.speculative."
 DEFAULT_LOOKUP = 5
-MAX_TOKENS = 64  # more are never worth computing
 
 
 def read_flag(text: str) -> dict[str, Any]:
@@ -41,16 +40,6 @@ def read_flag(text: str) -> dict[str, Any]:
     if not found.get("method"):
         raise ConfigError(f"{FLAG} names no method; write {EXAMPLE}")
     return {PREFIX + name: value for name, value in found.items() if value is not None}
-
-
-def problem(name: str, value: Any) -> str:
-    """What is wrong with one of its settings, empty if nothing."""
-    if name == "method" and value not in ("", *SPECULATIVE_METHODS):
-        known = ", ".join(SPECULATIVE_METHODS)
-        return f"it must be one of {known}{suggestion(value, SPECULATIVE_METHODS)}"
-    if name == "num_speculative_tokens" and value > MAX_TOKENS:
-        return f"it is at most {MAX_TOKENS}; 3 to 8 pay"
-    return ""
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Doubts(Role[Transfer]):
     ) -> None:
         super().__init__(actor)
         self._later = ask_again
-        self._interval_s = timing.fence_interval_s
+        self._interval_s = timing.retry_interval_s
 
     @performs(Do.SETTLE_WRITE)
     async def settle_write(self, transfer: Transfer, event: Event) -> Event | None:

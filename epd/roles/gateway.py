@@ -101,7 +101,7 @@ class GatewayRole(Role[Generation]):
             reason = f"the gateway has {limit} requests open, its limit; try again later"
             self.fire(machine, fsm.Refused(reason))
             self.outcomes["rejected"] += 1
-            raise Refused(429, self._limits.retry_after_s, reason)
+            raise Refused(429, reason)
         stream = Stream(
             request_id,
             lambda why, reason: self.fire(machine, WHEN_LEFT[why](reason)),

@@ -73,7 +73,6 @@ class Settings:
         abort_timeout_s=1.0,
         link_timeout_s=1.0,
         retry_interval_s=0.2,
-        fence_interval_s=0.2,
         tombstone_s=10.0,
         heartbeat_interval_s=0.4,
         suspect_after_s=1.0,
@@ -264,9 +263,8 @@ class Cluster:
         settings, ports = self.settings, self._ports(process)
         roles = self.instances[process.instance_id]
         config = InstanceConfig(
-            process.instance_id,
-            roles,
-            "",
+            instance_id=process.instance_id,
+            roles=roles,
             timing=settings.timing,
             encode=settings.encode,
             prefill=settings.prefill,

@@ -246,7 +246,7 @@ async def test_a_stream_that_fails():
 
 async def test_errors_have_their_form_and_class():
     frontend = FakeFrontend()
-    frontend.refused[0] = Refused(429, 7, "full")
+    frontend.refused[0] = Refused(429, "full")
     async with serving(frontend) as (server, _, _):
         url = f"http://127.0.0.1:{server.port}"
         async with anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client:
@@ -256,7 +256,7 @@ async def test_errors_have_their_form_and_class():
                 await ask(client, model="claude")
             with pytest.raises(anthropic.BadRequestError) as bad:
                 await ask(client, extra_headers={"X-Request-Id": "mine"}, extra_body={"top_p": 3})
-    assert full.value.response.headers["retry-after"] == "7"
+    assert full.value.response.headers["retry-after"] == "1"
     assert full.value.body["error"]["type"] == "rate_limit_error"
     assert other.value.body["error"]["type"] == "not_found_error"
     assert bad.value.body["type"] == "error"

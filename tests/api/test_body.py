@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epd.api import body as body_module
 from epd.api.anthropic_request import read_message
 from epd.api.body import Body, Intake
 from epd.api.data_url import Bound, DataUrl, read_data_url
@@ -28,8 +29,9 @@ PNG = "data:image/png;base64,"
 
 
 @pytest.fixture
-async def intake() -> AsyncIterator[Intake]:
-    made = Intake(Limits(max_text_nbytes=200_000, max_json_values=1000), 100)
+async def intake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Intake]:
+    monkeypatch.setattr(body_module, "MAX_JSON_VALUES", 1000)
+    made = Intake(Limits(max_text_nbytes=200_000), 100)
     yield made
     made.close()
     assert made.nbytes == 0

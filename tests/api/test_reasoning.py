@@ -16,7 +16,8 @@ from epd.api.errors import ApiError
 from epd.api.prepare import Preparer
 from epd.api.reasoning import Place, ReasoningParser, place_of
 from epd.api.template_flags import TemplateFlags, read_flags
-from epd.cli.settings import Settings, gateway_config
+from epd.cli.settings import gateway_config
+from epd.config import Settings
 from epd.engine.checkpoint import ModelError
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, said, serving

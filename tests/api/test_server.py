@@ -262,10 +262,10 @@ async def test_exceptions_have_the_right_class():
             await client.models.retrieve("gpt")
         with pytest.raises(openai.BadRequestError, match="needs 201"):
             await ask(client, max_tokens=199)
-        frontend.refused[len(frontend.streams)] = Refused(429, 7, "full")
+        frontend.refused[len(frontend.streams)] = Refused(429, "full")
         with pytest.raises(openai.RateLimitError, match="full") as limited:
             await ask(client)
-        assert limited.value.response.headers["retry-after"] == "7"
+        assert limited.value.response.headers["retry-after"] == "1"
     assert not frontend.generations
 
 
@@ -284,7 +284,7 @@ async def test_a_place_is_given_back_when_preparation_fails():
 
 async def test_all_choices_are_admitted_or_none():
     async with client_of() as (client, frontend, _):
-        frontend.refused[2] = Refused(503, 1, "no prefill")
+        frontend.refused[2] = Refused(503, "no prefill")
         with pytest.raises(openai.InternalServerError) as caught:
             await ask(client, n=3)
     assert caught.value.response.headers["retry-after"] == "1"

@@ -20,9 +20,9 @@ from tests.patience import PATIENCE_S
 @pytest.mark.parametrize("status", [429, 503])
 async def test_f39_refusals_carry_retry_after_and_cost_no_preparation(status: int):
     async with serving() as (server, frontend, preparer):
-        frontend.refused[0] = Refused(status, 3, "no place")
+        frontend.refused[0] = Refused(status, "no place")
         found, headers, body = await exchange(server, request(HI))
-        assert (found, headers["retry-after"]) == (status, "3")
+        assert (found, headers["retry-after"]) == (status, "1")
         assert json.loads(body)["error"]["message"] == "no place"
         assert not preparer.entered.is_set()
 

@@ -43,7 +43,7 @@ async def test_requests_are_counted_as_their_clients_see_them() -> None:
     frontend = FakeFrontend(
         [0.03, said("a"), 0.03, said("b", "stop")], [failed("engine", 500)], [said("x", "stop")]
     )
-    frontend.refused[3] = Refused(429, 1, "full")
+    frontend.refused[3] = Refused(429, "full")
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
     async with (
         serving(frontend) as (server, _, _),

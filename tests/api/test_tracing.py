@@ -18,8 +18,8 @@ from epd.api.otel import build_tracer
 from epd.api.otel_spans import spans_of
 from epd.api.port import TimelineEntry
 from epd.api.tracing import NoTracer, Record
-from epd.cli.settings import Settings, build_settings, gateway_config
-from epd.config import ConfigError
+from epd.cli.settings import build_settings, gateway_config
+from epd.config import ConfigError, Settings
 from tests.api.collector import collecting, values
 from tests.api.fakes import FakeFrontend, failed, said, serving
 from tests.api.test_server import HI, openai_client

@@ -10,9 +10,9 @@ import pytest
 
 from epd.cli.connectors import apply, read_transfer_configs
 from epd.cli.plan import Plan
-from epd.cli.settings import Settings, build_settings
+from epd.cli.settings import build_settings
 from epd.cli.verbs import run
-from epd.config import ConfigError
+from epd.config import ConfigError, Settings
 
 
 def ec(role: str = "ec_producer", connector: str = "SHMConnector", **more: Any) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from epd.cli import cpus as dealing
 from epd.cli.cpus import deal_cpus
-from epd.cli.settings import Settings, build_settings
-from epd.config import ConfigError
+from epd.cli.settings import build_settings
+from epd.config import ConfigError, Settings
 from epd.runtime.cpus import format_cpus, parse_cpus, usable_cpus
 
 
@@ -67,7 +67,8 @@ from epd.runtime.child import ChildSpec, _cpus_of
 from epd.runtime.cpus import pin
 from epd.config import EngineConfig, GatewayConfig, InstanceConfig
 own = EngineConfig(cpu_affinity="{cpu}")
-spec = ChildSpec("e0", InstanceConfig("e0", ("encode",), "", engine=own), GatewayConfig())
+instance = InstanceConfig(instance_id="e0", roles=("encode",), engine=own)
+spec = ChildSpec("e0", instance, GatewayConfig())
 pin(_cpus_of(ChildSpec("gateway", None, GatewayConfig())))
 before = os.sched_getaffinity(0)
 pin(_cpus_of(spec))

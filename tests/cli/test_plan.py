@@ -10,8 +10,8 @@ import pytest
 from epd.cli.main import main
 from epd.cli.model_check import TEXT_FAMILIES, VISION_FAMILIES, bundled_model, check_model
 from epd.cli.plan import LogOptions, Placing, Plan, plan_role, plan_topology
-from epd.cli.settings import Settings, build_settings
-from epd.config import ConfigError
+from epd.cli.settings import build_settings
+from epd.config import ConfigError, Settings
 from epd.engine.checkpoint import ModelError
 from epd.transport.base import TransportError
 from epd.transport.curve import ClusterKey

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from epd.cli.settings import Settings, build_settings, flatten, gateway_config, leaves
+from epd.cli import options
+from epd.cli.parser import Parser
+from epd.cli.settings import GONE, build_settings, constants, flatten, gateway_config, leaves
+from epd.cli.settings_page import is_page
 from epd.cli.speculative import read_flag
-from epd.config import ConfigError
+from epd.cli.verbs import run
+from epd.config import ConfigError, GatewayConfig, Settings
+from epd.setting import Setting
 
 TOML = """
 model_name = "tiny"
@@ -35,6 +41,43 @@ def test_every_leaf_has_a_key_and_a_default_that_passes() -> None:
     assert list(defaults) == list(leaves())
     given = [f"{key}={value}" for key, value in defaults.items() if value not in ("", True, False)]
     assert build_settings(assignments=given) == Settings()
+
+
+def test_every_setting_says_what_it_is_and_every_constant_why() -> None:
+    assert all(one.text for one in (*leaves().values(), *constants().values()))
+    assert not {*leaves()} & {*constants(), *GONE}
+    for key in (*constants(), *GONE):
+        with pytest.raises(ConfigError, match=f"--set: {key} is fixed .*no setting any more: "):
+            build_settings(assignments=[f"{key}=1"])
+
+
+def test_every_flag_becomes_its_setting() -> None:
+    parser = Parser("epd run")
+    run.add_arguments(parser)
+    flags = {one.flag: one for one in leaves().values() if one.flag}
+    found = {a.option_strings[0]: a.dest for a in parser._actions if a.dest in leaves()}
+    assert found == {flag: one.key for flag, one in flags.items()}
+    given = [word for one in flags.values() for word in as_flag(one)]
+    settings = flatten(options.settings_of(parser.parse(["--role", "all", *given])))
+    for one in flags.values():
+        assert settings[one.key] == (True if one.type is bool else flatten(Settings())[one.key])
+
+
+def as_flag(one: Setting) -> tuple[str, ...]:
+    """As a user would write its default; nothing for an empty one, which no flag can say."""
+    if one.type is bool:
+        return (one.flag,)
+    return (one.flag, one.in_words(one.default)) if one.in_words(one.default) else ()
+
+
+def test_bounds_hold_where_a_process_is_told_its_configuration() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"limits\.max_images"):
+        msgspec.convert({"limits": {"max_images": 0}}, GatewayConfig)
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    path = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert is_page(path), "run: python -m epd diagrams"
 
 
 def test_file_then_set_then_flags(tmp_path: Path) -> None:
@@ -78,13 +121,20 @@ def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
         ("chat_template = '/nowhere/x.jinja'", "a file that can be read"),
         ("[engine]\ndevice = 'cuda:x'", "it must be cpu"),
         ("[engine]\nthreads = -1", "may not be negative"),
-        ("[prefill]\nmax_slots_share_per_peer = 1.5", "a share is at most 1"),
+        ("[engine]\ngpu_memory_utilization = 1.5", "a share is at most 1"),
         ("[timing]\nlost_after_s = inf", "finite"),
         ("port = 65536", "at most 65535"),
         ("[mooncake]\nmax_port = 70000", "at most 65535"),
         ("encode_policy = 'round-robin'", "did you mean round_robin"),
         ("[timing]\nlost_after_s = 1.0", "must grow"),
         ("host = [", "is not TOML"),
+        ("[timing]\ntombstone_s = 9", "fixed at 60.0 and no setting any more: it must outlive"),
+        ("[limits]\nmax_redirects = 9", "no setting any more: an URL may redirect 3 times"),
+        ("otlp_traces_endpoint = 'collector'", "OTLP over HTTP"),
+        ("[engine]\nmax_itl_impact = 0.5", "must be above 1"),
+        ("[engine]\ncpu_affinity = '0-1|x'", "x"),
+        ("transport = 'shm,tpc'", "did you mean tcp?"),
+        ("transport_options = '[]'", "a JSON object"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:

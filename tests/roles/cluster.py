@@ -22,7 +22,6 @@ from tests.patience import PATIENCE_S
 FAST = Timing(
     request_timeout_s=100.0,
     retry_interval_s=0.05,
-    fence_interval_s=0.05,
     tombstone_s=0.2,
     heartbeat_interval_s=0.05,
     suspect_after_s=20.0,

@@ -9,6 +9,7 @@ DESCRIPTION = """
 Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
 and event, and its effects; and one picture of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
+Beside that folder docs/settings.md, read from epd/config.py.
 
 With --promela or --tla write instead each machine, and both ends of a transfer over a network
 that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
@@ -49,6 +50,7 @@ def default_out(folder: str = "docs/state_diagrams") -> Path:
 def run(args: argparse.Namespace) -> int:
     from epd import diagrams, formal
     from epd.cli.boundary import FAILED, OK
+    from epd.cli.settings_page import is_page, page
 
     if args.promela or args.tla:
         out = args.out or default_out("build/promela" if args.promela else "build/tla")
@@ -56,11 +58,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"{len(files)} files written to {out}")
         return OK
     out = args.out or default_out()
+    settings = None if args.out else out.parent / "settings.md"
     if not args.check:
         diagrams.write_diagrams(out)
+        if settings is not None:
+            settings.write_text(page(), encoding="utf-8")
         print(f"written to {out}")
         return OK
     stale = diagrams.check_diagrams(out)
+    if settings is not None and not is_page(settings):
+        stale.append(settings.name)
     for name in stale:
         print(f"stale: {name}")
     if stale:

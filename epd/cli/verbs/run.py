@@ -10,7 +10,7 @@ from epd.cli import options
 
 if TYPE_CHECKING:
     from epd.cli.plan import Plan
-    from epd.cli.settings import Settings
+    from epd.config import Settings
 
 DESCRIPTION = """
 Start one process with --role, or one process per instance of a topology with --topology.
@@ -63,26 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--topology", metavar="TOPOLOGY", help="such as 1e1p1d, 1e1pd, 2epd")
     what.add_argument("--id", dest="instance_id", default="", metavar="NAME", help="with --role")
     options.add_place_flags(parser)
-    group = parser.add_argument_group("for what watches it")
-    group.add_argument(
-        "--profile-dir", metavar="DIR",
-        help="POST /start_profile and /stop_profile write a trace of each instance there, CPU and "
-        "GPU, for Perfetto; default: neither is there",
-    )  # fmt: skip
-    group.add_argument(
-        "--health-when-ready", action="store_const", const=True,
-        help="GET /health is 200 only when a request would be served, as GET /ready is; for "
-        "checkers that know one address only",
-    )  # fmt: skip
-    net = parser.add_argument_group("between hosts")
+    options.add_settings(parser, "watch", "for what watches it")
+    net = options.add_settings(parser, "hosts", "between hosts")
     net.add_argument("--join", default="", metavar="ENDPOINT", help="the gateway's tcp:// endpoint")
     net.add_argument(
         "--listen", default="", metavar="ENDPOINT",
         help="own endpoint for the other processes; default: ipc in the run directory",
     )  # fmt: skip
-    net.add_argument(
-        "--cluster-key", metavar="FILE", help="key file; who has it is a member (made by --new-key)"
-    )
     net.add_argument("--new-key", metavar="FILE", help="write a new key file and exit")
     group = parser.add_argument_group("connectors, as vLLM spells them")
     for hop, text in (("ec", "rows, from encode to prefill"), ("kv", "KV, from prefill to decode")):
@@ -91,9 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f'{text}: {{"{hop}_connector": ..., "{hop}_role": ...}}',
         )  # fmt: skip
     options.add_model_flags(parser)
-    options.add_encoder_flags(parser)
-    options.add_access_flags(parser)
-    options.add_limit_flags(parser)
+    options.add_settings(parser, "encoders", "encoders: cache of rows, send buffer")
+    options.add_settings(parser, "access", "who may ask, and what may be fetched")
+    options.add_settings(parser, "limits", "limits and times (--show-config lists all settings)")
     options.add_config_flags(parser)
     parser.add_argument(
         "--show-config", action="store_true", help="print every setting as JSON and exit"
@@ -104,11 +91,9 @@ def run(args: argparse.Namespace) -> int:
     if args.new_key:
         return _new_key(args.new_key)
     if args.show_config:
-        import msgspec
+        from epd.cli.settings import shown
 
-        shown = msgspec.to_builtins(_settings(args))
-        shown["access"]["api_keys"] = ["..." for _ in shown["access"]["api_keys"]]
-        print(json.dumps(shown, indent=2))
+        print(json.dumps(shown(_settings(args)), indent=2))
         return 0
     plan = make_plan(args)
     if args.topology:
