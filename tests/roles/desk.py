@@ -31,12 +31,13 @@ GOES_OUT = (Heartbeat, Join, LinkEcho, LinkProbe)  # it stays a member
 
 
 class Desk:
-    """`said`: what it says, to whom; none of it goes out."""
+    """`said`: what it says, to whom; none of it goes out, but for `goes_out`."""
 
     def __init__(self, cluster: Simulated, name: str, role: Any) -> None:
         self.cluster, self.name, self.role = cluster, name, role
         self.actor = cluster.node(name).actor
         self.said: list[tuple[str, Message]] = []
+        self.goes_out: tuple[type[Message], ...] = GOES_OUT
         self._send = self.actor.send
 
     def do(self, call: Any, *args: Any) -> None:
@@ -45,17 +46,19 @@ class Desk:
         self.cluster.world.loop.call_soon(call, *args, context=context)
         self.cluster.pass_time(0.0)
 
-    def tell(self, method: str, message: Message, source: str, *payloads: bytes) -> list[Message]:
-        """What the first life of `source` says to it; all that it says then."""
+    def tell(
+        self, method: str, message: Message, source: str, *payloads: bytes, epoch: int = 1
+    ) -> list[Message]:
+        """What a life of `source` says to it; all that it says then."""
         self.said.clear()
-        self.do(getattr(self.role, method), Received(source, 1, message, payloads))
+        self.do(getattr(self.role, method), Received(source, epoch, message, payloads))
         return self.words()
 
     def words(self) -> list[Message]:
         return [message for _, message in self.said]
 
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
-        if isinstance(message, GOES_OUT):
+        if isinstance(message, self.goes_out):
             return self._send(to, message, payloads)
         self.said.append((to if isinstance(to, str) else to.instance_id, message))
         return True

@@ -1,0 +1,226 @@
+"""A member: what it tells its gateway, and what it makes of the gateway's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from epd.messages import (
+    PROTOCOL_VERSION,
+    Address,
+    Heartbeat,
+    HeartbeatAck,
+    InstanceInfo,
+    Join,
+    JoinRefused,
+    Leave,
+    Membership,
+    Welcome,
+)
+from epd.roles.member import absent_after_s
+from epd.sim.cluster import FINGERPRINT, GATEWAY
+from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
+
+TIMING = DEFAULTS.timing
+
+
+@contextmanager
+def member() -> Iterator[Desk]:
+    """Of e0, that hears nobody but the test."""
+    with desk("1e1p1d", "e0", "member") as at:
+        at.goes_out = ()
+        for name in at.cluster.cluster.instances:
+            at.cluster.world.network.block(GATEWAY, name)
+            at.cluster.world.network.block(name, GATEWAY)
+        yield at
+
+
+def present(at: Desk, *but: str) -> tuple[InstanceInfo, ...]:
+    found = (i.info for i in at.cluster.gateway.registry.instances)
+    return tuple(info for info in found if info.address.instance_id not in but)
+
+
+def news(at: Desk, *but: str, lost: tuple[Address, ...] = (), epoch: int = 1, more: int = 1) -> Any:
+    """The next version of the registry, without some."""
+    message = Membership(at.role._version + more, present(at, *but), lost)
+    return at.tell("on_membership", message, GATEWAY, epoch=epoch)
+
+
+def welcome(at: Desk, epoch: int = 1, of: int = 1, cluster_s: float = 5.0) -> list[Any]:
+    return at.tell("on_welcomed", Welcome(of, 0.25, cluster_s), GATEWAY, epoch=epoch)
+
+
+def ack(at: Desk, version: int, *, known: bool = True, cluster_s: float = 5.0) -> list[Any]:
+    return at.tell("on_heartbeat_ack", HeartbeatAck(known, version, cluster_s), GATEWAY)
+
+
+def joins(said: list[Any]) -> list[Join]:
+    return [message for message in said if isinstance(message, Join)]
+
+
+def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
+    with member() as at:
+        role = at.role
+        role.welcomed = False
+        at.actor.disarm("member/beat")
+        at.said.clear()
+        at.do(role._join)
+        at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
+        join = Join(PROTOCOL_VERSION, FINGERPRINT, role._info, False)
+        assert at.said == [(GATEWAY, join)] * 2
+        role.on_welcome = mock.Mock()
+        (beat,) = welcome(at, cluster_s=77.0)
+        assert isinstance(beat, Heartbeat) and beat.version == role._version
+        assert at.actor.cluster_s() == pytest.approx(77.0) and at.actor.knows_time
+        at.cluster.pass_time(0.24)
+        assert len(at.said) == 1
+        at.cluster.pass_time(0.02)
+        assert [type(message) for message in at.words()] == [Heartbeat] * 2
+        welcome(at)
+        role.on_welcome.assert_called_once_with()
+        at.said.clear()
+        at.do(role._join)
+        assert joins(at.words())[0].was_member
+
+
+def test_only_a_welcome_of_this_very_life_counts() -> None:
+    with member() as at:
+        at.actor.knows_time = False
+        assert welcome(at, of=2) == [] and not at.actor.knows_time
+
+
+def test_a_gateway_that_was_followed_is_lost_and_its_words_are_over() -> None:
+    with member() as at:
+        role = mock.Mock(live=dict)
+        at.actor.roles.append(role)
+        welcome(at, epoch=3)
+        role.peer_lost.assert_called_once_with(Address(GATEWAY, 1, ""))
+        welcome(at, epoch=3)
+        role.peer_lost.assert_called_once()
+        before = at.actor.counters["message_of_other_epoch"]
+        assert welcome(at, epoch=2) == []
+        expelled = at.role.on_expelled = mock.Mock()
+        at.tell("on_refused", JoinRefused(1, "late"), GATEWAY, epoch=2)
+        assert ack(at, 9) == []
+        news(at, "p0", epoch=2)
+        assert at.actor.counters["message_of_other_epoch"] == before + 4
+        expelled.assert_not_called()
+        assert at.role._gateway_epoch == 3 and ("p0", 1) not in at.actor.lost
+        at.actor.disarm("member/silence")  # it does not speak any more
+        assert len(welcome(at, epoch=2)) == 1
+
+
+def test_who_is_refused_says_so_and_is_silent() -> None:
+    with member() as at:
+        expelled = at.role.on_expelled = mock.Mock()
+        at.do(at.role._join)
+        at.tell("on_refused", JoinRefused(2, "another life"), GATEWAY)
+        expelled.assert_not_called()
+        at.tell("on_refused", JoinRefused(1, "it was lost"), GATEWAY)
+        expelled.assert_called_once_with("it was lost")
+        assert not at.actor.armed("member/join") and not at.actor.armed("member/beat")
+
+
+def test_who_is_not_known_or_has_missed_news_joins_again() -> None:
+    with member() as at:
+        version = at.role._version
+        assert version > 0
+        assert ack(at, version, cluster_s=9.0) == []
+        assert at.actor.cluster_s() == pytest.approx(9.0)
+        assert len(joins(ack(at, version + 1))) == 1
+        assert joins(ack(at, version + 1)) == [], "it has asked"
+        at.actor.disarm("member/join")
+        assert len(joins(ack(at, 0, known=False))) == 1
+        assert at.role._version == 0
+        at.actor.disarm("member/join")
+        at.role._version = 5
+        assert joins(ack(at, 3)) == []
+
+
+def test_a_gateway_that_is_silent_is_doubted_and_joined_again() -> None:
+    with member() as at:
+        doubt = at.actor.doubt = mock.Mock()
+        ack(at, at.role._version)
+        at.cluster.pass_time(TIMING.lost_after_s - 0.01)
+        assert not joins(at.words()) and not doubt.called
+        at.cluster.pass_time(0.02)
+        assert len(joins(at.words())) == 1 and at.role._version == 0
+        doubt.assert_called_once_with(at.role._gateway)
+
+
+def test_news_count_once_and_only_newer_ones() -> None:
+    with member() as at:
+        version = at.role._version
+        news(at, "p0", more=0)
+        assert at.role._version == version and ("p0", 1) not in at.actor.lost
+        news(at)
+        assert at.role._version == version + 1
+        news(at, "p0")
+        assert ("p0", 1) in at.actor.lost, "it has left"
+        assert ("d0", 1) not in at.actor.lost
+        assert ("e0", 1) not in at.actor.lost
+
+
+def test_who_is_missing_with_a_new_registry_has_not_left_it() -> None:
+    with member() as at:
+        at.role._version = 50
+        news(at, "p0", epoch=2, more=-49)
+        assert (at.role._version, at.role._gateway_epoch) == (1, 2)
+        assert ("p0", 1) not in at.actor.lost and ("p0", 1) in at.actor.listed
+        assert at.role._listed == {("e0", 1), ("d0", 1)}
+        at.cluster.pass_time(absent_after_s(TIMING) - 0.1)
+        assert ("p0", 1) in at.actor.listed
+        news(at, "p0", epoch=2)
+        at.cluster.pass_time(0.2)
+        assert at.actor.listed == {("e0", 1), ("d0", 1)}
+
+
+def test_a_later_life_of_a_peer_ends_its_earlier_ones() -> None:
+    with member() as at:
+        later = msgspec.structs.replace(present(at, "e0", "d0")[0], address=Address("p0", 3, "new"))
+        with mock.patch.object(at.actor, "connect") as connect:
+            at.tell("on_membership", Membership(99, (*present(at, "p0"), later), ()), GATEWAY)
+        connect.assert_called_once_with(later.address)
+        assert at.actor.lost == {("p0", 1)} and at.actor.peers["p0", 3] == later
+
+
+def test_how_bytes_move_is_logged_once_for_each_peer_that_gets_some() -> None:
+    with member() as at:
+        at.actor.peers.clear()
+        with mock.patch.object(at.actor.log, "info") as info:
+            news(at)
+            news(at)
+        assert info.call_args_list == [
+            mock.call("rows and KV move over", transport=mock.ANY, peer="p0")
+        ]
+
+
+def test_who_drains_says_so_at_once_and_ever_after_and_who_leaves_is_silent() -> None:
+    with member() as at:
+        at.said.clear()
+        at.do(at.role.drain)
+        assert [getattr(m, "is_draining", None) for m in at.words()] == [True]
+        at.cluster.pass_time(1.1 * TIMING.heartbeat_interval_s)
+        assert [getattr(m, "is_draining", None) for m in at.words()] == [True] * 2
+        at.do(at.role._join)
+        at.said.clear()
+        at.do(at.role.leave)
+        assert at.said == [(GATEWAY, Leave())]
+        assert not [name for name in at.actor._timers if name in ("member/join", "member/beat")]
+        assert not at.actor.armed("member/silence")
+        at.cluster.pass_time(2 * TIMING.lost_after_s)
+        assert len(at.said) == 1
+
+
+def test_who_was_never_welcomed_drains_without_a_word() -> None:
+    with member() as at:
+        at.role.welcomed = False
+        at.said.clear()
+        at.do(at.role.drain)
+        assert not at.said
