@@ -1,0 +1,387 @@
+"""The requests of one instance: their words, their places in line, and how they give way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from epd.engine.base import StepFailure
+from epd.fsm import request as fsm
+from epd.fsm.request import Request, S
+from epd.messages import (
+    AbortRequest,
+    Address,
+    PrefillRequest,
+    RequestAborted,
+    RequestAccepted,
+    RequestFailed,
+    RequestInquiry,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+)
+from epd.roles import requests as roles_requests
+from epd.roles.requests import PRIORITY_S, RECEIVED_BONUS_S
+from epd.roles.step_loop import Part
+from epd.scheduling.batching import Admission, Entry
+from epd.sim.cluster import GATEWAY
+from epd.transport.base import Received
+from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
+
+TIMING = DEFAULTS.timing
+HERE = "epd0"
+
+
+def requests() -> Any:
+    return desk("1epd", HERE, "requests")
+
+
+def prompt(at: Desk, request_id: str, **other: Any) -> PrefillRequest:
+    due_s = at.cluster.gateway.actor.cluster_s() + 30.0
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "attempt": 1,
+        "token_ids": (11, 12, 13),
+        "num_emitted": 0,
+        "items": (),
+        "sampling": SamplingParams(8),
+        "decode": at.actor.address,
+        "gateway": Address(GATEWAY, 1, ""),
+        "deadline_s": due_s,
+        "first_token_deadline_s": due_s,
+    }
+    return PrefillRequest(**{**fields, **other})
+
+
+def begin(at: Desk, request_id: str = "r", **other: Any) -> Request:
+    """It stands in line, or is in a step already."""
+    prefill = at.cluster.instance(HERE).prefill
+    assert prefill is not None
+    message = prompt(at, request_id, **other)
+    at.do(prefill.on_prefill_request, Received(GATEWAY, 1, message, ()))
+    request: Request = at.role.get(f"{request_id}/1")
+    return request
+
+
+def hang(at: Desk) -> None:
+    at.cluster.node(HERE).devices[0].hung = True
+
+
+def abort(at: Desk, request_id: str, attempt: int = 1) -> list[Any]:
+    return at.tell("on_abort", AbortRequest(request_id, attempt), GATEWAY)
+
+
+def test_who_is_called_off_before_it_came_is_not_begun() -> None:
+    """F42."""
+    with requests() as at:
+        assert abort(at, "r") == [RequestAborted("r", 1)]
+        assert at.said == [(GATEWAY, RequestAborted("r", 1))]
+        assert at.role.has_ended("r/1") and begin(at) is None
+
+
+def test_who_is_called_off_ends() -> None:
+    with requests() as at:
+        hang(at)
+        one, two = begin(at, "a"), begin(at, "b")
+        assert RequestAborted("a", 1) in abort(at, "a")
+        assert (one.ended_for_client, two.ended_for_client) == (True, False)
+        assert one.state is S.ABORTING, "the step owns its blocks"
+        assert RequestAborted("a", 1) in abort(at, "a"), "the confirmation was lost"
+
+
+def test_tombstones_are_bounded_and_the_oldest_goes() -> None:
+    with requests() as at, mock.patch.object(roles_requests, "MAX_TOMBSTONES", 2):
+        for name in "abc":
+            at.role._bury(name)
+        assert [at.role.has_ended(name) for name in "abc"] == [False, True, True]
+
+
+def inquiry(at: Desk, request_id: str) -> list[Any]:
+    return at.tell("on_inquiry", RequestInquiry(request_id, 1), GATEWAY)
+
+
+def test_who_inquires_after_what_has_ended_is_told_so_and_else_nothing() -> None:
+    with requests() as at:
+        lost = RequestFailed("a", 1, "lost", "its last word was lost", True)
+        hang(at)
+        begin(at, "a")
+        assert inquiry(at, "a") == [] and inquiry(at, "never heard of") == []
+        abort(at, "a")
+        assert inquiry(at, "a") == [lost], "for its client it has"
+        abort(at, "b")
+        assert inquiry(at, "b") == [RequestFailed("b", 1, "lost", lost.reason, True)]
+        at.role._bury("c/1", ended_here=False)
+        assert inquiry(at, "c") == [], "it goes on at decode"
+        assert at.actor.counters["last_word_lost"] == 2
+
+
+def test_the_end_of_a_gateways_life_ends_its_requests() -> None:
+    with requests() as at:
+        hang(at)
+        other = Address("gateway2", 1, "")
+        found = [begin(at, "a"), begin(at, "b"), begin(at, "c", gateway=other)]
+        for address in (Address(GATEWAY, 2, ""), Address("x", 1, "")):
+            at.do(at.role.peer_lost, address)
+            assert not any(request.ended_for_client for request in found)
+        at.do(at.role.peer_lost, Address(GATEWAY, 1, ""))
+        assert [request.ended_for_client for request in found] == [True, True, False]
+
+
+def test_who_is_silent_says_that_it_is_there() -> None:
+    """In a queue, or before its first token; tokens that were not sent are sent."""
+    with requests() as at:
+        hang(at)
+        request = begin(at)
+        here = [RequestAccepted("r", 1)]
+
+        def tells() -> list[Any]:
+            at.said.clear()
+            at.do(at.role._tell_alive, "r/1")
+            return at.words()
+
+        assert tells() == here and at.said[0][0] == GATEWAY
+        request.output.append(TokenLogprobs(5, 0.0))
+        (tokens,) = tells()
+        assert isinstance(tokens, Tokens) and tokens.chunks[0].token_ids == (5,)
+        assert tells() == [], "its next token will say so"
+        with mock.patch.object(at.role._scheduler, "waits", return_value=True):
+            assert tells() == here
+        request.decode_here, request.num_sent = False, 0
+        assert tells() == here, "its first token is decode's to say"
+        abort(at, "r")
+        assert tells() == []
+
+
+def test_a_request_that_nothing_is_heard_of_is_ended_by_its_deadline() -> None:
+    with requests() as at:
+        at.role._scheduler.admissions = lambda: ()
+        due_s = at.cluster.gateway.actor.cluster_s() + 0.5
+        request = begin(at, deadline_s=due_s)
+        at.cluster.pass_time(0.49)
+        assert not request.terminal
+        at.cluster.pass_time(0.02)
+        (failed,) = [m for m in at.words() if isinstance(m, RequestFailed)]
+        assert failed.kind == "deadline" and request.terminal
+        assert not [name for name in at.actor._timers if name.startswith("request/")]
+        assert not at.role.live()["requests"] and at.role.has_ended("r/1")
+
+
+def test_an_abort_that_a_hung_device_holds_up_is_told_of_again_and_again() -> None:
+    with requests() as at:
+        hang(at)
+        request = begin(at)
+        abort(at, "r")
+        assert at.actor.counters["device_hangs"] == 0
+        for count in (1, 2):
+            at.cluster.pass_time(TIMING.abort_timeout_s + 0.01)
+            assert at.actor.counters["device_hangs"] == count
+        assert any("waits for its step" in line for line in at.cluster.node(HERE).warnings)
+        assert request.state is S.ABORTING and request.block_table
+        at.cluster.node(HERE).devices[0].release()
+        at.cluster.pass_time(0.1)
+        assert at.role.pool.num_leased == 0 and not at.actor.armed("request/r/1/grace")
+
+
+# --- places in line -------------------------------------------------------------------------------
+
+
+def test_a_rank_is_arrival_and_priority() -> None:
+    with requests() as at:
+        hang(at)
+        urgent = SamplingParams(8, priority=-2)
+        now_s = at.actor.clock.now_s()
+        assert begin(at, "a").rank == now_s
+        assert begin(at, "b", sampling=urgent).rank == now_s - 2 * PRIORITY_S
+
+
+def test_what_the_line_is_told_of_a_request() -> None:
+    with requests() as at:
+        hang(at)
+        plain = begin(at, "a")
+        entry = at.role._entry(plain)
+        assert (entry.key, entry.num_tokens, entry.rank) == ("a/1", 3, plain.rank)
+        assert (entry.max_tokens, entry.num_computed) == (0, 0)
+        assert entry.recomputable and entry.num_ready >= 3
+        long = tuple(range(20, 29))
+        scored = begin(at, "b", sampling=SamplingParams(8, num_prompt_logprobs=0), token_ids=long)
+        cached = begin(at, "c", token_ids=long)
+        assert not at.role._entry(scored).keys, "every token must be computed"
+        assert len(at.role._entry(cached).keys) == 2
+        cached.num_computed = 2
+        picture: Any = SimpleNamespace(offset=4, end=8, room="x", runs=lambda: [(4, 0, 4)])
+        cached.message = SimpleNamespace(items=(picture,), num_emitted=1)
+        cached.missing = {"x"}
+        with mock.patch.object(at.role, "_keys", return_value=()):
+            entry = at.role._entry(cached)
+        assert (entry.num_computed, entry.num_ready) == (2, 4) and not entry.recomputable
+        assert entry.max_tokens == 9 + 8 - 1 - 1, "the last token is never computed"
+        cached.message.items = ()
+        assert at.role._promised_tokens(cached) == 0
+        cached.message.items, cached.decode_here = (picture,), False
+        assert at.role._promised_tokens(cached) == 0
+
+
+def test_kv_that_will_be_received_goes_before_prompts() -> None:
+    with requests() as at:
+        hang(at)
+        request = begin(at, token_ids=tuple(range(20, 29)))
+        request.kv_room = "r/1/kv"
+        granted = mock.Mock()
+        with mock.patch.object(at.role, "pump") as pump:
+            at.do(at.role.reserve, request, granted)
+        assert pump.called
+        entry = at.role._scheduler._reservations.entries["r/1/kv"]
+        assert entry.rank == request.rank - RECEIVED_BONUS_S and entry.reserves_only
+        assert entry.num_tokens == 10 and len(entry.keys) == 2 and entry.max_tokens == 0
+        before = Counter(at.role.totals)
+        at.do(at.role.pump)
+        blocks, num_held = granted.call_args.args
+        assert len(blocks) == 3 and num_held == 0
+        assert at.role.totals["prefix_cache_queried_tokens"] == (
+            before["prefix_cache_queried_tokens"] + 9
+        )
+        at.do(at.role.pump)
+        granted.assert_called_once()
+
+
+@pytest.mark.parametrize("stood", [True, False])
+def test_who_leaves_the_line_lets_the_next_one_in(*, stood: bool) -> None:
+    with requests() as at:
+        at.role._on_reserved["x"] = mock.Mock()
+        if stood:
+            at.role._scheduler.add(Entry("x", 4, reserves_only=True))
+        with mock.patch.object(at.role, "pump") as pump:
+            at.do(at.role.leave_line, "x")
+        assert pump.called == stood and "x" not in at.role._on_reserved
+
+
+def test_blocks_that_come_back_let_the_next_one_in() -> None:
+    with requests() as at, mock.patch.object(at.role, "pump") as pump:
+        at.do(at.role.return_blocks, at.role.pool.take(2))
+        assert pump.called and at.role.pool.num_leased == 0
+
+
+def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
+    with requests() as at:
+        hang(at)
+        request = begin(at)
+        entry = at.role._scheduler.get("r/1")
+        request.in_flight = 1
+        with mock.patch.object(at.role._scheduler, "victim", return_value=entry) as victim:
+            assert not at.role._make_room()
+            assert victim.call_count == 1
+            with mock.patch.object(at.role._scheduler, "plan") as plan:
+                assert at.role.plan(alone=False) == [] and not plan.called
+                at.role.plan(alone=True)
+                assert plan.called
+        assert at.role.totals["preemptions"] == 0
+        assert at.role._make_room(), "nobody lacks a block"
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def settled(at: Desk, *outcomes: Any) -> list[Request]:
+    """A step of as many requests is over so; it is the only one."""
+    with mock.patch.object(at.role._loop, "wake"):
+        made = [begin(at, f"s{n}") for n in range(len(outcomes))]
+        at.do(at.role.pump)
+        entries = [at.role._scheduler.get(request.key) for request in made]
+        parts = [Part(r, e, 3) for r, e in zip(made, entries, strict=True)]
+        at.said.clear()
+        at.do(at.role.settle, parts, list(outcomes), 0.1)
+    return made
+
+
+def test_tokens_of_one_step_leave_in_one_message() -> None:
+    with requests() as at:
+        settled(at, TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0))
+        chunks = [TokenChunk(f"s{n}", 1, 0, (21 + n,), num_cached=0) for n in range(2)]
+        assert at.said == [(GATEWAY, Tokens(tuple(chunks)))]
+        assert not at.role._outbox and not at.role._settling
+
+
+def test_an_outcome_fails_its_own_request_alone() -> None:
+    with requests() as at:
+        failed, fine = settled(at, StepFailure("bad numbers"), TokenLogprobs(22, 0.0))
+        assert failed.state is S.FAILED and fine.state is S.DECODING
+        assert failed.failure == ("engine", "bad numbers", True)
+
+
+def test_an_engine_that_answers_for_fewer_than_it_was_asked_is_a_fault() -> None:
+    with requests() as at:
+        hang(at)
+        request = begin(at)
+        part = Part(request, at.role._scheduler.get("r/1"), 3)
+        with pytest.raises(ValueError, match="shorter"):
+            at.role.settle([part], [], 0.1)
+
+
+def test_what_a_step_computed_for_whom_has_left_only_lets_go() -> None:
+    with requests() as at:
+        hang(at)
+        request = begin(at)
+        entry = at.role._scheduler.get("r/1")
+        request.in_flight = 1
+        at.do(at.role.fire, request, fsm.AbortReceived())
+        request.in_flight = 0
+        at.said.clear()
+        at.do(at.role.settle, [Part(request, entry, 3)], [TokenLogprobs(21, 0.0)], 0.1)
+        assert not at.said and request.state is S.FINISHED and at.role.pool.num_leased == 0
+
+
+def test_all_who_decode_may_guess_and_are_told_what_came_of_it() -> None:
+    with requests() as at:
+        said = TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0)
+        both = settled(at, *said)
+        speculation = at.role._speculation = mock.Mock()
+        entries = [at.role._scheduler.get(request.key) for request in both]
+        with mock.patch.object(at.role._loop, "wake"):
+            at.do(lambda: at.role.plan(alone=True))
+        assert speculation.guess.call_args_list == [
+            mock.call(request, entry) for request, entry in zip(both, entries, strict=True)
+        ]
+        parts = [Part(both[0], entries[0], 3), Part(both[1], entries[1], 1)]
+        with mock.patch.object(at.role._loop, "wake"):
+            at.do(at.role.settle, parts, [said, said[0]], 0.1)
+        speculation.verified.assert_called_once_with(both[0], entries[0], 2, said)
+
+
+@pytest.mark.parametrize("received", [True, False])
+def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
+    with requests() as at:
+        hang(at)
+        request = begin(at, token_ids=tuple(range(20, 29)))
+        at.role.totals.clear()
+        entry = Entry("x" if received else request.key, 10, reserves_only=received)
+        granted = at.role._on_reserved["x"] = mock.Mock()
+        found = [Admission(entry, (1, 2, 3), 5)]
+        with (
+            mock.patch.object(at.role._scheduler, "admissions", return_value=found),
+            mock.patch.object(at.role, "fire") as fire,
+        ):
+            at.do(at.role.pump)
+        assert at.role.totals == {"prefix_cache_queried_tokens": 9, "prefix_cache_hit_tokens": 5}
+        if received:
+            granted.assert_called_once_with((1, 2, 3), 2)
+        else:
+            fire.assert_called_once_with(request, fsm.Scheduled((1, 2, 3), 5))
+            assert entry.num_ready == request.num_ready()
+
+
+def test_the_step_loop_is_woken_while_somebody_runs() -> None:
+    with requests() as at:
+        hang(at)
+        with mock.patch.object(at.role._loop, "wake") as wake:
+            at.do(at.role.pump)
+            assert not wake.called
+            begin(at)
+            wake.reset_mock()
+            at.do(at.role.pump)
+            assert wake.called
