@@ -114,19 +114,15 @@ class DecodeRole(Role[Request]):
     def reserve_blocks(self, request: Request, event: Event) -> None:
         def leased(blocks: tuple[int, ...], num_held: int) -> None:
             transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
-            if transfer is None:
-                self._requests.return_blocks(blocks)
-            else:
-                received = range(num_held, self._prompt_blocks(request.message))
-                transfer.nbytes = len(received) * self._layout.block_nbytes
-                self._landing.lease(request.kv_room, blocks, received, ready)
+            assert transfer is not None  # with its end it left the line
+            received = range(num_held, self._prompt_blocks(request.message))
+            transfer.nbytes = len(received) * self._layout.block_nbytes
+            self._landing.lease(request.kv_room, blocks, received, ready)
 
         def ready(slots: tuple[int, ...]) -> None:
             transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
-            if transfer is None:
-                self._landing.release(request.kv_room)
-            else:
-                self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
+            assert transfer is not None  # as before
+            self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
 
         self._requests.reserve(request, leased)
 
@@ -181,10 +177,7 @@ class DecodeRole(Role[Request]):
 
     def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
         request = self._requests.get(transfer.owner)
-        if request is None:
-            if delivered:
-                self._landing.release(transfer.key)
-            return
+        assert request is not None  # it waits for this outcome, also when it was called off
         if delivered:
             blocks = self._landing.take(transfer.key)
             outcome: Event = fsm.RemoteKvArrived(blocks, transfer.kv)

@@ -156,9 +156,7 @@ class Embeddings(Role[Embedding]):
 
     def _start(self, lease: Lease, slots: tuple[int, ...]) -> None:
         transfer = self._transfers.find(lease.key, transfer_fsm.Side.CONSUMER)
-        if transfer is None:
-            self._return_slots(lease.key, slots)
-            return
+        assert transfer is not None  # with its end it left the line
         embedding = self._embeddings.get(transfer.owner)
         if embedding is not None and embedding.room == lease.key:
             self.fire(embedding, fsm.LeaseGranted())

@@ -172,8 +172,7 @@ class Transfers(Role[Transfer]):
         transfer = self.find(message.room, Side.PRODUCER)
         if transfer is None:  # cancel before request or grant: leave a tombstone that wins (F42)
             peer = Address(received.source, received.epoch, "")
-            soon_s = self.actor.cluster_s() + self._timing.tombstone_s
-            transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, soon_s)
+            transfer = self._open(message.room, Side.PRODUCER, message.attempt, peer, 0.0)
         if self._is_from_peer(transfer, received):
             self.fire(transfer, fsm.CancelReceived(message.failure))
 
@@ -234,8 +233,7 @@ class Transfers(Role[Transfer]):
 
     @performs(Do.SEND_GRANT)
     def send_grant(self, transfer: Transfer, event: Event) -> None:
-        if (consumer := self._consumers.get(transfer.key)) is not None:
-            self.actor.send(transfer.peer, consumer.grant(transfer))
+        self.actor.send(transfer.peer, self._consumers[transfer.key].grant(transfer))
 
     @performs(Do.SEND_COMMIT)
     def send_commit(self, transfer: Transfer, event: Event) -> None:
@@ -306,11 +304,8 @@ class Transfers(Role[Transfer]):
 
     @performs(Do.PUBLISH)
     async def publish(self, transfer: Transfer, event: Event) -> Event:
-        consumer = self._consumers.get(transfer.key)
-        if consumer is None:
-            return fsm.PublishFailed("nobody owns this room")
         try:
-            return await consumer.publish(transfer)
+            return await self._consumers[transfer.key].publish(transfer)
         except Exception as error:
             self.actor.fault(f"publish {transfer.key}", error)
             return fsm.PublishFailed(repr(error))
@@ -340,13 +335,11 @@ class Transfers(Role[Transfer]):
 
     @performs(Do.RELEASE_SLOTS)
     def release_slots(self, transfer: Transfer, event: Event) -> None:
-        if (consumer := self._consumers.get(transfer.key)) is not None:
-            consumer.release_slots(transfer)
+        self._consumers[transfer.key].release_slots(transfer)
 
     @performs(Do.WITHDRAW_LEASE)
     def withdraw_lease(self, transfer: Transfer, event: Event) -> None:
-        if (consumer := self._consumers.get(transfer.key)) is not None:
-            consumer.withdraw_lease(transfer)
+        self._consumers[transfer.key].withdraw_lease(transfer)
 
     def descriptor(self, region: Region, peer: Address) -> RemoteRegion:
         """How this peer reaches an own region, over the transport of the pair."""

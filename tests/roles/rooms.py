@@ -1,0 +1,66 @@
+"""The rooms of one instance of a simulated cluster; a test speaks as its peers."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from epd.fsm.transfer import Manifest, Side, Transfer
+from epd.messages import (
+    Address,
+    CancelAck,
+    CancelTransfer,
+    Commit,
+    CommitAck,
+    Grant,
+    RemoteRegion,
+    TransferAborted,
+    TransferInDoubt,
+)
+from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
+
+TIMING = DEFAULTS.timing
+PEER = Address("d0", 1, "")
+REGION = RemoteRegion("sim", "d0", 1, "kv", "", 16, 4)
+OFFER: Any = "an offer"
+
+
+def rooms() -> Any:
+    """Of p0."""
+    return desk("1e1p1d", "p0", "transfers")
+
+
+def due_s(at: Desk, left_s: float = 25.0) -> float:
+    return at.actor.cluster_s() + left_s
+
+
+def produce(at: Desk, room: str = "r", *, offers: bool = True, peer: Address = PEER) -> Any:
+    """A room that p0 fills; its owner."""
+    owner = mock.Mock(commit_state=mock.Mock(return_value=None))
+    manifest = Manifest(None, 1, offers=offers, offer=OFFER)
+    at.do(at.role.open_producer, room, 1, peer, owner, "key", manifest, due_s(at))
+    return owner
+
+
+def consume(at: Desk, room: str = "r", peer: Address = PEER) -> tuple[Any, Transfer]:
+    owner = mock.Mock(grant=mock.Mock(return_value="a grant"))
+    at.do(at.role.open_consumer, room, 1, peer, owner, "key", due_s(at))
+    return owner, at.role.find(room, Side.CONSUMER)
+
+
+def grant(at: Desk, room: str = "r", left_s: float = 20.0) -> Grant:
+    return Grant(room, 1, "", REGION, (0,), None, 1, due_s(at, left_s))
+
+
+def hear(at: Desk, word: Any, epoch: int = 1, source: str = "d0") -> list[Any]:
+    methods = {
+        Grant: "on_grant",
+        CancelTransfer: "on_cancel",
+        Commit: "on_commit",
+        CancelAck: "on_cancel_ack",
+        TransferAborted: "on_aborted",
+        TransferInDoubt: "on_doubt",
+        CommitAck: "on_commit_ack",
+    }
+    return at.tell(methods[type(word)], word, source, epoch=epoch)
