@@ -86,9 +86,7 @@ class Member(Role[Never]):
         if message.epoch != self._info.address.epoch or self._is_former(received):
             return
         self.actor.disarm("member/join")
-        if self._gateway_epoch not in (0, received.epoch):  # nobody reads its requests any more
-            self._note_lost(Address(received.source, self._gateway_epoch, ""))
-        self._gateway_epoch = received.epoch
+        self._follow(received)
         self._set_time(message.cluster_s)
         self._beat_s = message.heartbeat_interval_s
         if not self.welcomed:
@@ -114,6 +112,13 @@ class Member(Role[Never]):
         self.actor.counters["message_of_other_epoch"] += 1
         return True
 
+    def _follow(self, received: Received) -> None:
+        """Of a new gateway: nobody reads the former one's requests any more, and it counts anew."""
+        if self._gateway_epoch not in (0, received.epoch):
+            self._note_lost(Address(received.source, self._gateway_epoch, ""))
+            self._version = 0
+        self._gateway_epoch = received.epoch
+
     # --- heartbeats -------------------------------------------------------------------------------
 
     def _beat(self) -> None:
@@ -127,8 +132,6 @@ class Member(Role[Never]):
         self._watch()
         message: HeartbeatAck = received.message
         self._set_time(message.cluster_s)
-        if not message.known:
-            self._version = 0  # a gateway that restarted counts anew
         missed = message.known and self._version < message.version  # a `Membership` was lost
         if (missed or not message.known) and not self.actor.armed("member/join"):
             self._join()  # is answered with the whole registry
@@ -144,7 +147,6 @@ class Member(Role[Never]):
 
     def _rejoin(self) -> None:
         """The gateway has not answered for long: it may be a new one that does not know us."""
-        self._version = 0
         self.actor.doubt(self._gateway)
         self._join()
 
@@ -155,13 +157,14 @@ class Member(Role[Never]):
         message: Membership = received.message
         if self._is_former(received):
             return
-        if received.epoch == self._gateway_epoch and message.version <= self._version:
+        self._follow(received)
+        if message.version <= self._version:
             return
         if received.epoch != self._registry_epoch:
             self._registry_epoch, self._listed = received.epoch, set()
             absent_s = absent_after_s(self._timing)
             self.actor.arm("member/absent", absent_s, self._forget_absent)
-        self._gateway_epoch, self._version = received.epoch, message.version
+        self._version = message.version
         own = self._info.address.instance_id
         for info in message.instances:
             address = info.address

@@ -8,7 +8,7 @@ import pytest
 
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
-from epd.messages import Address, Membership
+from epd.messages import Address, Membership, Welcome
 from epd.roles.registry import Registry
 from epd.sim.client import Clients
 from epd.sim.cluster import GATEWAY, Cluster, Settings
@@ -31,7 +31,7 @@ def told(cluster: Simulated, name: str, lost: tuple[Address, ...] = ()) -> None:
 def test_who_is_lost_is_told_to_every_role_once() -> None:
     with simulated("1e1p1d") as cluster:
         actor = cluster.instance("e0").actor
-        role = mock.Mock()
+        role = mock.Mock(live=dict)
         actor.roles.append(role)
         gone = Address("p9", 1, "")
         told(cluster, "e0", (gone,))
@@ -68,3 +68,40 @@ def test_who_was_not_told_the_time_takes_no_work(name: str) -> None:
         world.loop.run_until(10.0)
     world.close()
     assert asked.finish_reason and asked.error is None
+
+
+@pytest.mark.parametrize("down_s", [0.1, 4.0])
+def test_a_new_gateway_counts_anew(down_s: float) -> None:
+    """What it lists is news, though the former one had come to a higher number."""
+    with simulated("1e1p1d") as cluster:
+        world = cluster.world
+        for _ in range(3):
+            world.kill("e0")
+            cluster.cluster.restart_later("e0", 0.1)
+            cluster.pass_time(1.0)
+        for name in (GATEWAY, "e0"):
+            world.kill(name)
+            cluster.cluster.restart_later(name, down_s)
+        cluster.pass_time(down_s + 3.0)
+        gateway = cluster.gateway.registry
+        for name in ("p0", "d0"):
+            assert cluster.instance(name).member._version == gateway._version
+            assert cluster.instance(name).actor.is_listed(Address("e0", 5, ""))
+            assert not cluster.instance(name).actor.is_listed(Address("e0", 4, ""))
+
+
+@pytest.mark.parametrize("word", ["welcome", "publish"])
+def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -> None:
+    with simulated("1e1p1d") as cluster:
+        member = cluster.instance("d0").member
+        epoch = cluster.gateway.actor.address.epoch
+        role = mock.Mock(live=dict)
+        member.actor.roles.append(role)
+        words = {
+            "welcome": (member.on_welcomed, Welcome(1, 0.4, 0.0)),
+            "publish": (member.on_membership, Membership(1, (), ())),
+        }
+        for handler, message in (words[word], *words.values()):
+            cluster.within("d0", handler, Received(GATEWAY, epoch + 1, message))
+        former = mock.call(Address(GATEWAY, epoch, ""))
+        assert role.peer_lost.call_args_list.count(former) == 1

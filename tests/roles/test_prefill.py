@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -9,11 +10,12 @@ from unittest import mock
 import pytest
 
 from epd.fsm.request import AbortReceived
-from epd.messages import RequestInquiry
+from epd.messages import Address, RequestFailed, RequestInquiry
+from epd.sim.client import Record
 from epd.sim.cluster import GATEWAY
 from epd.sim.golden import Picture
 from epd.transport.base import Received
-from tests.roles.simulated import simulated
+from tests.roles.simulated import Simulated, simulated
 
 
 def test_all_who_wait_for_a_picture_get_it_when_it_is_encoded() -> None:
@@ -69,3 +71,70 @@ def test_who_asks_after_what_has_ended_is_told_that_a_word_was_lost() -> None:
             asked = Received(GATEWAY, epoch, RequestInquiry(record.request_id, attempt))
             cluster.within("d0", requests.on_inquiry, asked)
             assert requests.actor.counters["last_word_lost"] == times
+
+
+def breaks_a_step(cluster: Simulated) -> Record:
+    cluster.node("p0").devices[0].fail_next = 1
+    return cluster.ask(max_tokens=3)
+
+
+def cannot_have_a_picture(cluster: Simulated) -> Record:
+    return cluster.ask(Picture("bad", flaw="unencodable"), max_tokens=3)
+
+
+def is_refused_by_decode(cluster: Simulated) -> Record:
+    decode = cluster.instance("d0").decode
+    assert decode is not None
+    decode.draining = True
+    return cluster.ask(max_tokens=3)
+
+
+def loses_decode(cluster: Simulated) -> Record:
+    record = cluster.ask(max_tokens=3)
+    prefill = cluster.instance("p0")
+    while not prefill.transfers.live()["transfers"]:
+        cluster.pass_time(1e-4)
+    cluster.within("p0", prefill.member._note_lost, Address("d0", 1, ""))
+    return record
+
+
+@pytest.mark.parametrize(
+    "fails", [breaks_a_step, cannot_have_a_picture, is_refused_by_decode, loses_decode]
+)
+def test_what_has_failed_at_prefill_goes_on_nowhere(fails: Callable[[Simulated], Record]) -> None:
+    """Who asks after it, because the word was lost, is told; not taken for one that decodes."""
+    with simulated("1e1p1d") as cluster:
+        cluster.world.network.block("p0", GATEWAY)  # or the gateway would call it off
+        record = fails(cluster)
+        cluster.pass_time(0.5)
+        requests = cluster.instance("p0").requests
+        assert requests is not None
+        epoch, key = cluster.gateway.actor.address.epoch, record.request_id
+        assert requests.get(f"{key}/1") is None
+        asked = Received(GATEWAY, epoch, RequestInquiry(key, 1))
+        with mock.patch.object(requests.actor, "send") as send:
+            cluster.within("p0", requests.on_inquiry, asked)
+        (told,) = send.call_args_list
+        assert isinstance(told.args[1], RequestFailed) and told.args[1].retryable
+
+
+def test_what_goes_on_at_decode_is_not_over_at_prefill() -> None:
+    with simulated("1e1p1d") as cluster:
+        record = cluster.ask(max_tokens=3)
+        cluster.pass_time(0.5)
+        requests = cluster.instance("p0").requests
+        assert requests is not None
+        epoch = cluster.gateway.actor.address.epoch
+        asked = Received(GATEWAY, epoch, RequestInquiry(record.request_id, 1))
+        with mock.patch.object(requests.actor, "send") as send:
+            cluster.within("p0", requests.on_inquiry, asked)
+        send.assert_not_called()
+
+
+@pytest.mark.parametrize("flaw", ["broken", "unencodable"])
+def test_an_encode_alone_that_fails_is_told(flaw: str) -> None:
+    """Nobody else would tell of it: no prefill waits for its rows."""
+    with simulated("1e1p1d") as cluster:
+        record = cluster.ask(Picture("bad", flaw=flaw), drives=True)
+        cluster.pass_time(2.0)
+        assert record.error is not None

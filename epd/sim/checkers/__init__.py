@@ -12,6 +12,7 @@ from epd.sim.checkers.deadlines import Deadlines
 from epd.sim.checkers.durations import Durations
 from epd.sim.checkers.faultless import Faultless
 from epd.sim.checkers.firsttoken import FirstToken
+from epd.sim.checkers.forsaken import Forsaken
 from epd.sim.checkers.integrity import Integrity
 from epd.sim.checkers.links import Links
 from epd.sim.checkers.liveness import Liveness
@@ -41,6 +42,7 @@ ALL = (
     Tombstones,
     FirstToken,
     WakeUps,
+    Forsaken,
     Conservation,
     Faultless,
     Liveness,
@@ -56,6 +58,7 @@ __all__ = [
     "Durations",
     "Faultless",
     "FirstToken",
+    "Forsaken",
     "GoldenTokens",
     "Integrity",
     "Links",

@@ -1,13 +1,15 @@
 """The registry counts one life of an instance: when a later one is a member, the earlier is over.
 
 Two would be served work, and what the dead one had would be given up only when its silence has
-lasted long enough (F44).  Nor is one given up that lives: it would have to start anew.
+lasted long enough (F44).  Nor is one given up that lives: it would have to start anew.  Once
+all is quiet, every instance knows the members, and nobody else: words for others go nowhere.
 """
 
 from __future__ import annotations
 
 from epd.fsm import instance
 from epd.fsm.kernel import Event, Machine, State
+from epd.messages import Address
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.process import SimProcess
 
@@ -38,3 +40,18 @@ class Lives(Checker):
         if earlier is not None and earlier is not machine and earlier.present:
             self.violate(f"{earlier.key} and {machine.key} are members at once (F44)")
         self._members[name] = machine
+
+    def at_end(self) -> None:
+        living = self.context.cluster.living()
+        gateway = next((node.gateway for node in living if node.gateway is not None), None)
+        if gateway is None:
+            return
+        present = (i.info.address for i in gateway.registry.instances if i.present)
+        members = {(address.instance_id, address.epoch) for address in present}
+        for node in living:
+            actor = node.actor
+            known = {life for life in actor.listed if actor.is_listed(Address(*life, ""))}
+            if node.instance is not None and known != members:
+                self.violate(
+                    f"{node.process.name} takes {sorted(known)} for the members {sorted(members)}"
+                )

@@ -3,6 +3,8 @@
 A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives.  Who
 has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each word
 that may come late; what counts as ended is what this checker has seen to end.
+
+Nor is a copy taken for news while what it asks for is open: nobody refuses what it has (`ASKS`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from epd.messages import (
     CancelTransfer,
     Commit,
     CommitAck,
+    EncodeRejected,
+    EncodeRequest,
     Grant,
     KvOffer,
     Message,
     PrefillRequest,
     RequestAborted,
+    RequestFailed,
+    RequestInquiry,
     TransferAborted,
 )
 from epd.sim.checkers.base import Checker, Context
@@ -46,7 +52,16 @@ PROMISED: dict[type[Message], type[Message]] = {
     AbortRequest: RequestAborted,
     PrefillRequest: RequestAborted,
     KvOffer: CancelTransfer,
+    RequestInquiry: RequestFailed,
 }
+ASKS: dict[type[Message], type[Message]] = {  # and how that is refused
+    EncodeRequest: EncodeRejected,
+    PrefillRequest: RequestFailed,
+    KvOffer: CancelTransfer,
+}
+_LOOKED_AT = {*PROMISED, *ASKS}
+_SAID = {*PROMISED.values(), *ASKS.values()}
+_UNTOLD = (request.KvDelivered, request.AbortReceived)  # it lives on at decode; who asks knows
 _NOT_SENT = ("message_not_queued", "message_to_other_epoch", "message_of_other_epoch", "faults")
 
 
@@ -104,7 +119,7 @@ class Tombstones(Checker):
 
     def _says(self, source: str, target: str, message: Message) -> None:
         process = self.world.processes[source]
-        if type(message) in PROMISED.values():
+        if type(message) in _SAID:
             key = _key_of(message)
             self._sent[process.name, key, type(message)] += 1
             if isinstance(message, RequestAborted | CancelAck):
@@ -113,27 +128,50 @@ class Tombstones(Checker):
     def _delivered(
         self, process: SimProcess, deliver: Callable[[Received], None], received: Received
     ) -> None:
-        """Deliver, and see that a late word is answered in the same turn."""
-        answer = PROMISED.get(type(received.message))
-        if answer is None or received.source == process.instance_id:
+        """Deliver, and see that a late word is answered in the same turn, and no copy refused."""
+        kind = type(received.message)
+        if kind not in _LOOKED_AT or received.source == process.instance_id:
             deliver(received)
             return
         key = _key_of(received.message)
-        is_late = self._is_late(process, received, key)
-        counters = self.context.cluster.nodes[process.name].actor.counters
-        before = self._sent[process.name, key, answer] + sum(counters[n] for n in _NOT_SENT)
+        is_late = kind in PROMISED and self._is_late(process, received, key)
+        is_copy = kind in ASKS and self._is_open(process, received.message)
+        before = self._num_said(process, key, kind)
         deliver(received)
-        after = self._sent[process.name, key, answer] + sum(counters[n] for n in _NOT_SENT)
-        if is_late and after == before:
-            what = type(received.message).__name__
-            self.violate(f"{process.name} does not answer {what} of {key}, which is over (F42)")
+        answers, refusals = self._num_said(process, key, kind)
+        if is_late and answers == before[0]:
+            what = f"does not answer {kind.__name__} of {key}, which is over"
+            self.violate(f"{process.name} {what} (F42)")
+        if is_copy and refusals > before[1]:
+            what = f"refuses a copy of {kind.__name__} of {key}, which it has open"
+            self.violate(f"{process.name} {what} (F42)")
+
+    def _num_said(self, process: SimProcess, key: str, kind: type[Message]) -> tuple[int, int]:
+        """How many answers to this word it has said, or could not say, and how many refusals."""
+        counters = self.context.cluster.nodes[process.name].actor.counters
+        answers = self._sent[process.name, key, PROMISED.get(kind, Message)]
+        refusals = self._sent[process.name, key, ASKS.get(kind, Message)]
+        return answers + sum(counters[name] for name in _NOT_SENT), refusals
+
+    def _is_open(self, process: SimProcess, message: Any) -> bool:
+        """Whether what this asks for is at work there already."""
+        if isinstance(message, EncodeRequest):
+            instance = self.context.cluster.nodes[process.name].instance
+            assert instance is not None
+            assert instance.encode is not None
+            return message.room in instance.encode._askers
+        machine = self._requests.get((process.name, f"{message.request_id}/{message.attempt}"))
+        return machine is not None and not machine.terminal
 
     def _is_late(self, process: SimProcess, received: Received, key: str) -> bool:
         message: Any = received.message
-        if isinstance(message, AbortRequest | PrefillRequest | KvOffer):
+        if isinstance(message, AbortRequest | PrefillRequest | KvOffer | RequestInquiry):
             attempt = f"{message.request_id}/{message.attempt}"
             machine = self._requests.get((process.name, attempt))
-            return machine is not None and machine.terminal
+            if machine is None or not machine.terminal:
+                return False
+            is_inquiry = isinstance(message, RequestInquiry)
+            return not (is_inquiry and any(entry[2] in _UNTOLD for entry in machine._story))
         side = transfer.Side.CONSUMER if isinstance(message, Commit) else transfer.Side.PRODUCER
         room = self._rooms.get((process.name, key, side))
         if room is None or not self._remembered(room):

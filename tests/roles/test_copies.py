@@ -1,0 +1,67 @@
+"""Who is asked twice for what it has open: the copy is no news, whatever would be refused now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from epd.messages import (
+    AbortEncode,
+    CancelTransfer,
+    EncodeRejected,
+    EncodeRequest,
+    KvOffer,
+    Message,
+    PrefillRequest,
+    RequestAborted,
+    RequestFailed,
+)
+from epd.sim.golden import Picture
+from epd.transport.base import Received
+from tests.roles.simulated import Simulated, simulated
+
+REFUSALS = (AbortEncode, CancelTransfer, EncodeRejected, RequestAborted, RequestFailed)
+ASKED: dict[str, tuple[Any, str]] = {
+    "e0": (EncodeRequest, "encode"),
+    "p0": (PrefillRequest, "prefill"),
+    "d0": (KvOffer, "decode"),
+}
+
+
+def drains(cluster: Simulated, name: str, role: Any) -> Any:
+    return mock.patch.object(role, "draining", new=True)
+
+
+def is_full(cluster: Simulated, name: str, role: Any) -> Any:
+    return mock.patch.object(role, "_config", msgspec.structs.replace(role._config, max_queue=0))
+
+
+def does_not_know_the_time(cluster: Simulated, name: str, role: Any) -> Any:
+    return mock.patch.object(cluster.instance(name).actor, "knows_time", new=False)
+
+
+@pytest.mark.parametrize("why", [drains, is_full, does_not_know_the_time])
+@pytest.mark.parametrize("name", ASKED)
+def test_a_copy_of_what_is_open_is_not_refused(name: str, why: Callable[..., Any]) -> None:
+    kind, role_name = ASKED[name]
+    with simulated("1e1p1d") as cluster:
+        said: list[tuple[str, str, Message]] = []
+        cluster.world.network.on_message.append(lambda *word: said.append(word))
+        record = cluster.ask(Picture("one"), max_tokens=8)
+        role = getattr(cluster.instance(name), role_name)
+        while not any(isinstance(message, kind) for _, _, message in said):
+            cluster.pass_time(1e-5)
+        source, message = next((s, m) for s, _, m in said if isinstance(m, kind))
+        cluster.pass_time(0.001)  # it has arrived, and is at work
+        said.clear()
+        copy = Received(source, cluster.node(source).process.epoch, message, (b"a picture",))
+        with why(cluster, name, role):
+            cluster.within(name, cluster.instance(name).actor.deliver, copy)
+            refused = [word for word in said if word[0] == name and type(word[2]) in REFUSALS]
+        cluster.pass_time(1.0)
+    assert not refused
+    assert record.finish_reason and record.error is None
