@@ -194,11 +194,10 @@ class SamplingParams(Record):
             or self.repetition_penalty != 1.0
         )
 
-    def is_chosen_on_device(self, output_index: int) -> bool:
-        """Whether nothing but temperature and filters decides this output token: bias, penalties
-        and grammars read lists that only the host has."""
+    def adjusts(self, output_index: int) -> bool:
+        """Whether more than temperature and filters decides this output token."""
         reads_list = self.logit_bias or self.allowed_token_ids or self.reads_output
-        return not reads_list and self.min_tokens <= output_index
+        return bool(reads_list) or output_index < self.min_tokens
 
 
 class Clip(Record):

@@ -153,9 +153,14 @@ class StepSequence:
     sample: SamplingParams | None = None  # None: this chunk does not reach the last prompt token
     output_index: int = 0  # index of the token to be sampled among the output tokens
     prompt_ids: Sequence[int] = ()  # repetition penalty reads them
-    output_ids: Sequence[int] = ()  # emitted so far, penalties read them
+    output_ids: Sequence[int] = ()  # said so far and known here: penalties and grammars read them
     num_guesses: int = 0  # the last of `token_ids` are guesses: each is sampled behind, too
     scoring: Scoring | None = None  # of a prompt's chunk
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its one token is still being sampled."""
+        return len(self.token_ids) == 1 and self.token_ids[0] == PENDING
 
     @property
     def guesses(self) -> Sequence[int]:

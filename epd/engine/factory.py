@@ -28,13 +28,16 @@ from epd.engine.kernels import kernels_for
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.loading import dtype_of, load_stage
+from epd.engine.logit_rules import SampleRequest
 from epd.engine.memory_plan import kv_blocks, log_table
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.engine.pinned import PinnedArena
 from epd.engine.row_splice import RowSplicer
+from epd.engine.sampler import Draft
 from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.engine.vision import TorchVisionEngine
+from epd.messages import SamplingParams
 
 __all__ = [
     "build_executor",
@@ -150,6 +153,8 @@ def build_language(
     on_gpu = executor.streams is not None
     if on_gpu:
         _touch_largest_step(forward, engine_config, adapter.max_context)
+        vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
+        _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
     num_blocks = kv_blocks(engine_config, layout.block_nbytes)
     forward.pool = KvPool(layout, num_blocks, dtype, device)
     engine = TorchLanguageEngine(
@@ -220,3 +225,16 @@ def _touch_largest_step(forward: Forward, config: EngineConfig, max_context: int
         forward(parts, [-1] * len(parts))
         torch.cuda.synchronize()
     forward.pool = pool
+
+
+def _touch_sampling(logits: torch.Tensor) -> None:
+    """Likewise for whatever may be asked of so many rows; kernels are compiled by their first
+    use."""
+    everything = SamplingParams(
+        max_tokens=1, temperature=1.0, top_k=20, top_p=0.9, repetition_penalty=1.1,
+        frequency_penalty=0.1, logit_bias=((0, 1.0),), allowed_token_ids=(0,), num_logprobs=20,
+    )  # fmt: skip
+    with torch.inference_mode():
+        for params in (everything, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)):
+            Draft(logits, [SampleRequest(params, 0, (0,), (0,))] * len(logits))
+        torch.cuda.synchronize()

@@ -36,6 +36,12 @@ class _Replayed:
     matcher: LLMatcher
     token_ids: list[int]
 
+    def go_back(self, count: int) -> bool:
+        """To the first `count` tokens, as behind guesses that did not hold; False: it cannot."""
+        behind = len(self.token_ids) - count
+        self.token_ids = self.token_ids[:count]
+        return not behind or bool(self.matcher.rollback(behind))
+
 
 class Grammars:
     """Matchers over the vocabulary of one model; for one thread at a time."""
@@ -74,8 +80,9 @@ class Grammars:
 
     def allowed(
         self, request_id: str, grammar: str, token_ids: Sequence[int]
-    ) -> npt.NDArray[np.bool_]:
-        """bool `[vocab_size]`: what may follow the answer's tokens so far.
+    ) -> npt.NDArray[np.uint8]:
+        """Bits of the vocabulary, the first token's the lowest: what may follow the answer's tokens
+        so far.
 
         Only the end of the text may follow a complete answer.  Raises ValueError when these tokens
         cannot have come from this grammar, or it is too complex.
@@ -85,22 +92,27 @@ class Grammars:
         if kept.matcher.is_error():
             del self._kept[request_id]
             raise ValueError(f"the grammar cannot go on: {_reason(kept.matcher)}")
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return bits[: -(-self._vocab_size // 8)]
 
     def _replay(self, request_id: str, grammar: str, token_ids: list[int]) -> _Replayed:
         kept = self._kept.get(request_id)
-        known = len(kept.token_ids) if kept is not None else 0
-        if kept is None or kept.grammar != grammar or kept.token_ids != token_ids[:known]:
+        same = 0
+        if kept is not None:
+            pairs = zip(kept.token_ids, token_ids, strict=False)
+            ends = min(len(kept.token_ids), len(token_ids))
+            same = next((at for at, (a, b) in enumerate(pairs) if a != b), ends)
+        if kept is None or kept.grammar != grammar or not kept.go_back(same):
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
             self._kept[request_id] = kept = _Replayed(grammar, matcher, [])
         self._kept.move_to_end(request_id)
         while len(self._kept) > MAX_MATCHERS:
             self._kept.popitem(last=False)
-        news = token_ids[len(kept.token_ids) :]
-        if news and not kept.matcher.consume_tokens(news):
-            del self._kept[request_id]
-            raise ValueError(f"the answer left its grammar: {_reason(kept.matcher)}")
-        kept.token_ids = token_ids
+        known = len(kept.token_ids)
+        num_taken = kept.matcher.try_consume_tokens(token_ids[known:])
+        kept.token_ids = token_ids[: known + num_taken]
+        if len(kept.token_ids) < len(token_ids):
+            wrong = token_ids[len(kept.token_ids)]
+            raise ValueError(f"the answer left its grammar: token {wrong} cannot follow")
         return kept
 
 

@@ -10,13 +10,16 @@ A step has two halves.  The first runs on the launch thread and queues everythin
 do; it waits for nothing.  The second (`Deferred.finish`) turns what has arrived in host memory into
 outcomes, once the device has passed the step.  Between them the next step may be launched already:
 a sequence whose token is still on its way says PENDING in its place, and the device takes it from
-where the sampler has put it.
+where the sampler has put it.  Only a grammar needs that token here: the launch thread waits for it,
+with the forward of this step queued already, so that the device does not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +27,6 @@ from typing import Any
 import torch
 
 from epd.engine.base import (
-    PENDING,
     ChunkScores,
     EngineError,
     EngineStats,
@@ -42,10 +44,12 @@ from epd.engine.forward import Forward
 from epd.engine.grammar import Grammars
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
+from epd.engine.logit_rules import Bits, SampleRequest
 from epd.engine.models.base import ModelAdapter
 from epd.engine.pinned import register
-from epd.engine.sampler import Draft, SampleRequest
+from epd.engine.sampler import Draft
 from epd.engine.scoring import Scores
+from epd.engine.slices import HUNG_S
 from epd.engine.step_check import StepCheck
 from epd.engine.stopwatch import stopwatch_of
 from epd.messages import KvLayout, RowContract, TokenLogprobs
@@ -97,7 +101,7 @@ class TorchLanguageEngine:
             self.row_contract,
         )
         self._grammars = Grammars(adapter.checkpoint.directory, vocabulary)
-        self._sampled: dict[str, int] = {}  # request to its row among the tokens sampled last
+        self._last = _Sampled()
 
     @property
     def pool(self) -> KvPool:
@@ -177,28 +181,23 @@ class TorchLanguageEngine:
     def _launch_step(self, batch: Sequence[StepSequence]) -> Deferred[StepResult]:
         watch = stopwatch_of(on_gpu=not self.kv_in_place)
         outcomes: list[Outcome] = []
-        sampled, self._sampled = self._sampled, {}  # a step that raises has sampled nothing
+        last, self._last = self._last, _Sampled()  # a step that raises has sampled nothing
         for sequence in batch:
-            fault = self._check.fault(sequence, sampled)
+            fault = self._check.fault(sequence, last.rows)
             outcomes.append(StepFailure(fault) if fault else None)
         good = [i for i, fault in enumerate(outcomes) if fault is None]
         asked = [i for i in good if batch[i].sample is not None]
-        guesses = any(batch[i].num_guesses for i in asked)
         draft: Draft | None = None
         scores: list[Scores] = []
         if good:
             try:
                 with torch.inference_mode():
-                    logits, scores = self._logits([batch[i] for i in good], sampled)
+                    logits, scores = self._logits([batch[i] for i in good], last.rows)
                     if asked:
-                        draft = Draft(logits, [r for i in asked for r in self._requests(batch[i])])
-                        if not guesses:
-                            self.forward.keep(draft.tokens)
+                        draft = self._draft(logits, [batch[i] for i in asked], last)
+                        self.forward.keep(draft.tokens)
             except Exception as error:
                 raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
-        # Behind guesses nobody knows yet which token is the last: no step runs ahead of them.
-        names = () if guesses else (batch[i].request_id for i in asked)
-        self._sampled = {name: row for row, name in enumerate(names)}
         num_tokens = sum(len(batch[i].token_ids) for i in good)
         watch.stop()
 
@@ -219,10 +218,24 @@ class TorchLanguageEngine:
 
         return Deferred(finish)
 
+    def _draft(self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled) -> Draft:
+        """Of the sequences that sample; who has guesses is not known to the next step, since which
+        of its tokens is the last is not."""
+        requests: list[SampleRequest] = []
+        rows: dict[str, int] = {}
+        for sequence in batch:
+            if not sequence.num_guesses:
+                rows[sequence.request_id] = len(requests)
+            requests += self._requests(sequence, last)
+        draft = Draft(logits, requests, last.draft.tokens if last.draft is not None else None)
+        is_asked = any(request.allowed is not None for request in requests)
+        self._last = _Sampled(rows, draft, self._executor.here() if is_asked else None)
+        return draft
+
     def _logits(
         self, batch: Sequence[StepSequence], sampled: Mapping[str, int] = MappingProxyType({})
     ) -> tuple[torch.Tensor, list[Scores]]:
-        sources = [sampled[s.request_id] if tuple(s.token_ids) == (PENDING,) else -1 for s in batch]
+        sources = [sampled[s.request_id] if s.is_pending else -1 for s in batch]
         return self.forward(batch, sources)
 
     def logits(self, batch: Sequence[StepSequence]) -> torch.Tensor:
@@ -246,20 +259,47 @@ class TorchLanguageEngine:
         finally:
             self.forward.pool = pool
 
-    def _requests(self, sequence: StepSequence) -> Iterator[SampleRequest]:
+    def _requests(self, sequence: StepSequence, last: _Sampled) -> Iterator[SampleRequest]:
         """One for each row of logits: what has been said there is the output and the guesses."""
         params, guesses = sequence.sample, sequence.guesses
         assert params is not None
+        pending = last.rows[sequence.request_id] if sequence.is_pending else -1
         for at in range(1 + sequence.num_guesses):
-            output_ids = [*sequence.output_ids, *guesses[:at]] if at else sequence.output_ids
+            said = [*sequence.output_ids, *guesses[:at]] if at else sequence.output_ids
             allowed = None
             if params.grammar:
-                allowed = partial(
-                    self._grammars.allowed, sequence.request_id, params.grammar, output_ids
-                )
-            yield SampleRequest(
-                params, sequence.output_index + at, sequence.prompt_ids, output_ids, allowed
-            )
+                allowed = partial(self._allowed, sequence, said, last, pending)
+            index = sequence.output_index + at
+            yield SampleRequest(params, index, sequence.prompt_ids, said, allowed, pending)
+
+    def _allowed(
+        self, sequence: StepSequence, said: Sequence[int], last: _Sampled, pending: int
+    ) -> Bits:
+        """What a grammar admits behind what was said; waits for the token that is on its way."""
+        assert sequence.sample is not None
+        if pending >= 0:
+            said = [*said, last.token(pending)]
+        return self._grammars.allowed(sequence.request_id, sequence.sample.grammar, said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What the step before samples."""
+
+    rows: Mapping[str, int] = field(default_factory=dict)  # by request
+    draft: Draft | None = None
+    passed: threading.Event | None = None  # the device has come so far; where there is a grammar
+
+    def token(self, row: int) -> int:
+        """Waits for it: the device has this step's kernels meanwhile.  Raises ValueError."""
+        assert self.draft is not None
+        assert self.passed is not None
+        if not self.passed.wait(HUNG_S):
+            raise EngineError(f"the device has not ended a step in {HUNG_S:.0f} s")
+        token = self.draft.token(row)
+        if token < 0:
+            raise ValueError("the step before has failed")
+        return token
 
 
 def _with_prompt(outcome: Outcome, prompt: tuple[TokenLogprobs, ...]) -> Outcome:

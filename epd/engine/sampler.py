@@ -8,8 +8,8 @@ of token ids.  Nothing else enters, so neither the batch, nor the topology, nor 
 middle of an answer changes the text.
 
 Order, as vLLM's: log-probabilities are taken from the raw logits (before any of the following, its
-default `raw_logprobs`), then logit bias, minimum length, penalties, and, unless greedy,
-temperature, min_p, top_k, top_p, the draw.
+default `raw_logprobs`), then bias, penalties and masks (`logit_rules`), and, unless greedy,
+temperature, min_p, top_k, top_p, the draw.  All of it happens where the logits are.
 
 A row of logits that is not finite fails its own sequence and no other.
 """
@@ -18,33 +18,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from epd.engine.base import StepFailure
 from epd.engine.copies import to_device, to_host
+from epd.engine.logit_rules import NOTHING_LEFT, LogitRules, SampleRequest
 from epd.engine.token_draw import draw, filtered
-from epd.messages import SamplingParams, TokenLogprobs
+from epd.messages import TokenLogprobs
 
 GREEDY_BELOW = 1e-5  # temperature under which sampling is greedy
+NOT_FINITE, NONE_LEFT = -1, -2  # in place of a token
 Top = tuple[tuple[int, float], ...]  # tokens and their log-probabilities, the likeliest first
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """One row's wish; `output_index` numbers the token to be sampled among the output tokens.
-
-    `allowed` gives a bool `[vocabulary]` of the tokens that a grammar admits; it raises ValueError.
-    """
-
-    params: SamplingParams
-    output_index: int
-    prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
-    allowed: Callable[[], npt.NDArray[np.bool_]] | None = None
 
 
 def uniform(seed: int, index: int) -> float:
@@ -55,63 +40,62 @@ def uniform(seed: int, index: int) -> float:
 
 
 class Draft:
-    """Tokens on their way: chosen on the device where that can be, the rest by `finish`.
+    """Tokens that the device chooses, on their way here.
 
-    `tokens` is int64 `[n]` on the device of the logits, for the next step to read; a row whose
-    token the host chooses has none there.  `host_rows`: those whose logits come to the host.
+    `tokens` is int64 `[n]` on the device of the logits, for the next step to read.
     """
 
-    def __init__(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> None:
-        self._requests = requests
-        here = [is_sampled_on_device(request) for request in requests]
-        self.host_rows = [row for row, on_device in enumerate(here) if not on_device]
-        drawn = [
-            row
-            for row, r in enumerate(requests)
-            if here[row] and r.params.temperature >= GREEDY_BELOW
-        ]
-        self.tokens = logits.argmax(dim=-1)
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        requests: Sequence[SampleRequest],
+        sampled: torch.Tensor | None = None,
+    ) -> None:
+        """logits: float32 `[n, vocabulary]`; sampled: the tokens of the step before."""
+        wanted = logits
+        rules = LogitRules(requests, logits.shape[-1])
+        self._faults = rules.faults
+        if rules:
+            none = torch.empty(0, dtype=torch.int64, device=logits.device)
+            wanted = rules.apply(logits, none if sampled is None else sampled)
+        self.tokens = wanted.argmax(dim=-1)
+        drawn = [row for row, r in enumerate(requests) if r.params.temperature >= GREEDY_BELOW]
         if drawn:
             whole = len(drawn) == len(requests)
             index = slice(None) if whole else to_device(drawn, torch.int64, logits.device)
-            self.tokens[index] = _draw_rows(logits[index], [requests[row] for row in drawn])
+            self.tokens[index] = _draw_rows(wanted[index], [requests[row] for row in drawn])
         # The sum of a row is finite exactly when all of it is: logits are far from overflow.
-        finite = torch.isfinite(logits.sum(dim=-1))
-        self._chosen = to_host(torch.where(finite, self.tokens, -1))
+        chosen = torch.where(torch.isfinite(logits.sum(dim=-1)), self.tokens, NOT_FINITE)
+        if rules:
+            said = wanted.gather(1, self.tokens[:, None])[:, 0]
+            chosen = torch.where(said.isneginf() & (chosen >= 0), NONE_LEFT, chosen)
+        self._chosen = to_host(chosen)
         asked = {
             row: r.params.num_logprobs
             for row, r in enumerate(requests)
-            if here[row] and r.params.num_logprobs >= 0
+            if r.params.num_logprobs >= 0
         }
         self._logprobs = _Logprobs(logits, self.tokens, asked) if asked else None
-        self._logits = (
-            to_host(logits[to_device(self.host_rows, torch.int64, logits.device)])
-            if self.host_rows
-            else None
-        )
+
+    def token(self, row: int) -> int:
+        """The token of a row, below 0 if it failed; once the device has passed this draft's end."""
+        return int(self._chosen[row])
 
     def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
         """The outcome of a row, for whoever wants it; once the device has passed this draft's end.
 
-        Nothing is sampled on the host for a row that nobody asks about.
+        A row behind guesses that do not hold may have a fault that nobody asks about.
         """
-        host = dict(zip(self.host_rows, range(len(self.host_rows)), strict=True))
         chosen: list[int] = self._chosen.tolist()
         told = self._logprobs.finish() if self._logprobs is not None else lambda row: (0.0, ())
 
         def outcome(row: int) -> TokenLogprobs | StepFailure:
             token = chosen[row]
-            if token < 0:
+            if token == NOT_FINITE:
                 return StepFailure("the model gave logits that are not finite")
-            if row not in host:
-                return TokenLogprobs(token, *told(row))
-            assert self._logits is not None
-            raw, request = self._logits[host[row]], self._requests[row]
-            try:
-                token = _choose(raw, request)
-                return _with_logprobs(raw, token, request.params.num_logprobs)
-            except ValueError as error:
-                return StepFailure(str(error))
+            if fault := self._faults.get(row, NOTHING_LEFT if token == NONE_LEFT else ""):
+                return StepFailure(fault)
+            return TokenLogprobs(token, *told(row))
 
         return outcome
 
@@ -127,72 +111,11 @@ def sample(
     return [outcome(row) for row in range(len(requests))]
 
 
-def is_sampled_on_device(request: SampleRequest) -> bool:
-    """Whether its token is there for the next step before the host has seen it."""
-    return request.allowed is None and request.params.is_chosen_on_device(request.output_index)
-
-
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """int64 `[n]`: one token per row, filtered and drawn where the logits are."""
     numbers = [uniform(r.params.seed, r.output_index) for r in requests]
     rows = filtered(logits, [r.params for r in requests])
     return draw(logits, rows, to_device(numbers, torch.float64, logits.device))
-
-
-def _choose(raw: torch.Tensor, request: SampleRequest) -> int:
-    """The token of a row `[vocabulary]` that needs the host."""
-    params = request.params
-    logits = raw.clone()
-    _apply_bias(logits, request)
-    _apply_penalties(logits, request)
-    if request.allowed is not None:
-        logits[~torch.from_numpy(request.allowed())] = -torch.inf
-    _forbid(logits, request)
-    if params.temperature < GREEDY_BELOW:
-        return int(logits.argmax())
-    return int(_draw_rows(logits[None], [request]))
-
-
-def _forbid(logits: torch.Tensor, request: SampleRequest) -> None:
-    """Tokens that are not among the allowed ones, and the last ones of bad words."""
-    params = request.params
-    if params.allowed_token_ids:
-        others = torch.ones_like(logits, dtype=torch.bool)
-        others[list(params.allowed_token_ids)] = False
-        logits[others] = -torch.inf
-    for word in params.bad_words:
-        begun = list(word[:-1])
-        if not begun or list(request.output_ids[-len(begun) :]) == begun:
-            logits[word[-1]] = -torch.inf
-    if (params.allowed_token_ids or params.bad_words) and logits.isneginf().all():
-        raise ValueError("nothing is left to be said: allowed_token_ids and bad_words forbid it")
-
-
-def _apply_bias(logits: torch.Tensor, request: SampleRequest) -> None:
-    params = request.params
-    for token, bias in params.logit_bias:
-        if not 0 <= token < len(logits):
-            raise ValueError(f"logit_bias names token {token}; the vocabulary has {len(logits)}")
-        logits[token] += bias
-    if request.output_index < params.min_tokens:
-        for token in params.stop_token_ids:
-            if 0 <= token < len(logits):
-                logits[token] = -torch.inf
-
-
-def _apply_penalties(logits: torch.Tensor, request: SampleRequest) -> None:
-    """Repetition over prompt and output; frequency and presence over the output alone."""
-    params = request.params
-    output = torch.tensor(list(request.output_ids), dtype=torch.int64)
-    if params.repetition_penalty != 1.0:
-        prompt = torch.tensor(list(request.prompt_ids), dtype=torch.int64)
-        seen = torch.cat([prompt, output]).unique()
-        values = logits[seen]
-        penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if params.frequency_penalty or params.presence_penalty:
-        tokens, counts = output.unique(return_counts=True)
-        logits[tokens] -= params.frequency_penalty * counts + params.presence_penalty
 
 
 class _Logprobs:
@@ -223,14 +146,3 @@ class _Logprobs:
             return chosen[at], tuple(zip(ids, values, strict=True))
 
         return told
-
-
-def _with_logprobs(raw: torch.Tensor, token: int, num_logprobs: int) -> TokenLogprobs:
-    if num_logprobs < 0:
-        return TokenLogprobs(token, 0.0)
-    logprobs = raw.log_softmax(dim=-1)
-    top: Top = ()
-    if num_logprobs:
-        values, indices = logprobs.topk(min(num_logprobs, len(logprobs)))
-        top = tuple(zip(indices.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(token, float(logprobs[token]), top)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from epd.engine.base import PENDING, Rows, RowSpan, StepSequence
+from epd.engine.base import Rows, RowSpan, StepSequence
 from epd.messages import RowContract
 
 MAX_SOUND = 4096  # tables that are remembered
@@ -36,7 +36,7 @@ class StepCheck:
             return f"{len(table)} KV blocks where {total} tokens need {blocks}"
         if not self._in_pool(table):
             return f"a KV block outside the pool of {self.num_blocks}"
-        if count == 1 and sequence.token_ids[0] == PENDING:
+        if sequence.is_pending:
             if sequence.request_id not in sampled:
                 return "it waits for a token that the previous step did not sample"
         elif min(sequence.token_ids) < 0 or max(sequence.token_ids) >= self.vocabulary:

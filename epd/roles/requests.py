@@ -93,8 +93,8 @@ class Requests(Role[Request]):
         self._ended: dict[str, bool] = {}  # tombstones, oldest first; False: at decode it goes on
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
-        runs_ahead = config.async_scheduling and not config.speculative.method
-        self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=runs_ahead)
+        ahead = config.async_scheduling
+        self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=ahead)
         self._on_reserved: dict[str, Granted] = {}
         self._scores = PromptScores()
         self.caching = config.prefix_caching
@@ -223,7 +223,8 @@ class Requests(Role[Request]):
     def plan(self, *, alone: bool) -> Plan:
         """The next step; empty: nothing to compute, or who must give way is in a step."""
         for entry in self._scheduler.decoding:
-            self._speculation.guess(self._requests[entry.key], entry)
+            has_room = self._scheduler.has_spare_places
+            self._speculation.guess(self._requests[entry.key], entry, has_room=has_room)
         if not self._make_room() and not alone:
             return []
         self.pump()

@@ -1,8 +1,9 @@
 """Guesses of the requests of one instance: who may guess what, and what came of it.
 
-A step that was launched before its forerunner's tokens are known has nothing to guess from, and
-what follows a sequence with guesses is not known before they are verified.  So an instance that
-speculates never runs ahead of its results.
+Where steps run ahead of their results, the last token of a text is on its way while the next step
+is planned, and guesses need it.  So a text that repeats itself already, and will have more than one
+guess, waits a step for it; the others run ahead.  Who waited in vain has lost one step.  What
+follows a sequence with guesses is not known before they are verified.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from epd.config import SpeculativeConfig
-from epd.fsm.request import Request
+from epd.fsm.request import ALL_TOKENS, Request
 from epd.messages import TokenLogprobs
 from epd.scheduling.batching import Entry
 from epd.scheduling.speculation import PromptLookup
@@ -24,20 +25,25 @@ class Speculation:
         self._config = config
         self._totals = totals
 
-    def guess(self, request: Request, entry: Entry) -> None:
-        """What it may say next; its last token must be known.
+    def guess(self, request: Request, entry: Entry, *, has_room: bool) -> None:
+        """What it may say next; asked before each step is planned.  Without room for guesses in
+        steps, nobody waits for them.
 
         Fewer than it may still say: a token of the model's own follows the last guess.
         """
-        if not self._config.method:
+        if not self._config.method or entry.num_left < 0:  # its guesses are under way
             return
         if request.lookup is None:
             placeholders = {request.prompt[item.offset] for item in request.message.items}
             shortest, longest = self._config.prompt_lookup_min, self._config.prompt_lookup_max
             request.lookup = PromptLookup(shortest, longest, placeholders)
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
-        limit = min(self._config.num_speculative_tokens, left - 1)
-        entry.guesses = request.lookup.guess(request.tokens, request.num_tokens, limit)
+        on_its_way = entry.num_tokens - request.num_tokens
+        limit = min(self._config.num_speculative_tokens + on_its_way, left - 1)
+        guesses = request.lookup.guess(request.tokens, request.num_tokens, limit)
+        waits = bool(on_its_way) and has_room and len(guesses) > 1
+        entry.num_ready = request.num_tokens if waits else ALL_TOKENS
+        entry.guesses = () if on_its_way else guesses
 
     def verified(
         self, request: Request, entry: Entry, count: int, said: Sequence[TokenLogprobs]

@@ -42,14 +42,20 @@ def sequence_of(
         sample=sampling if stop >= request.num_tokens else None,
         output_index=stop - first_output,
         prompt_ids=request.prompt[:first_output] if looks_back else (),
-        output_ids=(
-            [*request.prompt[first_output:], *(t.token_id for t in request.output)]
-            if looks_back
-            else ()
-        ),
+        output_ids=_said(request) if looks_back else (),
         num_guesses=len(guesses),
         scoring=scoring_of(request, start, stop),
     )
+
+
+def _said(request: Request) -> Sequence[int]:
+    """Its output tokens that are known, in memory of its own: their number has no bound, and each
+    step asks."""
+    said = request.said
+    if not said:
+        said.extend(request.prompt[len(request.prompt) - request.num_emitted :])
+    said.extend(t.token_id for t in request.output[len(said) - request.num_emitted :])
+    return said[:]
 
 
 def new_tokens(request: Request) -> TokenChunk:
@@ -70,10 +76,9 @@ def new_tokens(request: Request) -> TokenChunk:
 
 def runs_ahead(request: Request, sequence: StepSequence) -> bool:
     """Whether the token that this sequence samples may be computed before the host knows it: the
-    device has chosen it then, and it is not the last."""
-    index = sequence.output_index
-    sampling = request.sampling
-    return bool(index + 1 < sampling.max_tokens and sampling.is_chosen_on_device(index))
+    device has it then, and it is not the last.  Behind guesses nobody knows yet which one it is."""
+    is_last = sequence.output_index + 1 >= request.sampling.max_tokens
+    return not (is_last or sequence.num_guesses)
 
 
 def until_end(request: Request, tokens: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:

@@ -12,8 +12,8 @@ the host does not know yet then is which tokens step n samples.
 - Whether that token ends the answer is known one step late.  If it does, step n + 1 has computed
   the sequence once too often: that token is dropped, and the blocks are given back when the step
   that writes into them has returned (FINISHING; faults F6, F28).  A limit is known before.
-- Who needs the host for its next token (a grammar, penalties, log-probabilities), and a prompt
-  whose first token is being sampled, sits out one step.
+- Who has guesses in a step, and a prompt whose first token is being sampled, sits out one: how
+  many tokens it says is not known yet.
 - Blocks can be taken away only from who is in no step: when some must be, the loop waits until
   nothing is under way.
 

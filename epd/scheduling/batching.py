@@ -57,7 +57,7 @@ class Entry:
     rank: float = 0.0
     max_tokens: int = 0  # reserved at admission, if more than `num_tokens`
     num_computed: int = 0  # or being computed, in steps that are under way
-    num_ready: int = 1 << 60  # tokens that may be computed: up to the first picture that lacks
+    num_ready: int = 1 << 60  # tokens that may be computed: up to a picture or token that lacks
     num_blocks: int = 0  # leased
     recomputable: bool = True  # may be preempted while it decodes
     reserves_only: bool = False  # wants blocks and no place in the batch: KV that will be received
@@ -154,6 +154,11 @@ class BatchScheduler:
     @property
     def num_running(self) -> int:
         return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def has_spare_places(self) -> bool:
+        """Whether steps have room for guesses, beside all who run."""
+        return self.num_running < self._bounds.max_running
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

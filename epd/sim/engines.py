@@ -151,20 +151,20 @@ class _Launched:
     sampled: dict[str, int] = field(default_factory=dict)  # by request
 
     def note(self, sequence: StepSequence, outcome: Outcome) -> None:
-        """A token that the host has to choose is not there for the next step."""
+        """What it says behind guesses is not there for the next step."""
         if not isinstance(outcome, StepFailure):
             self.failed.discard(sequence.request_id)
-        params = sequence.sample
-        on_device = params is not None and params.is_chosen_on_device(sequence.output_index)
-        if isinstance(outcome, TokenLogprobs) and on_device:
+        if isinstance(outcome, TokenLogprobs):
             self.sampled[sequence.request_id] = outcome.token_id
 
     def known(self, sequence: StepSequence) -> StepSequence:
         """With its token, if it was on its way."""
-        if tuple(sequence.token_ids) != (PENDING,):
+        if not sequence.is_pending:
             return sequence
         token_id = self.sampled.get(sequence.request_id, PENDING)
-        return replace(sequence, token_ids=(token_id,))
+        looks_back = sequence.sample is not None and sequence.sample.reads_output
+        output_ids = [*sequence.output_ids, token_id] if looks_back else ()
+        return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
 
 
 class SimLanguageEngine:

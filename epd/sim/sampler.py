@@ -42,11 +42,11 @@ class Past:
 def sample(past: Past, sampling: SamplingParams) -> TokenLogprobs:
     """The next token; ValueError when the output so far cannot have come from the grammar."""
     digest = _digest(past, sampling)
-    if sampling.is_chosen_on_device(past.output_index):
-        token = _drawn(digest, past, sampling)
-    else:
+    if sampling.adjusts(past.output_index):
         logits = _logits(digest, past, sampling)
         token = max(logits, key=lambda token: logits[token])
+    else:
+        token = _drawn(digest, past, sampling)
     if sampling.num_logprobs < 0:
         return TokenLogprobs(token, 0.0)
     top = tuple((FIRST_WORD + byte, -byte / 64) for byte in digest[: sampling.num_logprobs])

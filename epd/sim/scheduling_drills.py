@@ -231,7 +231,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "last_token_frees_blocks",
             "who_has_ended_stays_in_the_batch",
             "a_stale_token",
-            "who_looks_back_runs_ahead",
+            "what_is_on_its_way_is_said_already",
         ),
         calm={"settings.engine.async_scheduling": False, "work.cancel_share": 0.0},
     ),
@@ -271,6 +271,20 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             "said_behind_its_end",
             "guesses_are_looked_back_at",
         ),
+        calm={"settings.engine.speculative": SpeculativeConfig()},
+    ),
+    Drill(
+        "guesses-a-step-ahead",
+        ("F6", "F24"),
+        topology="1epd",
+        work=Workload(
+            48, num_words=3, image_share=0.4, spread_s=0.4, max_tokens=24, cancel_share=0.1
+        ),
+        settings=Settings(
+            num_blocks=40, engine=msgspec.structs.replace(GUESSING, async_scheduling=True)
+        ),
+        fires=("guess_confirmed", "guess_rejected"),
+        mutants=("a_step_runs_ahead_of_guesses",),
         calm={"settings.engine.speculative": SpeculativeConfig()},
     ),
     Drill(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.engine.base import StepFailure
-from epd.engine.sampler import SampleRequest, sample, uniform
+from epd.engine.logit_rules import SampleRequest
+from epd.engine.sampler import sample, uniform
 from epd.messages import SamplingParams, TokenLogprobs
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])

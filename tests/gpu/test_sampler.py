@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epd.engine.sampler import Draft, SampleRequest, sample
+from epd.engine.base import StepFailure
+from epd.engine.logit_rules import LogitRules, SampleRequest
+from epd.engine.sampler import Draft, sample
 from epd.messages import SamplingParams, TokenLogprobs
+from tests.engine.test_logit_rules import delayed, some_wishes
 
 VOCABULARY = 151936
 WISHES = (
@@ -41,6 +44,31 @@ def test_tokens_are_those_of_the_cpu(cuda: str) -> None:
         assert abs(found.logprob - wanted.logprob) < 1e-4
         likeliest = [[value for _, value in outcome.top] for outcome in (found, wanted)]
         assert likeliest[0] == pytest.approx(likeliest[1], abs=1e-4)
+
+
+def test_rules_are_those_of_the_cpu(cuda: str) -> None:
+    """Bias, penalties, bad words and masks, half of the rows with a token on its way: the tokens,
+    log-probabilities and failures of the CPU, and no row comes to the host."""
+    generator = torch.Generator().manual_seed(5)
+    rows = 64
+    asked = some_wishes(7, rows, VOCABULARY)
+    logits = (torch.randn(rows, VOCABULARY, generator=generator) * 4).bfloat16().float()
+    expected = sample(logits, asked)
+    waiting, sampled = delayed(asked, cuda)
+    for requests in (asked, waiting):
+        draft = Draft(logits.to(cuda), requests, sampled)
+        torch.cuda.synchronize()
+        outcome = draft.finish()
+        for row, wanted in enumerate(expected):
+            found = outcome(row)
+            if isinstance(wanted, StepFailure):
+                assert found == wanted
+                continue
+            assert isinstance(found, TokenLogprobs)
+            assert found.token_id == wanted.token_id
+            assert abs(found.logprob - wanted.logprob) < 1e-4
+    exact = LogitRules(asked, VOCABULARY).apply(logits, sampled.cpu())
+    assert torch.equal(LogitRules(waiting, VOCABULARY).apply(logits.to(cuda), sampled).cpu(), exact)
 
 
 def sample_on(logits: torch.Tensor, requests: list[SampleRequest]) -> list[object]:

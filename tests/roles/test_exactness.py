@@ -13,7 +13,7 @@ import pytest
 
 from epd.api.port import Leave
 from epd.config import EncodeConfig, EngineConfig, PrefillConfig
-from epd.engine.base import PENDING, Patches, Rows, StepSequence
+from epd.engine.base import Patches, Rows, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -250,15 +250,14 @@ async def test_a_step_runs_ahead(shared: dict[str, Any]) -> None:
 
         def watch(batch: Sequence[StepSequence], on_layers: Any = None) -> Any:
             for sequence in batch:
-                pending = tuple(sequence.token_ids) == (PENDING,)
                 waiting = sequence.sample is not None and sequence.sample.min_tokens > 0
-                seen[pending, waiting] += 1
+                seen[sequence.is_pending, waiting] += 1
             return step(batch, on_layers)
 
         requests.engine.step = watch  # type: ignore[method-assign]
         await ask_all(cluster.gateway, [stops, waits, await question("what?", 1, max_tokens=30)])
     assert seen[True, False] > 30
-    assert seen[False, True] >= 12 and not seen[True, True]
+    assert seen[True, True] > 8, "who asks for more runs ahead, too"
     assert num_entered(cluster, "FINISHING") == 1
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from epd.api.structured import Constraint, to_grammar
 from epd.config import EngineConfig, SpeculativeConfig
+from epd.engine.base import StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.fsm.request import Request
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines, Gateway
+from epd.roles.speculation import Speculation
+from epd.scheduling.batching import Entry
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, assert_exact, question
@@ -81,7 +89,7 @@ async def test_guesses_change_no_token(
         kv_nbytes=num_blocks * BLOCK_NBYTES,
         threads=1,
         speculative=NGRAM,
-        async_scheduling=True,  # which speculation overrules
+        async_scheduling=True,
         max_chunk_tokens=16,
     )
     cluster = cluster_of(shared, topology, config)
@@ -98,21 +106,29 @@ async def test_guesses_change_no_token(
     assert bool(total(cluster, "preemptions")) is (num_blocks < 96)
 
 
-@pytest.mark.parametrize("what", ["drawn", "penalties", "grammar"])
+WISHES: dict[str, dict[str, Any]] = {
+    "drawn": {"temperature": 0.7, "seed": 5},
+    "penalties": {"repetition_penalty": 1.05, "num_logprobs": 2},
+    "counted": {"frequency_penalty": 0.1, "presence_penalty": 0.2, "logit_bias": ((98, 1.0),)},
+    "bad words": {"bad_words": ((97, 98, 97), (99,)), "min_tokens": 20},
+    "grammar": {"grammar": to_grammar(Constraint("regex", "(ab|cd|abab)+", ""))},
+}
+
+
+@pytest.mark.parametrize("what", WISHES)
 async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> None:
-    """With and without speculation: equal tokens and counts that add up."""
-    params: dict[str, Any] = {
-        "drawn": {"temperature": 0.7, "seed": 5},
-        "penalties": {"repetition_penalty": 1.05, "num_logprobs": 2},
-        "grammar": {"grammar": to_grammar(Constraint("regex", "(ab|cd|abab)+", ""))},
-    }[what]
+    """With and without speculation, one step after the other and ahead: equal tokens and counts
+    that add up; and nobody who has no guesses sits out a step."""
     prompt = (await question("ababababababab cd", max_tokens=2)).generation
-    sampling = SamplingParams(max_tokens=40, **params)
+    sampling = SamplingParams(max_tokens=40, **WISHES[what])
     prepared = type(prompt)(prompt.token_ids, prompt.items, sampling)
     said = []
-    for speculative in (SpeculativeConfig(), NGRAM):
-        config = EngineConfig(kv_nbytes=32 * BLOCK_NBYTES, threads=1, speculative=speculative)
+    for speculative, ahead in product((SpeculativeConfig(), NGRAM), (False, True)):
+        config = EngineConfig(
+            kv_nbytes=32 * BLOCK_NBYTES, threads=1, speculative=speculative, async_scheduling=ahead
+        )
         cluster = cluster_of(shared, "1epd", config)
+        pending = count_pending(cluster)
         tokens: list[int] = []
         confirmed = 0
         async with cluster.running() as gateway:
@@ -121,6 +137,49 @@ async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> 
                 tokens += update.token_ids
                 confirmed += update.num_confirmed
         assert confirmed == total(cluster, "spec_decode_num_accepted_tokens")
+        if not speculative.method:
+            assert len(pending) >= len(tokens) * ahead / 2
+        assert ahead or not pending
         said.append(tokens)
-    assert said[0] == said[1]
+    assert said == [said[0]] * 4
     assert confirmed > 0
+
+
+def test_who_has_something_to_guess_from_waits_for_its_last_token() -> None:
+    """While a step samples it; the others run ahead, and so does everybody where steps are full."""
+    speculation = Speculation(SpeculativeConfig("ngram", 4, 2, 3), Counter())
+    for text, has_room, waits in (
+        ([1, 2, 3, 4, 1, 2], True, True),
+        ([1, 2, 3, 4, 1, 2], False, False),
+        ([1, 2, 3, 4, 5, 6], True, False),
+    ):
+        message = SimpleNamespace(
+            sampling=SamplingParams(max_tokens=9),
+            gateway=None,
+            deadline_s=0,
+            items=(),
+            num_emitted=0,
+        )
+        request = Request("r/1", message, tuple(text))
+        entry = Entry("r/1", num_tokens=len(text) + 1, num_computed=len(text), decoding=True)
+        speculation.guess(request, entry, has_room=has_room)
+        assert entry.guesses == () and entry.num_left == (0 if waits else 1)
+        request.prompt = (*text, 3)
+        speculation.guess(request, entry, has_room=has_room)
+        assert entry.num_left == 1
+        assert bool(entry.guesses) == (text[4] == 1)
+
+
+def count_pending(cluster: Cluster) -> list[StepSequence]:
+    """Grows by each sequence whose token is on its way when its step is launched."""
+    requests = cluster.instances["epd0"].requests
+    assert requests is not None
+    step = requests.engine.step
+    pending: list[StepSequence] = []
+
+    def watch(batch: Sequence[StepSequence], on_layers: Any = None) -> Any:
+        pending.extend(sequence for sequence in batch if sequence.is_pending)
+        return step(batch, on_layers)
+
+    requests.engine.step = watch  # type: ignore[method-assign]
+    return pending

@@ -163,13 +163,14 @@ def decode_ends_when_it_likes() -> Iterator[None]:
 
 
 @mutant
-def who_looks_back_runs_ahead() -> Iterator[None]:
-    """The step ahead takes also those whose next token the host has to choose."""
+def what_is_on_its_way_is_said_already() -> Iterator[None]:
+    """Penalties and grammars count the token before once more for the one that is being sampled."""
 
-    def always(machine: request.Request, sequence: StepSequence) -> bool:
-        return sequence.output_index + 1 < machine.sampling.max_tokens
+    def spoil(machine: request.Request, sequence: StepSequence) -> None:
+        if sequence.is_pending and sequence.output_ids:
+            sequence.output_ids = [*sequence.output_ids, sequence.output_ids[-1]]
 
-    with mock.patch("epd.roles.step_loop.runs_ahead", always):
+    with in_each_step(spoil):
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
-from epd.engine.base import Outcome, StepFailure, verify
+from epd.engine.base import Outcome, StepFailure, StepSequence, verify
 from epd.fsm import request
 from epd.messages import TokenLogprobs
 from epd.roles.requests import Requests
@@ -77,4 +77,15 @@ def a_wrong_guess_is_published() -> Iterator[None]:
 def said_behind_its_end() -> Iterator[None]:
     """What was sampled behind a token that ends the answer is said as well."""
     with mock.patch("epd.roles.requests.until_end", lambda machine, tokens: tokens):
+        yield
+
+
+@mutant
+def a_step_runs_ahead_of_guesses() -> Iterator[None]:
+    """The step behind guesses takes the first of its tokens for the last."""
+
+    def always(machine: request.Request, sequence: StepSequence) -> bool:
+        return sequence.output_index + 1 < machine.sampling.max_tokens
+
+    with mock.patch("epd.roles.step_loop.runs_ahead", always):
         yield
