@@ -152,7 +152,7 @@ class RowCall:
         self.__name__ = ", ".join(e.name for e in row.effects) or "-"
 
     def __call__(self, event_data: transitions.EventData) -> None:
-        model, event = event_data.model, event_data.args[0]
+        model, (event,) = event_data.model, event_data.args
         if self.row.do is not None:
             self.row.do(model, event)
         model.effects = self.row.effects
@@ -166,7 +166,8 @@ class GuardCall:
         self.__name__ = guard.__name__
 
     def __call__(self, event_data: transitions.EventData) -> bool:
-        return self.guard(event_data.model, event_data.args[0])
+        (event,) = event_data.args
+        return self.guard(event_data.model, event)
 
 
 Compiled = dict[
@@ -240,7 +241,8 @@ class Table:
 
     def _edge(self, edge: transitions.Transition) -> Any:
         guards = [condition.func.guard for condition in edge.conditions]
-        row: Row = edge.before[0].row
+        (call,) = edge.before
+        row: Row = call.row
         target = None if edge.dest is None else self.state(edge.dest)
         return (guards[0] if guards else None, row.do, row.effects, target)
 

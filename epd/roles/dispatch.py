@@ -84,7 +84,7 @@ class Dispatcher:
     def lacking(self, *, with_pictures: bool) -> str:
         """Why nothing could be placed now; empty if it could."""
         infos = [i.info for i in self._registry.takers()]
-        return lacking(infos, with_pictures=with_pictures)
+        return lacking(infos, with_pictures=with_pictures, finds=True)
 
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""

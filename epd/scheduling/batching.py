@@ -34,6 +34,7 @@ Source: the unified scheduler of vLLM; chunked prefill of Sarathi-Serve.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
@@ -93,11 +94,10 @@ class _Line:
     order: list[tuple[float, int, str]] = field(default_factory=list)
     places: dict[str, tuple[float, int, str]] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
-    serial: int = 0
+    serial: Iterator[int] = field(default_factory=itertools.count)
 
     def join(self, entry: Entry) -> None:
-        self.serial += 1
-        place = (entry.rank, self.serial, entry.key)
+        place = (entry.rank, next(self.serial), entry.key)
         insort(self.order, place)
         self.places[entry.key] = place
         self.entries[entry.key] = entry
@@ -212,7 +212,7 @@ class BatchScheduler:
         The youngest that can be computed again, which may be the one that lacks a block itself.
         """
         lacking = self._lacking()
-        if not lacking or len(lacking) <= self._pool.num_free:
+        if len(lacking) <= self._pool.num_free:
             return None
         running = [*self._prefilling.values(), *self._decoding.values()]
         young = [entry for entry in running if entry.recomputable or not entry.decoding]
@@ -230,8 +230,10 @@ class BatchScheduler:
         for entry in self._decoding.values():
             if len(entry.guesses) <= self._room(entry):
                 continue
-            if self._pool.num_free <= self._watermark or (blocks := self._pool.take(1)) is None:
+            if self._pool.num_free <= self._watermark:
                 return
+            blocks = self._pool.take(1)
+            assert blocks is not None  # one is free at least
             entry.num_blocks += 1
             yield entry, blocks
 
@@ -286,7 +288,7 @@ class BatchScheduler:
         if prompts:
             prompts.sort(key=attrgetter("rank"))
             kept = int(bounds.max_step_tokens * PROMPT_SHARE)
-            kept = min(kept, sum(entry.num_left for entry in prompts[:kept]))
+            kept = min(kept, sum(entry.num_left for entry in prompts))
             places = min(len(prompts), math.ceil((bounds.max_running - 1) * PROMPT_SHARE))
         decodes = self._decodes(min(bounds.max_step_tokens - kept, bounds.max_running - places))
         step = self._with_guesses(decodes, bounds.max_step_tokens - kept - len(decodes))

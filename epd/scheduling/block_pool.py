@@ -26,7 +26,7 @@ Key = bytes
 class BlockPool(Pool):
     """A `Pool` whose units may be leased by several owners and found by content."""
 
-    __slots__ = ("_by_key", "_idle", "_key_of", "_references", "num_evicted")
+    __slots__ = ("_by_key", "_idle", "_key_of", "_references")
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -34,7 +34,6 @@ class BlockPool(Pool):
         self._by_key: dict[Key, int] = {}
         self._key_of: dict[int, Key] = {}
         self._idle: dict[int, None] = {}  # no references, content kept; oldest first
-        self.num_evicted = 0
 
     @property
     def num_free(self) -> int:
@@ -73,9 +72,10 @@ class BlockPool(Pool):
     ) -> tuple[tuple[int, ...], int] | None:
         """`count` blocks, of which the first n hold the contents of `keys[:n]`, and n; or None.
 
-        Those n are shared, and must not be written.  `spare` blocks must be left over.
+        `keys`: of no more than `count` blocks.  Those n are shared, and must not be written.
+        `spare` blocks must be left over.
         """
-        found = self.find(keys[:count])
+        found = self.find(keys)
         num_idle = sum([block in self._idle for block in found])
         if count - len(found) + spare > self.num_free - num_idle:
             return None
@@ -129,5 +129,4 @@ class BlockPool(Pool):
         block = next(iter(self._idle))
         del self._idle[block]
         del self._by_key[self._key_of.pop(block)]
-        self.num_evicted += 1
         return block

@@ -7,6 +7,7 @@ picture may be encoded once by each.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from epd.scheduling.placement import Candidate, PickEncoder
@@ -16,11 +17,10 @@ class RoundRobin:
     """Each its turn, over all pictures of a gateway."""
 
     def __init__(self) -> None:
-        self._num_picked = 0
+        self._pictures = itertools.count()
 
     def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
-        self._num_picked += 1
-        return encoders[self._num_picked % len(encoders)]
+        return encoders[next(self._pictures) % len(encoders)]
 
 
 class ByChance:
@@ -28,11 +28,10 @@ class ByChance:
 
     def __init__(self, integer: Callable[..., int]) -> None:
         self._integer = integer
-        self._num_picked = 0
+        self._pictures = itertools.count()
 
     def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
-        self._num_picked += 1
-        return encoders[self._integer("encode policy", self._num_picked) % len(encoders)]
+        return encoders[self._integer("encode policy", next(self._pictures)) % len(encoders)]
 
 
 def pick_encoder(policy: str, integer: Callable[..., int]) -> PickEncoder | None:

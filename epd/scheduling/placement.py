@@ -88,7 +88,7 @@ class Unplaceable:
     reason: str
 
 
-def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool = True) -> str:
+def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool) -> str:
     """Why these instances cannot serve, with the roles that none of them has; empty: they can.
 
     `finds`: rows may be in a storage that some of them read.
@@ -144,8 +144,6 @@ def place(
 
 
 def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candidate]:
-    if not avoid:
-        return candidates
     return [c for c in candidates if c.instance_id not in avoid] or candidates
 
 
@@ -178,13 +176,11 @@ def _costs(candidates: list[Candidate], held: Shares) -> dict[str, float]:
 
 
 def _decode_for(prefill: Candidate, decodes: list[Candidate], held: Shares) -> Candidate:
-    best = decodes[0]
-    if len(decodes) > 1:
-        costs = _costs(decodes, held)
-        best = min(
-            decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id)
-        )
-    if "decode" in prefill.roles and prefill in decodes:
+    costs = _costs(decodes, held)
+    best = min(
+        decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id)
+    )
+    if prefill in decodes:
         return prefill if prefill.assigned <= best.assigned + 1 else best
     return best
 
@@ -193,15 +189,11 @@ def _prefill_for(
     mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts, held: Shares
 ) -> Candidate:
     """The one that costs least, or one hardly more that has more of the pictures itself."""
-    if len(prefills) == 1:
-        return prefills[0]
     costs = _costs(prefills, held)
     least = min(prefills, key=lambda c: (costs[c.instance_id], *_busyness(c)))
-    if not mm_hashes:
-        return least
     has: Counter[str] = Counter()
     for mm_hash in mm_hashes:
-        has.update(dict.fromkeys((*known.in_flight(mm_hash), *known.resident(mm_hash)), 1))
+        has.update({*known.in_flight(mm_hash), *known.resident(mm_hash)})
     limit = costs[least.instance_id] + AFFINITY_SLACK
     near = [c for c in prefills if costs[c.instance_id] <= limit]
     return min(near, key=lambda c: (-has[c.instance_id], costs[c.instance_id], *_busyness(c)))
@@ -233,7 +225,7 @@ def _encoder_for(
         return min(near, key=lambda c: (c is not prefill, _busyness(c)))
     if prefill in encoders:
         return prefill
-    allowed = [c for c in encoders if c.assigned <= BALANCE * (mean + 1)] or encoders
+    allowed = [c for c in encoders if c.assigned <= BALANCE * (mean + 1)]
     return max(allowed, key=lambda c: _weight(mm_hash, c.instance_id))
 
 

@@ -80,8 +80,8 @@ class LeaseQueue:
     def join(self, lease: Lease) -> None:
         self._waiting[lease.key] = lease
 
-    def leave(self, key: str) -> bool:
-        return self._waiting.pop(key, None) is not None
+    def leave(self, key: str) -> None:
+        self._waiting.pop(key, None)
 
     def wanted(self) -> int:
         """Units that the first of the line lacks: what eviction should aim for."""

@@ -43,7 +43,7 @@ class PrefixRecord:
         book = self._books.get(address.instance_id)
         if book is None or book.epoch != address.epoch:
             book = self._books[address.instance_id] = _Book(address.epoch)
-        for key in reversed(keys[:num_blocks]):
+        for key in reversed(keys):
             book.keys.pop(key, None)
             book.keys[key] = None
         while len(book.keys) > num_blocks:

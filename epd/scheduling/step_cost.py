@@ -44,7 +44,7 @@ class StepCost:
 
     def max_prompt_tokens(self) -> int:
         """Prompt tokens that a step with decodes may carry."""
-        if not self.decode_s or not self.token_s:
+        if not self.token_s:
             return UNBOUNDED  # nothing is known yet
         allowed_s = math.inf
         if self._impact:

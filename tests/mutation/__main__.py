@@ -26,11 +26,13 @@ from tests.mutation.hunt import Hunt, Verdict, scratch
 from tests.mutation.mutants import ROOT, Mutant, of_modules
 
 TARGETS = ("epd/roles", "epd/scheduling", "epd/fsm")
-# Not those that plant bugs themselves, that test the simulator, or that run what `runs.py` runs.
+# Not those that plant bugs themselves, that ask programs which may not be there, that test the
+# simulator, or that run what `runs.py` runs.
 NOT_NEAREST = {
     "test_coverage.py",
     "test_determinism.py",
     "test_drills.py",
+    "test_foreign.py",
     "test_isolation.py",
     "test_loop.py",
     "test_mutants.py",
@@ -39,7 +41,7 @@ NOT_NEAREST = {
     "test_scenarios.py",
     "test_shrink.py",
 }
-DIRECTORIES = ("tests/fsm", "tests/scheduling", "tests/roles", "tests/sim")
+DIRECTORIES = ("tests/fsm", "tests/scheduling", "tests/foreign", "tests/roles", "tests/sim")
 # What the tests need of others; whoever tries mutants imports it once.
 LIBRARIES = ("asyncio", "hypothesis", "msgspec", "numpy", "torch", "transformers", "transitions")
 REACH = ROOT / "build" / "reach.json"

@@ -244,3 +244,98 @@ def test_encoders_take_turns_or_are_drawn_whatever_is_known() -> None:
     left = ids(place(pool, ["h"] * 9, avoid={"e1"}, known=known, pick=by_chance))[0]
     assert set(left) == {"e0", "e2"}
     assert pick_encoder("affinity", random.integer) is None
+
+
+# --- bounds, met exactly --------------------------------------------------------------------------
+
+
+def test_a_pair_that_hears_each_other_at_every_stage_is_best() -> None:
+    """The encoder counts for who has pictures, and for nobody else."""
+    deaf_to_e = candidate("p0", "prefill", silent=("e0",))
+    deaf_to_d = candidate("p1", "prefill", silent=("d0",))
+    hears_all = candidate("p2", "prefill", assigned=9)
+    pool = [candidate("e0", "encode"), candidate("d0", "decode"), deaf_to_e, deaf_to_d, hears_all]
+    assert ids(place(pool, ["h"]))[1] == "p2"
+    assert ids(place(pool, []))[1] == "p0"
+
+
+def test_who_holds_the_prompt_computes_on() -> None:
+    pool = [*prefills([0, 9]), candidate("d", "decode")]
+    assert ids(place(pool, [], at="p1"))[1] == "p1"
+    assert ids(place(pool, [], at="gone"))[1] == "p0"
+    assert ids(place(pool, [], at="p1", avoid={"p1"}))[1] == "p0"
+
+
+def test_of_those_who_read_the_storage_who_failed_it_is_avoided() -> None:
+    pool = [finder("p0", "prefill"), finder("p1", "prefill", assigned=9), candidate("d", "decode")]
+    assert ids(place(pool, ["h"], avoid={"p0"})) == (["p1"], "p1", "d")
+
+
+def test_a_local_hop_is_worth_one_attempt() -> None:
+    for assigned, chosen in ((1, "pd"), (2, "d")):
+        pool = [candidate("pd", "prefill", "decode", assigned=assigned), candidate("d", "decode")]
+        assert ids(place(pool, []))[2] == chosen
+
+
+def test_a_whole_prefix_is_worth_more_where_much_is_open() -> None:
+    """Two attempts, and a quarter of the mean: 3.25 at loads of 7 and 3, 10.75 at 40 and 30."""
+    for loads, chosen in (([6, 3], "p0"), ([7, 3], "p1"), ([40, 30], "p0"), ([41, 30], "p1")):
+        pool = [*prefills(loads), candidate("d", "decode")]
+        assert ids(place(pool, [], held={"p0": 1.0}))[1] == chosen, loads
+
+
+def test_each_picture_counts_once_for_who_has_it() -> None:
+    pool = [candidate(f"epd{i}", "encode", "prefill", "decode") for i in range(2)]
+
+    class Apart(Known):
+        """epd0 holds `x`; epd1 holds `y` and `z`, and `y` is on its way there as well."""
+
+        def in_flight(self, mm_hash: str) -> tuple[str, ...]:
+            return ("epd1",) if mm_hash == "y" else ()
+
+        def resident(self, mm_hash: str) -> tuple[str, ...]:
+            return ("epd0",) if mm_hash in ("x", "w") else ("epd1",)
+
+    assert ids(place(pool, ["x", "y", "z"], known=Apart()))[1] == "epd1"
+    assert ids(place(pool, ["x", "y", "w"], known=Apart()))[1] == "epd0"
+    assert ids(place(pool, ["x", "y"], known=Apart()))[1] == "epd0", "it counts once"
+
+
+def test_who_is_gone_does_not_hide_the_next_one_that_has_a_picture_on_its_way() -> None:
+    known = Known(in_flight=("gone", "e1"))
+    pool = encoders(0, 40)
+    assert ids(place(pool, ["h"], known=known))[0] == ["e1"]
+
+
+def test_rows_are_worth_twice_the_mean_load_and_not_more() -> None:
+    for assigned, stays in ((6, True), (7, False)):
+        known = Known(resident=("e0",))
+        chosen = ids(place(encoders(assigned, 0, 0), ["h"], known=known))[0]
+        assert (chosen == ["e0"]) is stays
+
+
+def test_of_those_who_hold_rows_prefill_itself_is_best_and_then_the_quiet_one() -> None:
+    known = Known(resident=("e0", "e1", "ep"))
+    pool = [*encoders(1, 0), candidate("ep", "encode", "prefill", assigned=1)]
+    assert ids(place(pool, ["h"], known=known, at="ep"))[0] == ["ep"]
+    assert ids(place(pool, ["h"], known=known, at="p0"))[0] == ["e1"]
+
+
+def test_an_encoder_is_passed_over_just_beyond_its_bound() -> None:
+    """At loads of 5 and 1 it is 5, at 6 and 1 it is 5.6."""
+    hashes = [f"hash{i}" for i in range(20)]
+    at_home = [h for h in hashes if ids(place(encoders(0, 0), [h]))[0] == ["e0"]]
+    assert at_home
+    assert {ids(place(encoders(5, 1), [h]))[0][0] for h in at_home} == {"e0"}
+    assert {ids(place(encoders(6, 1), [h]))[0][0] for h in at_home} == {"e1"}
+
+
+def test_turns_go_round_by_name() -> None:
+    pool = [candidate(f"e{n}", "encode") for n in (2, 0, 1)]
+    pool += [candidate("p", "prefill"), candidate("d", "decode")]
+    in_turn = pick_encoder("round_robin", lambda *key: 0)
+    assert ids(place(pool, ["h"] * 4, pick=in_turn))[0] == ["e0", "e1", "e2", "e0"]
+    asked: list[object] = []
+    by_chance = pick_encoder("random", lambda *key: asked.append(key) or 7)
+    assert ids(place(pool, ["h"] * 3, pick=by_chance))[0] == ["e1"] * 3
+    assert len(set(asked)) == 3, "each picture draws for itself"

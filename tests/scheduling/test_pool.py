@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool, PoolError
+from epd.scheduling.slots import DEFAULT_ROWS, rows_per_slot, sized
 
 
 def test_all_or_nothing() -> None:
@@ -173,3 +174,79 @@ def test_oldest_unreferenced_go_first_and_no_more_than_needed() -> None:
     assert cache.victims(1000, lambda key: False) == []
     cache.remove("a")
     assert cache.used == 30
+
+
+def test_what_the_line_wants_is_what_its_first_lacks() -> None:
+    """Eviction aims for it: of who may have slots, and nothing where nobody waits or lacks any."""
+    pool = Pool(4)
+    line = LeaseQueue(pool, 2)
+    assert line.wanted() == 0
+    line.join(Lease("a", 2, "peer"))
+    assert line.wanted() == 0
+    assert len(list(line.grants())) == 1
+    line.join(Lease("b", 1, "peer"))  # has its quota
+    line.join(Lease("c", 4, "other"))
+    assert line.wanted() == 2
+    line.leave("c")
+    assert (line.wanted(), len(line)) == (0, 1)
+
+
+def test_who_waits_again_for_a_stranded_lease_is_told_so() -> None:
+    line = LeaseQueue(Pool(4), 4)
+    line.join(Lease("a", 2, "peer"))
+    assert list(line.grants())
+    assert not line.rejoin("a"), "somebody waited all the time"
+    line.strand("a")
+    assert line.rejoin("a")
+
+
+def test_a_settled_lease_leaves_the_rest_of_its_peers_quota_used() -> None:
+    pool = Pool(9)
+    line = LeaseQueue(pool, 4)
+    for key, count in (("a", 1), ("b", 3), ("c", 2), ("d", 9)):
+        line.join(Lease(key, count, "peer"))
+    assert [lease.key for lease, _ in line.grants()] == ["a", "b"]
+    line.settled("nobody's")
+    line.settled("a")
+    assert not list(line.grants()), "three of four are used: two more are too many"
+    line.settled("b")
+    line.settled("b")
+    assert [lease.key for lease, _ in line.grants()] == ["c"]
+    line.settled("c")
+    assert not line._per_peer, "nothing is kept of a peer that holds nothing"
+
+
+def test_what_just_fits_is_promised() -> None:
+    budget = Budget(4)
+    for key, count in (("too much", 5), ("a", 1), ("b", 3), ("c", 1)):
+        budget.join(key, count)
+    assert list(budget.grants()) == ["a", "b"]
+    assert len(budget) == 4
+    budget.leave("b")
+    budget.join("whole", 4)
+    assert list(budget.grants()) == ["c"]
+    for key in ("a", "c"):
+        budget.leave(key)
+    assert list(budget.grants()) == ["whole"]
+
+
+def test_who_leaves_while_others_are_promised_gets_nothing() -> None:
+    budget = Budget(4)
+    for key in "ab":
+        budget.join(key, 1)
+    for granted in budget.grants():
+        assert granted == "a"
+        budget.leave("b")
+    assert (len(budget), budget.used) == (1, 1)
+
+
+def test_one_unit_that_lacks_is_one_victim() -> None:
+    cache = LruCache(2)
+    for key in "ab":
+        cache.add(key, 1)
+    assert cache.victims(1, lambda key: True) == ["a"]
+
+
+def test_sizes_follow_from_the_model_where_none_is_configured() -> None:
+    assert (sized(0, 3, 4), sized(5, 3, 4)) == (12, 5)
+    assert (rows_per_slot(0, 8), rows_per_slot(17, 8), rows_per_slot(7, 8)) == (DEFAULT_ROWS, 2, 1)

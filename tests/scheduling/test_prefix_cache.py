@@ -85,9 +85,22 @@ def test_a_video_with_text_between_its_frames_is_seen_in_each_block() -> None:
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(1, 9), max_size=6))
 def test_a_growing_text_has_the_keys_of_the_whole(tokens: list[int], steps: list[int]) -> None:
     grown, length = PrefixKeys(BLOCK, (), ""), 0
+
+    def known(start: int, stop: int) -> list[int]:
+        assert stop <= length, "it reads what is not there yet"
+        return tokens[start:stop]
+
     for step in steps:
         length = min(len(tokens), length + step)
-        assert grown.extend(lambda a, b: tokens[a:b], length) == keys_of(tokens[:length])
+        assert grown.extend(known, length) == keys_of(tokens[:length])
+    assert grown.extend(known, length // 2) == keys_of(tokens[: length // 2]), "of its beginning"
+
+
+def test_each_picture_in_a_block_counts() -> None:
+    text = [7] * 4
+    one = keys_of(text, ("a", 0, 2), ("b", 2, 2))
+    assert one != keys_of(text, ("a", 0, 2), ("c", 2, 2)) != keys_of(text, ("a", 0, 2))
+    assert [len(key) for key in one] == [16]
 
 
 def test_contents_are_forgotten_oldest_first_and_tails_before_beginnings() -> None:
@@ -118,6 +131,40 @@ def test_found_blocks_that_are_idle_are_not_counted_as_room() -> None:
     assert pool.take_prefix([b"a", b"b"], 3) is None
     assert pool.take_prefix([b"a", b"b"], 2, spare=1) is None
     assert pool.take_prefix([b"a", b"b"], 2) == ((blocks[0], blocks[1]), 2)
+
+
+def test_blocks_are_leased_lowest_first_and_then_as_they_came_back() -> None:
+    pool = BlockPool(3)
+    assert [pool.take(1) for _ in range(3)] == [(0,), (1,), (2,)]
+    pool.give_back((1,))
+    pool.give_back((0,))
+    assert [pool.take(1) for _ in range(2)] == [(1,), (0,)]
+
+
+def test_a_block_has_one_content_as_long_as_it_is_kept() -> None:
+    pool = BlockPool(2)
+    assert pool.take(2) == (0, 1)
+    pool.publish(0, b"a")
+    pool.publish(0, b"b")  # said twice
+    pool.publish(1, b"a")  # equal to another
+    assert (pool.find([b"a"]), pool.find([b"b"])) == ([0], [])
+    assert pool.is_published(0) and not pool.is_published(1)
+
+
+def test_a_shared_block_is_free_when_its_last_owner_gives_it_back() -> None:
+    pool = BlockPool(2)
+    blocks = pool.take(2)
+    assert blocks is not None
+    pool.share(blocks)
+    pool.share(blocks[1:])
+    pool.give_back(blocks)
+    assert pool.num_free == 0
+    pool.give_back(blocks)
+    assert pool.num_free == 1
+    pool.give_back(blocks[1:])
+    assert pool.num_free == 2
+    with pytest.raises(PoolError, match="shared but is not leased"):
+        pool.share(blocks)
 
 
 def test_what_is_not_leased_cannot_be_published_or_returned() -> None:

@@ -33,6 +33,7 @@ def test_another_life_knows_nothing() -> None:
     assert record.num_held(AGAIN, keys("abcd")) == 0
     record.note(AGAIN, keys("xy"), 100)
     assert (record.num_held(P0, keys("abcd")), record.num_held(AGAIN, keys("xy"))) == (0, 2)
+    record.forget("p1", 1)  # nothing was ever sent there
     record.forget("p0", 1)  # the loss of the former one is told late
     assert record.num_held(AGAIN, keys("xy")) == 2
     record.forget("p0", 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.scheduling.residency import MAX_BATCH, Batch, CacheIndex, CacheLog, Flights
+from epd.scheduling.residency import MAX_BATCH, Batch, CacheIndex, CacheLog, Flights, Nowhere, Said
 
 KEYS = [f"{n:064x}" for n in range(6)]
 CHANGES = st.lists(
@@ -88,6 +88,7 @@ def test_flights_end_with_their_attempt() -> None:
     flights = Flights()
     flights.begin("r1", [("a", "e0"), ("a", "e0"), ("b", "e1")])
     flights.begin("r2", [("a", "e2")])
+    assert flights.encoders("b") == ("e1",)
     assert flights.encoders("a") == ("e0", "e2")
     flights.end("r1")
     assert (flights.encoders("a"), flights.encoders("b")) == (("e2",), ())
@@ -95,3 +96,56 @@ def test_flights_end_with_their_attempt() -> None:
     flights.end("r2")
     assert not len(flights) and flights.encoders("a") == ()
     assert not flights._by_hash, "nothing is kept of pictures that nobody sends"
+
+
+def test_what_is_said_again_is_no_news_and_pushes_nothing_out() -> None:
+    log = CacheLog(max_tracked=2)
+    for key in ("a", "b"):
+        log.stored(key)
+    log.take()
+    log.stored("a")
+    assert not log.has_news and log.held == {"a", "b"}
+
+
+def test_more_changes_than_a_batch_holds_go_as_a_full_one() -> None:
+    log = CacheLog()
+    for number in range(MAX_BATCH):
+        log.stored(f"k{number}")
+    assert not log.take().full
+    for number in range(MAX_BATCH + 1):
+        log.evicted(f"k{number}")
+        log.stored(f"k{number}")
+    assert log.take().full
+    log.stored("new")
+    assert log.take() == Batch(3, False, ("new",), ())
+
+
+def test_a_copy_of_a_batch_says_nothing_new() -> None:
+    index = CacheIndex()
+    assert index.apply("e0", 1, Batch(1, False, ("a", "b"), ()))
+    assert index.apply("e0", 1, Batch(2, False, (), ("a", "b")))
+    assert index.held("e0") == frozenset()
+    assert index.apply("e0", 1, Batch(1, False, ("a", "b"), ())), "it was heard, and is over"
+    assert index.apply("e0", 1, Batch(2, True, ("a",), ()))
+    assert index.held("e0") == frozenset()
+    assert index.is_current("e0", 1, 2) and not index.is_current("e0", 1, 3)
+
+
+def test_the_index_forgets_the_oldest_and_the_dead_and_keeps_nothing_of_them() -> None:
+    index = CacheIndex(max_tracked=2)
+    index.apply("e0", 7, Batch(1, False, ("a", "b", "c"), ()))
+    assert index.held("e0") == {"b", "c"}
+    assert index.is_current("e0", 7, 1)
+    assert index.held("e0") == {"b", "c"}, "to be asked changes nothing"
+    index.forget("unknown", 7)
+    index.forget("e0", 7)
+    assert index.held("e0") == frozenset()
+    assert not index._books and not index._holders
+
+
+def test_what_the_asking_one_says_is_asked_last() -> None:
+    index = CacheIndex()
+    index.apply("e0", 1, Batch(1, False, ("a",), ()))
+    said = Said(Nowhere(), {"a": "e7"})
+    assert (tuple(said.resident("a")), tuple(said.resident("b"))) == (("e7",), ())
+    assert tuple(said.in_flight("a")) == ()

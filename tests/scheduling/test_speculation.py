@@ -55,6 +55,12 @@ def test_a_period_is_guessed_to_any_length() -> None:
     assert guess(PromptLookup(2, 4), [9, 1, 2, 1, 2, 1, 2], 7) == (1, 2, 1, 2, 1, 2, 1)
 
 
+def test_each_token_is_noted_once_for_each_length() -> None:
+    lookup = PromptLookup(2, 3)
+    assert guess(lookup, range(10), 4) == ()
+    assert len(lookup._after) == (10 - 2) + (10 - 3)
+
+
 def test_the_longest_match_wins_over_a_later_one() -> None:
     assert guess(PromptLookup(1, 3), [1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 1) == (4,)
 

@@ -1,0 +1,144 @@
+"""What comes late finds every machine prepared, and who waits has a clock.
+
+Words of peers, timers and outcomes of threads are under way while states change.  So whatever may
+come in a state from elsewhere may still come in every state after it: there must be a row for it,
+or a written reason to ignore it.  The exceptions are what the machine's own role says about what it
+sees at that very moment, and what is answered exactly once.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from epd.fsm import generation as g
+from epd.fsm import link as k
+from epd.fsm import request as r
+from epd.fsm import transfer as t
+from epd.fsm.kernel import Effect, State, Table, _closure
+from tests.fsm.tables import KINDS, Kind
+
+# By machine: events that are said of the moment, and do not come late.
+OF_THE_MOMENT: dict[str, dict[str, str]] = {
+    "GENERATION": {
+        "Admitted": "once, first",
+        "Placed NoTopology PlacementTimedOut": "placing ends with its outcome",
+    },
+    "REQUEST": {
+        "EmbeddingsRequired TextOnly KvOffered": "once, first",
+        "Scheduled Preempted Grown": "of who is in the line or the batch now",
+        "ChunkComputed LayersComputed FirstTokenSampled LastTokenSampled PromptHeld TokenSampled"
+        " StepFailed": "a step's outcome is not told of who has left",
+        "EmbeddingsPromised EmbeddingReady EmbeddingFailed": "at a decode instance there are none",
+        "RemoteKvArrived KvWithdrawn KvDelivered KvFailed": "once, by the one transfer",
+    },
+    "ENCODING": {
+        "Requested": "a hash that has ended gets a new machine",
+        "BatchStarted": "of who is in the queue for batches now",
+        "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed": "the one work's end",
+    },
+    "EMBEDDING": {
+        "Wanted": "a hash that has ended gets a new machine",
+        "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost": "by the one load",
+    },
+    "TRANSFER": {
+        "SlotsLeased BytesReady": "once",
+        "WriteSucceeded WriteRefused WriteOutcomeUnknown": "the one write's end",
+        "Published PublishFailed": "the one publishing's end",
+        "CancelRequested CancelAcked AbortReceived CommitReceived DoubtReceived": (
+            "to a consumer, which is never in a producer's states"
+        ),
+    },
+    "INSTANCE": {"JoinRejected": "once, first"},
+    "LINK": {},
+}
+# Of these, what may come all the same: in every state but those named.
+_PRODUCERS = "PARKED STREAMING WRITING"
+ALL_THE_SAME: dict[str, dict[str, str]] = {
+    "REQUEST": {
+        "EmbeddingReady EmbeddingFailed": "WAITING_FOR_REMOTE_KV",
+        "EmbeddingsPromised": "WAITING_FOR_REMOTE_KV TRANSFERRING DECODING",
+        "KvFailed": "WAITING WAITING_FOR_EMBEDDINGS HELD",
+    },
+    "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost": "ABSENT RESIDENT"},
+    "TRANSFER": {
+        "CancelRequested CancelAcked AbortReceived CommitReceived DoubtReceived": _PRODUCERS,
+        "BytesReady": "PARKED WRITING COMPLETE RELEASED",
+    },
+}
+# Or when it has ended: the outcome is late, or was called off.
+AFTER_THE_END: dict[str, str] = {
+    "REQUEST": "Scheduled RemoteKvArrived KvWithdrawn KvDelivered",
+    "ENCODING": "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed",
+    "EMBEDDING": "LeaseGranted",
+}
+# Entering a state arms the clocks that bound the wait in it.
+CLOCKS: dict[State, set[Effect]] = {
+    g.S.PREPARING: {g.Do.ARM_DEADLINE, g.Do.ARM_PATIENCE},
+    g.S.PLACED: {g.Do.ARM_ATTEMPT},
+    g.S.STREAMING: {g.Do.ARM_ATTEMPT, g.Do.ARM_PATIENCE},
+    g.S.CANCELLING: {g.Do.ARM_ABORT},
+    g.S.STOPPING: {g.Do.ARM_ABORT},
+    r.S.ABORTING: {r.Do.ARM_GRACE},
+    r.S.FINISHING: {r.Do.ARM_GRACE},
+    r.S.HELD: {r.Do.ARM_LEASE},
+    t.S.EXPIRE_PENDING: {t.Do.ARM_GRACE},
+    k.S.MUTE: {k.Do.ARM_TIMEOUT},
+    k.S.UNREACHABLE: {k.Do.ARM_TIMEOUT},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def legal(table: Table, state: State) -> set[str]:
+    return {event.__name__ for event in table.dispatch[state]}
+
+
+def of_the_moment(kind: Kind) -> set[str]:
+    return {name for names in OF_THE_MOMENT[kind.name] for name in names.split()}
+
+
+@each_kind
+def test_what_comes_late_is_taken_in_every_state_after(kind: Kind) -> None:
+    table = kind.table
+    assert of_the_moment(kind) <= {event.__name__ for event in table.events}
+    for state in table.states:
+        for after in _closure([state], table._edges()):
+            missing = legal(table, state) - legal(table, after) - of_the_moment(kind)
+            assert not missing, f"{table.name}: from {state.name} to {after.name}"
+
+
+@each_kind
+def test_who_has_ended_takes_what_is_still_to_come(kind: Kind) -> None:
+    table = kind.table
+    wanted = {event.__name__ for event in table.events} - of_the_moment(kind)
+    wanted |= set(AFTER_THE_END.get(kind.name, "").split())
+    for state in table.terminal:
+        assert wanted <= legal(table, state), f"{table.name}: {state.name}"
+
+
+@each_kind
+def test_what_may_come_in_most_states_is_taken_there(kind: Kind) -> None:
+    for names, never in ALL_THE_SAME.get(kind.name, {}).items():
+        for state in kind.table.states:
+            if state.name not in never.split():
+                missing = set(names.split()) - legal(kind.table, state)
+                assert not missing, f"{kind.name}: {state.name}"
+
+
+@each_kind
+def test_who_waits_has_a_clock(kind: Kind) -> None:
+    """F15: it is armed with the change of state, whatever led to it."""
+    for row in kind.table.rows:
+        if row.target in CLOCKS and row.target not in row.sources:
+            missing = CLOCKS[row.target] - set(row.effects)
+            assert not missing, f"{kind.name}: {row.event.__name__} to {row.target.name}"
+
+
+@each_kind
+def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
+    """What is said again may be lost again; of what is in quarantine fence and engine are asked,
+    which wind it themselves."""
+    for row in kind.table.rows:
+        if row.event.by_time and row.effects and row.target in (None, row.source):
+            asks = {t.Do.START_FENCE, t.Do.SETTLE_WRITE} & set(row.effects)
+            winds = any(effect.name.startswith("ARM_") for effect in row.effects)
+            assert winds or asks, f"{kind.name}: {row.event.__name__}"
