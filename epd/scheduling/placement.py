@@ -177,9 +177,7 @@ def _costs(candidates: list[Candidate], held: Shares) -> dict[str, float]:
 
 def _decode_for(prefill: Candidate, decodes: list[Candidate], held: Shares) -> Candidate:
     costs = _costs(decodes, held)
-    best = min(
-        decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id)
-    )
+    best = min(decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id))
     if prefill in decodes:
         return prefill if prefill.assigned <= best.assigned + 1 else best
     return best

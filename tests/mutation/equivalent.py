@@ -6,6 +6,8 @@ The names hold the function and the text, so they outlive changes elsewhere.
 from __future__ import annotations
 
 UNREAD = "why it failed is noted with the failure; before, nobody asks if another try is of use"
+ITS_OWN_PLACE = "the first slot behind the whole blocks is at the same place either way"
+IN_THE_KEY_BEFORE = "what stands before a block is in the key of the block before it already"
 REASONS: dict[str, dict[str, str]] = {
     "epd/fsm/embedding.py": {"Embedding.__init__: True in ('', '', True) -> False": UNREAD},
     "epd/fsm/encoding.py": {"Encoding.__init__: True in ('', '', True) -> False": UNREAD},
@@ -18,6 +20,40 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "epd/fsm/request.py": {"Request.__init__: True in ('', '', True) -> False": UNREAD},
     "epd/fsm/transfer.py": {"Transfer.__init__: True in ('', '', True) -> False": UNREAD},
+    "epd/scheduling/batching.py": {
+        "Entry: 0 in max_tokens: int = 0 -> 1": "every entry has a token: `num_tokens` is more",
+        "Entry: 1 in 1 << 60 -> 2": "either is beyond every text",
+        "Entry: 0 in num_computed: int = 0 -> 1": "it is set when the entry enters",
+        "Bounds: 0 in min_partial_tokens: int = 0 -> 1": "nothing due is nothing to compute",
+        "BatchScheduler.__init__: 0 in self._first_decode = 0 -> 1": "the round begins anywhere",
+        "BatchScheduler._decodes: len(decodes) > budget -> len(decodes) >= budget": (
+            "whoever fits is in the step, whichever comes first in it"
+        ),
+        "BatchScheduler._decodes: start + budget -> start - budget": "the round the other way",
+        "BatchScheduler._has_place: if self.num_running < max_running: ... -> pass": (
+            "a shortcut: fewer have a place than run"
+        ),
+    },
+    "epd/scheduling/kv_order.py": {
+        "KvOrder._place: behind < 0 -> behind <= 0": ITS_OWN_PLACE,
+        "KvOrder._place: 0 in behind < 0 -> 1": ITS_OWN_PLACE,
+    },
+    "epd/scheduling/placement.py": {
+        "_encoder_for: max(allowed, key=lambda c: _weight(mm_hash, c.instance_id)) ->"
+        " min(allowed, key=lambda c: _weight(mm_hash, c.instance_id))": "either end of an order by"
+        " chance, the same for all who ask",
+        "_weight: hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode(), digest_size=8) ->"
+        " hashlib.blake2b(f'{mm_hash}/{instance_id}'.encode())": "another order by chance",
+    },
+    "epd/scheduling/prefix_keys.py": {
+        "PrefixKeys._key: item.offset < start + self._block_size and start < item.end ->"
+        " item.offset < start + self._block_size": IN_THE_KEY_BEFORE,
+        "PrefixKeys._key: start < item.end -> start <= item.end": IN_THE_KEY_BEFORE,
+    },
+    "epd/scheduling/speculation.py": {
+        "PromptLookup._copy: 1 in self._shortest - 1 -> 2": "of a shorter suffix nothing is noted",
+    },
+    "epd/scheduling/step_cost.py": {": 1 in 1 << 60 -> 2": "either is beyond every budget"},
     "epd/roles/step_loop.py": {
         "StepLoop._launch: entry.decoding or request.decode_here -> entry.decoding": (
             "whoever decodes here has no transfer of its KV: that a layer is ready is told nobody"

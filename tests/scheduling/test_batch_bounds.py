@@ -149,14 +149,6 @@ def test_what_is_cached_up_to_the_last_token_is_found() -> None:
 # --- the step -------------------------------------------------------------------------------------
 
 
-def test_as_many_decodes_as_a_step_holds_keep_their_order() -> None:
-    scheduler = scheduler_of(16, 3, 3, 10)
-    for key in "abc":
-        decoding(scheduler, key, 2)
-    for _ in range(2):
-        assert plan(scheduler) == [("a", 1), ("b", 1), ("c", 1)]
-
-
 @pytest.mark.parametrize(("max_running", "num_prompts"), [(1, 0), (2, 1), (9, 1), (10, 2)])
 def test_prompts_keep_an_eighth_of_the_places_that_are_several(
     max_running: int, num_prompts: int
