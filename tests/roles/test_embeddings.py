@@ -1,0 +1,293 @@
+"""The receive pool of a prefill instance: who gets slots, who hears of rows, and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from epd.fsm import embedding as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.embedding import S
+from epd.fsm.transfer import Side, Transfer
+from epd.messages import Address, CancelTransfer, Grant, MediaItem
+from epd.roles.embeddings import Want, _load_outcome
+from epd.sim import golden
+from epd.sim.golden import Picture
+from epd.sim.workload import mm_hash_of
+from tests.roles.desk import Desk, desk
+
+ONE, TWO = Picture("one"), Picture("two")  # a slot each
+BIG = Picture("big", (1, 16, 12))  # all twelve slots
+
+
+class Pool:
+    """The embeddings of p0; `heard`: what its waiters are told, by room."""
+
+    def __init__(self, at: Desk) -> None:
+        self.at, self.role = at, at.role
+        self.heard: list[Any] = []
+
+    def item(self, room: str, picture: Picture = ONE, encoder: str = "e0") -> MediaItem:
+        address = Address(encoder, 1, "")
+        key, grid = mm_hash_of(picture), picture.grid_thw
+        return MediaItem(2, key, 1, picture.num_rows, grid, room, address)
+
+    def want(self, room: str, picture: Picture = ONE, encoder: str = "e0") -> Any:
+        self.at.said.clear()
+        due_s = self.at.actor.cluster_s() + 20.0
+        item = self.item(room, picture, encoder)
+        want = Want(
+            item,
+            1,
+            due_s,
+            lambda room, rows: self.heard.append(("ready", room)),
+            lambda *failure: self.heard.append((room, *failure)),
+        )
+        self.at.do(self.role.want, want)
+        return self.role._embeddings.get(item.mm_hash)
+
+    def unwant(self, room: str, picture: Picture = ONE) -> bool:
+        self.at.said.clear()
+        return bool(self.at.cluster.within("p0", self.role.unwant, mm_hash_of(picture), room))
+
+    def promise(self, key: str, *pictures: Picture) -> None:
+        items = tuple(self.item(f"{key}/{n}", picture) for n, picture in enumerate(pictures))
+        self.role.promise(key, items, lambda: self.heard.append(key))
+
+    def transfer(self, room: str) -> Transfer:
+        found = self.role._transfers.find(room, Side.CONSUMER)
+        assert found is not None
+        return found
+
+    def hear(self, room: str, event: Any) -> None:
+        self.at.said.clear()
+        self.at.do(self.role._transfers.fire, self.transfer(room), event)
+
+    def arrive(self, room: str, picture: Picture = ONE) -> None:
+        """Its rows."""
+        nbytes = picture.num_rows * golden.ROW_NBYTES
+        self.hear(room, transfer_fsm.CommitReceived(nbytes, ((nbytes, 0),), None))
+
+
+@contextmanager
+def pool() -> Iterator[Pool]:
+    with desk("2e1p1d", "p0", "embeddings") as at:
+        yield Pool(at)
+
+
+def dismissed(pool: Pool) -> list[str]:
+    return [m.room for m in pool.at.words() if isinstance(m, CancelTransfer)]
+
+
+def test_a_picture_is_asked_for_once_and_all_who_want_it_hear() -> None:
+    with pool() as own:
+        embedding = own.want("a")
+        (grant,) = own.at.words()
+        transfer = own.transfer("a")
+        assert isinstance(grant, Grant) and own.at.said[0][0] == "e0"
+        assert (grant.room, grant.attempt, grant.mm_hash) == ("a", 1, mm_hash_of(ONE))
+        assert (grant.slots, grant.num_rows) == (transfer.slots, ONE.num_rows)
+        assert grant.contract == golden.ROW_CONTRACT and len(grant.slots) == 1
+        assert grant.deadline_s == pytest.approx(own.at.actor.cluster_s() + 20.0)
+        assert embedding.state is S.LOADING
+        for room in "bc":
+            own.want(room)
+            assert not own.at.said
+        assert own.role.live()["embedding_references"] == 3
+        assert own.role.live()["embeddings_loading"] == 1
+        own.arrive("a")
+        assert own.heard == [("ready", room) for room in "abc"]
+        assert dismissed(own) == ["b", "c"]
+        own.want("d")
+        assert own.heard[-1] == ("ready", "d") and dismissed(own) == ["d"]
+        assert own.role.live()["embeddings_loading"] == 0 and own.role.live()["slots"] == 0
+
+
+def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
+    with pool() as own:
+        with mock.patch.object(own.at.actor.ports.transfers, "allocate") as allocate:
+            allocate.return_value = own.role.region
+            made = type(own.role)
+            other = mock.MagicMock(ports=own.at.actor.ports)
+            config = own.at.cluster.settings.prefill
+            made(other, own.role._transfers, golden.ROW_CONTRACT, config)
+        nbytes = config.slot_nbytes
+        allocate.assert_called_once_with("rows", 12, nbytes, by_reference=True)
+
+
+def test_who_leaves_as_the_last_stops_the_load_and_as_another_only_its_room() -> None:
+    with pool() as own:
+        for room in "abc":
+            own.want(room)
+        assert not own.unwant("x") and not own.unwant("a", TWO)
+        assert own.unwant("c") and dismissed(own) == ["c"]
+        embedding = own.role._embeddings[mm_hash_of(ONE)]
+        assert own.unwant("a"), "the load's own"
+        assert dismissed(own) == ["a"]
+        assert own.role._leases.num_stranded == 1, "until the encoder's word"
+        assert embedding.room == "a"
+        own.hear("a", transfer_fsm.CancelAcked())
+        assert embedding.room == "b", "a follower's takes over"
+        assert own.role._leases.num_stranded == 0
+        assert own.unwant("b") and embedding.state is S.ABANDONED
+
+
+def test_who_comes_back_to_a_load_that_was_given_up_promises_again() -> None:
+    with pool() as own:
+        embedding = own.want("a")
+        own.unwant("a")
+        assert embedding.state is S.ABANDONED
+        own.promise("big", BIG)
+        assert not own.heard, "a slot may still be written"
+        with mock.patch.object(own.role, "_pump_budget") as pump:
+            own.want("b")
+            assert pump.call_count == 1
+            own.want("c")
+            assert pump.call_count == 1
+        assert embedding.state is S.LOADING
+        own.role._leases.rejoin("a")
+
+
+def test_promises_are_for_all_or_nothing_in_order_and_one_that_breaks_holds_up_no_other() -> None:
+    with pool() as own:
+        own.promise("a", ONE)
+        own.promise("b", BIG)
+        own.promise("c", ONE)
+        assert own.heard == ["a"]
+
+        def breaks() -> None:
+            raise OSError("planned")
+
+        own.role.give_up("b")
+        assert own.heard == ["a", "c"]
+        own.role.promise("d", (own.item("d/0", BIG),), breaks)
+        own.promise("e", ONE)
+        own.role.give_up("a")
+        own.role.give_up("c")
+        assert own.at.actor.counters["faults"] == 1
+        own.role.give_up("d")
+        assert own.heard == ["a", "c", "e"]
+        own.role.give_up("e")
+        assert own.role.live()["slot_promises"] == 0 and not own.role._granted
+
+
+def test_rows_that_nobody_references_make_room_the_oldest_first() -> None:
+    with pool() as own:
+        for room, picture in (("a", ONE), ("b", TWO)):
+            own.want(room, picture)
+            own.arrive(room, picture)
+        own.unwant("a")
+        own.unwant("b", TWO)
+        own.want("c")  # used again, and let go
+        own.unwant("c")
+        own.want("big", Picture("eleven", (1, 16, 11)))
+        assert mm_hash_of(TWO) not in own.role._embeddings
+        assert own.role._embeddings[mm_hash_of(ONE)].state is S.RESIDENT
+        assert len(own.transfer("big").slots) == 11
+
+
+def test_slots_are_handed_out_to_all_whom_they_serve() -> None:
+    with pool() as own:
+        own.want("big", BIG)
+        own.want("a")
+        own.want("b", TWO, "e1")
+        assert own.role.live()["lease_line"] == 2
+        assert own.transfer("a").state is transfer_fsm.S.PENDING
+        own.hear("big", transfer_fsm.AbortReceived("engine", "because", False))
+        assert own.heard == [("big", "engine", "because", False)]
+        assert own.role.live()["lease_line"] == 0
+        assert len(own.transfer("a").slots) == len(own.transfer("b").slots) == 1
+
+
+def test_what_waits_for_slots_leaves_the_line_with_its_room() -> None:
+    with pool() as own:
+        own.want("big", BIG)
+        own.want("a")
+        own.unwant("a")
+        assert own.role.live()["lease_line"] == 0
+        assert mm_hash_of(ONE) not in own.role._embeddings
+
+
+@pytest.mark.parametrize(("kind", "told"), [("media", "picture 3: because"), ("engine", "because")])
+def test_all_who_want_it_hear_why_it_failed(kind: str, told: str) -> None:
+    with pool() as own:
+        own.want("a")
+        own.want("b")
+        aborted = transfer_fsm.AbortReceived(kind, "because", False)
+        own.hear("a", aborted)
+        assert not own.heard, "the follower's room is tried"
+        own.hear("b", aborted)
+        assert own.heard == [(room, kind, told, False) for room in "ab"]
+        assert own.role.live()["slots"] == 0 and not own.role._embeddings
+
+
+def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
+    with pool() as own:
+        own.at.actor.lost.add(("e0", 1))
+        own.want("a")
+        assert own.heard == [("a", "lost", "instance e0 was lost", True)]
+        assert own.role._transfers.find("a", Side.CONSUMER) is None
+
+
+def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
+    """F41."""
+    with pool() as own:
+        own.want("a")
+        with mock.patch.object(own.at.actor.ports.transfers, "fence", mock.AsyncMock()):
+            own.hear("a", transfer_fsm.PeerLost())
+        embedding = own.role._embeddings[mm_hash_of(ONE)]
+        assert embedding.state is S.QUARANTINED and own.role._leases.num_stranded == 1
+        own.promise("big", BIG)
+        own.heard.clear()
+        own.at.do(own.role._transfers.fire, own.transfer("a"), transfer_fsm.PeerFenced())
+        assert own.heard == ["big"] and own.role._leases.num_stranded == 0
+        assert embedding.state is S.FAILED and not own.role._embeddings
+
+
+def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load() -> None:
+    with pool() as own:
+        embedding = own.want("a")
+        transfer: Any = SimpleNamespace(key="other", owner=embedding.key, failure=("", "", True))
+        with mock.patch.object(own.role, "fire") as fire:
+            own.at.do(lambda: own.role.concluded(transfer, delivered=False))
+            transfer.owner = "nobody"
+            own.at.do(lambda: own.role.concluded(transfer, delivered=False))
+        assert not fire.called
+
+
+OUTCOMES = [
+    (("engine", "because", True), False, fsm.LoadFailed("engine", "because", True)),
+    (("deadline", "late", True), False, fsm.LoadTimedOut("deadline", "late", True)),
+    (("", "", True), False, fsm.LoadFailed("cancelled", "", True)),
+    (("deadline", "late", True), True, fsm.LoadLost("deadline", "late", True)),
+]
+
+
+@pytest.mark.parametrize(("failure", "held", "outcome"), OUTCOMES)
+def test_why_a_load_ended(failure: Any, outcome: Any, *, held: bool) -> None:
+    transfer: Any = SimpleNamespace(failure=failure, held=held)
+    assert _load_outcome(transfer) == outcome
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_the_wait_for_rows_may_have_a_bound(*, bounded: bool) -> None:
+    with pool() as own:
+        own.role._rows_timeout_s = 0.5 if bounded else 0.0
+        with mock.patch.object(own.role._transfers, "bound_wait") as bound:
+            own.want("a")
+        transfer = own.transfer("a")
+        assert bound.call_args_list == ([mock.call(transfer, 0.5)] if bounded else [])
+        assert transfer.nbytes == ONE.num_rows * golden.ROW_NBYTES
+
+
+def test_what_does_not_fit_the_pool_is_told_with_its_remedy() -> None:
+    with pool() as own:
+        assert own.role.refusal((own.item("a", BIG),)) == ""
+        reason = own.role.refusal((own.item("a", BIG), own.item("b")))
+        assert "need 13 slots" in reason and "has 12" in reason and "prefill.pool_nbytes" in reason
+        assert own.role.num_slots_for(5) == 2 and own.role.num_slots_for(4) == 1
