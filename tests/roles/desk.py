@@ -83,7 +83,8 @@ class Open:
     def __init__(self, at: Desk, stage: Stage = "", *pictures: Picture, **wishes: Any) -> None:
         self.at = at
         placed = tuple((1 + n, picture) for n, picture in enumerate(pictures))
-        ask = Ask(1, 0.0, (11, 12, 13), placed, **{"max_tokens": 5, **wishes})
+        text = wishes.pop("text", (11, 12, 13))
+        ask = Ask(1, 0.0, text, placed, **{"max_tokens": 5, **wishes})
         self.prepared = ask.generation(stage)
         self.stream = at.cluster.within(GATEWAY, at.role.submit, self.prepared)
         self.machine = at.role._open[self.stream.request_id]

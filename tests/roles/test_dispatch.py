@@ -1,0 +1,165 @@
+"""Placing attempts: the books, prefixes, what is waited for, and what a client is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from epd.api.port import Leave
+from epd.messages import AbortEncode, Address
+from epd.roles.affinity import SHORT_BLOCKS, _num_tokens, _tokens
+from epd.scheduling.placement import Unplaceable
+from epd.sim.cluster import GATEWAY
+from epd.sim.golden import BLOCK_SIZE, Picture
+from tests.roles.desk import Open, gateway
+from tests.roles.simulated import DEFAULTS
+
+TIMING = DEFAULTS.timing
+ONE, TWO = Picture("one"), Picture("two")
+
+
+def test_the_books_are_of_what_is_open() -> None:
+    with gateway() as at:
+        books = at.role._dispatcher
+        one = Open(at, "", ONE)
+        names = {one.encoder(0), one.prefill, one.decode}
+        assert {n: books.assigned_to(n) for n in ("e0", "e1", "p0", "p1", "d0", "d1")} == {
+            n: int(n in names) for n in ("e0", "e1", "p0", "p1", "d0", "d1")
+        }
+        assert books.num_assigned == 3
+        hashes = [item.mm_hash for item in one.prepared.items]
+        assert books.in_flight(hashes[0]) == (one.encoder(0),)
+        found = {c.instance_id: c.assigned for c in books.candidates()}
+        assert len(found) == 6 and sum(found.values()) == 3
+        old = one.encoder(0)
+        one.fails(one.prefill, "engine", culprit=old)
+        assert books.num_assigned == 3 and books.assigned_to(old) == 0
+        assert books.in_flight(hashes[0]) == (one.encoder(0),)
+        one.tokens(0, 21, finish_reason="stop")
+        assert books.num_assigned == 0 and books.in_flight(hashes[0]) == ()
+        for book in (books._booked, books._rooms, books._unaccepted):
+            assert not book
+
+
+def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not() -> None:
+    with gateway() as at:
+        one, other = Open(at, "", ONE, TWO), Open(at, "", ONE)
+        rooms = [one.room(0), one.room(1)]
+        encoders = [one.encoder(0), one.encoder(1)]
+        at.said.clear()
+        at.cluster.within(GATEWAY, one.stream.cancel, Leave.GONE, "the client left")
+        told = [(to, AbortEncode(room)) for to, room in zip(encoders, rooms, strict=True)]
+        assert one.sent(AbortEncode) == told
+        at.said.clear()
+        other.tokens(0, 21, finish_reason="stop")
+        assert not other.sent(AbortEncode)
+        at.cluster.pass_time(TIMING.accept_timeout_s)
+        assert not [name for name in at.actor._timers if name.endswith("/encode")]
+
+
+def test_a_request_without_a_topology_waits_for_so_long() -> None:
+    with gateway() as at:
+        books = at.role._dispatcher
+        one: Any = SimpleNamespace(key="g", prompt=None)
+        assert books.may_wait(one)
+        at.cluster.pass_time(TIMING.topology_timeout_s - 0.1)
+        assert books.may_wait(one)
+        at.cluster.pass_time(0.2)
+        assert not books.may_wait(one)
+        later: Any = SimpleNamespace(key="h", prompt=None)
+        assert books.may_wait(later)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_that_storage_does_not_have_need_an_encoder_that_there_was(*, known: bool) -> None:
+    with gateway() as at:
+        books, one = at.role._dispatcher, Open(at, "", ONE)
+        for name in ("e0", "e1"):
+            if known:
+                left = SimpleNamespace(source=name, epoch=1, message=None)
+                at.do(at.role._registry.on_leave, left)
+            else:
+                del at.role._registry._instances[name]
+        machine: Any = one.machine
+        assert books.may_wait(machine), "of any other thing"
+        assert isinstance(books.choose(machine), Unplaceable)
+        books.not_in_storage(machine)
+        assert books.may_wait(machine) == known
+        chosen = books.choose(machine)
+        assert chosen.reason.startswith("the rows of a picture are not in the shared storage, and")
+
+
+def test_what_is_lacking_is_told() -> None:
+    with gateway() as at:
+        books = at.role._dispatcher
+        assert books.lacking(with_pictures=True) == ""
+        for name in ("e0", "e1"):
+            del at.role._registry._instances[name]
+        assert "encode" in books.lacking(with_pictures=True)
+        assert books.lacking(with_pictures=False) == ""
+
+
+def test_who_answers_nothing_is_avoided() -> None:
+    with gateway() as at:
+        at.role._dispatcher._silent = lambda: ("p0", "d1")
+        one = Open(at)
+        assert (one.prefill, one.decode) == ("p1", "d0")
+
+
+# --- prefixes -------------------------------------------------------------------------------------
+
+
+def test_a_text_is_the_prompt_and_what_was_said() -> None:
+    prompt, said = list(range(10, 16)), list(range(20, 25))
+    machine: Any = SimpleNamespace(prompt=SimpleNamespace(token_ids=tuple(prompt)), token_ids=said)
+    assert _num_tokens(machine) == 11
+    for start in range(12):
+        for stop in range(start, 12):
+            assert list(_tokens(machine, start, stop)) == (prompt + said)[start:stop]
+
+
+def text(at: Any, *, length: int = 8 * BLOCK_SIZE) -> Open:
+    return Open(at, text=tuple(range(100, 100 + length)))
+
+
+def test_a_conversation_goes_back_to_where_it_was() -> None:
+    with gateway() as at:
+        affinity = at.cluster.gateway.affinity
+        one = text(at)
+        prefill, decode = one.prefill, one.decode
+        held = affinity.shares(one.machine, at.role._dispatcher.candidates())
+        assert held == dict.fromkeys((prefill, decode), 8 / SHORT_BLOCKS)
+        answer = range(200, 200 + BLOCK_SIZE)
+        one.tokens(0, *answer, finish_reason="stop")
+        assert affinity.live() == {"prefix_keys": 0}
+        tracked = {n: affinity.record.num_tracked(n) for n in ("p0", "p1", "d0", "d1")}
+        assert tracked == {
+            n: 9 if n == decode else 8 if n == prefill else 0 for n in ("p0", "p1", "d0", "d1")
+        }
+        again = text(at)
+        assert (again.prefill, again.decode) == (prefill, decode)
+        long = text(at, length=2 * SHORT_BLOCKS * BLOCK_SIZE)
+        held = affinity.shares(long.machine, at.role._dispatcher.candidates())
+        assert held[long.prefill] == 1.0
+        at.do(affinity.peer_lost, Address(decode, 1, ""))
+        assert affinity.record.num_tracked(decode) == 0 and decode not in affinity._num_blocks
+
+
+def test_with_one_instance_of_each_kind_nothing_is_computed() -> None:
+    with gateway() as at:
+        for name in ("p1", "d1"):
+            del at.role._registry._instances[name]
+        one = text(at)
+        affinity = at.cluster.gateway.affinity
+        assert not affinity._keys and not affinity.record.num_tracked(one.prefill)
+
+
+def test_a_prompt_that_fills_no_block_is_nowhere() -> None:
+    with gateway() as at:
+        one = text(at, length=1)
+        affinity = at.cluster.gateway.affinity
+        assert affinity.shares(one.machine, at.role._dispatcher.candidates()) == {}
+        one.fails(one.prefill, "contract", retryable=False)
+        assert affinity.live() == {"prefix_keys": 0}
