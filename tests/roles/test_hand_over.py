@@ -1,0 +1,299 @@
+"""KV from prefill to decode: what is offered, granted, committed, taken, and what becomes of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from epd.fsm import request as fsm
+from epd.fsm import transfer as transfer_fsm
+from epd.fsm.request import Request, S
+from epd.fsm.transfer import Side
+from epd.messages import (
+    Address,
+    CancelTransfer,
+    Grant,
+    KvOffer,
+    KvState,
+    PrefillRequest,
+    RequestFailed,
+    SamplingParams,
+    TokenLogprobs,
+)
+from epd.sim.cluster import GATEWAY
+from epd.sim.golden import BLOCK_SIZE, KV_LAYOUT
+from epd.transport.base import Received
+from tests.roles.desk import Desk, desk
+
+DECODE, FRONT = Address("d0", 1, ""), Address(GATEWAY, 1, "")
+NUM_TOKENS = 2 * BLOCK_SIZE + 1
+TOKENS = tuple(range(20, 20 + NUM_TOKENS))
+SAMPLING = SamplingParams(5, seed=7)
+
+
+def due_s(at: Desk, left_s: float = 20.0) -> float:
+    return at.actor.cluster_s() + left_s
+
+
+# --- prefill --------------------------------------------------------------------------------------
+
+
+def prefill(at: Desk, **other: Any) -> Request:
+    """p0 begins a prompt, and goes on to its first token."""
+    due = due_s(at)
+    made = PrefillRequest(
+        "r", 1, TOKENS, 0, (), SAMPLING, DECODE, FRONT, due, True, "mine", due - 5.0
+    )
+    message = msgspec.structs.replace(made, **other)
+    at.said.clear()
+    at.do(at.role.on_prefill_request, Received(GATEWAY, 1, message, ()))
+    request: Request = at.cluster.instance("p0").requests.get("r/1")  # type: ignore[union-attr]
+    at.cluster.pass_time(0.1)
+    return request
+
+
+def offers(at: Desk) -> list[KvOffer]:
+    return [message for message in at.words() if isinstance(message, KvOffer)]
+
+
+def test_what_decode_is_offered() -> None:
+    with desk("1e1p1d", "p0", "prefill") as at:
+        due = due_s(at)
+        request = prefill(at)
+        (offer,) = offers(at)
+        assert at.said[0] == ("d0", offer)
+        assert (offer.room, offer.request_id, offer.attempt) == ("r/1/kv", "r", 1)
+        assert (offer.num_prompt_tokens, offer.num_emitted) == (NUM_TOKENS, 0)
+        assert (offer.token_ids, offer.sampling, offer.layout) == (TOKENS, SAMPLING, KV_LAYOUT)
+        assert (offer.gateway, offer.reports, offer.scope) == (FRONT, True, "mine")
+        assert (offer.deadline_s, offer.first_token_deadline_s) == (due, due - 5.0)
+        assert request.state is S.TRANSFERRING and not request.decode_here
+        transfer = at.cluster.instance("p0").transfers.find("r/1/kv", Side.PRODUCER)
+        assert transfer is not None and transfer.owner == "r/1"
+        assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes
+        kv = at.role._kv
+        assert kv.find(request) is transfer
+        assert kv.live() == {"kv_handed_over": 1, "kv_parts_held": 0}
+        state = kv.commit_state(transfer)
+        assert state == KvState(
+            num_tokens=NUM_TOKENS,
+            first_token=request.output[0],
+            rope_delta=0,
+            num_layers=KV_LAYOUT.num_layers,
+            num_blocks=3,
+            num_whole=request.num_whole if request.num_whole >= 0 else 3,
+            num_cached=0,
+        )
+        assert kv.commit_state(SimpleNamespace(key="other")) is None
+
+
+def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> None:
+    with desk("1e1p1d", "p0", "prefill") as at:
+        request = prefill(at, sampling=SamplingParams(1))
+        assert request.decode_here and not offers(at) and request.state is S.FINISHED
+    with desk("1e1p1d", "p0", "prefill") as at:
+        assert prefill(at, num_emitted=3).decode_here is False
+    with desk("1e1p1d", "p0", "prefill") as at:
+        assert prefill(at, num_emitted=4).decode_here
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_lease_is_of_use_where_blocks_can_be_found(*, caching: bool) -> None:
+    with desk("1e1p1d", "p0", "prefill") as at:
+        at.cluster.instance("p0").requests.caching = caching  # type: ignore[union-attr]
+        request = prefill(at, sampling=SamplingParams(1), lease_s=3.0)
+        assert (request.lease_s, request.state) == ((3.0, S.HELD) if caching else (0.0, S.FINISHED))
+        assert at.role.held.live() == {"held_prompts": int(caching)}
+        at.cluster.pass_time(3.0)
+        assert request.state is S.FINISHED and at.role.held.live() == {"held_prompts": 0}
+
+
+def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
+    with desk("1e1p1d", "p0", "prefill") as at:
+        request = prefill(at)
+        transfers = at.cluster.instance("p0").transfers
+        at.said.clear()
+        word = CancelTransfer("r/1/kv", 1, ("capacity", "too long", False))
+        at.do(transfers.on_cancel, Received("d0", 1, word, ()))
+        failed = [m for m in at.words() if isinstance(m, RequestFailed)]
+        assert [(m.kind, m.reason, m.retryable, m.culprit) for m in failed] == [
+            ("capacity", "too long", False, "d0")
+        ]
+        assert request.terminal
+        at.cluster.pass_time(0.1)
+        requests = at.cluster.instance("p0").requests
+        assert requests is not None and requests.pool.num_leased == 0
+        assert at.role._kv.live() == {"kv_handed_over": 0, "kv_parts_held": 0}
+
+
+def test_who_is_called_off_withdraws_its_offer() -> None:
+    with desk("1e1p1d", "p0", "prefill") as at:
+        request = prefill(at)
+        at.do(at.role._requests.fire, request, fsm.AbortReceived())
+        transfer = at.role._kv.find(request)
+        assert transfer.failure == ("withdrawn", "prefill ended the request", False)
+        at.do(at.role._kv.withdraw_offer, SimpleNamespace(kv_room="never offered"), None)
+        assert at.actor.counters["faults"] == 0
+
+
+def test_what_is_ready_of_whom_has_left_stays_held() -> None:
+    with desk("1e1p1d", "p0", "prefill") as at:
+        kv = at.role._kv
+        kv._held["r"] = {0: 5}
+        kv.hold_part(SimpleNamespace(key="r", owner="nobody"))
+        assert kv._held == {"r": {0: 5}}
+        assert kv.granted(SimpleNamespace(key="r", owner="nobody")) is None
+        kv.concluded(SimpleNamespace(key="r", owner="nobody"), delivered=True)
+        assert at.actor.counters["faults"] == 0
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+
+def offered(at: Desk, num_tokens: int = NUM_TOKENS) -> tuple[Request, Any]:
+    """d0 is offered a prompt; its request and its room."""
+    due = due_s(at)
+    message = KvOffer(
+        "r/1/kv",
+        "r",
+        1,
+        num_tokens,
+        0,
+        tuple(range(20, 20 + num_tokens)),
+        SAMPLING,
+        KV_LAYOUT,
+        FRONT,
+        due,
+        first_token_deadline_s=due - 5.0,
+    )
+    at.tell("on_kv_offer", message, "p0")
+    request = at.role._requests.get("r/1")
+    return request, at.cluster.instance("d0").transfers.find("r/1/kv", Side.CONSUMER)
+
+
+def test_what_prefill_is_granted() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        due = due_s(at)
+        request, transfer = offered(at)
+        ((to, grant),) = at.said
+        assert isinstance(grant, Grant) and to == "p0"
+        slots = 3 * KV_LAYOUT.slots_per_block
+        assert (grant.room, grant.attempt, grant.mm_hash) == ("r/1/kv", 1, "")
+        assert (len(grant.slots), grant.contract, grant.num_rows) == (slots, None, NUM_TOKENS)
+        assert (grant.deadline_s, grant.num_held) == (pytest.approx(due - 5.0), 0)
+        assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes and transfer.meta.room == "r/1/kv"
+        assert request.state is S.WAITING_FOR_REMOTE_KV and request.decode_here
+        assert at.role._transfer_of(request) == [transfer]
+
+
+def kv_state(**other: Any) -> KvState:
+    made = KvState(
+        num_tokens=NUM_TOKENS,
+        first_token=TokenLogprobs(21, 0.0),
+        rope_delta=0,
+        num_layers=KV_LAYOUT.num_layers,
+        num_blocks=3,
+        num_whole=3,
+        num_cached=0,
+    )
+    return msgspec.structs.replace(made, **other)
+
+
+def published(at: Desk, transfer: Any) -> Any:
+    done: list[Any] = []
+
+    async def run() -> None:
+        done.append(await at.role.publish(transfer))
+
+    at.cluster.within("d0", at.cluster.world.loop.create_task, run())
+    at.cluster.pass_time(0.0)
+    return done[0]
+
+
+WRONG = [
+    None,
+    kv_state(num_tokens=NUM_TOKENS + 1),
+    kv_state(num_layers=KV_LAYOUT.num_layers + 1),
+    kv_state(num_blocks=4),
+    kv_state(num_whole=4),
+    kv_state(num_whole=-1),
+]
+
+
+@pytest.mark.parametrize("state", WRONG)
+def test_kv_that_is_not_what_was_granted_is_not_decoded(state: KvState | None) -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        _, transfer = offered(at)
+        transfer.kv, transfer.parts = state, ((transfer.nbytes, 0),)
+        assert isinstance(published(at, transfer), transfer_fsm.PublishFailed)
+
+
+@pytest.mark.parametrize("num_whole", [0, 3])
+def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        _, transfer = offered(at)
+        transfer.kv, transfer.parts = kv_state(num_whole=num_whole), ((transfer.nbytes, 0),)
+        region, landing = at.role._requests.region, at.role._landing
+        with (
+            mock.patch.object(region, "put_in_place") as put,
+            mock.patch.object(landing, "land", mock.AsyncMock()) as land,
+        ):
+            assert published(at, transfer) == transfer_fsm.Published()
+            put.assert_called_once_with()
+            land.assert_awaited_once_with("r/1/kv")
+            transfer.parts = ((1, 0),)
+            assert isinstance(published(at, transfer), transfer_fsm.PublishFailed)
+            assert put.call_count == land.await_count == 1
+
+
+OUTCOMES = [
+    (("withdrawn", "", True), fsm.KvWithdrawn()),
+    (("engine", "because", False), fsm.KvFailed("engine", "because", False, "p0")),
+]
+
+
+@pytest.mark.parametrize(("failure", "outcome"), OUTCOMES)
+def test_why_no_kv_comes_is_the_requests_event(failure: Any, outcome: Any) -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        request, transfer = offered(at)
+        transfer.failure = failure
+        with mock.patch.object(at.role._requests, "fire") as fire:
+            at.do(lambda: at.role.concluded(transfer, delivered=False))
+        fire.assert_called_once_with(request, outcome)
+
+
+def test_kv_that_arrived_is_decoded_in_its_blocks() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        request, transfer = offered(at)
+        transfer.kv = kv_state()
+        with mock.patch.object(at.role._requests, "fire") as fire:
+            at.do(lambda: at.role.concluded(transfer, delivered=True))
+        (one, event) = fire.call_args.args
+        assert one is request and event.kv == kv_state()
+        assert sorted(event.blocks) == [0, 1, 2] and at.role.live() == {"kv_landing": 0}
+
+
+def test_an_offer_that_is_called_off_in_line_leaves_it() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        requests = at.role._requests
+        with mock.patch.object(requests, "pump"):
+            request, transfer = offered(at)
+        assert requests.live()["batch"] == 1
+        at.do(requests.fire, request, fsm.AbortReceived())
+        assert transfer.state is transfer_fsm.S.CANCELLED and request.terminal
+        assert requests.live()["batch"] == 0 and not requests._on_reserved
+        at.do(at.role.cancel_transfer, SimpleNamespace(kv_room="never offered"), None)
+        assert at.actor.counters["faults"] == 0
+
+
+def test_blocks_of_a_room_that_failed_are_free() -> None:
+    with desk("1e1p1d", "d0", "decode") as at:
+        _, transfer = offered(at)
+        assert at.role._requests.pool.num_leased == 3
+        aborted = transfer_fsm.AbortReceived("engine", "because", True)
+        at.do(at.cluster.instance("d0").transfers.fire, transfer, aborted)
+        assert at.role._requests.pool.num_leased == 0

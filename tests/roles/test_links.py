@@ -1,0 +1,126 @@
+"""Links to peers: who is doubted, what an echo is worth, and who is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from epd.messages import Address, LinkEcho, LinkProbe
+from tests.roles.desk import Desk, desk
+from tests.roles.simulated import DEFAULTS
+
+TIMING = DEFAULTS.timing
+PEER = Address("d0", 1, "")
+
+
+def links() -> Any:
+    """Of p0; nobody answers it."""
+    return desk("1e1p1d", "p0", "links")
+
+
+def doubt(at: Desk, peer: Address = PEER) -> list[Any]:
+    at.goes_out = ()
+    at.said.clear()
+    at.do(at.role.doubt, peer)
+    return [(to, message) for to, message in at.said if isinstance(message, LinkProbe)]
+
+
+def echo(at: Desk, epoch: int = 1) -> None:
+    at.tell("on_echo", LinkEcho(), "d0", epoch=epoch)
+
+
+def probes(at: Desk) -> list[bool]:
+    return [message.is_mute for message in at.words() if isinstance(message, LinkProbe)]
+
+
+def test_a_doubt_asks_once_and_an_echo_is_trusted_for_a_while() -> None:
+    with links() as at:
+        assert doubt(at) == [("d0", LinkProbe(False))]
+        assert doubt(at) == [], "it is asked already"
+        assert at.role.live() == {"links_doubted": 1} and at.role.silent() == ()
+        echo(at, epoch=2)
+        assert at.role.live() == {"links_doubted": 1}
+        echo(at)
+        assert at.role.live() == {"links_doubted": 0}
+        assert not [name for name in at.actor._timers if name.startswith("link/")]
+        at.cluster.pass_time(TIMING.link_timeout_s / 2 - 0.01)
+        assert doubt(at) == []
+        at.cluster.pass_time(0.02)
+        assert len(doubt(at)) == 1
+
+
+def test_neither_itself_nor_the_lost_are_doubted() -> None:
+    with links() as at:
+        assert doubt(at, at.actor.address) == []
+        at.actor.lost.add(("d0", 1))
+        assert doubt(at) == []
+
+
+def test_who_is_silent_is_asked_again_and_its_link_opened_anew_and_then_given_up() -> None:
+    with links() as at:
+        roles = [mock.Mock(live=dict), mock.Mock(live=dict)]
+        at.actor.roles += roles
+        with mock.patch.object(at.actor.bus, "reopen") as reopen:
+            doubt(at)
+            at.cluster.pass_time(TIMING.link_timeout_s - 0.01)
+            assert probes(at) == [False] * 5, "every retry_interval_s"
+            assert at.role.silent() == () and not reopen.called
+            at.cluster.pass_time(0.02)
+            assert at.role.silent() == ("d0",)
+            reopen.assert_called_once_with("d0")
+            assert probes(at)[-1] and at.actor.counters["links_opened_anew"] == 1
+            assert any("opened anew" in line for line in at.cluster.node("p0").warnings)
+            assert not roles[0].peer_silent.called
+            at.cluster.pass_time(TIMING.link_timeout_s)
+            for role in roles:
+                role.peer_silent.assert_called_with(PEER)
+            with mock.patch.object(at.actor.log, "info") as info:
+                echo(at)
+            info.assert_called_once_with("the link carries words again", peer="d0")
+            assert "d0" not in at.role.silent() and "d0" not in at.role._doubts
+
+
+@pytest.mark.parametrize("is_mute", [True, False])
+def test_a_probe_is_answered_and_one_of_who_heard_nothing_opens_the_link_anew(
+    *, is_mute: bool
+) -> None:
+    with links() as at, mock.patch.object(at.actor.bus, "reopen") as reopen:
+        at.goes_out = ()
+        assert at.tell("on_probe", LinkProbe(is_mute), "d0") == [LinkEcho()]
+        assert at.said[0][0] == "d0"
+        assert reopen.call_args_list == ([mock.call("d0")] if is_mute else [])
+
+
+def test_the_loss_of_this_very_life_ends_its_doubt_and_its_trust() -> None:
+    with links() as at:
+        doubt(at)
+        at.do(at.role.peer_lost, Address("d0", 2, ""))
+        assert at.role.live() == {"links_doubted": 1}
+        at.do(at.role.peer_lost, Address("e0", 1, ""))
+        assert at.role.live() == {"links_doubted": 1}
+        echo(at)
+        at.do(at.role.peer_lost, PEER)
+        assert len(doubt(at)) == 1, "what it was trusted for is over"
+        at.do(at.role.peer_lost, PEER)
+        assert at.role.live() == {"links_doubted": 0}
+
+
+def test_a_gateway_is_doubted_whatever_its_life() -> None:
+    with links() as at:
+        doubt(at, Address("d0", 0, ""))
+        echo(at, epoch=7)
+        assert at.role.live() == {"links_doubted": 0}
+        at.cluster.pass_time(TIMING.link_timeout_s)
+        doubt(at, Address("d0", 0, ""))
+        at.do(at.role.peer_lost, Address("d0", 7, ""))
+        assert at.role.live() == {"links_doubted": 0}
+
+
+def test_who_is_known_and_not_listed_is_absent() -> None:
+    with links() as at:
+        assert not at.role._is_absent(PEER)
+        at.actor.listed.discard(("d0", 1))
+        assert at.role._is_absent(PEER)
+        assert not at.role._is_absent(Address("nobody", 1, "")), "it was never met"
