@@ -1,0 +1,302 @@
+"""Small parts of roles: what each promises to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from epd.config import Timing
+from epd.engine.base import EngineError
+from epd.fsm import transfer as transfer_fsm
+from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
+from epd.roles.askers import Asker, Askers
+from epd.roles.doubts import Doubts
+from epd.roles.finder import NoTower
+from epd.roles.landing import Landing
+from epd.roles.profiling import Profiles
+from epd.roles.step_loop import StepLoop
+from epd.sim import golden
+from epd.sim.cluster import GATEWAY
+from tests.roles.desk import desk
+
+PEER = Address("e0", 1, "")
+
+
+# --- an engine without a tower --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["preprocess", "encode", "copy_out"])
+async def test_what_an_instance_without_a_tower_cannot_do_is_said(call: str) -> None:
+    arguments: dict[str, tuple[Any, ...]] = {
+        "preprocess": (b"", (1, 2, 2)),
+        "encode": ([],),
+        "copy_out": (None, []),
+    }
+    with pytest.raises(EngineError):
+        await getattr(NoTower(golden.ROW_CONTRACT), call)(*arguments[call])
+
+
+async def test_rows_in_host_memory_are_where_they_are() -> None:
+    tower, rows = NoTower(golden.ROW_CONTRACT), mock.Mock()
+    assert await tower.to_host(rows) is rows and await tower.to_device(rows) is rows
+
+
+# --- doubts ---------------------------------------------------------------------------------------
+
+
+class Plane:
+    """A data plane that answers so, or raises."""
+
+    def __init__(self, answer: Any) -> None:
+        self.settle = mock.AsyncMock(side_effect=[answer])
+        self.fence = mock.AsyncMock(side_effect=[answer])
+
+
+def doubts(answer: Any, *, listed: bool = False, lost: bool = False, known: bool = True) -> Any:
+    plane = Plane(answer)
+    actor = mock.MagicMock(ports=SimpleNamespace(transfers=plane))
+    actor.is_listed.return_value, actor.is_lost.return_value = listed, lost
+    actor.peer_info.return_value = SimpleNamespace(host_id="h", pid=7) if known else None
+    later = mock.Mock()
+    return Doubts(actor, Timing(retry_interval_s=3.0), later), plane, later, actor
+
+
+def room(*, terminal: bool = False) -> Any:
+    return SimpleNamespace(peer=PEER, key="r", terminal=terminal)
+
+
+@pytest.mark.parametrize("answer", [True, False, OSError("x")])
+async def test_a_write_is_settled_or_asked_after_again(answer: Any) -> None:
+    made, plane, later, actor = doubts(answer)
+    transfer = room()
+    outcome = await made.settle_write(transfer, None)
+    plane.settle.assert_awaited_once_with(PEER)
+    assert not plane.fence.called
+    assert outcome == (transfer_fsm.WriteSettled() if answer is True else None)
+    assert later.call_args_list == ([] if answer is True else [mock.call(transfer, 3.0)])
+    assert actor.fault.called == isinstance(answer, OSError)
+
+
+async def test_of_the_lost_nobody_settles_anything() -> None:
+    made, plane, _, _ = doubts(True, lost=True)
+    assert await made.settle_write(room(), None) == transfer_fsm.PeerFenced()
+    assert not plane.settle.called
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_who_is_not_listed_is_fenced(*, known: bool) -> None:
+    made, plane, later, _ = doubts(True, known=known)
+    assert await made.start_fence(room(), None) == transfer_fsm.PeerFenced()
+    plane.fence.assert_awaited_once_with(PEER, *(("h", 7) if known else ("", 0)))
+    assert not later.called
+
+
+async def test_who_is_listed_is_never_fenced() -> None:
+    made, plane, later, _ = doubts(True, listed=True)
+    transfer = room()
+    assert await made.start_fence(transfer, None) is None
+    assert not plane.fence.called
+    later.assert_called_once_with(transfer, 3.0)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_a_room_that_has_ended_meanwhile_asks_no_more(*, answer: bool) -> None:
+    made, _, later, _ = doubts(answer)
+    assert await made.start_fence(room(terminal=True), None) is None
+    assert not later.called
+
+
+# --- who asked for a room -------------------------------------------------------------------------
+
+
+def asker(keeps: bool = False, reports: bool = False, epoch: int = 1) -> Asker:
+    return Asker("q", 2, Address(GATEWAY, epoch, ""), "hash", reports, keeps)
+
+
+def test_open_rooms_are_told_of_now_and_then() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        askers = Askers(at.actor, Timing(stall_timeout_s=0.9))
+        at.do(askers.add, "a", asker())
+        at.cluster.pass_time(0.2)
+        at.do(askers.add, "b", asker())
+        at.cluster.pass_time(0.11)
+        both = [(GATEWAY, EncodeAccepted(room, 2)) for room in "ab"]
+        assert at.said == both
+        at.cluster.pass_time(0.3)
+        assert at.said == both * 2
+        for name in "ab":
+            at.do(askers.closed, name)
+        at.cluster.pass_time(0.3)
+        assert len(at.said) == 4 and not at.actor.armed("encode/open") and not len(askers)
+
+
+def test_who_wants_a_timeline_is_told_how_a_room_went() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        askers = Askers(at.actor, Timing())
+        subject = mock.Mock(story=())
+        for name, reports, machines, told in (
+            ("a", True, (subject, None), 1),
+            ("b", False, (subject, None), 0),
+            ("c", True, (None, None), 0),
+        ):
+            at.do(askers.add, name, asker(reports=reports))
+            at.said.clear()
+            at.do(askers.closed, name, *machines)
+            assert len(at.said) == told, name
+        at.do(askers.closed, "never heard of", subject)
+        assert not at.said
+
+
+def test_who_keeps_rows_is_found_by_room_and_by_life() -> None:
+    with desk("1e1p1d", "e0", "encode") as at:
+        askers = Askers(at.actor, Timing())
+        made = {"a": asker(keeps=True), "b": asker(), "c": asker(keeps=True, epoch=2)}
+        for name, one in made.items():
+            at.do(askers.add, name, one)
+        found = [askers.keeper(name) for name in "abcd"]
+        assert found == [made["a"], None, made["c"], None]
+        assert list(askers.keepers_of(Address(GATEWAY, 1, ""))) == [("a", made["a"])]
+        assert list(askers.keepers_of(Address("x", 1, ""))) == []
+
+
+# --- what encoders hold ---------------------------------------------------------------------------
+
+
+def test_what_an_encoder_says_of_its_cache_counts_while_it_is_a_member() -> None:
+    with desk("1e1p1d", GATEWAY, "directory") as at:
+        index = at.role.index
+        events = CacheEvents(1, True, ("h",), ())
+        for source, epoch in (("e0", 2), ("x", 1)):
+            assert at.tell("on_events", events, source, epoch=epoch) == []
+        assert index.resident("h") == ()
+        assert at.tell("on_events", events, "e0") == [] and index.resident("h") == ("e0",)
+        gap = CacheEvents(3, False, ("i",), ())
+        assert at.tell("on_events", gap, "e0") == [CacheEventsWanted()]
+        assert at.said[0][0] == "e0" and at.actor.counters["cache_events_missed"] == 1
+        registry = at.cluster.gateway.registry
+        (encoder,) = (i for i in registry.instances if i.key == "e0:1")
+        for sequence, asked in ((1, 0), (2, 1)):
+            encoder.load = SimpleNamespace(cache_sequence=sequence)
+            at.said.clear()
+            at.do(registry.on_heartbeat_of, encoder)
+            assert at.said == [("e0", CacheEventsWanted())] * asked
+        at.do(at.role.peer_lost, Address("e0", 1, ""))
+        assert index.resident("h") == ()
+
+
+# --- profiles -------------------------------------------------------------------------------------
+
+
+async def test_a_report_that_nobody_waits_for_is_not_heard() -> None:
+    actor = mock.MagicMock()
+    members = [
+        SimpleNamespace(present=name != "c", info=SimpleNamespace(address=Address(name, 1, "")))
+        for name in "abc"
+    ]
+    profiles = Profiles(actor, SimpleNamespace(instances=members))  # type: ignore[arg-type]
+
+    def report(serial: int, source: str, detail: str) -> None:
+        message = ProfileReport(serial, True, detail)
+        profiles.on_report(SimpleNamespace(source=source, message=message))  # type: ignore[arg-type]
+
+    report(1, "a", "early")
+    asking = asyncio.ensure_future(profiles.ask(starts=True))
+    await asyncio.sleep(0)
+    assert [call.args[0].instance_id for call in actor.send.call_args_list] == ["a", "b"]
+    report(1, "c", "not asked")
+    report(1, "a", "one")
+    report(1, "a", "again")
+    await asyncio.sleep(0)
+    assert not asking.done()
+    report(1, "b", "two")
+    assert await asking == {"a": (True, "one"), "b": (True, "two")}
+    report(1, "b", "late")
+    actor.disarm.assert_called_once_with("profile/1")
+
+
+# --- the step loop --------------------------------------------------------------------------------
+
+
+async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -> None:
+    actor, batch = mock.MagicMock(closing=False), mock.MagicMock()
+    batch.plan.side_effect = [OSError("planned"), []]
+    loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
+    for count in (1, 2):
+        loop.wake()
+        loop.wake()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert batch.plan.call_count == count
+    actor.fault.assert_called_once()
+    actor.closing = True
+    loop.wake()
+    await asyncio.sleep(0)
+    assert batch.plan.call_count == 2
+
+
+async def test_a_sequence_takes_as_many_guesses_as_its_part_has_room_for() -> None:
+    batch, engine = mock.MagicMock(), mock.MagicMock()
+    batch.plan.return_value = []
+    engine.step.side_effect = OSError("planned")
+    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock())
+    loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
+    entry: Any = SimpleNamespace(
+        key="a", guesses=(5, 6, 7), decoding=True, num_computed=3, launched=mock.Mock()
+    )
+    for decoding, known, guesses in ((True, 1, (5, 6)), (False, 3, ())):
+        entry.decoding = decoding
+        with mock.patch("epd.roles.step_loop.sequence_of") as made:
+            made.return_value.sample = None
+            loop._launch([(entry, 3)])
+        made.assert_called_once_with(batch.get.return_value, 3, known, guesses)
+        entry.launched.assert_called_with(3, ahead=False)
+
+
+# --- landing --------------------------------------------------------------------------------------
+
+
+def landing(*, in_place: bool, size: int = 4) -> tuple[Landing, list[Any], mock.Mock]:
+    engine: Any = SimpleNamespace(
+        num_landing_blocks=size,
+        kv_in_place=in_place,
+        kv_layout=SimpleNamespace(slots_per_block=2),
+        land_kv=mock.AsyncMock(),
+    )
+    returned = mock.Mock()
+    made = Landing(engine, returned)
+    return made, [], returned
+
+
+def test_kv_lands_where_it_stays_if_it_can() -> None:
+    made, told, returned = landing(in_place=True)
+    made.lease("r", (7, 8, 9), range(1, 3), told.append)
+    assert told == [(16, 17, 18, 19)] and made.num_leased == 0
+    assert made.take("r") == (7, 8, 9)
+    made.lease("s", (7, 8), range(2), told.append)
+    made.release("s")
+    returned.assert_called_once_with((7, 8))
+    assert made.fits(4) and not made.fits(5)
+
+
+async def test_who_does_not_fit_the_landing_memory_waits_in_line() -> None:
+    made, told, returned = landing(in_place=False)
+    for name, blocks in (("a", (10, 11, 12)), ("b", (13, 14)), ("c", (15,))):
+        made.lease(name, blocks, range(len(blocks)), lambda slots, name=name: told.append(name))
+    assert told == ["a"] and made.num_leased == 5, "nobody is overtaken"
+    await made.land("a")
+    made._engine.land_kv.assert_awaited_once_with((0, 1, 2), (10, 11, 12))  # type: ignore[attr-defined]
+    assert made.take("a") == (10, 11, 12)
+    assert told == ["a", "b", "c"] and made.num_leased == 3
+    made.lease("d", (16, 17), range(2), lambda slots: told.append("d"))
+    made.lease("e", (18,), range(1), lambda slots: told.append("e"))
+    assert told == ["a", "b", "c"]
+    made.leave("d")
+    returned.assert_called_once_with((16, 17))
+    assert told[-1] == "e"
+    made.leave("d")
+    made.release("b")
+    assert returned.call_args_list[-1] == mock.call((13, 14)) and made.num_leased == 2
