@@ -7,7 +7,6 @@ A process gets `Settings` with what is its own added: `InstanceConfig`, `Gateway
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,21 +28,6 @@ from epd.setting import (
     fixed,
     matches,
 )
-
-TRANSPORTS = ("auto", "shm", "tcp", "mooncake", "file")
-FOREIGN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a transport's name is `package.module:factory`, code of others."""
-    return FOREIGN.fullmatch(name) is not None
-
-
-def is_transport(text: str) -> bool:
-    """`auto`, or names of transports with commas between them, none twice."""
-    names = text.split(",")
-    known = TRANSPORTS[1:] if len(names) > 1 else TRANSPORTS
-    return len(set(names)) == len(names) and all(n in known or is_foreign(n) for n in names)
 
 
 class ConfigError(Exception):
@@ -214,7 +198,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("who encodes a picture")] = "affinity"
     prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
     cluster_key: Annotated[str, about("key file, required between hosts; who has it is a member (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""
-    transport: Annotated[str, about("how rows and KV move: auto (by pair of instances), or shm, tcp, mooncake, file, or package.module:factory of your own", "--transport", "where", "NAMES")] = "auto"
+    transport: Annotated[str, about("how rows and KV move: auto (by pair of instances), or some of the transports that epd doctor names and package.module:factory of your own, with commas", "--transport", "where", "NAMES")] = "auto"
     transport_directory: Annotated[str, about("a directory that instances share, for files; auto: for pairs without another way", "--transport-dir", "where", "DIR")] = ""
     transport_options: Annotated[str, about("a JSON object, for a transport of others: package.module:factory")] = ""
     profile_dir: Annotated[str, about("POST /start_profile and /stop_profile write a trace of each instance there, CPU and GPU, for Perfetto; empty: neither is there", "--profile-dir", "watch", "DIR")] = ""

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from epd.bench.machine import sentence
-from epd.transport.routing import BACKENDS
+from epd.transport.backends import BACKENDS
 
 COLOURS = {
     "memcpy": "#52606d", "local": "#0b7a75", "shm": "#2f6fb0", "tcp": "#c05621",

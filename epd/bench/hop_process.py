@@ -17,10 +17,10 @@ import uvloop
 
 from epd.bench.words import answer_all
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import BACKENDS
 from epd.transport.base import Region, TransferEngine
 from epd.transport.host_memory import anonymous
 from epd.transport.mooncake_library import Library
-from epd.transport.routing import BACKENDS
 
 PAGE = 4096
 TAG_NBYTES = 8
@@ -49,8 +49,8 @@ class Receiving:
         if way == "mooncake-raw":
             return self._allocate_raw(slots * nbytes)
         settings = BackendSettings(f"receiver-{way}", time.time_ns(), directory=directory)
-        engine = self._engines[way] = BACKENDS[backend_of(way)](settings)
-        region = self._regions[way] = engine.allocate("rows", slots, nbytes)
+        engine = self._engines[way] = BACKENDS[backend_of(way)].make(settings)
+        region = self._regions[way] = engine.allocate("rows", slots, nbytes, by_reference=True)
         return [getattr(region.remote, name) for name in region.remote.__struct_fields__]
 
     def _allocate_raw(self, nbytes: int) -> list[Any]:

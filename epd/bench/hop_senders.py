@@ -19,10 +19,10 @@ from epd.bench.hop_process import TAG_NBYTES, backend_of, fingerprint
 from epd.bench.words import Remote
 from epd.messages import RemoteRegion
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import BACKENDS
 from epd.transport.base import TransferEngine, Written
 from epd.transport.local import LocalMemory, LocalTransferEngine
 from epd.transport.mooncake_library import End, Library, Piece
-from epd.transport.routing import BACKENDS
 
 REFERENCES = (
     "memcpy", "mooncake-raw", "safetensors-shm", "safetensors-disk", "safetensors-fsync",
@@ -123,7 +123,7 @@ class ByEngine:
         self._way = way
         self._receiver = receiver
         settings = BackendSettings("sender", time.time_ns(), directory=directory)
-        self._engine: TransferEngine = BACKENDS[backend_of(way)](settings)
+        self._engine: TransferEngine = BACKENDS[backend_of(way)].make(settings)
         self._target = RemoteRegion(*place)
 
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:

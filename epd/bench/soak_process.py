@@ -19,10 +19,10 @@ import uvloop
 from epd.bench.words import answer_all
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import BACKENDS
 from epd.transport.base import Region, TransferEngine, Written
 from epd.transport.checksum import checksum_of
 from epd.transport.host import this_host_id
-from epd.transport.routing import BACKENDS
 
 GUARD = 0xEE
 BASE_NBYTES = 8 << 20
@@ -49,7 +49,7 @@ class Side:
     def start(self, backend: str, instance_id: str, directory: str) -> dict[str, Any]:
         epoch = time.time_ns() // 1000
         settings = BackendSettings(instance_id, epoch, checksums=True, directory=directory)
-        self._engine = BACKENDS[backend](settings)
+        self._engine = BACKENDS[backend].make(settings)
         return {"epoch": epoch, "pid": os.getpid()}
 
     async def own(self, slots: int, slot_nbytes: int) -> dict[str, Any]:

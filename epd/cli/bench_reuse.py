@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epd.cli.parser import UsageError
-from epd.config import TRANSPORTS
 
 if TYPE_CHECKING:
     from epd.cli.plan import Plan as ClusterPlan
@@ -42,11 +41,12 @@ def add_to(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from epd.bench import reuse
+    from epd.transport.backends import NAMES
 
     names = tuple(args.transports.split(","))
-    unknown = [name for name in names if name not in TRANSPORTS]
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
-        raise UsageError(f"--transports {unknown[0]}: choose of {', '.join(TRANSPORTS)}")
+        raise UsageError(f"--transports {unknown[0]}: choose of {', '.join(NAMES)}")
     for flag, number in (("--requests", args.requests), ("--concurrency", args.concurrency)):
         if number < 1:
             raise UsageError(f"{flag} {number}: give at least 1")

@@ -19,7 +19,8 @@ import msgspec
 from epd.cli.connector_names import BUFFER_DEVICES, EC, KV, REMEDIES, Connector, Hop
 from epd.cli.parser import suggestion
 from epd.cli.settings import check_send_ring, checked
-from epd.config import ConfigError, Settings, is_foreign
+from epd.config import ConfigError, Settings
+from epd.transport.foreign import is_foreign
 
 
 @dataclass(slots=True)

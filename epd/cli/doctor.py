@@ -25,7 +25,7 @@ from epd.cli import leftovers
 from epd.cli.model_check import bundled_model, check_model
 from epd.cli.ports import any_free, is_free
 from epd.cli.rundir import base_dir, cluster_dir
-from epd.config import TRANSPORTS, ConfigError, EngineConfig
+from epd.config import ConfigError, EngineConfig
 from epd.scheduling.slots import POOL_ROWS
 from epd.topology import ROLES
 
@@ -52,6 +52,11 @@ print(json.dumps({
     "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     "available": cuda,
 }))
+"""
+_ASK_TRANSPORTS = """
+import json
+from epd.transport.backends import BACKENDS
+print(json.dumps({name: backend.lacks() for name, backend in BACKENDS.items()}))
 """
 
 
@@ -289,12 +294,17 @@ def check_checkpoint(name: str, model: str) -> Check:
 
 
 def check_transports() -> Check:
-    """How rows and KV can move here; only mooncake needs more than epd itself."""
-    ask = "from epd.transport.mooncake_library import missing; print(missing())"
+    """How rows and KV can move here; what a broken library does to its importer is not ours."""
     asked = subprocess.run(
-        [sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _ASK_TRANSPORTS],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
+        return Check("transports", ok=False, detail=f"they cannot be imported: {last}")
+    lacks: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
+    usable = ", ".join(name for name, reason in lacks.items() if not reason)
+    detail = f"{usable} (auto: the first of them by which a pair reaches each other)"
+    return Check(
+        "transports", ok=True, detail=detail, remedy="; ".join(filter(None, lacks.values()))
     )
-    reason = asked.stdout.strip() or (asked.stderr.strip().splitlines() or [""])[-1]
-    usable = [name for name in TRANSPORTS if name != "mooncake" or not reason]
-    detail = f"{', '.join(usable)} (auto: by pair; shm on one host, else mooncake, tcp, file)"
-    return Check("transports", ok=True, detail=detail, remedy=reason)

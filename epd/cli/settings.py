@@ -26,13 +26,11 @@ from epd.cli import speculative
 from epd.cli.parser import parse_nbytes, suggestion
 from epd.config import (
     CUDA_DEFAULTS,
-    TRANSPORTS,
     AccessConfig,
     ConfigError,
     GatewayConfig,
     InstanceConfig,
     Settings,
-    is_transport,
 )
 from epd.runtime.cpus import parse_cpus
 from epd.setting import Setting
@@ -183,12 +181,9 @@ def _is_above_one(factor: float) -> str:
 
 
 def _names_transports(text: str) -> str:
-    if is_transport(text):
-        return ""
-    return (
-        f"it must be auto, or some of {', '.join(TRANSPORTS[1:])} and package.module:factory with "
-        f"commas between them{suggestion(text.rsplit(',', maxsplit=1)[-1], TRANSPORTS)}"
-    )
+    from epd.transport import backends
+
+    return backends.problem(text)
 
 
 def _is_object(text: str) -> str:

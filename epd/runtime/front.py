@@ -23,9 +23,11 @@ from epd.runtime.worker import (
     new_epoch,
     open_storage,
 )
+from epd.transport.backend import BackendSettings
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.local_bus import LocalBus, LocalBusHub
+from epd.transport.routing import RoutingTransferEngine
 from epd.transport.zmq_bus import ZmqBus
 
 DRAIN_CHECK_S = 0.05
@@ -37,7 +39,7 @@ async def serve_gateway(config: GatewayConfig, ending: Ending, status: Status) -
     bus = ZmqBus(
         config.instance_id, epoch, config.endpoint, cluster_key=load_cluster_key(config.cluster_key)
     )
-    ports = make_ports(bus, config.instance_id, epoch, LocalMemory(), ("local",), checksums="never")
+    ports = make_ports(bus, _within(config.instance_id, epoch, LocalMemory(), "never"))
     gateway = Gateway(ports, config, model_fingerprint(config.model_dir))
     return await _serve(gateway, None, config, ending, status)
 
@@ -54,22 +56,14 @@ async def serve_all(
     fingerprint = model_fingerprint(config.model_dir)
     gateway_ports = make_ports(
         LocalBus(hub, config.instance_id, epoch),
-        config.instance_id,
-        epoch,
-        memory,
-        ("local",),
-        checksums="never",
+        _within(config.instance_id, epoch, memory, "never"),
     )
     gateway = Gateway(gateway_ports, config, fingerprint)
     name = instance_config.instance_id
     ports = make_ports(
         LocalBus(hub, name, epoch),
-        name,
-        epoch,
-        memory,
-        ("local",),
-        checksums=instance_config.engine.checksums,
-        storage=open_storage(instance_config),
+        _within(name, epoch, memory, instance_config.engine.checksums),
+        open_storage(instance_config),
     )
     instance = Instance(
         ports,
@@ -81,6 +75,11 @@ async def serve_all(
         os.getpid(),
     )
     return await _serve(gateway, instance, config, ending, status)
+
+
+def _within(name: str, epoch: int, memory: LocalMemory, checksums: str) -> RoutingTransferEngine:
+    """A data plane that no other process reaches."""
+    return RoutingTransferEngine(BackendSettings(name, epoch), memory, checksums=checksums)
 
 
 async def _serve(

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from epd.config import MOONCAKE_OVER_TCP, InstanceConfig, MooncakeConfig
+from epd.config import InstanceConfig
 from epd.engine.base import Progress, no_progress
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address
@@ -25,13 +25,14 @@ from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
+from epd.transport.backend import BackendSettings
+from epd.transport.backends import chosen
 from epd.transport.base import Bus, Storage
 from epd.transport.curve import ClusterKey
 from epd.transport.file_storage import FileStorage
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
 from epd.transport.mooncake_store import MooncakeStorage
-from epd.transport.offers import offered
 from epd.transport.routing import RoutingTransferEngine, data_host
 from epd.transport.zmq_bus import ZmqBus
 
@@ -82,40 +83,14 @@ def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> En
     return engines
 
 
-def make_ports(
-    bus: Bus,
-    instance_id: str,
-    epoch: int,
-    memory: LocalMemory,
-    backends: tuple[str, ...],
-    *,
-    checksums: str,
-    host: str = "127.0.0.1",
-    secret: bytes = b"",
-    directory: str = "",
-    options: str = "",
-    mooncake: MooncakeConfig = MOONCAKE_OVER_TCP,
-    storage: Storage | None = None,
-) -> Ports:
+def make_ports(bus: Bus, transfers: RoutingTransferEngine, storage: Storage | None = None) -> Ports:
     """The real ports of one instance."""
     clock = SystemClock()
     return Ports(
         clock=clock,
         bus=bus,
         random=SystemRandom(),
-        transfers=RoutingTransferEngine(
-            instance_id,
-            epoch,
-            memory,
-            preferred=backends[0],
-            also=backends[1:],
-            checksums=checksums,
-            host=host,
-            secret=secret,
-            directory=directory,
-            options=json.loads(options or "{}"),
-            mooncake=mooncake,
-        ),
+        transfers=transfers,
         journal=RecordingJournal(clock.now_s),
         log=LoggingLog(),
         storage=storage,
@@ -171,27 +146,27 @@ async def serve_instance(
     """Join the gateway over the network and serve until asked to end; returns the exit status."""
     epoch = new_epoch()
     key = load_cluster_key(config.cluster_key)
-    backends = offered(config.transport, config.endpoint, config.transport_directory)
+    backends = chosen(config.transport, config.endpoint, config.transport_directory)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     try:
-        ports = make_ports(
-            bus,
+        settings = BackendSettings(
             config.instance_id,
             epoch,
-            LocalMemory(),
-            backends,
-            checksums=config.engine.checksums,
             host=data_host(config.endpoint),
             secret=key.data_plane_secret() if key is not None else b"",
             directory=config.transport_directory,
-            options=config.transport_options,
             mooncake=config.mooncake,
-            storage=open_storage(config),
+            options=json.loads(config.transport_options or "{}"),
         )
+        transfers = RoutingTransferEngine(
+            settings, LocalMemory(), backends, checksums=config.engine.checksums
+        )
+        ports = make_ports(bus, transfers, open_storage(config))
     except BaseException:
         await bus.close()
         raise
-    logger.info("offers %s (transport %s)", ", ".join(backends), config.transport)
+    names = ", ".join(backend.name for backend in backends)
+    logger.info("offers %s (transport %s)", names, config.transport)
     public_key = key.server_public if key is not None else ""
     gateway = Address("gateway", 0, config.gateway_endpoint, public_key)
     try:

@@ -8,10 +8,11 @@ of /dev/shm, so that containers with one of their own are apart; for a listener 
 network namespace, for one that other hosts reach it is empty; for a shared directory it is a token
 that lies in the directory.  So reachability is compared, never guessed from addresses.
 
-A pair uses the first transport of `ORDER` that both offer with the same domain; one that is not of
-this project was asked for by its name, and goes before all that leave the process.  The function is
-pure and symmetric: gateway and both ends compute it from the same records and need not agree by
-messages.  `--transport NAME` makes an instance offer that one alone.
+Each lists what it offers best first (`rank` of `epd.transport.backend`); one that is not of this
+project was asked for by its name, and goes before all that leave the process.  A pair uses the
+first that both offer with the same domain.  The function is pure and symmetric: gateway and both
+ends compute it from the same records and need not agree by messages.  `--transport NAME` makes an
+instance offer that one alone.
 
 Only hops that a request can take matter: from an encoder to a prefill instance, and from a prefill
 instance to a decode instance.  A pair of such roles that has nothing in common is refused at the
@@ -22,14 +23,13 @@ from __future__ import annotations
 
 from epd.messages import InstanceInfo, TransportOffer
 
-ORDER = ("local", "shm", "mooncake", "tcp", "file")
 HOPS = (("encode", "prefill"), ("prefill", "decode"))
 
 
 def common(own: tuple[TransportOffer, ...], its: tuple[TransportOffer, ...]) -> tuple[str, ...]:
     """Transports that can carry bytes between the two, the best one first."""
-    names = [offer.name for offer in own if offer in its]
-    return tuple(sorted(names, key=lambda name: (_rank(name), name)))
+    places = [(own.index(offer) + its.index(offer), offer.name) for offer in own if offer in its]
+    return tuple(name for _, name in sorted(places))
 
 
 def choose(own: InstanceInfo, its: InstanceInfo) -> str:
@@ -60,7 +60,3 @@ def describe(info: InstanceInfo) -> str:
         if offer.name != "local"  # of use in one process only
     )
     return f"{info.address.instance_id} offers {', '.join(offers) or 'none'}"
-
-
-def _rank(name: str) -> float:
-    return ORDER.index(name) if name in ORDER else 0.5

@@ -1,4 +1,4 @@
-"""What a transfer backend is made of: its settings, its factory, and what it may do besides."""
+"""What a transfer backend is: all that the rest of `epd` knows of one way to move bytes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ class BackendSettings:
     options: Mapping[str, Any] = field(default_factory=dict)  # of a backend of others
 
 
+class BackendEngine(TransferEngine, Protocol):
+    """The engine of one instance; two reach each other exactly if `domain` is equal."""
+
+    @property
+    def domain(self) -> str:
+        """Raises TransportError where it cannot be told."""
+        ...
+
+
 @runtime_checkable
 class Exposes(Protocol):
     """A backend by which peers can write to memory that another backend has made."""
@@ -36,8 +45,23 @@ class Exposes(Protocol):
         ...
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
-        """Not any more; the region is about to be revoked."""
+        """No write begins any more; the region is about to be revoked."""
         ...
 
 
-BackendFactory = Callable[[BackendSettings], TransferEngine]
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One way to move bytes; `epd.transport.backends` lists those that there are.
+
+    `is_offered`: whether an instance offers it under `auto`, whose bus listens at this endpoint and
+    whose shared directory is this one.  `lacks`: why it cannot be used on this host.
+    """
+
+    name: str
+    rank: int  # a pair of instances uses the lowest that both offer
+    leaves_host: bool  # what it writes leaves the host's memory: summed under `auto`
+    make: Callable[[BackendSettings], BackendEngine]
+    is_offered: Callable[[str, str], bool]
+    domain: str  # what an engine's domain names, in words
+    offered: str  # and when it is offered
+    lacks: Callable[[], str] = str

@@ -133,13 +133,9 @@ class Region(Protocol):
         ...
 
     def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
-        """What was written to `slots`, in order, `nbytes` in all; no copy."""
-        ...
+        """What was written to `slots`, in order, `nbytes` in all; no copy.
 
-    def put_in_place(self) -> None:
-        """Bring what has arrived into the memory, for who reads that and no views.
-
-        Only the file backend has it elsewhere before, and copies it now.
+        A look: the memory of a region that is not `by_reference` has all that has arrived now.
         """
         ...
 
@@ -245,7 +241,7 @@ class DataPlane(TransferEngine, Protocol):
 
     @property
     def offers(self) -> tuple[TransportOffer, ...]:
-        """Ways by which peers can reach this instance; it says so when it joins."""
+        """Ways by which peers can reach this instance, the best first; it says so when it joins."""
         ...
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:

@@ -25,12 +25,10 @@ except ImportError:  # a platform without its wheel: the same values, more slowl
 
 STEP_NBYTES = 1 << 20  # between two looks at other threads that want to run
 
-IN_MEMORY = frozenset({"local", "shm"})
 
-
-def is_summed(policy: str, backend: str) -> bool:
-    """Whether writes over `backend` carry a checksum; `policy` is one of `config.CHECKSUMS`."""
-    return policy == "always" or (policy == "auto" and backend not in IN_MEMORY)
+def is_summed(policy: str, *, leaves_host: bool) -> bool:
+    """Whether writes carry a checksum; `policy`: `engine.checksums`."""
+    return policy == "always" or (policy == "auto" and leaves_host)
 
 
 def checksum_of(views: Iterable[memoryview], so_far: int = 0) -> int:

@@ -3,7 +3,8 @@
 A region is a directory, and a write is one file in it that appears whole, by a rename; its name
 says which life of which instance wrote it.  The owner takes files in when it looks at their slots:
 it maps them, unlinks them, and holds the mapping like a deposit until the lease ends.  So nothing
-is copied at the reader, and bytes never change after they have appeared.
+is copied at the reader, and bytes never change after they have appeared.  Only where the memory of
+a region is read and no views (KV: not `by_reference`) it is a copy.
 
 Outcomes are definite: a file was renamed or it was not.  The fence needs no dead process either:
 the owner ignores and removes files of a barred life from then on, whenever they appear, and a mark
@@ -18,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import (
     Buffer,
     Region,
@@ -43,7 +46,6 @@ from epd.transport.region import (
     byte_views,
     check_shape,
     plan,
-    runs,
 )
 from epd.transport.whole_file import open_whole, write_whole
 
@@ -51,16 +53,15 @@ CLOSE_TIMEOUT_S = 5.0
 NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
 ARRIVED = re.compile(r"[0-9]{20}-(?P<instance>[A-Za-z0-9._-]+)-(?P<epoch>[0-9]+)-[0-9a-f]{8}\.rows")
 DESCRIPTION = "region"
+NAME_OF_DIRECTORY = ".epd-directory"
 
 
 class FileInbox:
-    """The directory of one region: writes that were not looked at yet, and mappings of the rest."""
+    """The directory of one region: writes that were not looked at yet."""
 
-    def __init__(self, directory: str, slot_nbytes: int, barred: set[Life]) -> None:
+    def __init__(self, directory: str, barred: set[Life]) -> None:
         self.directory = directory
-        self._slot_nbytes = slot_nbytes
         self._barred = barred
-        self._mapped: list[tuple[tuple[int, ...], memoryview]] = []
 
     def take_in(self, region: SlotRegion) -> None:
         """Map and unlink the files that have arrived, oldest first; those of the barred go."""
@@ -69,22 +70,8 @@ class FileInbox:
             if found is not None:
                 self._take(region, name, (found["instance"], int(found["epoch"])))
 
-    def spill(self, region: SlotRegion, memory: memoryview) -> None:
-        """See `Inbox.spill`."""
-        for slots, payload in list(self._mapped):
-            at = 0
-            for offset, length in runs(slots, self._slot_nbytes, payload.nbytes):
-                memory[offset : offset + length] = payload[at : at + length]
-                at += length
-            region.forget(slots)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """See `Inbox.forget`."""
-        self._mapped = [entry for entry in self._mapped if not set(entry[0]) & set(slots)]
-
     def remove(self) -> None:
         """Writers fail from now on."""
-        self._mapped.clear()
         gone = f"{self.directory}.gone"
         with contextlib.suppress(OSError):
             os.rename(self.directory, gone)  # at once and as a whole: no writer finds it any more
@@ -95,11 +82,8 @@ class FileInbox:
         file = None if writer in self._barred else open_whole(path, verify=False)
         with contextlib.suppress(OSError):
             os.unlink(path)
-        if file is None:
-            return
-        slots = tuple(msgspec.msgpack.decode(file.note, type=list[int]))
-        region.lay(slots, [file.payload])
-        self._mapped.append((slots, file.payload))
+        if file is not None:
+            region.bring(msgspec.msgpack.decode(file.note, type=list[int]), file.payload)
 
 
 class FileTransferEngine:
@@ -123,10 +107,30 @@ class FileTransferEngine:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             self._sweep()
         except OSError as error:
-            raise TransportError(
-                f"the shared directory {self._directory} cannot be used: {error.strerror}; name "
-                "one that all instances may write to"
-            ) from None
+            raise self._unusable(error) from None
+
+    @property
+    def domain(self) -> str:
+        """A token that lies in the directory: who reads the same one shares it."""
+        path = os.path.join(self._directory, NAME_OF_DIRECTORY)
+        mine = f"{path}.{secrets.token_hex(8)}"
+        try:
+            if not os.path.exists(path):
+                with open(mine, "x", encoding="ascii") as file:
+                    file.write(secrets.token_hex(16))
+                with contextlib.suppress(FileExistsError):
+                    os.link(mine, path)  # appears whole, and once
+                os.unlink(mine)
+            with open(path, encoding="ascii") as file:
+                return file.read(64)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: OSError) -> TransportError:
+        return TransportError(
+            f"the shared directory {self._directory} cannot be used: {error.strerror}; name one "
+            "that all instances may write to"
+        )
 
     def _sweep(self) -> None:
         """Remove what earlier lives of this instance left."""
@@ -140,7 +144,7 @@ class FileTransferEngine:
         """A directory of its own, and memory for what is written within this process."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
         remote = self._make_directory(name, num_slots, slot_nbytes)
-        region = SlotRegion(remote, anonymous(nbytes), by_reference=True)
+        region = SlotRegion(remote, anonymous(nbytes), by_reference=by_reference)
         self._attach(region, remote)
         self._regions[remote.locator] = region
         return region
@@ -178,7 +182,7 @@ class FileTransferEngine:
 
     def _attach(self, region: SlotRegion, remote: RemoteRegion) -> None:
         path = os.path.join(self._directory, remote.locator)
-        inbox = FileInbox(path, remote.slot_nbytes, self._barred)
+        inbox = FileInbox(path, self._barred)
         self._own[remote.locator] = inbox
         region.inboxes.append(inbox)
 
@@ -281,3 +285,18 @@ class FileTransferEngine:
 
 def _mark(life: Life) -> str:
     return f"{life[0]}-{life[1]}.barred"
+
+
+def _make(its: BackendSettings) -> FileTransferEngine:
+    below = os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
+    return FileTransferEngine(
+        its.instance_id, its.epoch, checksums=its.checksums, directory=its.directory or below
+    )
+
+
+BACKEND = Backend(
+    "file", rank=40, leaves_host=True, make=_make,
+    is_offered=lambda endpoint, directory: bool(directory),
+    domain="a token that lies in the directory",
+    offered="if `--transport-dir` is given",
+)  # fmt: skip

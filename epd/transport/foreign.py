@@ -8,22 +8,32 @@ it to that.  Its module is imported when an instance starts that names it, and a
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, runtime_checkable
+import re
+from collections.abc import Callable
+from functools import partial
 
-from epd.config import is_foreign
-from epd.transport.backend import BackendFactory, BackendSettings
-from epd.transport.base import TransferEngine, TransportError
+from epd.transport.backend import Backend, BackendEngine, BackendSettings
+from epd.transport.base import TransportError
 
-
-@runtime_checkable
-class Reaches(Protocol):
-    """How far a backend reaches: two instances can use it between them if `domain` is equal."""
-
-    @property
-    def domain(self) -> str: ...
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+PROMISED = ("allocate", "write", "settle", "fence", "domain")
 
 
-def load_factory(name: str) -> BackendFactory:
+def is_foreign(name: str) -> bool:
+    """Whether a transport's name is `package.module:factory`, code of others."""
+    return NAME.fullmatch(name) is not None
+
+
+def backend(name: str) -> Backend:
+    """It was asked for by name, so a pair uses it before any of ours that leaves the process."""
+    return Backend(
+        name, rank=5, leaves_host=True, make=partial(make, name),
+        is_offered=lambda endpoint, directory: False,
+        domain="what its engine says", offered="if it is named",
+    )  # fmt: skip
+
+
+def load_factory(name: str) -> Callable[[BackendSettings], BackendEngine]:
     """Raises TransportError if there is no such thing."""
     if not is_foreign(name):
         raise TransportError(
@@ -37,13 +47,13 @@ def load_factory(name: str) -> BackendFactory:
             f"transport {name}: module {path} cannot be imported ({error!r}); install it, or name "
             "its directory in PYTHONPATH"
         ) from error
-    factory: BackendFactory | None = getattr(module, attribute, None)
+    factory: Callable[[BackendSettings], BackendEngine] | None = getattr(module, attribute, None)
     if not callable(factory):
         raise TransportError(f"transport {name}: module {path} has no factory {attribute}")
     return factory
 
 
-def make(name: str, settings: BackendSettings) -> TransferEngine:
+def make(name: str, settings: BackendSettings) -> BackendEngine:
     """The backend of one instance.  Raises TransportError if it is none, or cannot be made."""
     try:
         engine = load_factory(name)(settings)
@@ -51,10 +61,9 @@ def make(name: str, settings: BackendSettings) -> TransferEngine:
         raise
     except Exception as error:
         raise TransportError(f"transport {name} cannot be made: {error!r}") from error
-    lacks = [m for m in ("allocate", "write", "settle", "fence") if not hasattr(engine, m)]
-    if lacks or not isinstance(engine, Reaches):
+    if lacks := [name for name in PROMISED if not hasattr(engine, name)]:
         raise TransportError(
-            f"transport {name} has no {', '.join(lacks) or 'domain'}: see docs/transports.md, "
-            "Connectors of others"
+            f"transport {name} has no {', '.join(lacks)}: see docs/transports.md, Connectors of "
+            "others"
         )
     return engine

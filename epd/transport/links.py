@@ -15,8 +15,10 @@ closed, or belongs to somebody else, is gone with its memory.  Who answers nothi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import socket
@@ -27,6 +29,7 @@ from epd.messages import Message
 from epd.transport.base import TransportError
 from epd.transport.endpoint import is_loopback
 from epd.transport.frames import Accepted, Challenge, Done, Hello, Refused
+from epd.transport.host import this_host_id
 from epd.transport.region import WriteRefused
 from epd.transport.wire import Wire
 
@@ -80,6 +83,15 @@ class Links:
         self._outbound: dict[tuple[Life, str], asyncio.Task[Wire]] = {}
 
     # --- listening --------------------------------------------------------------------------------
+
+    @property
+    def domain(self) -> str:
+        """Empty where other hosts reach the listener; on loopback the boot and the namespace."""
+        if not is_loopback(f"tcp://{self._host}:*"):
+            return ""
+        with contextlib.suppress(OSError):
+            return f"{this_host_id()}:{os.stat('/proc/self/ns/net').st_ino}"
+        return this_host_id()
 
     def listen(self) -> str:
         """`host:port`, bound now; connections are answered from the loop's next turn on."""

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import mmap
+import os
 from collections.abc import Sequence
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.base import Buffer, Region, WriteFailed, WriteOutcome, Written
 from epd.transport.copying import Copier
+from epd.transport.host import this_host_id
 from epd.transport.region import (
     Piece,
     RegionIds,
@@ -93,6 +95,10 @@ class LocalTransferEngine:
         self._region_ids = RegionIds()
         self._copier = Copier(checksums=checksums)
         self._closed = False
+
+    @property
+    def domain(self) -> str:
+        return f"{this_host_id()}:{os.getpid()}"
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False

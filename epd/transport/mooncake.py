@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import re
 import secrets
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ import numpy as np
 
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import Address, Message, RemoteRegion
+from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import (
     Buffer,
     Region,
@@ -43,11 +45,12 @@ from epd.transport.base import (
 )
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import Copier
+from epd.transport.endpoint import is_loopback, is_tcp
 from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
 from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
-from epd.transport.mooncake_library import End, Library, Piece
+from epd.transport.mooncake_library import End, Library, Piece, missing
 from epd.transport.region import RegionIds, SlotRegion, WriteRefused, byte_views, check_shape, plan
 from epd.transport.wire import Wire, WireLost
 
@@ -93,6 +96,10 @@ class MooncakeTransferEngine:
         self._writes: set[asyncio.Task[WriteOutcome]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def domain(self) -> str:
+        return self._links.domain
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
@@ -329,3 +336,25 @@ class MooncakeTransferEngine:
 def _address_of(view: memoryview) -> int:
     address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
     return address
+
+
+def _make(its: BackendSettings) -> MooncakeTransferEngine:
+    return MooncakeTransferEngine(
+        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret,
+        config=its.mooncake,
+    )  # fmt: skip
+
+
+def _is_offered(endpoint: str, directory: str) -> bool:
+    """The package is imported only where it is there and would be of use."""
+    if not is_tcp(endpoint) or is_loopback(endpoint):
+        return False
+    return importlib.util.find_spec("mooncake") is not None and not missing()
+
+
+BACKEND = Backend(
+    "mooncake", rank=20, leaves_host=True, make=_make, is_offered=_is_offered,
+    domain="none, beyond loopback; on loopback the network namespace",
+    offered="if the bus listens where other hosts reach it, and the package works",
+    lacks=missing,
+)  # fmt: skip

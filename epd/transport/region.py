@@ -9,6 +9,7 @@ everything before the first byte moves.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -137,15 +138,7 @@ class Inbox(Protocol):
     """What a backend brings for a region without touching its memory, until somebody looks."""
 
     def take_in(self, region: SlotRegion) -> None:
-        """Deposit (`SlotRegion.lay`) what has arrived."""
-        ...
-
-    def spill(self, region: SlotRegion, memory: memoryview) -> None:
-        """Copy what was taken in into the region's memory instead."""
-        ...
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Let go of what was taken in for these slots."""
+        """`SlotRegion.bring` what has arrived."""
         ...
 
 
@@ -159,29 +152,17 @@ class SlotRegion:
         self._memory = memory
         self.inboxes: list[Inbox] = []
         self._deposits: dict[int, _Deposit] = {}  # by each of its slots
-        self._taking_in = False
 
     @property
     def buffer(self) -> memoryview:
         """The whole memory, writable, with all that has arrived; deposits are not in it."""
-        self.put_in_place()
+        self._take_in()
         return self._memory
 
-    def put_in_place(self) -> None:
-        """See `Region.put_in_place`."""
-        self._take_in()
-        for inbox in self.inboxes:
-            inbox.spill(self, self._memory)
-
     def _take_in(self) -> None:
-        if self.revoked or self._taking_in:
-            return
-        self._taking_in = True
-        try:
+        if not self.revoked:
             for inbox in self.inboxes:
                 inbox.take_in(self)
-        finally:
-            self._taking_in = False
 
     def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
         """The first `nbytes` of what was written to `slots`, in order; no copy.
@@ -227,10 +208,18 @@ class SlotRegion:
     def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
         """Keep a producer's buffers for `slots` instead of their bytes."""
         self._take_in()
-        self.lay(slots, buffers)
+        self._lay(slots, buffers)
 
-    def lay(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
-        """`deposit`, by an inbox."""
+    def bring(self, slots: Sequence[int], payload: memoryview) -> None:
+        """What an inbox has for `slots`: kept as it is, or copied where memory is what counts."""
+        if self.by_reference:
+            self._lay(slots, [payload])
+            return
+        with contextlib.suppress(WriteRefused):  # what fits nowhere is nobody's
+            for offset, piece in plan([payload], self.remote, slots):
+                self._memory[offset : offset + piece.nbytes] = piece
+
+    def _lay(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
         self._drop(slots)
         deposit = _Deposit(tuple(slots), buffers)
         for slot in slots:
@@ -240,8 +229,6 @@ class SlotRegion:
         """Drop the deposits that touch these slots."""
         self._take_in()
         self._drop(slots)
-        for inbox in self.inboxes:
-            inbox.forget(slots)
 
     def _drop(self, slots: Sequence[int]) -> None:
         for slot in slots:

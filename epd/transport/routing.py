@@ -8,85 +8,24 @@ A write whose target lives in this process goes there directly, by copy or by re
 backend allocated the region: when two stages of a request meet in one instance the hop is local,
 with nothing for the role to decide.  Every other write goes to the backend named in the descriptor.
 
-`BACKENDS` is the seam: a new backend is a factory in this table, or of somebody else's module
-(`epd.transport.foreign`), for a class that passes tests/contract/transfer_kit.py; one that can also
-expose memory of another backend has the methods of `Exposes`.
+A backend that can also expose memory of another one has the methods of `Exposes`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig, is_foreign
 from epd.messages import Address, RemoteRegion, TransportOffer
-from epd.transport import foreign
-from epd.transport.backend import BackendFactory, BackendSettings, Exposes
-from epd.transport.base import (
-    Buffer,
-    Region,
-    TransferEngine,
-    TransportError,
-    WriteFailed,
-    WriteOutcome,
-)
+from epd.transport.backend import Backend, BackendEngine, BackendSettings, Exposes
+from epd.transport.base import Buffer, Region, TransferEngine, WriteFailed, WriteOutcome
 from epd.transport.checksum import is_summed
 from epd.transport.endpoint import is_tcp, split_tcp
-from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
-from epd.transport.mooncake import MooncakeTransferEngine
-from epd.transport.offers import offer
 from epd.transport.region import RegionKey, SlotRegion, key_of
-from epd.transport.shm import ShmTransferEngine
-from epd.transport.tcp import TcpTransferEngine
-
-
-def _make_shm(its: BackendSettings) -> TransferEngine:
-    return ShmTransferEngine(its.instance_id, its.epoch, checksums=its.checksums)
-
-
-def _make_tcp(its: BackendSettings) -> TransferEngine:
-    return TcpTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret
-    )
-
-
-def _make_mooncake(its: BackendSettings) -> TransferEngine:
-    return MooncakeTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret,
-        config=its.mooncake,
-    )  # fmt: skip
-
-
-def _make_file(its: BackendSettings) -> TransferEngine:
-    directory = directory_of(its.directory)
-    return FileTransferEngine(
-        its.instance_id, its.epoch, checksums=its.checksums, directory=directory
-    )
-
-
-def directory_of(configured: str) -> str:
-    """The directory of the file transport."""
-    return configured or os.path.join(tempfile.gettempdir(), f"epd-rows-{os.getuid()}")
-
-
-BACKENDS: dict[str, BackendFactory] = {
-    "shm": _make_shm,
-    "tcp": _make_tcp,
-    "mooncake": _make_mooncake,
-    "file": _make_file,
-}
-
-
-def _offer(name: str, engine: TransferEngine, host: str, directory: str) -> TransportOffer:
-    if isinstance(engine, foreign.Reaches):
-        return TransportOffer(name, engine.domain)
-    return offer(name, host, directory_of(directory))
 
 
 def data_host(endpoint: str) -> str:
@@ -100,50 +39,34 @@ def data_host(endpoint: str) -> str:
 class RoutingTransferEngine:
     """`DataPlane` over several backends.
 
-    `memory` is the one table of this process; `preferred` is the backend that makes own regions:
-    `shm` if other processes must reach them, `local` if all stages are in this process.  `also`:
-    backends by which peers can reach the same memory.
+    `memory`: the one table of this process.  `backends`: by which other processes reach own
+    regions; the first makes them.  None: all stages are in this process.
     """
 
     def __init__(
         self,
-        instance_id: str,
-        epoch: int,
+        settings: BackendSettings,
         memory: LocalMemory,
+        backends: Sequence[Backend] = (),
         *,
-        preferred: str = "shm",
-        also: Sequence[str] = (),
         checksums: str = "auto",
-        host: str = "127.0.0.1",
-        secret: bytes = b"",
-        directory: str = "",
-        options: Mapping[str, Any] | None = None,
-        mooncake: MooncakeConfig = MOONCAKE_OVER_TCP,
-        factories: Mapping[str, BackendFactory] = BACKENDS,
     ) -> None:
-        names = [name for name in (preferred, *also) if name != "local"]
-        if unknown := [n for n in names if n not in factories and not is_foreign(n)]:
-            raise TransportError(
-                f"there is no transfer backend {unknown[0]!r}: choose one of "
-                f"{', '.join(['local', *factories])}"
-            )
+        summed = is_summed(checksums, leaves_host=False)
         self._memory = memory
         self._local = LocalTransferEngine(
-            instance_id, epoch, memory, checksums=is_summed(checksums, "local")
+            settings.instance_id, settings.epoch, memory, checksums=summed
         )
-        self._backends: dict[str, TransferEngine] = {}
-        for name in names:
-            settings = BackendSettings(
-                instance_id, epoch, is_summed(checksums, name), host, secret, directory, mooncake,
-                name, options or {},
-            )  # fmt: skip
-            make = factories.get(name) or partial(foreign.make, name)
-            self._backends[name] = make(settings)
-        self._preferred: TransferEngine = self._backends.get(preferred, self._local)
+        self._backends: dict[str, BackendEngine] = {}
+        for backend in backends:
+            summed = is_summed(checksums, leaves_host=backend.leaves_host)
+            own = replace(settings, name=backend.name, checksums=summed)
+            self._backends[backend.name] = backend.make(own)
+        self._preferred: TransferEngine = next(iter(self._backends.values()), self._local)
         self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
+        ranked = sorted(backends, key=lambda backend: (backend.rank, backend.name))
         self.offers = (
-            offer("local", host, directory),
-            *(_offer(name, engine, host, directory) for name, engine in self._backends.items()),
+            TransportOffer("local", self._local.domain),
+            *(TransportOffer(b.name, self._backends[b.name].domain) for b in ranked),
         )
 
     def allocate(

@@ -13,10 +13,12 @@ lock is free (see shm_segment), and nothing less will do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import Buffer, Region, TransportError, WriteFailed, WriteOutcome, Written
 from epd.transport.codec import INSTANCE_ID, check_instance_id
 from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
@@ -70,6 +72,11 @@ class ShmTransferEngine:
         sweep(f"{PREFIX}{instance_id}-", directory)  # what an earlier life left
         self._life = LifeLock(instance_id, epoch, directory)
         self._copier = Copier(checksums=checksums)
+
+    @property
+    def domain(self) -> str:
+        """This boot of the host, and its mount of /dev/shm: containers may have their own."""
+        return f"{this_host_id()}:{os.stat(self._directory).st_dev}"
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
@@ -196,3 +203,15 @@ class ShmTransferEngine:
 
 def _life_of(remote: RemoteRegion) -> tuple[str, int]:
     return (remote.instance_id, remote.epoch)
+
+
+def _make(its: BackendSettings) -> ShmTransferEngine:
+    return ShmTransferEngine(its.instance_id, its.epoch, checksums=its.checksums)
+
+
+BACKEND = Backend(
+    "shm", rank=10, leaves_host=False, make=_make,
+    is_offered=lambda endpoint, directory: True,
+    domain="this boot of the host and its mount of /dev/shm",
+    offered="always",
+)  # fmt: skip

@@ -18,6 +18,7 @@ import functools
 from collections.abc import Sequence
 
 from epd.messages import Address, RemoteRegion
+from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import (
     Buffer,
     Region,
@@ -28,6 +29,7 @@ from epd.transport.base import (
 )
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import Copier
+from epd.transport.endpoint import is_tcp
 from epd.transport.frames import Declined, Done, WriteFrame
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.host_memory import anonymous
@@ -78,6 +80,10 @@ class TcpTransferEngine:
         self._answering: set[asyncio.Task[None]] = set()
         self._doubts: dict[Life, set[str]] = {}  # peers and locators of writes that ended unknown
         self._closed = False
+
+    @property
+    def domain(self) -> str:
+        return self._links.domain
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
@@ -264,3 +270,17 @@ class TcpTransferEngine:
             await asyncio.wait(open_ends, timeout=CLOSE_TIMEOUT_S)
         await self._copier.drain(CLOSE_TIMEOUT_S)
         self._copier.close()
+
+
+def _make(its: BackendSettings) -> TcpTransferEngine:
+    return TcpTransferEngine(
+        its.instance_id, its.epoch, checksums=its.checksums, host=its.host, secret=its.secret
+    )
+
+
+BACKEND = Backend(
+    "tcp", rank=30, leaves_host=True, make=_make,
+    is_offered=lambda endpoint, directory: is_tcp(endpoint),
+    domain="none, beyond loopback; on loopback the network namespace",
+    offered="if the bus is on tcp",
+)  # fmt: skip

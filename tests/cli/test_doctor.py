@@ -17,6 +17,7 @@ from epd.cli.doctor import Check
 from epd.cli.main import main
 from epd.cli.rundir import cluster_dir, make_private
 from epd.config import ConfigError
+from epd.transport.mooncake_library import missing
 from epd.transport.shm_segment import Segment
 
 NAMES = [
@@ -202,3 +203,12 @@ def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(doctor, "check_torch", lambda: Check("torch", ok=True, detail=""))
     first = doctor.examine("", "127.0.0.1", 0, "")[0]
     assert first == Check("python", ok=False, detail="do this")
+
+
+def test_transports_are_asked_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = doctor.check_transports()
+    assert found.ok and {"shm", "tcp", "file"} <= set(found.detail.partition(" (")[0].split(", "))
+    assert found.remedy == missing()
+    monkeypatch.setattr(doctor, "_ASK_TRANSPORTS", "raise ImportError('torn')")
+    broken = doctor.check_transports()
+    assert not broken.ok and "torn" in broken.detail

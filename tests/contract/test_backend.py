@@ -21,6 +21,7 @@ import pytest
 from epd.messages import Address
 from epd.transport import foreign
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import named
 from epd.transport.base import TransferEngine, TransportError
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
@@ -83,7 +84,9 @@ async def test_transfer_contract(world: World, check: Check) -> None:
 async def test_instances_offer_it_and_reach_each_other(world: World) -> None:
     """What it allocates is found by its name; an equal domain is what makes a pair."""
     ends = [
-        RoutingTransferEngine(name, 1, LocalMemory(), preferred=NAME, options=world.options)
+        RoutingTransferEngine(
+            BackendSettings(name, 1, options=world.options), LocalMemory(), [named(NAME)]
+        )
         for name in ("producer", "consumer")
     ]
     producer, consumer = ends
@@ -105,7 +108,7 @@ async def test_instances_offer_it_and_reach_each_other(world: World) -> None:
         ("tests.contract.example_backend:Nothing", "has no factory Nothing"),
         ("tests.contract.example_backend:NAME", "has no factory NAME"),
         ("tests.contract.example_backend:MappedFiles", "needs a directory"),
-        ("builtins:repr", "has no allocate, write, settle, fence"),
+        ("builtins:repr", "has no allocate, write, settle, fence, domain"),
         ("plain", "package.module:factory"),
     ],
 )

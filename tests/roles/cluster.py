@@ -13,6 +13,7 @@ from epd.roles.base import Ports
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
+from epd.transport.backend import BackendSettings
 from epd.transport.local import LocalMemory
 from epd.transport.local_bus import LocalBus, LocalBusHub
 from epd.transport.routing import RoutingTransferEngine
@@ -47,7 +48,7 @@ class Cluster:
             bus=LocalBus(self.hub, name, epoch, codec=True),
             random=SystemRandom(),
             transfers=RoutingTransferEngine(
-                name, epoch, self.memory, preferred="local", checksums="always"
+                BackendSettings(name, epoch), self.memory, checksums="always"
             ),
             journal=RecordingJournal(self.clock.now_s),
             log=LoggingLog(),

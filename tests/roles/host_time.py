@@ -22,6 +22,7 @@ from epd.messages import KvLayout, PrefillRequest, SamplingParams, TokenLogprobs
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.requests import Requests
 from epd.runtime.system import SystemClock, SystemRandom
+from epd.transport.backend import BackendSettings
 from epd.transport.local import LocalMemory
 from epd.transport.local_bus import LocalBus, LocalBusHub
 from epd.transport.routing import RoutingTransferEngine
@@ -64,7 +65,7 @@ async def measure(num_streams: int, *, ahead: bool) -> float:
     hub, memory, clock = LocalBusHub(), LocalMemory(), SystemClock()
     gateway = LocalBus(hub, "gateway", 1, codec=False)
     gateway.start(lambda _: None)
-    transfers = RoutingTransferEngine("p0", 1, memory, preferred="local", checksums="always")
+    transfers = RoutingTransferEngine(BackendSettings("p0", 1), memory, checksums="always")
     bus = LocalBus(hub, "p0", 1, codec=True)
     journal = RecordingJournal(clock.now_s)
     actor = Actor(Ports(clock, bus, SystemRandom(), transfers, journal, Log()))

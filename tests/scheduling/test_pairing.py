@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, TransportOffer
-from epd.scheduling.pairing import choose, exchange, objection
+from epd.scheduling.pairing import choose, common, exchange, objection
 
 
 def instance(name: str, *roles: str, **domains: str) -> InstanceInfo:
@@ -34,6 +36,15 @@ def test_the_best_that_both_offer(own: dict[str, str], its: dict[str, str], chos
     e0, p0 = instance("e0", "encode", **own), instance("p0", "prefill", **its)
     assert choose(e0, p0) == choose(p0, e0) == chosen
     assert bool(objection(e0, p0)) == (not chosen)
+
+
+@given(st.permutations(["local", "shm", "mooncake", "tcp"]), st.permutations([*HOST_A]))
+def test_both_choose_alike_though_they_list_differently(own: list[str], its: list[str]) -> None:
+    """As two versions might."""
+    e0 = instance("e0", "encode", **dict.fromkeys(own, ""))
+    p0 = instance("p0", "prefill", **dict.fromkeys(its, ""))
+    assert choose(e0, p0) == choose(p0, e0)
+    assert common(e0.transports, p0.transports) == common(p0.transports, e0.transports)
 
 
 def test_a_refusal_names_both_lists() -> None:

@@ -15,8 +15,8 @@ import uvloop
 
 from epd.messages import RemoteRegion
 from epd.transport.backend import BackendSettings
+from epd.transport.backends import BACKENDS
 from epd.transport.base import TransferEngine, Written
-from epd.transport.routing import BACKENDS
 
 
 async def own(engine: TransferEngine) -> None:
@@ -39,7 +39,7 @@ async def write(engine: TransferEngine, target: RemoteRegion) -> None:
 
 async def main(backend: str, directory: str, what: str, name: str, epoch: str, *more: str) -> None:
     settings = BackendSettings(name, int(epoch), directory=directory)
-    engine = BACKENDS[backend](settings)
+    engine = BACKENDS[backend].make(settings)
     if what == "own":
         await own(engine)
     else:

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from epd.messages import Address
+from epd.transport.backend import BackendSettings
+from epd.transport.backends import BACKENDS, chosen, named, table
 from epd.transport.base import TransportError, WriteFailed, Written
+from epd.transport.file import FileTransferEngine
 from epd.transport.local import LocalMemory
 from epd.transport.mooncake_library import missing
-from epd.transport.offers import directory_domain, offered
 from epd.transport.routing import RoutingTransferEngine
 
 OTHERS = ("tcp", "file", *(() if missing() else ("mooncake",)))
 SLOT_NBYTES = 3000
 
 
-def engine(name: str, directory: Path, preferred: str, *also: str) -> RoutingTransferEngine:
+def engine(name: str, directory: Path, *names: str) -> RoutingTransferEngine:
     """With a table of its own, as in a process of its own."""
-    return RoutingTransferEngine(
-        name, os.getpid(), LocalMemory(), preferred=preferred, also=also, directory=str(directory)
-    )
+    settings = BackendSettings(name, os.getpid(), directory=str(directory))
+    return RoutingTransferEngine(settings, LocalMemory(), [*map(named, names)])
 
 
-async def test_one_region_is_reached_over_shm_tcp_file_and_mooncake(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_reference", [True, False])
+async def test_one_region_is_reached_over_shm_tcp_file_and_mooncake(
+    tmp_path: Path, *, by_reference: bool
+) -> None:
     prefill = engine("pairs-p", tmp_path, "shm", *OTHERS)
     producers = {n: engine(f"pairs-{n}", tmp_path, n) for n in ("shm", *OTHERS)}
-    region = prefill.allocate("rows", 2 * len(producers), SLOT_NBYTES, by_reference=True)
+    region = prefill.allocate("rows", 2 * len(producers), SLOT_NBYTES, by_reference=by_reference)
     try:
         for turn in range(3):  # slots are leased again and again, over other transports
             names = [*producers][turn:] + [*producers][:turn]
@@ -49,7 +54,7 @@ async def test_one_region_is_reached_over_shm_tcp_file_and_mooncake(tmp_path: Pa
             whole = bytes(region.buffer)
             for name in names:
                 content_at = b"".join(whole[s * SLOT_NBYTES :][:SLOT_NBYTES] for s in slots[name])
-                assert content_at[:5000] == content[name], (turn, name)
+                assert by_reference or content_at[:5000] == content[name], (turn, name)
                 region.forget(slots[name])
         for name in OTHERS:  # whatever becomes of that process, which is alive
             where = prefill.descriptor(region, name)
@@ -80,13 +85,17 @@ async def test_offers_are_equal_exactly_where_bytes_can_go(tmp_path: Path) -> No
             await each.close()
 
 
-def test_a_directory_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
+async def test_a_directory_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    token = directory_domain(str(tmp_path / "a"))
-    assert len(token) == 32 and directory_domain(str(tmp_path / "link")) == token
+    engines = [FileTransferEngine(n, 1, directory=str(tmp_path / n)) for n in ("a", "link")]
+    token = engines[0].domain
+    assert len(token) == 32 and engines[1].domain == token
+    shutil.rmtree(tmp_path / "a")
     with pytest.raises(TransportError, match="cannot be used"):
-        directory_domain(str(tmp_path / "none"))
+        _ = engines[0].domain
+    for each in engines:
+        await each.close()
 
 
 @pytest.mark.parametrize(
@@ -102,18 +111,37 @@ def test_a_directory_is_known_by_what_lies_in_it(tmp_path: Path) -> None:
 def test_what_is_offered(
     transport: str, endpoint: str, directory: str, names: tuple[str, ...]
 ) -> None:
-    assert offered(transport, endpoint, directory) == names
+    assert tuple(b.name for b in chosen(transport, endpoint, directory)) == names
 
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_mooncake_is_offered_to_other_hosts_where_it_works(
     usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epd.transport.offers.is_mooncake_usable", lambda: usable)
-    names = offered("auto", "tcp://10.0.0.7:*", "")
+    monkeypatch.setattr("epd.transport.mooncake.missing", lambda: "" if usable else "no")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    names = tuple(b.name for b in chosen("auto", "tcp://10.0.0.7:*", ""))
     assert names == (("shm", "mooncake", "tcp") if usable else ("shm", "tcp"))
 
 
 def test_an_unknown_transport_is_refused_by_name() -> None:
-    with pytest.raises(TransportError, match="'pigeon': choose one of auto, shm, tcp"):
-        offered("pigeon", "ipc:///run/e0.sock", "")
+    with pytest.raises(TransportError, match="'pigeon': it must be auto, or some of shm, moonc"):
+        chosen("pigeon", "ipc:///run/e0.sock", "")
+
+
+def test_the_documents_have_the_table_of_backends() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "transports.md").read_text()
+    assert table() in text, "put this there:\n" + table()
+
+
+async def test_offers_are_told_best_first_whatever_allocates(tmp_path: Path) -> None:
+    assert [b.name for b in sorted(BACKENDS.values(), key=lambda b: b.rank)] == [*BACKENDS]
+    theirs = "tests.contract.example_backend:MappedFiles"
+    options = {"directory": str(tmp_path)}
+    settings = BackendSettings("pairs-o", os.getpid(), directory=str(tmp_path), options=options)
+    made = RoutingTransferEngine(
+        settings, LocalMemory(), [named(n) for n in ("file", "tcp", theirs, "shm")]
+    )
+    assert [o.name for o in made.offers] == ["local", theirs, "shm", "tcp", "file"]
+    assert made.allocate("rows", 1, 64).remote.backend == "file"
+    await made.close()

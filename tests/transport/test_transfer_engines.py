@@ -8,13 +8,16 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from epd.messages import Address
-from epd.transport.backend import BackendSettings
+from epd.transport import shm
+from epd.transport.backend import Backend, BackendSettings
+from epd.transport.backends import named
 from epd.transport.base import TransferEngine, TransportError, WriteFailed, Written
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
@@ -79,29 +82,33 @@ def _shm(directory: str) -> Make:
     return lambda name, epoch: ShmTransferEngine(name, epoch, checksums=True, directory=directory)
 
 
-def _routing(directory: str, preferred: str, memory: Callable[[], LocalMemory]) -> Make:
-    def make_shm(its: BackendSettings) -> TransferEngine:
+def _routing(memory: Callable[[], LocalMemory], *backends: Backend) -> Make:
+    return lambda name, epoch: RoutingTransferEngine(
+        BackendSettings(name, epoch), memory(), backends, checksums="always"
+    )
+
+
+def _shm_in(directory: str) -> Backend:
+    def make(its: BackendSettings) -> ShmTransferEngine:
         return ShmTransferEngine(
             its.instance_id, its.epoch, checksums=its.checksums, directory=directory
         )
 
-    return lambda name, epoch: RoutingTransferEngine(
-        name, epoch, memory(), preferred=preferred, checksums="always", factories={"shm": make_shm}
-    )
+    return replace(shm.BACKEND, make=make)
 
 
 def _all_in_one(directory: str) -> Make:
     memory = LocalMemory()
-    return _routing(directory, "local", lambda: memory)
+    return _routing(lambda: memory)
 
 
 def _stages_meet(directory: str) -> Make:
     memory = LocalMemory()
-    return _routing(directory, "shm", lambda: memory)
+    return _routing(lambda: memory, _shm_in(directory))
 
 
 def _stages_apart(directory: str) -> Make:
-    return _routing(directory, "shm", LocalMemory)  # as if each were a process of its own
+    return _routing(LocalMemory, _shm_in(directory))  # as if each were a process of its own
 
 
 def _tcp(directory: str) -> Make:
@@ -259,7 +266,7 @@ async def test_fewer_bytes_than_asked_is_an_error(directory: str) -> None:
 
 
 async def test_without_a_common_backend_the_write_fails_with_a_remedy(directory: str) -> None:
-    alone = RoutingTransferEngine("a", 1, LocalMemory(), preferred="local")
+    alone = RoutingTransferEngine(BackendSettings("a", 1), LocalMemory())
     world = World(_shm(directory), directory)
     region = world.engine("b").allocate("pool", 1, 64)
     outcome = await alone.write([bytes(64)], region.remote, (0,))
@@ -269,8 +276,8 @@ async def test_without_a_common_backend_the_write_fails_with_a_remedy(directory:
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:
-    with pytest.raises(TransportError, match="'carrier-pigeon': choose one of local, shm"):
-        RoutingTransferEngine("a", 1, LocalMemory(), preferred="carrier-pigeon")
+    with pytest.raises(TransportError, match="'carrier-pigeon': choose one of shm"):
+        named("carrier-pigeon")
 
 
 async def test_a_fenced_neighbour_in_this_process_is_barred(directory: str) -> None:

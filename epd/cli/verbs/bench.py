@@ -6,7 +6,6 @@ import argparse
 
 from epd.cli import bench_gpu, bench_isolation, bench_reuse, bench_serve
 from epd.cli.options import size
-from epd.config import TRANSPORTS
 
 DESCRIPTION = """
 Measure a part of epd on this machine and print a table. Both sides of every comparison run in one
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hop.add_argument("--json", action="store_true", help="print one JSON object")
     soak = kinds.add_parser("soak", help="a transport under kills", description=SOAK)
-    soak.add_argument("transport", choices=[name for name in TRANSPORTS if name != "auto"])
+    soak.add_argument("transport", help="such as shm; epd doctor names them")
     soak.add_argument("--items", type=int, default=10_000, metavar="N", help="default 10000")
     soak.add_argument("--kills", type=int, default=60, metavar="N", help="or freezes; default 60")
     soak.add_argument(
@@ -99,12 +98,15 @@ def run(args: argparse.Namespace) -> int:
         return run_bench(args.repeats, args.hours, as_json=args.json)
     if args.what == "soak":
         from epd.bench import soak
+        from epd.transport.backends import BACKENDS
 
         if not 0 <= args.kills <= args.items:
             raise UsageError(f"--kills {args.kills}: between 0 and the number of items")
         slots = args.pool // soak.SLOT_NBYTES
         if slots < soak.IN_FLIGHT:
             raise UsageError(f"--pool {args.pool}: at least {soak.IN_FLIGHT * soak.SLOT_NBYTES}")
+        if args.transport not in BACKENDS:
+            raise UsageError(f"{args.transport!r}: choose {', '.join(BACKENDS)}")
         soak_plan = soak.Plan(args.transport, args.items, args.kills, slots=slots, seed=args.seed)
         return soak.run(soak_plan, as_json=args.json)
     if args.what == "hop":
