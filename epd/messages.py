@@ -65,6 +65,9 @@ class Join(Message):
     model_fingerprint: str
     info: InstanceInfo
     was_member: bool = False  # of an earlier registry, or of this one
+    lost: tuple[tuple[str, int], ...] = ()
+    """Lives of others that it takes for over, by an earlier registry's word: it may have fenced
+    them, so none of them may be a member."""
 
 
 class Welcome(Message):

@@ -74,7 +74,8 @@ class LeftReceived(Event):
 
 @dataclass(slots=True)
 class EpochReplaced(Event):
-    """The same name joined with a new epoch: the old process is gone or fenced."""
+    """The same name joined with a new epoch, or a peer has heard from an earlier registry that this
+    one is over: the process is gone, or may be fenced."""
 
 
 class Instance(Machine):

@@ -76,7 +76,9 @@ class Member(Role[Never]):
     # --- joining ----------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        join = Join(PROTOCOL_VERSION, self._fingerprint, self._info, self.welcomed)
+        lost = dict(sorted(self.actor.lost))  # the last life of each
+        fingerprint, told = self._fingerprint, tuple(lost.items())
+        join = Join(PROTOCOL_VERSION, fingerprint, self._info, self.welcomed, told)
         self.actor.send(self._gateway, join)
         self.actor.arm("member/join", self._timing.retry_interval_s, self._join)
 
@@ -181,6 +183,8 @@ class Member(Role[Never]):
         self._forget_old(present)
         self._listed |= present
         self.actor.listed |= present
+        if present & self.actor.lost and not self.actor.armed("member/join"):
+            self._join()  # a former registry said otherwise: this one has to know
 
     def _forget_absent(self) -> None:
         """A registry that starts anew has had time to hear from all who live."""

@@ -97,6 +97,8 @@ class Registry(Role[Instance]):
         if (address.instance_id, address.epoch) != (received.source, received.epoch):
             self.actor.counters["join_of_another"] += 1
             return
+        for life in message.lost:
+            self._give_up(*life)
         known = self._instances.get(address.instance_id)
         known_epoch = known.info.address.epoch if known is not None else -1
         if self._has_successor(address):
@@ -112,7 +114,8 @@ class Registry(Role[Instance]):
                 self.fire(known, fsm.JoinAccepted())
             return
         age_s = self.clock.now_s() - self._started_s
-        if message.was_member and age_s > absent_after_s(self._timing):
+        is_late = message.was_member and age_s > absent_after_s(self._timing)
+        if is_late or (address.instance_id, address.epoch) in self.actor.lost:
             self._refuse(info, "its peers have given this epoch up; its next life may join")
             return
         instance = Instance(info, Load(), self.clock.now_s(), self.actor.journal)
@@ -122,6 +125,15 @@ class Registry(Role[Instance]):
         self._instances[address.instance_id] = instance
         self.fire(instance, fsm.JoinAccepted())
         self._watch(instance)
+
+    def _give_up(self, name: str, epoch: int) -> None:
+        """A peer has heard from an earlier registry that this life is over, and may have fenced it,
+        which bars it for good: it joins with its next one."""
+        known = self._instances.get(name)
+        if known is not None and known.info.address.epoch == epoch:
+            self.fire(known, fsm.EpochReplaced())
+        else:
+            self.actor.lost.add((name, epoch))
 
     def _has_successor(self, address: Address) -> bool:
         """Whether a later life of this name is a member.  One that is over stands in nobody's way,

@@ -116,3 +116,34 @@ def test_who_comes_late_to_a_new_gateway_joins_anew(apart_s: float, life: int) -
     members = {i.key: i.present for i in gateway.gateway.registry.instances}
     assert members == {f"e0:{life}": True, "pd0:1": True}
     world.close()
+
+
+@pytest.mark.parametrize("first", ["e0", "pd0"])
+def test_who_a_former_registry_gave_up_joins_anew(first: str) -> None:
+    """Its peers have heard that it is lost, and may have fenced it; the next registry knows nothing
+    of that, and hears of it from whoever joins, before the one who was given up or after it."""
+    world = World(1)
+    cluster = Cluster(world, "1e1pd", Settings())
+    cluster.start()
+    world.loop.run_until(1.0)
+    for ends in (("pd0", GATEWAY), (GATEWAY, "pd0")):
+        world.network.block(*ends)
+    world.loop.run_until(1.5 + cluster.settings.timing.lost_after_s)
+    e0, last = cluster.node("e0"), "e0" if first == "pd0" else "pd0"
+    assert e0 is not None and ("pd0", 1) in e0.actor.lost
+    world.kill(GATEWAY)
+    cluster.restart_later(GATEWAY, 0.1)
+    world.network.block(last, GATEWAY)
+    world.network.heal(GATEWAY, "pd0")
+    if first == "pd0":
+        world.network.heal("pd0", GATEWAY)
+    world.loop.run_until(world.loop.now_s + 2.5)
+    world.network.heal_all()
+    world.loop.run_until(world.loop.now_s + 4.0)
+    gateway = cluster.node(GATEWAY)
+    assert gateway is not None
+    assert gateway.gateway is not None
+    members = {i.key: i.present for i in gateway.gateway.registry.instances}
+    assert members == {"e0:1": True, "pd0:2": True}
+    assert e0.actor.is_listed(Address("pd0", 2, ""))
+    world.close()

@@ -193,7 +193,7 @@ class Bounds(Checker):
         for name, events, held in GROWS:
             for event in events:
                 self._grows.setdefault(event, []).append((name, held))
-        self._ahead = Ahead()
+        self._ahead = Ahead(lambda: context.world.loop.now_s)
         context.world.watch(self._watch, *self._grows, transfer.SlotsLeased)
         context.world.watch(self._left, encoding.RoomClosed)
         context.cluster.on_call = self._called
@@ -209,10 +209,11 @@ class Bounds(Checker):
             self._over(process, over_quota(node, self._settings, machine))
 
     def _left(
-        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+        self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
     ) -> None:
         if isinstance(machine, encoding.Encoding):
-            self._ahead.left(process.name, machine)
+            node = self.context.cluster.nodes[process.name]
+            self._ahead.left(node, machine, event.room)
 
     def _called(self, process: SimProcess, what: str, batch: Any) -> None:
         for name, call, held in WORKS:
