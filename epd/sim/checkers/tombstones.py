@@ -17,6 +17,7 @@ from epd.fsm import request, transfer
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import (
     AbortRequest,
+    Address,
     CancelAck,
     CancelTransfer,
     Commit,
@@ -128,13 +129,18 @@ class Tombstones(Checker):
     def _delivered(
         self, process: SimProcess, deliver: Callable[[Received], None], received: Received
     ) -> None:
-        """Deliver, and see that a late word is answered in the same turn, and no copy refused."""
+        """Deliver, and see that a late word is answered in the same turn, and no copy refused.
+
+        A life that is over waits for no answer, and its successor would get it.
+        """
         kind = type(received.message)
         if kind not in _LOOKED_AT or received.source == process.instance_id:
             deliver(received)
             return
         key = _key_of(received.message)
-        is_late = kind in PROMISED and self._is_late(process, received, key)
+        sender = Address(received.source, received.epoch, "")
+        is_owed = not self.context.cluster.nodes[process.name].actor.is_lost(sender)
+        is_late = is_owed and kind in PROMISED and self._is_late(process, received, key)
         is_copy = kind in ASKS and self._is_open(process, received.message)
         before = self._num_said(process, key, kind)
         deliver(received)
