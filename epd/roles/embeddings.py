@@ -149,7 +149,7 @@ class Embeddings(Role[Embedding]):
                 self._start(lease, slots)
             lacking = self._leases.wanted()
             victims = self._cache.victims(lacking, lambda k: not self._embeddings[k].waiters)
-            if not lacking or not victims:
+            if not victims:
                 return
             for key in victims:
                 self.fire(self._embeddings[key], fsm.EvictionRequested())

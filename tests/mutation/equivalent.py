@@ -54,6 +54,19 @@ REASONS: dict[str, dict[str, str]] = {
         "PromptLookup._copy: 1 in self._shortest - 1 -> 2": "of a shorter suffix nothing is noted",
     },
     "epd/scheduling/step_cost.py": {": 1 in 1 << 60 -> 2": "either is beyond every budget"},
+    "epd/roles/dispatch.py": {
+        f"Dispatcher.{where}: zip({what}, strict=True) -> zip({what})": (
+            "a placement has an encoder for each picture"
+        )
+        for where, what in (
+            ("_send_encodes", "machine.prompt.items, placement.encoders"),
+            ("transfer_params", "machine.prompt.items, placement.encoders"),
+            ("_book", "hashes, encoders"),
+        )
+    },
+    "epd/roles/gateway.py": {
+        "GatewayRole.on_encode_accepted: 2 in room.rsplit('/', 2) -> 3": "no id has a slash in it",
+    },
     "epd/roles/step_loop.py": {
         "StepLoop._launch: entry.decoding or request.decode_here -> entry.decoding": (
             "whoever decodes here has no transfer of its KV: that a layer is ready is told nobody"
