@@ -66,7 +66,7 @@ def test_what_a_heartbeat_tells_of_the_load() -> None:
         assert not any(dict(idle.live).values())
         cluster.node("epd0").devices[0].hung = True
         cluster.ask(Picture("two"), max_tokens=3)
-        instance.actor.counters["odd"] = 7
+        instance.actor.counters.update({"odd": 7, "another": 1})
         instance.actor.bus.dropped["full"] = 3
         cluster.pass_time(0.2)
         with mock.patch.object(instance.links, "silent", return_value=("p9",)):

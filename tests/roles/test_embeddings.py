@@ -106,6 +106,7 @@ def test_a_picture_is_asked_for_once_and_all_who_want_it_hear() -> None:
         own.want("d")
         assert own.heard[-1] == ("ready", "d") and dismissed(own) == ["d"]
         assert own.role.live()["embeddings_loading"] == 0 and own.role.live()["slots"] == 0
+        assert own.role.live()["embedding_references"] == 4
 
 
 def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
@@ -141,7 +142,7 @@ def test_who_comes_back_to_a_load_that_was_given_up_promises_again() -> None:
     with pool() as own:
         embedding = own.want("a")
         own.unwant("a")
-        assert embedding.state is S.ABANDONED
+        assert embedding.state is S.ABANDONED and own.role.live()["embeddings_loading"] == 1
         own.promise("big", BIG)
         assert not own.heard, "a slot may still be written"
         with mock.patch.object(own.role, "_pump_budget") as pump:

@@ -256,6 +256,31 @@ async def test_a_sequence_takes_as_many_guesses_as_its_part_has_room_for() -> No
         entry.launched.assert_called_with(3, ahead=False)
 
 
+@pytest.mark.parametrize(("samples", "here"), [(True, False), (True, True), (False, False)])
+async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
+    *, samples: bool, here: bool
+) -> None:
+    batch, engine = mock.MagicMock(), mock.MagicMock()
+    batch.plan.return_value = []
+    engine.step.side_effect = lambda sequences, tell: asyncio.get_running_loop().create_future()
+    loop = StepLoop(mock.MagicMock(), engine, batch, mock.MagicMock(), runs_ahead=False)
+    request = batch.get.return_value = SimpleNamespace(in_flight=0, decode_here=here)
+    entry: Any = SimpleNamespace(
+        key="a", guesses=(), decoding=False, num_computed=3, launched=mock.Mock()
+    )
+    with mock.patch("epd.roles.step_loop.sequence_of") as made:
+        made.return_value = SimpleNamespace(sample=samples or None, start=3)
+        loop._launch([(entry, 3)])
+    tell = engine.step.call_args.args[1]
+    assert (tell is not None) == (samples and not here) and request.in_flight == 1
+    if tell is not None:
+        tell(1)
+        batch.layers_computed.assert_called_once_with(request, 3, 1)
+        request.in_flight = 0
+        tell(2)
+        assert batch.layers_computed.call_count == 1
+
+
 # --- landing --------------------------------------------------------------------------------------
 
 
