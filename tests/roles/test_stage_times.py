@@ -1,0 +1,112 @@
+"""Histograms of stages and hops, from the stories of machines that have ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from epd.fsm.encoding import Encoding
+from epd.fsm.generation import Generation
+from epd.messages import KvOffer
+from epd.records import STAGES, Histogram
+from epd.roles.stage_times import NBYTES, SECONDS, StageTimes
+
+
+def story(*entries: tuple[str, str, float]) -> list[Any]:
+    return [SimpleNamespace(source=a, target=b, at_s=at_s) for a, b, at_s in entries]
+
+
+def machine(table: str, kind: type[Any] | None, *entries: tuple[str, str, float]) -> Any:
+    """A machine of this kind, or a request, with this story."""
+    made = mock.Mock(spec=kind, message=None) if kind is not None else SimpleNamespace(message=None)
+    made.table, made.story = SimpleNamespace(name=table), story(*entries)
+    return made
+
+
+def found(times: StageTimes) -> dict[tuple[str, str], Histogram]:
+    """By role and stage."""
+    return {(dict(h.labels)["role"], dict(h.labels)["stage"]): h for h in times.told()}
+
+
+def bucket(histogram: Histogram) -> list[int]:
+    return [at for at, count in enumerate(histogram.counts) if count]
+
+
+def test_the_stays_in_a_stage_are_added_up_and_counted_once() -> None:
+    times = StageTimes()
+    assert times.told() == ()
+    prompt = STAGES["REQUEST", "RUNNING"]
+    waiting = STAGES["REQUEST", "WAITING"]
+    one = machine(
+        "REQUEST",
+        None,
+        ("WAITING", "WAITING", 1.0),
+        ("WAITING", "RUNNING", 1.5),
+        ("RUNNING", "WAITING", 2.5),
+        ("WAITING", "RUNNING", 2.75),
+        ("RUNNING", "RUNNING", 3.0),
+        ("RUNNING", "FINISHED", 4.75),
+    )
+    times.note_stages(one)
+    told = found(times)
+    assert {key: h.total for key, h in told.items()} == {
+        ("prefill", waiting): 0.75,
+        ("prefill", prompt): 3.0,
+    }
+    for histogram in told.values():
+        assert sum(histogram.counts) == 1 and len(histogram.counts) == len(SECONDS) + 1
+        (at,) = bucket(histogram)
+        assert SECONDS[at - 1] < histogram.total <= SECONDS[at]
+        assert histogram.name == "epd_stage_seconds"
+    assert times.told() is times.told()
+    times.note_stages(one)
+    assert [sum(h.counts) for h in times.told()] == [2, 2]
+    assert found(times)["prefill", prompt].total == 6.0
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "state", "role"),
+    [
+        ("GENERATION", Generation, "PREPARING", "gateway"),
+        ("ENCODING", Encoding, "ENCODING", "encode"),
+        ("REQUEST", None, "WAITING_FOR_REMOTE_KV", "decode"),
+        ("REQUEST", None, "DECODING", "decode"),
+        ("REQUEST", None, "RUNNING", "prefill"),
+    ],
+)
+def test_whose_stage_it_was(table: str, kind: Any, state: str, role: str) -> None:
+    times = StageTimes()
+    times.note_stages(machine(table, kind, (state, state, 1.0), (state, "END", 2.0)))
+    ((found_role, _),) = found(times)
+    assert found_role == role
+
+
+def test_what_was_received_is_decoded_in_all_of_its_states() -> None:
+    times, one = StageTimes(), machine("REQUEST", None, ("RUNNING", "X", 1.0))
+    one.story = story(("RUNNING", "RUNNING", 0.0), ("RUNNING", "X", 1.0))
+    one.message = mock.Mock(spec=KvOffer)
+    times.note_stages(one)
+    assert [role for role, _ in found(times)] == ["decode"]
+
+
+@pytest.mark.parametrize(("key", "hop"), [("r/1/kv", "kv"), ("r/1/0", "rows")])
+def test_a_hop_lasts_while_bytes_move(key: str, hop: str) -> None:
+    times = StageTimes()
+    moved = story(
+        ("PENDING", "STREAMING", 1.0),
+        ("STREAMING", "STREAMING", 1.5),
+        ("STREAMING", "WRITING", 2.0),
+        ("WRITING", "COMPLETE", 2.5),
+        ("COMPLETE", "RELEASED", 9.0),
+    )
+    transfer: Any = SimpleNamespace(key=key, story=moved, sent_nbytes=5000)
+    times.note_hop(transfer, "shm")
+    nbytes, seconds = times.told()
+    assert (nbytes.name, seconds.name) == ("epd_hop_nbytes", "epd_hop_seconds")
+    assert dict(nbytes.labels) == dict(seconds.labels) == {"hop": hop, "transport": "shm"}
+    assert (nbytes.total, seconds.total) == (5000, 1.5)
+    (at,) = bucket(nbytes)
+    assert NBYTES[at - 1] < 5000 <= NBYTES[at]
