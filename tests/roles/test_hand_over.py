@@ -239,11 +239,11 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
         transfer.kv, transfer.parts = kv_state(num_whole=num_whole), ((transfer.nbytes, 0),)
         region, landing = at.role._requests.region, at.role._landing
         with (
-            mock.patch.object(region, "put_in_place") as put,
+            mock.patch.object(region, "views") as put,
             mock.patch.object(landing, "land", mock.AsyncMock()) as land,
         ):
             assert published(at, transfer) == transfer_fsm.Published()
-            put.assert_called_once_with()
+            put.assert_called_once_with((), 0)
             land.assert_awaited_once_with("r/1/kv")
             transfer.parts = ((1, 0),)
             assert isinstance(published(at, transfer), transfer_fsm.PublishFailed)

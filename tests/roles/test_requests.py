@@ -345,7 +345,8 @@ def test_all_who_decode_may_guess_and_are_told_what_came_of_it() -> None:
         with mock.patch.object(at.role._loop, "wake"):
             at.do(lambda: at.role.plan(alone=True))
         assert speculation.guess.call_args_list == [
-            mock.call(request, entry) for request, entry in zip(both, entries, strict=True)
+            mock.call(request, entry, has_room=True)
+            for request, entry in zip(both, entries, strict=True)
         ]
         parts = [Part(both[0], entries[0], 3), Part(both[1], entries[1], 1)]
         with mock.patch.object(at.role._loop, "wake"):
