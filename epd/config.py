@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from epd.errors import USAGE, Told
 from epd.setting import (
     Count,
     CountOrNone,
@@ -30,8 +31,10 @@ from epd.setting import (
 )
 
 
-class ConfigError(Exception):
+class ConfigError(Told):
     """The configuration cannot be used; the text names the setting and the remedy."""
+
+    exit_status = USAGE
 
 
 # One setting per line: its kind, what it is, its flag with the group and the word for its value.

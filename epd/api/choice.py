@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from epd.api.detokenize import Detokenizer
 from epd.api.echo import Echo
-from epd.api.port import GenerationUpdate, Leave
+from epd.api.port import GenerationStream, GenerationUpdate, Leave
 from epd.api.reasoning import ReasoningParser
 from epd.api.stop import StopMatcher
 from epd.api.tools import CallParser, CallPiece, ToolUse
@@ -37,7 +36,7 @@ class Choice:
     """Reads updates until `finish_reason` is set; later ones are not offered to it."""
 
     index: int
-    stream: Any  # GenerationStream
+    stream: GenerationStream
     detokenizer: Detokenizer
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # such a token ends the answer and is no part of its text

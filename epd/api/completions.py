@@ -31,6 +31,7 @@ from epd.api.port import (
     Frontend,
     Generation,
     GenerationError,
+    GenerationStream,
     GenerationUpdate,
     Leave,
     Refused,
@@ -90,7 +91,7 @@ class Completions:
         self._pixels = PixelBudget(intake.limits, self._num_encoders)
         self._limits = intake.limits
         self._time_limits = time_limits
-        self._open: dict[str, list[Any]] = {}  # streams by request id
+        self._open: dict[str, list[GenerationStream]] = {}  # by request id
         self._readers: set[asyncio.Task[Any]] = set()  # kept alive until they end
 
     async def chat(self, exchange: Exchange) -> None:
@@ -200,9 +201,9 @@ class Completions:
 
     # --- before the first token -------------------------------------------------------------------
 
-    def _admit(self, num_choices: int, limits: TimeLimits) -> list[Any]:
+    def _admit(self, num_choices: int, limits: TimeLimits) -> list[GenerationStream]:
         """A place for every choice, or for none."""
-        streams: list[Any] = []
+        streams: list[GenerationStream] = []
         try:
             for _ in range(num_choices):
                 stream = self._frontend.admit(limits)
@@ -214,7 +215,7 @@ class Completions:
         return streams
 
     async def _start(
-        self, exchange: Exchange, streams: list[Any], asked: Asked, record: Record
+        self, exchange: Exchange, streams: list[GenerationStream], asked: Asked, record: Record
     ) -> list[Prompt]:
         try:
             tenant = tenant_of(exchange.headers)
@@ -319,7 +320,7 @@ class Completions:
         stream = choice.stream
         is_first = choice.num_tokens == 0
         try:
-            update = await anext(aiter(stream))
+            update: GenerationUpdate | None = await anext(aiter(stream))
         except StopAsyncIteration:
             choice.failed = True
             if exchange.disconnected:
@@ -371,7 +372,7 @@ class Completions:
             reader.exception()
 
 
-def _cancel(streams: Sequence[Any], why: Leave, reason: str) -> None:
+def _cancel(streams: Sequence[GenerationStream], why: Leave, reason: str) -> None:
     for stream in streams:
         stream.cancel(why, reason)
 

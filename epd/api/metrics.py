@@ -1,4 +1,10 @@
-"""Samples as Prometheus' text exposition format, version 0.0.4."""
+"""Samples as Prometheus' text exposition format, version 0.0.4.
+
+By hand, not by prometheus_client: that takes half a second to import and, on a 2-core x86-64
+virtual machine that was busy with other work, 10 us where `telemetry` takes 1.5 to observe a value,
+and 22 ms where this takes 6 for 400 samples, all of it on the loop of the gateway.  Tests read the
+text with its parser.
+"""
 
 from __future__ import annotations
 

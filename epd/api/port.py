@@ -189,19 +189,15 @@ def histogram(
 class Frontend(Protocol):
     """What the API may ask of the gateway role."""
 
-    def admit(self, limits: TimeLimits | None = None) -> Any:
-        """A place for one choice, as a GenerationStream; raises Refused.
+    def admit(self, limits: TimeLimits | None = None) -> GenerationStream:
+        """A place for one choice; raises Refused.
 
         `limits`: those of the settings, if None.
         """
         ...
 
-    def start_generation(self, stream: Any, generation: Generation) -> None:
+    def start_generation(self, stream: GenerationStream, generation: Generation) -> None:
         """The prompt of an admitted stream is ready."""
-        ...
-
-    def submit(self, generation: Generation) -> Any:
-        """Admit and start at once; raises Refused."""
         ...
 
     def ready(self) -> Readiness: ...

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from epd.bench.workload import Arrival, Closed, Poisson, Wording, chat_body
 from epd.cli.settings import api_keys
 from epd.config import Settings
+from epd.errors import Told
 
 if TYPE_CHECKING:
     import aiohttp
@@ -28,7 +29,7 @@ TIMELINE = {"X-EPD-Timeline": "1"}
 PROBE_TOKENS = (16, 80)
 
 
-class ServerError(Exception):
+class ServerError(Told):
     """The server cannot be measured; the text says why."""
 
 

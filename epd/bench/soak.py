@@ -58,7 +58,6 @@ class Life:
     pid: int = 0
     target: Any = None
     free: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-    frozen: bool = False
 
 
 class Soak:

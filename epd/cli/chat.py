@@ -15,10 +15,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from epd.cli.boundary import FAILED, OK, CommandFailed
+from epd.cli.boundary import CommandFailed
 from epd.cli.client import Client
 from epd.cli.parser import suggestion
 from epd.cli.question import Sampling, check_files, user_message
+from epd.errors import FAILED, OK
 
 ReadLine = Callable[[str], Awaitable[str | None]]  # from a prompt to a line; None at the end
 COMMANDS = {

@@ -32,8 +32,8 @@ from epd.topology import ROLES
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "aiohttp", "httptools", "huggingface-hub", "jinja2", "msgspec", "numpy", "pillow",
-    "prometheus-client", "prompt-toolkit", "pyzmq",
-    "safetensors", "tokenizers", "torch", "transformers", "transitions", "uvicorn", "uvloop",
+    "prompt-toolkit", "pyzmq", "safetensors", "tokenizers", "torch", "transformers", "transitions",
+    "uvicorn", "uvloop",
 )  # fmt: skip
 INSTALL = "make env, or: pip install -c constraints.txt -e ."
 MIN_FREE_MEMORY_NBYTES = 2 << 30  # three processes with torch, and the tiny model
@@ -98,7 +98,7 @@ def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False
 
 
 def _look(name: str, look: Callable[[], Check]) -> Check:
-    from epd.cli.boundary import explain
+    from epd.errors import explain
 
     try:
         return look()

@@ -8,8 +8,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from epd.cli.boundary import INTERRUPTED, guarded
+from epd.cli.boundary import guarded
 from epd.cli.parser import Parser, UsageError, suggestion
+from epd.errors import INTERRUPTED
 
 VERBS = {
     "run": "start one process, or a whole topology on this host",

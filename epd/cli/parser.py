@@ -7,11 +7,15 @@ import difflib
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from epd.errors import USAGE, Told
 
 
-class UsageError(Exception):
+class UsageError(Told):
     """The command line cannot be understood; the text says what to write instead."""
+
+    exit_status = USAGE
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -96,8 +100,3 @@ def parse_nbytes(text: str) -> int:
         raise ValueError(f"{text!r} is no size; write 268435456, 256MiB or 1GiB")
     power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
     return int(found[1]) << (10 * power)
-
-
-def add_group(parser: argparse.ArgumentParser, title: str) -> Any:
-    """A titled group of flags in the help text."""
-    return parser.add_argument_group(title)

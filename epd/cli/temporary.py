@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from epd.cli import options
-from epd.cli.boundary import INTERRUPTED
 from epd.cli.client import Client, connected
 from epd.cli.parser import UsageError
 from epd.cli.plan import Plan, plan_topology
 from epd.cli.ports import settle_port
 from epd.cli.settings import api_keys
 from epd.cli.supervisor import running
+from epd.errors import INTERRUPTED
 
 
 class Running(NamedTuple):

@@ -9,9 +9,10 @@ no request state: what a step needs is in the batch, and the same batch gives th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from epd.errors import Told
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, SamplingParams, TokenLogprobs
 
 OnLayers = Callable[[int], None]
@@ -23,11 +24,11 @@ def no_progress(stage: str, done_nbytes: int, total_nbytes: int) -> None:
     """Nobody asks how far loading is."""
 
 
-class MediaError(Exception):
+class MediaError(Told):
     """A picture or video cannot be used (truncated, too big); the text is for the client."""
 
 
-class EngineError(Exception):
+class EngineError(Told):
     """A step or batch failed on the device."""
 
 
@@ -295,14 +296,3 @@ class Profiler(Protocol):
     async def stop(self) -> str:
         """Where the trace is."""
         ...
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counters an engine keeps for metrics."""
-
-    steps: int = 0
-    tokens: int = 0
-    images: int = 0
-    busy_s: float = 0.0
-    extra: dict[str, float] = field(default_factory=dict)

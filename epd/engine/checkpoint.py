@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from epd.errors import Told
+
 MAX_HEADER_NBYTES = 100 << 20  # safetensors' own limit
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
-class ModelError(Exception):
+class ModelError(Told):
     """A model directory cannot be served; the text names the file or tensor and the remedy.
 
     One line, also when it quotes an error of a library that likes to print several.

@@ -29,7 +29,6 @@ import torch
 from epd.engine.base import (
     ChunkScores,
     EngineError,
-    EngineStats,
     MediaLayout,
     OnLayers,
     Outcome,
@@ -89,7 +88,6 @@ class TorchLanguageEngine:
         if not self.kv_in_place:
             landing = max(1, min(landing, kv_landing_nbytes // self.kv_layout.block_nbytes))
         self.num_landing_blocks = landing
-        self.stats = EngineStats()
         self._adapter = adapter
         self._executor = executor
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
@@ -198,7 +196,6 @@ class TorchLanguageEngine:
                         self.forward.keep(draft.tokens)
             except Exception as error:
                 raise EngineError(f"a step failed: {type(error).__name__}: {error}") from error
-        num_tokens = sum(len(batch[i].token_ids) for i in good)
         watch.stop()
 
         def finish() -> StepResult:
@@ -211,9 +208,6 @@ class TorchLanguageEngine:
             for i, found in zip(scored, scores, strict=True):
                 outcomes[i] = _with_prompt(outcomes[i], found.finish())
             elapsed_s = watch.elapsed_s()
-            self.stats.steps += 1
-            self.stats.tokens += num_tokens
-            self.stats.busy_s += elapsed_s
             return StepResult(outcomes, elapsed_s)
 
         return Deferred(finish)

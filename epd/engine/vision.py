@@ -12,14 +12,13 @@ pinned memory on a stream of their own, while the next step computes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from epd.engine.base import EncodeFailure, EngineStats, Patches, Rows
+from epd.engine.base import EncodeFailure, Patches, Rows
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
 from epd.engine.image_file import MAX_PIXELS
@@ -55,7 +54,6 @@ class TorchVisionEngine:
         self.model = model
         self.contract = adapter.row_contract(dtype)
         self.max_batches = 2 if max_quantum_s else 1
-        self.stats = EngineStats()
         self._adapter = adapter
         self._dtype = dtype
         self._executor = executor
@@ -131,7 +129,6 @@ class TorchVisionEngine:
         return max(range(1, MAX_SCALE), key=patches)
 
     def _encode(self, batch: list[Patches]) -> Deferred[list[Rows | EncodeFailure]]:
-        started = time.perf_counter()
         launched: list[_Launched | EncodeFailure] = []
         try:
             launched += self._run(batch) if batch else []
@@ -140,9 +137,6 @@ class TorchVisionEngine:
             launched = [_failure(error)] if alone else [self._encode_alone(p) for p in batch]
 
         def finish() -> list[Rows | EncodeFailure]:
-            self.stats.images += len(batch)
-            self.stats.steps += 1
-            self.stats.busy_s += time.perf_counter() - started
             return [item if isinstance(item, EncodeFailure) else _rows(*item) for item in launched]
 
         return Deferred(finish, DOWNLOAD if self._streams is not None else "")

@@ -17,7 +17,15 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from epd.api.port import Generation as Prepared
-from epd.api.port import GenerationUpdate, Leave, Metric, Readiness, Refused, TimeLimits
+from epd.api.port import (
+    GenerationStream,
+    GenerationUpdate,
+    Leave,
+    Metric,
+    Readiness,
+    Refused,
+    TimeLimits,
+)
 from epd.config import Limits, Timing
 from epd.fsm import generation as fsm
 from epd.fsm.generation import Do, Generation
@@ -113,7 +121,7 @@ class GatewayRole(Role[Generation]):
         self.fire(machine, fsm.Admitted())
         return stream
 
-    def start_generation(self, stream: Stream, prepared: Prepared) -> None:
+    def start_generation(self, stream: GenerationStream, prepared: Prepared) -> None:
         """The prompt is ready: place the first attempt."""
         machine = self._open.get(stream.request_id)
         if machine is None:

@@ -131,7 +131,7 @@ def main() -> int:
     if not line.endswith(b"\n"):  # the supervisor died before it had said what to be
         return 1
     spec = msgspec.json.decode(line, type=ChildSpec)
-    from epd.cli.boundary import explain
+    from epd.errors import explain
 
     try:
         return run(spec, _say, lifeline=True)

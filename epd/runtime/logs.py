@@ -9,7 +9,6 @@ import sys
 
 from epd.roles.base import Log
 
-LEVELS = ("debug", "info", "warning", "error")
 _FIELDS = "epd_fields"
 _WORD = re.compile(r"[^\s\"=]+")
 

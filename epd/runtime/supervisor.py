@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from epd.errors import Told
 from epd.runtime.child import ChildSpec, StatusLine
 from epd.runtime.zygote import LOST, Process, Zygote, ZygoteLost
 from epd.transport.shm_segment import sweep
@@ -31,7 +32,7 @@ KILL_AFTER_S = 5.0
 Launch = Callable[[], Awaitable[Process]]  # a process that waits for its ChildSpec
 
 
-class StartFailed(Exception):
+class StartFailed(Told):
     """A child could not start; the text is its own sentence."""
 
 

@@ -135,7 +135,7 @@ class Network:
         self.counters: Counter[str] = Counter()
         self.on_message: list[Callable[[str, str, Message], None]] = []  # each is told who sends
         self.on_hearing: list[Callable[[SimProcess, Received], None]] = []  # and who is told
-        self.withheld = Withheld()
+        self.withheld: Withheld[tuple[Link, Parcel]] = Withheld()
         self._chances: dict[tuple[str, str], Chances] = {}
 
     # --- faults -----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Network:
         return link.source.name, link.peer.instance_id, parcel.text, parcel.occurrence
 
     def _send(self, link: Link, parcel: Parcel, conditions: Conditions, copy: str = "") -> None:
-        if self.withheld and self.withheld.takes(link, parcel):
+        if self.withheld and self.withheld.takes(link.source.name, parcel.kind, (link, parcel)):
             return
         if link.held or link.mute_since_s is not None or self._is_blocked(link):
             link.held.append(parcel)

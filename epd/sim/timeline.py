@@ -17,7 +17,6 @@ from epd.sim.world import World
 
 SHOWN = ("GENERATION", "ENCODING", "EMBEDDING", "REQUEST", "TRANSFER")
 AT_REST = frozenset({"RESIDENT", "DEMOTED"})  # memory that waits for use: not shown as work
-DEATHS = ("kill", "exit")
 MARKS = (
     "fault", "kill", "exit", "spawn", "stall", "resume", "expelled", "device_lost", "lost",
     "violation",

@@ -6,18 +6,17 @@ in any order.  So what a process said may arrive after its successor has joined 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from epd.sim.network import Link, Parcel
+Word = TypeVar("Word")
 
 
-class Withheld:
+class Withheld(Generic[Word]):
     """By the name of the life that spoke, in the order of sending."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}
-        self._kept: dict[str, list[tuple[Link, Parcel]]] = {}
+        self._kept: dict[str, list[Word]] = {}
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -27,15 +26,15 @@ class Withheld:
         self._kinds[life] = kind
         self._kept[life] = []
 
-    def takes(self, link: Link, parcel: Parcel) -> bool:
+    def takes(self, life: str, kind: str, word: Word) -> bool:
         """Whether it is kept, and not on its way."""
-        kind = self._kinds.get(link.source.name)
-        if kind is None or (kind and parcel.kind != kind):
+        wanted = self._kinds.get(life)
+        if wanted is None or (wanted and kind != wanted):
             return False
-        self._kept[link.source.name].append((link, parcel))
+        self._kept[life].append(word)
         return True
 
-    def let_go(self, life: str) -> list[tuple[Link, Parcel]]:
+    def let_go(self, life: str) -> list[Word]:
         self._kinds.pop(life, None)
         return self._kept.pop(life, [])
 

@@ -70,11 +70,6 @@ def initialize(model: Any) -> None:
             parameter.fill_(1.0)
 
 
-def parameter_count(model: nn.Module) -> int:
-    """Tied weights counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding over the last axis, halves paired."""
     first, second = x.chunk(2, -1)

@@ -10,7 +10,6 @@ SPECIAL_TOKENS = (
 (
     END_OF_TEXT, IM_START, IM_END, VISION_START, VISION_END, VISION_PAD, IMAGE_PAD, VIDEO_PAD,
 ) = range(256, 264)  # fmt: skip
-VOCABULARY_SIZE = 272
 
 PATCH = 8  # px, the side of a vision patch
 MERGE = 2  # patches, the side of a merged cell

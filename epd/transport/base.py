@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from epd.errors import Told
 from epd.messages import Address, Message, RemoteRegion, TransportOffer
 
 Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
@@ -249,5 +250,5 @@ class DataPlane(TransferEngine, Protocol):
         ...
 
 
-class TransportError(Exception):
+class TransportError(Told):
     """A transport cannot do what was asked; the text names the thing and the remedy."""

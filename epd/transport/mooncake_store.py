@@ -37,7 +37,6 @@ from epd.transport.whole_file import head_of, parse_whole
 
 KEY = re.compile(r"[0-9a-f]{16,128}")
 PREFIX = "epd/"
-NOT_THERE = -704
 REST_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
 CLOSE_TIMEOUT_S = 1.5  # a master that is gone is waited for longer, by a thread that may be left

@@ -129,11 +129,6 @@ class FakeFrontend:
         self.generations.append(generation)
         stream.task = asyncio.create_task(stream.play(script))
 
-    def submit(self, generation: Generation) -> FakeStream:
-        stream = self.admit()
-        self.start_generation(stream, generation)
-        return stream
-
     def ready(self) -> Readiness:
         return self.readiness
 

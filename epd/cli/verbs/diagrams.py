@@ -49,8 +49,8 @@ def default_out(folder: str = "docs/state_diagrams") -> Path:
 
 def run(args: argparse.Namespace) -> int:
     from epd import diagrams, formal
-    from epd.cli.boundary import FAILED, OK
     from epd.cli.settings_page import is_page, page
+    from epd.errors import FAILED, OK
 
     if args.promela or args.tla:
         out = args.out or default_out("build/promela" if args.promela else "build/tla")

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from epd.cli.boundary import FAILED, OK
     from epd.cli.doctor import examine
+    from epd.errors import FAILED, OK
 
     checks = examine(args.model, args.host, args.port, args.run_dir, fix=args.fix)
     ok = all(check.ok for check in checks)

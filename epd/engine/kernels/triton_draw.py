@@ -5,14 +5,11 @@ Functions and arguments are those of `epd.engine.token_draw`, which specifies th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from epd.engine.token_draw import Filtered
 
 MAX_WIDTH = 1024  # of the rows that one program holds
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -99,7 +96,7 @@ def _draw(
     tl.store(out + row, (chunk * LENGTH + _passed(weight, target, inside)).to(tl.int64))
 
 
-def drawn(logits: torch.Tensor, rows: Filtered, numbers: torch.Tensor, length: int) -> torch.Tensor:
+def drawn(logits: torch.Tensor, rows: Any, numbers: torch.Tensor, length: int) -> torch.Tensor:
     count, size = logits.shape
     num_chunks = size // length
     logits = logits.contiguous()

@@ -1,0 +1,42 @@
+"""Errors that are told: what a person reads is their text, and what a program sees their status."""
+
+from __future__ import annotations
+
+import traceback
+from typing import ClassVar
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class Told(Exception):
+    """Its text was written for the reader: what is wrong, and the remedy."""
+
+    exit_status: ClassVar[int] = FAILED
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Exit status and sentence of an error; what is not told is a bug of ours, with its place."""
+    if isinstance(error, Told):
+        return error.exit_status, str(error)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("epd"):
+        return FAILED, (
+            f"the package {error.name} is not installed; epd doctor tells what is missing and how "
+            "to install it"
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return FAILED, f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        return FAILED, (
+            f"the memory is not enough ({first_line}); use a smaller model or fewer instances on "
+            "this device, or lower --kv-nbytes or engine.max_step_tokens"
+        )
+    return FAILED, (
+        f"internal error, please report it: {type(error).__name__}: {error} "
+        f"({_place(error)}; EPD_TRACEBACK=1 shows the way there)"
+    )
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
