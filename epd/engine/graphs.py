@@ -32,7 +32,7 @@ from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, header_size, p
 SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FINE_STEP, FINE_TOKENS = 64, 1024  # of the sizes of steps with prompts: what pads is computed, too
 COARSE_STEP = 128
-DECODES = (8, 32)  # beside prompts, or as many as may run: the fewer, the finer attention is cut
+DECODES = (8, 32, 64)  # beside prompts, or as many as may run: the fewer, the finer they are cut
 MAX_CHUNKS = 16  # prompts in a captured step
 
 

@@ -65,7 +65,7 @@ def _part(table: Table) -> Part:
         effects={
             "ACQUIRE_EMBEDDINGS": ("rows = True", "lacks_a = True", "lacks_b = True"),
             "RELEASE_EMBEDDINGS": (
-                "require in_flight == 0 -- rows are not given back under a step",
+                "require in_flight == 0 or output > 0 -- rows are not given back under a step",
                 "rows = False",
             ),
             "ENQUEUE": ("queued = True",),
@@ -143,8 +143,10 @@ def _rows() -> Iterator[Happening]:
 
 
 def _steps(max_tokens: int) -> Iterator[Happening]:
-    more = f"state == DECODING and in_flight > 0 and output + 1 < {max_tokens}"
-    tokens = f"(3 if PICTURES else 2) + output + (1 if {more} else 0)"
+    known = "(3 if PICTURES else 2) + output"
+    stays = "DECODE_HERE and not FOR_ITS_PROMPT"
+    sampled = f"in_flight > 0 and {stays} and computed + in_flight >= {known}"
+    tokens = f"{known} + (1 if {sampled} and output + 1 < {max_tokens} else 0)"
     works = "state in (RUNNING, DECODING) and in_flight < (2 if AHEAD else 1)"
     can = f"computed + in_flight < {tokens} and computed + in_flight < {READY[0]}"
     yield Happening(
@@ -201,7 +203,7 @@ def _blocks() -> Iterator[Happening]:
     yield Happening("is_scheduled", "work", queued, r.Scheduled, 0, ("blocks = 'owned'",))
     gives = "state in (RUNNING, WAITING_MID_PROMPT) or state == DECODING and not PICTURES"
     yield Happening("an_older_one_needs_blocks", "fault", gives, r.Preempted)
-    yield Happening("gets_more_blocks", "fault", "state == DECODING", r.Grown)
+    yield Happening("gets_more_blocks", "fault", "state in (RUNNING, DECODING)", r.Grown)
     open_, over = "transfer == 'open'", "transfer = 'over'"
     yield Happening("kv_fails", "fault", open_, r.KvFailed, 0, (over,))
     remote = f"{open_} and REMOTE_KV"

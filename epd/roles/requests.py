@@ -49,6 +49,7 @@ assert Request.table is TABLE  # importing the table binds it to the machine
 Granted = Callable[[tuple[int, ...], int], None]
 MAX_TOMBSTONES = 4096
 PRIORITY_S = 10.0  # that a step of priority is worth
+TOKEN_S = 0.00025  # that a token of a prompt costs: who needs little passes who needs much
 RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
 
 
@@ -75,7 +76,7 @@ class Requests(Role[Request]):
         self._timing = timing
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self._cost = StepCost(
-            config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_chunk_tokens
+            config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_step_tokens
         )
         self._scheduler = BatchScheduler(
             self.pool,
@@ -131,7 +132,8 @@ class Requests(Role[Request]):
 
     def open(self, request: Request) -> None:
         self._requests[request.key] = request
-        request.rank = self.actor.clock.now_s() + PRIORITY_S * request.sampling.priority
+        patience_s = PRIORITY_S * request.sampling.priority + TOKEN_S * len(request.prompt)
+        request.rank = self.actor.clock.now_s() + patience_s
         message, block_size = request.message, self.engine.kv_layout.block_size
         request.prefix = PrefixKeys(block_size, message.items, message.scope)
         self.actor.arm(
@@ -200,8 +202,7 @@ class Requests(Role[Request]):
     def on_abort(self, received: Received) -> None:
         message: AbortRequest = received.message
         key = f"{message.request_id}/{message.attempt}"
-        request = self._requests.get(key)
-        if request is not None:
+        if (request := self._requests.get(key)) is not None:
             self.fire(request, fsm.AbortReceived())
             return
         self._bury(key)
@@ -210,8 +211,7 @@ class Requests(Role[Request]):
     @receives(RequestInquiry)
     def on_inquiry(self, received: Received) -> None:
         request_id, attempt = received.message.request_id, received.message.attempt
-        key = f"{request_id}/{attempt}"
-        request = self._requests.get(key)
+        request = self._requests.get(key := f"{request_id}/{attempt}")
         has_ended = request.ended_for_client if request is not None else self._ended.get(key, False)
         if has_ended:
             self.actor.counters["last_word_lost"] += 1
@@ -242,6 +242,9 @@ class Requests(Role[Request]):
             self.fire(self._requests[entry.key], fsm.Grown(blocks))
         return could
 
+    def begin_decoding(self, entry: Entry) -> None:
+        self._scheduler.add_decoding(entry)
+
     def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
         self.fire(request, fsm.LayersComputed(start, num_layers))
 
@@ -249,14 +252,15 @@ class Requests(Role[Request]):
         """A step is over: each outcome is an event of its own; tokens leave together."""
         self._settling = True
         for part, outcome in zip(parts, outcomes, strict=True):
-            if not part.entry.decoding:
+            if not part.decoding:
                 self.reports.note_chunk(part.request, elapsed_s, part.count)
-            self._settle(part.request, part.entry, part.count, outcome)
+            self._settle(part, outcome)
         self._settling = False
         self._flush()
 
-    def _settle(self, request: Request, entry: Entry, count: int, outcome: Outcome) -> None:
+    def _settle(self, part: Part, outcome: Outcome) -> None:
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
+        request, entry, count = part.request, part.entry, part.count
         if request.ended_for_client:
             self.fire(request, fsm.StepReturned())
             return
@@ -266,13 +270,12 @@ class Requests(Role[Request]):
         elif outcome is None:
             self.fire(request, fsm.ChunkComputed(count))
         else:
-            decoding = entry.decoding
             tokens = outcome if isinstance(outcome, tuple) else (outcome,)
             said = until_end(request, tokens)
             self._publish(request, entry, request.num_tokens)
-            if decoding and count > 1:
+            if part.decoding and count > 1:
                 self._speculation.verified(request, entry, count - 1, said)
-            self.fire(request, token_event(request, count, said, decoding=decoding))
+            self.fire(request, token_event(request, count, said, decoding=part.decoding))
             entry.num_tokens = max(entry.num_tokens, request.num_tokens)  # or one more is coming
 
     def _publish(self, request: Request, entry: Entry, num_computed: int) -> None:
@@ -333,7 +336,7 @@ class Requests(Role[Request]):
     def start_decoding(self, request: Request, event: Event) -> None:
         entry = self._scheduler.get(request.key) or self._entry(request)
         entry.num_blocks = len(request.block_table)
-        entry.num_tokens = request.num_tokens
+        entry.num_tokens = max(entry.num_tokens, request.num_tokens)  # or one more is coming
         self._publish(request, entry, request.num_computed)
         self._scheduler.add_decoding(entry)
         self._loop.wake()

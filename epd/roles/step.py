@@ -76,9 +76,11 @@ def new_tokens(request: Request) -> TokenChunk:
 
 def runs_ahead(request: Request, sequence: StepSequence) -> bool:
     """Whether the token that this sequence samples may be computed before the host knows it: the
-    device has it then, and it is not the last.  Behind guesses nobody knows yet which one it is."""
+    device has it then, it goes on here, and it is not the last.  Behind guesses nobody knows yet
+    which one it is."""
     is_last = sequence.output_index + 1 >= request.sampling.max_tokens
-    return not (is_last or sequence.num_guesses)
+    goes_on = sequence.sample is not None and request.decode_here and not request.lease_s
+    return goes_on and not (is_last or sequence.num_guesses)
 
 
 def until_end(request: Request, tokens: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:

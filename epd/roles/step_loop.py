@@ -9,11 +9,12 @@ the host does not know yet then is which tokens step n samples.
 
 - A sequence that decodes goes into step n + 1 with PENDING in place of its token: the device takes
   it from where step n puts it.  Positions, blocks and limits count the token that is on its way.
+  So does a prompt whose first token is being sampled, if it goes on here: it counts as decoding
+  from the launch of its last chunk.
 - Whether that token ends the answer is known one step late.  If it does, step n + 1 has computed
   the sequence once too often: that token is dropped, and the blocks are given back when the step
   that writes into them has returned (FINISHING; faults F6, F28).  A limit is known before.
-- Who has guesses in a step, and a prompt whose first token is being sampled, sits out one: how
-  many tokens it says is not known yet.
+- Who has guesses in a step sits out one: how many tokens it says is not known yet.
 - Blocks can be taken away only from who is in no step: when some must be, the loop waits until
   nothing is under way.
 
@@ -51,6 +52,10 @@ class Batch(Protocol):
 
     def get(self, key: str) -> Request | None: ...
 
+    def begin_decoding(self, entry: Entry) -> None:
+        """A step that samples its first token is under way, and it goes on here."""
+        ...
+
     def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
         """The first layers of a prompt's last chunk, which begins at `start`, are computed."""
         ...
@@ -62,11 +67,12 @@ class Batch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A request's part of a step: `count` tokens of it."""
+    """A request's part of a step: `count` tokens of it, the next of its answer or of its prompt."""
 
     request: Request
     entry: Entry
     count: int
+    decoding: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +132,19 @@ class StepLoop:
         for entry, count in plan:
             request = self._batch.get(entry.key)
             assert request is not None  # who is in the batch is served
-            guesses = entry.guesses[: count - 1] if entry.decoding else ()
+            decoding = entry.decoding
+            guesses = entry.guesses[: count - 1] if decoding else ()
             known = count - len(guesses)
             sequence = sequence_of(request, entry.num_computed, known, guesses)
-            ahead = self._depth > 1 and entry.decoding and runs_ahead(request, sequence)
+            ahead = self._depth > 1 and runs_ahead(request, sequence)
             entry.launched(count, ahead=ahead)
+            if ahead and not decoding:
+                self._batch.begin_decoding(entry)
             request.in_flight += 1
             sequences.append(sequence)
-            if sequence.sample is not None and not (entry.decoding or request.decode_here):
+            if sequence.sample is not None and not (decoding or request.decode_here):
                 leaving.append((request, sequence.start))
-            parts.append(Part(request, entry, count))
+            parts.append(Part(request, entry, count, decoding))
         result: asyncio.Future[StepResult]
         try:
             tell = partial(self._passed, leaving) if leaving else None
@@ -167,6 +176,6 @@ class StepLoop:
         self._batch.settle(step.parts, outcomes, elapsed_s)
 
     def _observe(self, parts: list[Part], elapsed_s: float) -> None:
-        num_prompt = sum(part.count for part in parts if not part.entry.decoding)
-        num_decodes = sum(part.entry.decoding for part in parts)
+        num_prompt = sum(part.count for part in parts if not part.decoding)
+        num_decodes = sum(part.decoding for part in parts)
         self._cost.observe(num_decodes, num_prompt, elapsed_s)

@@ -43,7 +43,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from epd.scheduling.block_pool import BlockPool, Key
-from epd.scheduling.step_cost import StepCost, evenly
+from epd.scheduling.step_cost import StepCost
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
 PROMPT_SHARE = 0.125  # of the budget, and of several places: prompts have it, however many decode
@@ -294,10 +294,9 @@ class BatchScheduler:
         step = self._with_guesses(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(count for _, count in step)
         if self._cost is not None and decodes:
-            budget = min(budget, self._cost.max_prompt_tokens())
-        room = min(bounds.max_chunk_tokens, budget)
+            budget = min(budget, self._cost.max_prompt_tokens(len(step)))
         for entry in prompts[: bounds.max_running - len(step)]:
-            chunk = min(evenly(entry.num_left, room), budget)
+            chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
             if chunk <= 0:
                 break
             step.append((entry, chunk))

@@ -103,7 +103,7 @@ class RequestWorld(World):
             yield r.Scheduled((3, 4))
         if q.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT, r.S.DECODING):
             yield r.Preempted()
-        if q.state is r.S.DECODING:
+        if q.state is r.S.DECODING or (q.state is r.S.RUNNING and q.in_flight > 1):
             yield r.Grown((5,))
         if self.transfer == "open":
             yield from self._transfer()
@@ -141,7 +141,7 @@ class RequestWorld(World):
         yield r.StepFailed("engine", "because", True)
         if q.state is r.S.RUNNING:
             yield r.ChunkComputed(1)
-            if q.in_flight == 1:  # the step ahead of a prompt's last chunk has nothing to compute
+            if q.in_flight == 1 or (q.decode_here and not q.missing):  # the step ahead decodes it
                 yield make_event(r.LastTokenSampled)
                 if not q.missing:
                     yield make_event(r.FirstTokenSampled)
@@ -214,7 +214,8 @@ class RequestWorld(World):
         self.machine.missing = set(self.waiting_rooms)
 
     def _release_rows(self) -> None:
-        self.need(not self.machine.in_flight, "rows are given back under a step")
+        decodes = bool(self.machine.output)  # the step ahead reads none
+        self.need(not self.machine.in_flight or decodes, "rows are given back under a step")
         self.rows = False
         self.waiting_rooms.clear()
 

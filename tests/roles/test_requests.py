@@ -26,7 +26,7 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles import requests as roles_requests
-from epd.roles.requests import PRIORITY_S, RECEIVED_BONUS_S
+from epd.roles.requests import PRIORITY_S, RECEIVED_BONUS_S, TOKEN_S
 from epd.roles.step_loop import Part
 from epd.scheduling.batching import Admission, Entry
 from epd.sim.cluster import GATEWAY
@@ -191,13 +191,15 @@ def test_an_abort_that_a_hung_device_holds_up_is_told_of_again_and_again() -> No
 # --- places in line -------------------------------------------------------------------------------
 
 
-def test_a_rank_is_arrival_and_priority() -> None:
+def test_a_rank_is_arrival_and_priority_and_what_the_prompt_costs() -> None:
     with requests() as at:
         hang(at)
         urgent = SamplingParams(8, priority=-2)
         now_s = at.actor.clock.now_s()
-        assert begin(at, "a").rank == now_s
-        assert begin(at, "b", sampling=urgent).rank == now_s - 2 * PRIORITY_S
+        calm = begin(at, "a")
+        assert calm.rank == now_s + TOKEN_S * len(calm.prompt) and calm.prompt
+        soon = begin(at, "b", sampling=urgent)
+        assert soon.rank == pytest.approx(calm.rank - 2 * PRIORITY_S)
 
 
 def test_what_the_line_is_told_of_a_request() -> None:
@@ -293,7 +295,7 @@ def settled(at: Desk, *outcomes: Any) -> list[Request]:
         made = [begin(at, f"s{n}") for n in range(len(outcomes))]
         at.do(at.role.pump)
         entries = [at.role._scheduler.get(request.key) for request in made]
-        parts = [Part(r, e, 3) for r, e in zip(made, entries, strict=True)]
+        parts = [Part(r, e, 3, decoding=False) for r, e in zip(made, entries, strict=True)]
         at.said.clear()
         at.do(at.role.settle, parts, list(outcomes), 0.1)
     return made
@@ -318,7 +320,7 @@ def test_an_engine_that_answers_for_fewer_than_it_was_asked_is_a_fault() -> None
     with requests() as at:
         hang(at)
         request = begin(at)
-        part = Part(request, at.role._scheduler.get("r/1"), 3)
+        part = Part(request, at.role._scheduler.get("r/1"), 3, decoding=False)
         with pytest.raises(ValueError, match="shorter"):
             at.role.settle([part], [], 0.1)
 
@@ -332,7 +334,9 @@ def test_what_a_step_computed_for_whom_has_left_only_lets_go() -> None:
         at.do(at.role.fire, request, fsm.AbortReceived())
         request.in_flight = 0
         at.said.clear()
-        at.do(at.role.settle, [Part(request, entry, 3)], [TokenLogprobs(21, 0.0)], 0.1)
+        at.do(
+            at.role.settle, [Part(request, entry, 3, decoding=False)], [TokenLogprobs(21, 0.0)], 0.1
+        )
         assert not at.said and request.state is S.FINISHED and at.role.pool.num_leased == 0
 
 
@@ -348,7 +352,10 @@ def test_all_who_decode_may_guess_and_are_told_what_came_of_it() -> None:
             mock.call(request, entry, has_room=True)
             for request, entry in zip(both, entries, strict=True)
         ]
-        parts = [Part(both[0], entries[0], 3), Part(both[1], entries[1], 1)]
+        parts = [
+            Part(request, entry, count, decoding=True)
+            for request, entry, count in zip(both, entries, (3, 1), strict=True)
+        ]
         with mock.patch.object(at.role._loop, "wake"):
             at.do(at.role.settle, parts, [said, said[0]], 0.1)
         speculation.verified.assert_called_once_with(both[0], entries[0], 2, said)

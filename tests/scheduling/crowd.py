@@ -219,7 +219,10 @@ class Crowd:
         self.read(job, start)
         self.write(job, start, [*(self.token(job, i) for i in range(start, stop)), *guesses])
         goes_on = job.output + 1 < job.shape.output  # its limit is known before
-        entry.launched(count, ahead=self.ahead and entry.decoding and goes_on)
+        ahead = self.ahead and goes_on and stop >= len(job.tokens)  # it samples
+        entry.launched(count, ahead=ahead)
+        if ahead and not entry.decoding:
+            self.scheduler.add_decoding(entry)
         job.in_flight += 1
         self.num_computed += count
         return part

@@ -204,9 +204,9 @@ def test_what_a_step_costs_is_followed_slowly() -> None:
     cost.observe(0, 0, 5.0)
     cost.observe(0, 9, 5.0)
     cost.observe(1, 9, 5.0)  # a step of decodes alone was not seen yet
-    assert (cost.decode_s, cost.token_s, cost.max_prompt_tokens()) == (0.0, 0.0, UNBOUNDED)
+    assert (cost.decode_s, cost.token_s, cost.max_prompt_tokens(1)) == (0.0, 0.0, UNBOUNDED)
     cost.observe(1, 0, 0.010)
-    assert cost.max_prompt_tokens() == UNBOUNDED
+    assert cost.max_prompt_tokens(1) == UNBOUNDED
     cost.observe(0, 10, 5.0)  # nobody decoded: nobody was slowed
     assert cost.token_s == 0.0
     cost.observe(1, 0, 0.020)
@@ -221,4 +221,4 @@ def test_without_a_bound_prompts_take_what_they_like() -> None:
     cost = StepCost()
     cost.observe(1, 0, 0.010)
     cost.observe(1, 10, 0.020)
-    assert cost.max_prompt_tokens() == UNBOUNDED
+    assert cost.max_prompt_tokens(1) == UNBOUNDED

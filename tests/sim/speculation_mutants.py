@@ -10,6 +10,7 @@ from epd.fsm import request
 from epd.messages import TokenLogprobs
 from epd.roles.requests import Requests
 from epd.roles.speculation import Speculation
+from epd.roles.step_loop import Part
 from epd.scheduling.batching import Entry
 from epd.scheduling.prefix_keys import PrefixKeys
 from tests.sim.planting import mutant
@@ -56,18 +57,18 @@ def a_wrong_guess_is_published() -> Iterator[None]:
     """Blocks that guesses have filled can be found by others before the guesses are verified."""
     settle = Requests._settle
 
-    def hasty(
-        self: Requests, machine: request.Request, entry: Entry, count: int, outcome: Outcome
-    ) -> None:
-        if entry.decoding and not machine.ended_for_client:
-            text = [*machine.tokens(0, machine.num_tokens), *entry.guesses[: count - 1]]
+    def hasty(self: Requests, part: Part, outcome: Outcome) -> None:
+        machine = part.request
+        if part.decoding and not machine.ended_for_client:
+            guesses = part.entry.guesses[: part.count - 1]
+            text = [*machine.tokens(0, machine.num_tokens), *guesses]
             keys = PrefixKeys(
                 self.engine.kv_layout.block_size, machine.message.items, machine.message.scope
             )
             keys.extend(lambda start, stop: text[start:stop], len(text))
             for block, key in zip(machine.block_table, keys.keys, strict=False):
                 self.pool.publish(block, key)
-        settle(self, machine, entry, count, outcome)
+        settle(self, part, outcome)
 
     with mock.patch.object(Requests, "_settle", hasty):
         yield

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from epd.config import EncodeConfig, EngineConfig
+from epd.roles import requests
 from epd.sim.client import Clients, Record
 from epd.sim.cluster import Settings
 from epd.sim.device import Costs
@@ -145,6 +146,22 @@ def test_quanta_bound_what_pictures_cost_streams(monkeypatch: pytest.MonkeyPatch
     cut = itl_p99_s("1epd", streams() + large, monkeypatch, quantum_ms=4.0)
     assert whole > 0.1, "a picture takes as long as a hundred of its 1,024 patches"
     assert cut <= alone + 2 * 0.004
+
+
+def test_a_short_prompt_passes_long_ones_that_came_just_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight prompts of 0.3 s together; a ninth of a few tokens comes when they have begun, and
+    would wait for all of them.  It passes nobody who came long before."""
+
+    def waited_s(comes_s: float) -> float:
+        long = [Ask(n, 1.0, text(800, n), max_tokens=2) for n in range(8)]
+        return ttft_s(play("1epd", [*long, Ask(8, comes_s, text(20, 70), max_tokens=2)], ROOMY)[8])
+
+    early, late = waited_s(1.03), waited_s(1.24)
+    monkeypatch.setattr(requests, "TOKEN_S", 0.0)
+    assert early < 0.3 * waited_s(1.03)
+    assert late == waited_s(1.24), "what a prompt of 800 tokens costs is 0.2 s of waiting"
 
 
 def test_text_does_not_wait_behind_pictures() -> None:

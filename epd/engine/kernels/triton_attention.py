@@ -7,8 +7,9 @@ one entry per `block_size` tokens.  New keys and values are in the pool already.
 
 *Decode* has one query per sequence and all time goes into reading KV, so the queries that share a
 KV head are one tile (its rows padded to what a matrix unit takes), and a sequence's keys are cut
-into `num_splits` parts, so that few long sequences fill the device too.  Each part leaves an
-unnormalised sum with its maximum and weight; `_combine` joins them (FlashDecoding).
+into parts, so that few long sequences fill the device too.  Each part leaves an unnormalised sum
+with its maximum and weight; `_combine` joins them (FlashDecoding).  How many parts there are is
+decided on the device, from the number of decodes: a captured step has room for more than there are.
 
 *Prefill* works on tiles of queries of one head (FlashAttention 2).  The host lists the tiles of all
 chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
@@ -16,10 +17,16 @@ may see are summed without a mask; only the diagonal needs one.
 
 What pads a captured batch (rows behind its decodes, tiles of no sequence) is left at once: programs
 for it read nothing and write nothing.
+
+Prompts wait for the matrix units and decodes for memory, and neither fills the device to the end.
+So a captured step runs the decodes' kernels on a branch of its own, beside the prompts' kernel, and
+these take so few registers that they fit beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +37,8 @@ if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
 
 LOG2E = 1.4426950408889634
-NUM_SMS = 132
+NUM_PROGRAMS = 4 * 132  # of decodes alone: that fit the multiprocessors of a Hopper device at once
+NUM_PROGRAMS_BESIDE = 6 * 132  # beside prompts, where few fit at once
 MAX_SPLITS = 64
 
 
@@ -41,17 +49,21 @@ def _rows(indices, first, position, block_stride, row_stride, ok, BLOCK_SIZE: tl
     return block * block_stride + (position % BLOCK_SIZE) * row_stride
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["max_splits"])
 def _decode(
     query, keys, values, decodes, indptr, indices, seq_lens, out, parts, stats, scale,
-    block_stride, num_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    block_stride, max_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if sequence >= tl.load(decodes):
+    num_decodes = tl.load(decodes)
+    num_splits = tl.maximum(NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1), 1)
+    num_splits = tl.minimum(num_splits, max_splits)
+    if (sequence >= num_decodes) | (split >= num_splits):
         return
     length = tl.load(seq_lens + sequence)
     first = tl.load(indptr + sequence)
@@ -90,7 +102,7 @@ def _decode(
             total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v)
         top = above
     if SPLIT:
-        at = (sequence * NUM_HEADS + head).to(tl.int64) * num_splits + split
+        at = (sequence * NUM_HEADS + head).to(tl.int64) * max_splits + split
         tl.store(parts + at[:, None] * BLOCK_D + d[None, :], total, mask=(g < GROUP)[:, None])
         tl.store(stats + at * 2, top, mask=g < GROUP)
         tl.store(stats + at * 2 + 1, weight, mask=g < GROUP)
@@ -99,23 +111,27 @@ def _decode(
         tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=q_mask)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["max_splits"])
 def _combine(
-    parts, stats, out, decodes, num_splits, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    parts, stats, out, decodes, max_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)  # sequence and head
-    if at >= tl.load(decodes) * NUM_HEADS:
+    num_decodes = tl.load(decodes)
+    if at >= num_decodes * NUM_HEADS:
         return
+    num_splits = tl.maximum(NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1), 1)
+    num_splits = tl.minimum(num_splits, max_splits)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
     ok = s < num_splits
-    top = tl.load(stats + (at * num_splits + s) * 2, mask=ok, other=float("-inf"))
-    weight = tl.load(stats + (at * num_splits + s) * 2 + 1, mask=ok, other=0.0)
+    top = tl.load(stats + (at * max_splits + s) * 2, mask=ok, other=float("-inf"))
+    weight = tl.load(stats + (at * max_splits + s) * 2 + 1, mask=ok, other=0.0)
     highest = tl.max(top, axis=0)
     share = tl.where(top == float("-inf"), 0.0, tl.exp2(top - highest))
     part = tl.load(
-        parts + (at * num_splits + s)[:, None] * BLOCK_D + d[None, :], mask=ok[:, None], other=0.0
+        parts + (at * max_splits + s)[:, None] * BLOCK_D + d[None, :], mask=ok[:, None], other=0.0
     )
     total = tl.sum(part * share[:, None], axis=0)
     norm = tl.sum(weight * share, axis=0)
@@ -129,11 +145,12 @@ def _tile(
     block_stride, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees."""
+    """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees.
+    Without MASKED there are whole tiles of keys, and every query sees all of them."""
     d = tl.arange(0, BLOCK_D)
     for n in range(start, end, BLOCK_N):
         position = n + tl.arange(0, BLOCK_N)
-        ok = position < end
+        ok = (position < end) | (not MASKED)
         row = _rows(indices, first, position, block_stride, NUM_KV_HEADS * HEAD_DIM, ok, BLOCK_SIZE)
         row += kv_head * HEAD_DIM
         mask = ok[:, None] & (d < HEAD_DIM)[None, :]
@@ -153,7 +170,7 @@ def _tile(
         if EXACT:
             total = total * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
         else:
-            total = total * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+            total = tl.dot(p.to(v.dtype), v, total * shrink[:, None])
         top = above
     return total, weight, top
 
@@ -198,11 +215,6 @@ def _prefill(
     tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=q_mask)
 
 
-def num_splits_for(num_sequences: int, num_kv_heads: int) -> int:
-    """Parts of each sequence's keys, so that about four programs wait for each multiprocessor."""
-    return max(1, min(MAX_SPLITS, 4 * NUM_SMS // max(1, num_sequences * num_kv_heads)))
-
-
 def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -211,11 +223,41 @@ def attend(
     scaling: float,
 ) -> torch.Tensor:
     out = torch.empty_like(query)
-    if batch.shape.num_decodes:
-        _launch_decode(query, keys, values, batch, scaling, out)
-    if batch.shape.num_tiles:
+    has_decodes, has_prompts = bool(batch.shape.num_decodes), bool(batch.shape.num_tiles)
+    beside = has_decodes and has_prompts and query.is_cuda
+    branch = _Branch(query.device) if beside and torch.cuda.is_current_stream_capturing() else None
+    if has_prompts:  # first: their programs need most of a multiprocessor, those of decodes little
         _launch_prefill(query, keys, values, batch, scaling, out)
+    if has_decodes:
+        with branch or contextlib.nullcontext():
+            _launch_decode(query, keys, values, batch, scaling, out)
     return out
+
+
+class _Branch:
+    """A branch of a captured step: begins where it is made, and ends with its block, which runs
+    beside what was launched since.
+
+    Memory that is freed on a stream is given out again on that stream only, so the two share none.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._main = torch.cuda.current_stream(device)
+        self._stream = _branch_stream(device)
+        self._stream.wait_stream(self._main)
+        self._within = torch.cuda.stream(self._stream)
+
+    def __enter__(self) -> None:
+        self._within.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._within.__exit__(*error)
+        self._main.wait_stream(self._stream)
+
+
+@functools.cache
+def _branch_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def _launch_decode(
@@ -228,8 +270,10 @@ def _launch_decode(
 ) -> None:
     block_size, num_kv_heads, head_dim = keys.shape[1:]
     num_heads, count = query.shape[1], batch.shape.num_decodes
-    # Beside prompts there may be room for more decodes than there are.
-    splits = num_splits_for(-(-count // 2) if batch.shape.num_tiles else count, num_kv_heads)
+    # Beside prompts there may be room for more decodes than there are: parts for a quarter of them.
+    programs = NUM_PROGRAMS_BESIDE if batch.shape.num_tiles else NUM_PROGRAMS
+    fewest = -(-count // 4) if batch.shape.num_tiles else count
+    splits = max(1, min(MAX_SPLITS, programs // (fewest * num_kv_heads)))
     block_d = triton.next_power_of_2(head_dim)
     exact = query.dtype == torch.float32
     parts = stats = out
@@ -242,13 +286,23 @@ def _launch_decode(
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads,
         BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)), HEAD_DIM=head_dim,
         BLOCK_D=block_d, BLOCK_SIZE=block_size, BLOCK_N=32 if exact else 64, SPLIT=splits > 1,
-        EXACT=exact, num_warps=4, num_stages=2 if exact else 3,
+        EXACT=exact, NUM_PROGRAMS=programs, num_warps=4,
+        num_stages=2 if exact or batch.shape.num_tiles else 3,
     )  # fmt: skip
     if splits > 1:
         _combine[(count * num_heads,)](
-            parts, stats, out, batch.decodes, splits, NUM_HEADS=num_heads, HEAD_DIM=head_dim,
-            BLOCK_D=block_d, BLOCK_S=MAX_SPLITS, num_warps=4,
+            parts, stats, out, batch.decodes, splits, NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_S=MAX_SPLITS,
+            NUM_PROGRAMS=programs, num_warps=4,
         )  # fmt: skip
+
+
+@functools.cache
+def _prompt_stages(device: torch.device, block_d: int) -> int:
+    """Of the pipeline over keys: blocks are looked up one stage ahead of their keys, so 7 bring two
+    tiles ahead of the one that is summed, where there is memory for them."""
+    has = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return 7 if has >= 170_000 and block_d <= 128 else 3
 
 
 def _launch_prefill(
@@ -261,11 +315,13 @@ def _launch_prefill(
 ) -> None:
     block_size, num_kv_heads, head_dim = keys.shape[1:]
     exact = query.dtype == torch.float32
+    block_d = triton.next_power_of_2(head_dim)
+    stages = 2 if exact or not query.is_cuda else _prompt_stages(query.device, block_d)
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
     _prefill[(query.shape[1], batch.shape.num_tiles)](
         query, keys, values, batch.tiles, batch.cu_q, batch.indptr, batch.indices, batch.seq_lens,
         out, scaling * LOG2E, keys.stride(0), NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size,
         BLOCK_M=batch.tile_size, BLOCK_N=32 if exact else 64, EXACT=exact,
-        num_warps=4 if exact else 8, num_stages=2 if exact else 3,
+        num_warps=4 if exact else 8, num_stages=stages,
     )  # fmt: skip

@@ -51,7 +51,7 @@ NOT_SEEN = {
     "timing.heartbeat_interval_s": _OFTEN,
     "engine.max_quantum_ms": _LEARNT,
     "engine.max_itl_impact": _LEARNT,
-    "engine.min_chunk_tokens": _LEARNT,
+    "engine.min_step_tokens": _LEARNT,
     "engine.max_captured_tokens": "how a step is launched, not how large it may be",
     "engine.min_partial_tokens": "what is worth a step, not how much may be held",
     "engine.speculative.prompt_lookup_min": "which guesses are made, not how many",

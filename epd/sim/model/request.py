@@ -90,6 +90,7 @@ class RequestWorld(World):
         self.begun = False
         self.promised = False
         self.taken: tuple[int, ...] = ()  # tokens that each step under way computes, in order
+        self.reading: tuple[bool, ...] = ()  # whether it computes some of the prompt
 
     def fire(self, event: Event) -> None:
         request = self.request
@@ -114,7 +115,7 @@ class RequestWorld(World):
         request.missing = set(self.loading)
 
     def release_embeddings(self, request: r.Request, event: Event) -> None:
-        require(not request.in_flight, "rows are given back under a step")
+        require(not any(self.reading), "rows are given back under a step")
         request.rows.clear()
         self.rows = False
         self.loading.clear()
@@ -204,7 +205,9 @@ class RequestWorld(World):
         """How many tokens a step may compute now."""
         request = self.request
         coming = 0  # the token that the step under way samples, if it is not certainly the last
-        if request.state is r.S.DECODING and self.taken:
+        ahead = request.num_computed + sum(self.taken)
+        stays = request.decode_here and not self.held
+        if self.taken and stays and ahead >= request.num_tokens:
             index = request.num_emitted + len(request.output)
             coming = int(index + 1 < self.max_tokens)
         known = min(request.num_ready(), request.num_tokens + coming)
@@ -220,7 +223,8 @@ class RequestWorld(World):
                 yield self.act("it gives way", "fault", _give_way)
             else:
                 yield self._event(r.Preempted(), "fault")
-        if request.state is r.S.DECODING and request.block_table == BLOCKS:
+        ahead = request.state is r.S.RUNNING and request.in_flight > 1
+        if (ahead or request.state is r.S.DECODING) and request.block_table == BLOCKS:
             yield self._event(r.Grown((5,)), "fault")
 
     def _outside(self) -> Iterator[Step[RequestWorld]]:
@@ -280,7 +284,7 @@ class RequestWorld(World):
     def _returned(self, event: Event, kind: str) -> Step[RequestWorld]:
         def do(world: RequestWorld) -> None:
             world.request.in_flight -= 1
-            world.taken = world.taken[1:]
+            world.taken, world.reading = world.taken[1:], world.reading[1:]
             world.fire(event)
 
         return self.act(type(event).__name__, kind, do)
@@ -328,5 +332,7 @@ def _give_way(world: RequestWorld) -> None:
 
 def _begin_step(world: RequestWorld) -> None:
     require(world.blocks == "owned", "a step writes into blocks that are not its own")
+    first = world.request.num_computed + sum(world.taken)
+    world.reading += (first < len(world.request.prompt),)
     world.taken += (world._next(),)
     world.request.in_flight += 1
