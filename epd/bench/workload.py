@@ -16,6 +16,7 @@ import functools
 import io
 import json
 import random
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -175,9 +176,13 @@ def noise_jpeg(size: tuple[int, int], number: int) -> bytes:
 
 
 def picture_numbers(stream: Stream, repeat: int) -> list[list[int]]:
-    """Per request the numbers of its pictures: new ones, or (`repeated`) ones sent before."""
+    """Per request the numbers of its pictures: new ones, or (`repeated`) ones sent before.
+
+    No two streams have any in common, or the second one would find its prompts' beginnings in the
+    prefix cache of the server that has answered the first.
+    """
     draw = random.Random(f"{stream.name} {repeat}")
-    first = next_number = (repeat + 1) * 1_000_000
+    first = next_number = (zlib.crc32(stream.name.encode()) << 30) + (repeat + 1) * 1_000_000
     requests = []
     for _ in range(stream.count):
         numbers = []

@@ -196,6 +196,17 @@ def test_reuse_repeats_pictures(name: str, share: float) -> None:
     assert not set(numbers) & {n for r in picture_numbers(stream, 1) for n in r}
 
 
+def test_no_stream_sends_the_pictures_of_another() -> None:
+    """4x1080p and the bursts of `mixed` have pictures of one size: the second one measured on a
+    server would find the first one's KV."""
+    seen: set[int] = set()
+    for workload in NAMED.values():
+        for stream in workload.streams:
+            numbers = {n for request in picture_numbers(stream, 0) for n in request}
+            assert not numbers & seen, stream.name
+            seen |= numbers
+
+
 def test_pictures_differ_and_are_noise() -> None:
     pictures = {noise_jpeg((560, 560), number) for number in range(5)}
     assert len(pictures) == 5
