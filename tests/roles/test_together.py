@@ -221,7 +221,8 @@ def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> No
     served = Served(directory, case["topology"], config)
     asyncio.run(served.play(asked, rounds=1 if case["tight"] else 2))
     assert bool(served.total("preemptions")) is case["tight"]
-    assert served.num_guessed > 0 if case["guessing"] else served.num_guessed == 0
+    if not (case["guessing"] and case["ahead"]):  # there only texts that repeat are waited for
+        assert bool(served.num_guessed) is case["guessing"]
     if not case["tight"]:
         assert bool(served.total("prefix_cache_hit_tokens")) is case["caching"]
 
