@@ -107,8 +107,8 @@ class EncodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_queue: Annotated[Count, about("images waiting or being encoded")] = 512
     max_batch_patches: Annotated[Count, about("of one vision batch; a CPU gains nothing from larger ones")] = 1024
-    cache_device_nbytes: Annotated[NbytesOrNone, about("rows kept where the tower leaves them, in host memory (pinned on a GPU); 0: 16,384 rows", "--encoder-cache-device-nbytes", "encoders")] = 0
-    cache_host_nbytes: Annotated[NbytesOrNone, about("a second tier, also of host memory: adds to the first; 0: none", "--encoder-cache-host-nbytes", "encoders")] = 0
+    cache_device_nbytes: Annotated[NbytesOrNone, about("rows kept where the tower leaves them: on the GPU, or in host memory; 0: 16,384 rows", "--encoder-cache-device-nbytes", "encoders")] = 0
+    cache_host_nbytes: Annotated[NbytesOrNone, about("a second tier, of host memory (pinned on a GPU); 0: none", "--encoder-cache-host-nbytes", "encoders")] = 0
     cache_dir: Annotated[str, about("rows kept in files, shared by encoders, also over restarts; prefill instances with the directory find them without an encoder; empty: none", "--encoder-cache-dir", "encoders", "DIR")] = ""
     cache_disk_nbytes: Annotated[Nbytes, about("bound of that directory", "--encoder-cache-disk-nbytes", "encoders")] = 8 << 30
     cache_store: Annotated[str, about("rows kept in Mooncake Store, with its master there, instead of files; empty: none", "--encoder-cache-store", "encoders", "HOST:PORT")] = ""
@@ -249,5 +249,6 @@ CUDA_DEFAULTS: dict[str, object] = {
     "engine.min_step_tokens": 768,
     "encode.max_batch_patches": 8192,
     "encode.cache_device_nbytes": 2 << 30,
+    "encode.cache_host_nbytes": 2 << 30,
     "prefill.pool_nbytes": 2 << 30,
 }

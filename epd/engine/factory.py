@@ -32,7 +32,6 @@ from epd.engine.logit_rules import SampleRequest
 from epd.engine.memory_plan import kv_blocks, log_table
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
-from epd.engine.pinned import PinnedArena
 from epd.engine.row_splice import RowSplicer
 from epd.engine.sampler import Draft
 from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
@@ -93,14 +92,12 @@ def build_vision(
     executor: DeviceExecutor | None = None,
     max_pixels: int = MAX_PIXELS,
     max_batch_patches: int = 0,
-    cache_nbytes: int = 0,
     progress: Progress = no_progress,
 ) -> TorchVisionEngine:
     """The vision stage, loaded and warm; blocks for seconds.
 
     `max_pixels`: larger pictures are refused before they are decoded.  `max_batch_patches`: memory
-    for so many is touched.  `cache_nbytes`: of rows that are kept; a GPU's lie in pinned memory
-    that is reserved here.  Raises ModelError and ConfigError.
+    for so many is touched.  Raises ModelError and ConfigError.
     """
     dtype = dtype_of(engine_config.dtype)
     executor = executor or build_executor(engine_config)
@@ -118,8 +115,6 @@ def build_vision(
         executor.streams,
         engine_config.max_quantum_ms / 1e3,
     )
-    if executor.streams is not None:
-        executor.streams.arena = PinnedArena(cache_nbytes + cache_nbytes // 4)
     measures = executor.streams is not None or engine_config.max_quantum_ms
     engine.warm_up(max_batch_patches if measures else 0)
     return engine
@@ -166,7 +161,9 @@ def build_language(
             most = min(engine_config.max_captured_tokens, engine_config.max_step_tokens)
             forward.capture(CudaRecorder(), max_running, most)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        log_table(device, weights, forward.pool.nbytes, num_blocks * layout.block_size)
+        rows_nbytes = executor.streams.rows.nbytes
+        tokens = num_blocks * layout.block_size
+        log_table(device, weights, forward.pool.nbytes, tokens, rows_nbytes)
     return engine
 
 

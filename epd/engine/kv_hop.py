@@ -17,7 +17,7 @@ import torch
 from epd.engine.copies import to_device
 from epd.engine.executor import Deferred
 from epd.engine.kv_pool import KvPool
-from epd.engine.pinned import PinnedArena, register
+from epd.engine.pinned import Arena, register
 from epd.engine.streams import KV_OUT, DeviceStreams
 
 
@@ -28,7 +28,7 @@ class KvHop:
         """`leaving_nbytes`: pinned memory for what is on its way out, reserved here; what does not
         fit is pinned when it leaves, which holds up the launch thread."""
         self._pool = pool
-        self._leaving = PinnedArena(leaving_nbytes)
+        self._leaving = Arena(leaving_nbytes)
         self._streams = streams
         self._landing = torch.empty(0, 1, dtype=torch.uint8)
 

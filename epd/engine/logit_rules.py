@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from epd.messages import SamplingParams
 
 Bits = npt.NDArray[np.uint8]  # of a vocabulary, the first token in the lowest bit
 Places = npt.NDArray[np.int64]  # in a matrix of logits, row by row
+Values = npt.NDArray[np.float32]
+T = TypeVar("T")
+MAX_REMEMBERED = 1024  # prompts and biases
 NOTHING_LEFT = "nothing is left to be said: allowed_token_ids and bad_words forbid it"
 
 
@@ -90,29 +93,34 @@ class LogitRules:
     # --- sums: bias, and what may not be said -----------------------------------------------------
 
     def _add(self, flat: torch.Tensor, sampled: torch.Tensor) -> None:
-        sums = [(row, *pair) for row, r in self._of_sound() for pair in self._sums(r)]
-        if sums:
-            rows, tokens, values = zip(*sums, strict=True)
-            places = np.array(rows, np.int64) * self._size + np.array(tokens, np.int64)
-            flat.index_add_(0, self._up(places, flat), self._up(np.array(values, np.float32), flat))
-        words = [(row, r.pending, *w) for row, r in self._of_sound() for w in _unsure_words(r)]
+        parts = [
+            (tokens + row * self._size, values)
+            for row, r in self._ruled.items()
+            if row not in self.faults
+            for tokens, values in self._sums(r)
+        ]
+        if parts:
+            places, values = (np.concatenate(part) for part in zip(*parts, strict=True))
+            flat.index_add_(0, self._up(places, flat), self._up(values, flat))
+        words = [(row, r.pending, *w) for row, r in self._ruled.items() for w in _unsure_words(r)]
         if words:  # forbidden if the token on its way is the one before the last
             rows, sources, begun, last = self._up(np.array(words, np.int64).T, flat)
             unsaid = torch.where(sampled[sources] == begun, -torch.inf, 0.0)
             flat.index_add_(0, rows * self._size + last, unsaid)
 
-    def _of_sound(self) -> Iterator[tuple[int, SampleRequest]]:
-        return ((row, r) for row, r in self._ruled.items() if row not in self.faults)
-
-    def _sums(self, request: SampleRequest) -> Iterator[tuple[int, float]]:
+    def _sums(self, request: SampleRequest) -> Iterator[tuple[Places, Values]]:
         params = request.params
-        yield from params.logit_bias
+        if params.logit_bias:
+            yield _biases(params.logit_bias)
+        forbidden = []
         if request.output_index < params.min_tokens:
-            yield from ((t, -np.inf) for t in params.stop_token_ids if 0 <= t < self._size)
+            forbidden += [t for t in params.stop_token_ids if 0 <= t < self._size]
         for word in params.bad_words:
             begun = word[:-1]
             if not begun or (request.pending < 0 and _ends_with(request.output_ids, begun)):
-                yield word[-1], -np.inf
+                forbidden.append(word[-1])
+        if forbidden:
+            yield np.array(forbidden, np.int64), np.full(len(forbidden), -np.inf, np.float32)
 
     # --- penalties --------------------------------------------------------------------------------
 
@@ -199,6 +207,32 @@ def _ends_with(said: Sequence[int], begun: Sequence[int]) -> bool:
     return len(said) >= len(begun) and list(said[len(said) - len(begun) :]) == list(begun)
 
 
+def _remembered(make: Callable[[tuple[Any, ...]], T]) -> Callable[[tuple[Any, ...]], T]:
+    """What is made of a tuple, which is not read again: every step shows the same object."""
+    known: dict[int, tuple[tuple[Any, ...], T]] = {}
+
+    def made(values: tuple[Any, ...]) -> T:
+        found = known.get(id(values))
+        if found is None or found[0] is not values:
+            if len(known) >= MAX_REMEMBERED:
+                known.clear()
+            found = known[id(values)] = values, make(values)
+        return found[1]
+
+    return made
+
+
+@_remembered
+def _prompt(tokens: tuple[int, ...]) -> Places:
+    return np.array(tokens, np.int64)
+
+
+@_remembered
+def _biases(pairs: tuple[tuple[int, float], ...]) -> tuple[Places, Values]:
+    tokens, values = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(tokens, np.int64), np.array(values, np.float32)
+
+
 @lru_cache(maxsize=256)
 def _bits(tokens: tuple[int, ...], size: int) -> Bits:
     among = np.zeros(size, np.bool_)
@@ -208,9 +242,3 @@ def _bits(tokens: tuple[int, ...], size: int) -> Bits:
 
 def _ints(tokens: Sequence[int]) -> Places:
     return _prompt(tokens) if isinstance(tokens, tuple) else np.array(tokens, np.int64)
-
-
-@lru_cache(maxsize=256)
-def _prompt(tokens: tuple[int, ...]) -> Places:
-    """A prompt's, which every step asks for."""
-    return np.array(tokens, np.int64)

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Weights are loaded, then the largest step and the largest vision batch run once, so that torch's
-allocator holds what activations can ever need.  What is free then, within the share that this
-process may use, less a reserve for graphs and libraries, becomes the KV pool.  An instance that
-cannot serve says so before it joins; none runs out of memory later.
+Weights are loaded, memory for an encoder's rows is reserved, and the largest step and the largest
+vision batch run once, so that torch's allocator holds what activations can ever need.  What is free
+then, within the share that this process may use, less a reserve for graphs and libraries, becomes
+the KV pool.  An instance that cannot serve says so before it joins; none runs out of memory later.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ def kv_blocks(config: EngineConfig, block_nbytes: int) -> int:
     return nbytes // block_nbytes
 
 
-def log_table(device: str, weights_nbytes: int, kv_nbytes: int, kv_tokens: int) -> None:
+def log_table(
+    device: str, weights_nbytes: int, kv_nbytes: int, kv_tokens: int, rows_nbytes: int
+) -> None:
     """One line per use of the device's memory, at the end of loading."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    rest = reserved - weights_nbytes - kv_nbytes
+    rest = reserved - weights_nbytes - kv_nbytes - rows_nbytes
     lines = [
         ("weights of the language model", weights_nbytes, ""),
         ("KV pool", kv_nbytes, f"{kv_tokens} tokens"),
+        ("rows of pictures", rows_nbytes, "the encoder's first tier, and a quarter more"),
         ("vision tower, activations, graphs", rest, "as the largest step and batch need"),
         ("not torch's: contexts, other processes", total - free - reserved, ""),
         ("free", free, f"of {total / 2**30:.1f} GiB on {torch.cuda.get_device_name(device)}"),

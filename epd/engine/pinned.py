@@ -1,9 +1,11 @@
-"""Pinned host memory: an arena reserved at start, and memory of others that is registered.
+"""Arenas reserved at start, of pinned host memory or a device's, and memory that is registered.
 
-Pinning costs milliseconds per ten megabytes and stops the thread that asks, which here is the
-launch thread.  So what comes down from the device regularly is cut from memory that was pinned
-before the first request.  A piece returns when nothing refers to it any more: tensors, arrays and
-views over it keep it, whoever holds them.
+Pinning costs milliseconds per ten megabytes and stops the thread that asks.  So what comes down
+from the device regularly is cut from memory that was pinned before the first request; and what
+stays on the device, from memory that the plan of the device has room for.  A piece returns when
+nothing refers to it any more: tensors, arrays and views over it keep it, whoever holds them.  On a
+device that is as good as an event, since a launched call keeps what it uses until the device has
+passed it.
 
 A piece's finalizer runs wherever the garbage collector does, within `take` too.  So it takes no
 lock: it notes what has come back, and the next `take` puts that in order (fault F50).
@@ -17,6 +19,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from typing import Any
 
 import torch
 
@@ -46,11 +49,26 @@ def register(buffer: memoryview, owner: object) -> torch.Tensor:
     return tensor
 
 
-class PinnedArena:
+class _Piece:
+    """A piece of a device's memory, as torch takes it: what it makes of this keeps it alive."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+class Arena:
     """First fit over one allocation; from any thread."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    def __init__(self, nbytes: int, device: torch.device | None = None) -> None:
+        """`device`: a CUDA device; None: the host, pinned where there is one."""
+        pinned = device is None and torch.cuda.is_available()
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        self.nbytes = nbytes
         self._lock = threading.Lock()
         self._free: dict[int, int] = {0: nbytes} if nbytes else {}  # offset to length
         self._returned: deque[tuple[int, int]] = deque()  # what finalizers have noted
@@ -75,9 +93,21 @@ class PinnedArena:
             rest = self._free.pop(at) - length
             if rest:
                 self._free[at + length] = rest
-        piece = (ctypes.c_ubyte * nbytes).from_address(self._memory.data_ptr() + at)
+        address, device = self._memory.data_ptr() + at, self._memory.device
+        piece: Any
+        if device.type == "cuda":
+            piece = _Piece(address, nbytes)
+            tensor = torch.as_tensor(piece, device=device).view(dtype)
+        else:
+            piece = (ctypes.c_ubyte * nbytes).from_address(address)
+            tensor = torch.frombuffer(piece, dtype=dtype)
         weakref.finalize(piece, self._returned.append, (at, length)).atexit = False
-        return torch.frombuffer(piece, dtype=dtype).view(shape)
+        return tensor.view(shape)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in here."""
+        offset = tensor.data_ptr() - self._memory.data_ptr()
+        return tensor.device == self._memory.device and 0 <= offset < self.nbytes
 
     def _join(self) -> None:
         """Free what has come back, neighbours as one; the lock is held."""

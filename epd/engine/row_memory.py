@@ -26,12 +26,16 @@ def read_bytes(buffer: Any) -> torch.Tensor:
     return torch.frombuffer(piece, dtype=torch.uint8)
 
 
+def tensor_of(rows: Rows, dtype: torch.dtype) -> torch.Tensor:
+    """`[num_rows, row_width]`, where they lie; what came from a storage is bytes."""
+    if isinstance(rows.tensor, torch.Tensor):
+        return rows.tensor
+    return read_bytes(rows.buffer()).view(dtype).view(rows.num_rows, -1)
+
+
 def copied_out(rows: Rows, views: Sequence[memoryview]) -> None:
     """The bytes of `rows` into `views`, in order, which hold them exactly."""
-    if isinstance(rows.tensor, torch.Tensor):
-        source = rows.tensor.detach().contiguous().view(-1).view(torch.uint8)
-    else:
-        source = read_bytes(rows.buffer())
+    source = tensor_of(rows, torch.uint8).detach().contiguous().view(-1).view(torch.uint8)
     at = 0
     for view in views:
         target = torch.frombuffer(view, dtype=torch.uint8)

@@ -1,9 +1,10 @@
 """Embedding rows from wherever they lie to the tokens that they stand for.
 
 Rows wider than the hidden size carry deepstack levels side by side; level d is added to the hidden
-states behind decoder layer d, at the places that the chunk's rows cover.  Rows in pinned host
-memory are read by the device itself; others are staged by the driver.  Either way they must stay
-leased until the step's future has ended.
+states behind decoder layer d, at the places that the chunk's rows cover.  Rows that are on the
+device are read there.  Others go up beside the step that still runs: from pinned host memory, which
+the device reads itself, or staged by the driver.  Either way they must stay leased until the step's
+future has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from epd.engine.base import Rows, RowSpan, StepSequence
 from epd.engine.decoder import AddedRows
-from epd.engine.row_memory import read_bytes
+from epd.engine.row_memory import read_bytes, tensor_of
 from epd.engine.streams import DeviceStreams
 from epd.messages import RowContract
 
@@ -54,15 +55,15 @@ class RowSplicer:
     def _rows(self, span: RowSpan) -> torch.Tensor:
         """The rows of a span, `[count, row_width]`, where the model is."""
         pieces = list(self._pieces(span))
-        if self._streams is not None:
+        if self._streams is not None and pieces[0].device.type == "cpu":
             return self._streams.upload(*pieces)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _pieces(self, span: RowSpan) -> Iterator[torch.Tensor]:
-        """They, in host memory, from one tensor or from byte views."""
+        """They, where they lie: one tensor, or byte views in host memory."""
         stop = span.row_start + span.count
         if isinstance(span.rows, Rows):
-            yield span.rows.tensor[span.row_start : stop]
+            yield tensor_of(span.rows, self._dtype)[span.row_start : stop]
             return
         first = 0  # index of the first row of the view among the item's rows
         for view in span.rows:

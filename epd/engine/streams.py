@@ -14,6 +14,10 @@ upload before the first kernel that reads it (faults F23, F28).  A download is o
 when an event of *its* stream has passed: the call that queued it returns a `Deferred` with the lane
 `DOWNLOAD`.
 
+Rows stay in an arena on the device (`rows`).  What moves between it and pinned memory is final for
+the host, so it needs no launch thread: a thread that may wait queues the copy on a stream of its
+own (`tier_stream`) and waits for the event behind it; no step waits for either.
+
 KV that is sent while later layers of its step are computed must not wait for them, nor behind a
 download that does.  It is final for the host, which has seen the event behind it, so it waits for
 nothing and has a stream of its own (`KV_OUT`).
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import torch
 
-from epd.engine.pinned import PinnedArena
+from epd.engine.pinned import Arena
 
 DOWNLOAD = "download"
 KV_OUT = "kv-out"
@@ -37,7 +41,9 @@ class DeviceStreams:
         self.upload_stream = torch.cuda.Stream(device)
         self.download_stream = torch.cuda.Stream(device)
         self.kv_out_stream = torch.cuda.Stream(device)
-        self.arena = PinnedArena(0)  # of what comes down; torch's own allocator where it is full
+        self.tier_stream = torch.cuda.Stream(device)
+        self.arena = Arena(0)  # of what comes down; torch's own allocator where it is full
+        self.rows = Arena(0, device)  # of what stays up
 
     def works(self) -> bool:
         """Whether the device still takes work: after a sticky error even a question fails."""
@@ -71,11 +77,42 @@ class DeviceStreams:
         It may be read behind the lane DOWNLOAD; `tensor` may be forgotten or overwritten by kernels
         that wait for that lane.
         """
-        host = self.arena.take(tensor.shape, tensor.dtype)
-        if host is None:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host = self._pinned(tensor)
         self.download_stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.download_stream):
             host.copy_(tensor, non_blocking=True)
         tensor.record_stream(self.download_stream)
+        return host
+
+    def stay(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy in the arena on the device, made by the stream that is current; None: it is
+        full."""
+        kept = self.rows.take(tensor.shape, tensor.dtype)
+        return kept if kept is None else kept.copy_(tensor)
+
+    def moved_down(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in pinned memory of what is final in the device's.  Waits; from any thread."""
+        return self._moved(tensor, self._pinned(tensor))
+
+    def moved_up(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy in the arena on the device; None: it is full.  Waits; from any thread."""
+        kept = self.rows.take(tensor.shape, tensor.dtype)
+        if kept is None:
+            return None
+        # A call that failed may have left a kernel behind that still writes where this goes.
+        self.tier_stream.wait_stream(torch.cuda.current_stream(self.device))
+        return self._moved(tensor, kept)
+
+    def _moved(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        passed = torch.cuda.Event(blocking=True)
+        with torch.inference_mode(), torch.cuda.stream(self.tier_stream):
+            target.copy_(source, non_blocking=True)
+            passed.record()
+        passed.synchronize()
+        return target
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = self.arena.take(tensor.shape, tensor.dtype)
+        if host is None:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host

@@ -6,8 +6,9 @@ since they would poison the answer of whoever reads them.  Rows of an item are o
 that evicts one picture gets its bytes back.
 
 On a CPU, patches are made on the pool and rows lie where the tower left them.  On a GPU the pool
-only decodes; pixels go up as bytes, become patches there (`image_ops`), and rows come down into
-pinned memory on a stream of their own, while the next step computes.
+only decodes; pixels go up as bytes and become patches there (`image_ops`).  Rows stay there, in an
+arena, or come down into pinned memory when it is full, on a stream of their own, while the next
+step computes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
 from epd.engine.image_file import MAX_PIXELS
 from epd.engine.models.base import ModelAdapter
+from epd.engine.pinned import Arena
 from epd.engine.preprocess import Preprocessor
-from epd.engine.row_memory import copied_out
+from epd.engine.row_memory import copied_out, tensor_of
 from epd.engine.slices import Slices
 from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
@@ -61,6 +63,15 @@ class TorchVisionEngine:
         self._slices = Slices(executor, adapter.tower_layers(model), max_quantum_s)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
 
+    def reserve(self, device_nbytes: int, host_nbytes: int) -> None:
+        """Memory for rows that are kept, before the plan of the device shares out the rest: on the
+        device, and pinned.  A quarter of the first besides, for what others still read, and as much
+        pinned for what is on its way to them.  Nothing on a CPU."""
+        if self._streams is not None:
+            on_its_way = device_nbytes // 4
+            self._streams.rows = Arena(device_nbytes + on_its_way, self._streams.device)
+            self._streams.arena = Arena(host_nbytes + on_its_way)
+
     async def preprocess(
         self,
         image: Any,
@@ -76,16 +87,23 @@ class TorchVisionEngine:
         return await self._executor.launch_long(self._encode, list(batch))
 
     async def to_host(self, rows: Rows) -> Rows:
-        """See `VisionEngine.to_host`: rows come down when they are made."""
-        return rows
+        """See `VisionEngine.to_host`."""
+        if self._streams is None or rows.on_host:
+            return rows
+        tensor = await self._executor.compute(self._streams.moved_down, rows.tensor)
+        return replace(rows, tensor=tensor)
 
     async def to_device(self, rows: Rows) -> Rows:
-        """See `VisionEngine.to_device`: host memory is where `encode` puts them."""
-        return rows
+        """See `VisionEngine.to_device`; these, too, where the device has no room."""
+        if self._streams is None or not rows.on_host:
+            return rows
+        host = tensor_of(rows, self._dtype)
+        tensor = await self._executor.compute(self._streams.moved_up, host)
+        return rows if tensor is None else replace(rows, tensor=tensor)
 
     async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
         """See `VisionEngine.copy_out`."""
-        await self._executor.compute(copied_out, rows, views)
+        await self._executor.compute(copied_out, await self.to_host(rows), views)
 
     def warm_up(self, num_patches: int = 0) -> None:
         """Both halves, with a small picture, then with as many patches as a batch may have, as one
@@ -175,7 +193,10 @@ class TorchVisionEngine:
         part = part.to(self._dtype)
         if self._streams is None:
             return part.contiguous().clone(), finite
-        return self._streams.download(part), self._streams.download(finite)
+        rows = self._streams.stay(part)
+        if rows is None:
+            rows = self._streams.download(part)
+        return rows, self._streams.download(finite)
 
 
 def _rows(rows: torch.Tensor, finite: torch.Tensor) -> Rows | EncodeFailure:

@@ -11,13 +11,13 @@ What cannot be interrupted: image decode on the pool, and a batch on the device.
 meanwhile the machine is ABANDONED and waits for the outcome; rows that arrive then are kept as
 cache.  Before a batch has taken it (PREPARED) it can simply be dropped.
 
-Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and, where
-the instance has one, a storage that other encoders read too.  An engine says which memory the first
-is; those that there are leave rows in the host's, pinned on a GPU.  The first two are exclusive: DEMOTING and
-PROMOTING copy off the loop and own both copies until one of them is let go, and readers may come at
-any time, since the copy that they find is whole.  What readers hold is not moved: a copy that ends
-while a room reads is dropped.  Storage is asked first (LOADING), once however many rooms wait; what
-it does not answer in time, or has lost, is encoded anew, so a read that hangs holds nobody up.
+Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and,
+where the instance has one, a storage that other encoders read too.  The first is a GPU's memory, or the
+host's without one.  The first two are exclusive: DEMOTING and PROMOTING copy off the loop and own
+both copies until one of them is let go, and readers may come at any time, since the copy that they
+find is whole.  What readers hold is not moved: a copy that ends while a room reads is dropped.
+Storage is asked first (LOADING), once however many rooms wait; what it does not answer in time, or
+has lost, is encoded anew, so a read that hangs holds nobody up.
 Writing to storage is nobody's state: it may fail, and then the value is encoded again one day.
 
 An instance without a vision tower has machines that cannot encode: what storage does not answer

@@ -25,6 +25,7 @@ from epd.roles.base import Actor, Role, performs
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
 from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
+from epd.transport.base import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,9 @@ class Embeddings(Role[Embedding]):
         embedding = self._embeddings.get(transfer.owner)
         if delivered:
             assert embedding is not None  # who has left waits for the outcome too: ABANDONED
-            rows = self.region.views(transfer.slots, transfer.nbytes)
+            rows: Any = self.region.views(transfer.slots, transfer.nbytes)
+            if isinstance(rows[0], Reference):  # made in this process
+                rows = rows[0].holder
             self.fire(embedding, fsm.Loaded(rows, transfer.slots))
         elif embedding is not None and embedding.room == transfer.key:
             self.fire(embedding, _load_outcome(transfer))

@@ -38,7 +38,7 @@ from epd.roles.run_ahead import RunAhead
 from epd.roles.send_ring import SendRing
 from epd.roles.transfers import Transfers
 from epd.scheduling.vision_batching import next_batch
-from epd.transport.base import Received
+from epd.transport.base import Received, Reference
 
 
 class EncodeRole(Role[Encoding]):
@@ -348,7 +348,9 @@ class EncodeRole(Role[Encoding]):
     async def stage(self, transfer: Transfer) -> Staged | None:
         rows: Rows = transfer.source
         slots = transfer.grant.slots
-        if self._ring is not None and not self.actor.is_self(transfer.peer):
+        if self.actor.ports.transfers.takes_references(transfer.grant.region):
+            return Staged([Reference(rows, rows.nbytes)], slots)  # where they lie, on a device too
+        if self._ring is not None:
             views = await self._ring.stage(transfer.key, transfer.peer.instance_id, rows)
             return Staged(views, slots) if views is not None else None
         host = rows if rows.on_host else await self._engine.to_host(rows)

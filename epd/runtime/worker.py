@@ -25,6 +25,7 @@ from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
+from epd.scheduling.slots import CACHE_ROWS, sized
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import chosen
 from epd.transport.base import Bus, Storage
@@ -58,14 +59,15 @@ def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> En
     executor = build_executor(config.engine)
     engines = Engines(close=executor.close)
     if "encode" in config.roles:
-        engines.vision = build_vision(
+        engines.vision = vision = build_vision(
             config.model_dir,
             config.engine,
             executor,
             max_batch_patches=config.encode.max_batch_patches,
-            cache_nbytes=config.encode.cache_device_nbytes,
             progress=progress,
         )
+        tier = sized(config.encode.cache_device_nbytes, CACHE_ROWS, vision.contract.row_nbytes)
+        vision.reserve(tier, config.encode.cache_host_nbytes)
     if "prefill" in config.roles or "decode" in config.roles:
         sends = "decode" not in config.roles  # what it prefills is decoded elsewhere
         engines.language = build_language(

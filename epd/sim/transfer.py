@@ -54,6 +54,7 @@ from epd.transport.region import (
     byte_views,
     check_shape,
     key_of,
+    only_reference,
     plan,
 )
 
@@ -301,6 +302,10 @@ class SimTransferEngine:
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         return region.remote
 
+    def takes_references(self, target: RemoteRegion) -> bool:
+        found = self._fabric.region(target)
+        return found is not None and found[1] is self._process and found[0].by_reference
+
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
     ) -> WriteOutcome:
@@ -309,18 +314,18 @@ class SimTransferEngine:
         found = self._fabric.region(target)
         if found is None or self._closed:
             return WriteFailed(f"region {target.region_id!r} of {target.instance_id} is not there")
-        region, owner = found
+        region = found[0]
+        if (reference := only_reference(source)) is not None:
+            await asyncio.sleep(LOCAL_COST_S)
+            if not self.takes_references(target):
+                return WriteFailed("the region was revoked meanwhile, or is not in this process")
+            region.deposit(slots, [reference])
+            return Written(reference.nbytes, 0)
         try:
             views = byte_views(source)
             pieces = plan(views, target, slots)
         except WriteRefused as refused:
             return WriteFailed(str(refused))
-        if owner is self._process and region.by_reference:
-            await asyncio.sleep(LOCAL_COST_S)
-            if region.revoked:
-                return WriteFailed("the region was revoked meanwhile")
-            region.deposit(slots, views)
-            return Written(sum(view.nbytes for view in views), _crc(views))
         if ((target.instance_id, target.epoch), self._life) in self._fabric.barred:
             return WriteFailed(f"{target.instance_id} has fenced this instance")
         loop = self._fabric.loop
@@ -364,7 +369,7 @@ class SimTransferEngine:
     async def checksum(self, views: Sequence[Buffer]) -> int:
         if self._process.breaks.meet("checksum"):
             raise self._process.breaks.error("checksum")
-        return _crc([memoryview(view) for view in views])
+        return zlib.crc32(b"".join(views))
 
     def revoke(self, region: Region) -> None:
         self._fabric.regions.pop(key_of(region.remote), None)
@@ -378,13 +383,6 @@ class SimTransferEngine:
             await asyncio.wait(own, timeout=CLOSE_TIMEOUT_S)
         for key in [key for key in self._fabric.regions if key[:2] == self._life]:
             self.revoke(self._fabric.regions[key][0])
-
-
-def _crc(views: Sequence[memoryview]) -> int:
-    checksum = 0
-    for view in views:
-        checksum = zlib.crc32(view, checksum)
-    return checksum
 
 
 def _cut(pieces: list[Piece], wanted: int) -> list[Piece]:

@@ -26,6 +26,15 @@ from epd.messages import Address, Message, RemoteRegion, TransportOffer
 Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Bytes that are handed on within a process as what holds them, wherever that lies: in a
+    device's memory, too, which no transport reads.  See `DataPlane.takes_references`."""
+
+    holder: Any
+    nbytes: int
+
+
 class Clock(Protocol):
     """Time as roles see it; virtual in the simulator."""
 
@@ -133,8 +142,9 @@ class Region(Protocol):
         """The whole memory, writable, `num_slots * slot_nbytes` bytes."""
         ...
 
-    def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
-        """What was written to `slots`, in order, `nbytes` in all; no copy.
+    def views(self, slots: Sequence[int], nbytes: int) -> list[Any]:
+        """What was written to `slots`, in order, `nbytes` in all, as memoryviews, no copy; or the
+        one `Reference` that was deposited for exactly these.
 
         A look: the memory of a region that is not `by_reference` has all that has arrived now.
         """
@@ -154,7 +164,8 @@ class TransferEngine(Protocol):
         """Allocate and register memory that peers may write to.
 
         `by_reference`: a producer in this very process may deposit its buffers instead of copying
-        bytes; `views` then returns the deposited buffers.  Raises `TransportError` with a remedy.
+        bytes, or a `Reference`; `views` then returns what was deposited.  Raises `TransportError`
+        with a remedy.
         """
         ...
 
@@ -247,6 +258,10 @@ class DataPlane(TransferEngine, Protocol):
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         """How a peer reaches an own region over this transport; empty: the one that made it."""
+        ...
+
+    def takes_references(self, target: RemoteRegion) -> bool:
+        """Whether the region lies in this process, and a `Reference` may be written to it."""
         ...
 
 

@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 
 from epd.messages import Address, RemoteRegion
-from epd.transport.base import Buffer, Region, WriteFailed, WriteOutcome, Written
+from epd.transport.base import Buffer, Reference, Region, WriteFailed, WriteOutcome, Written
 from epd.transport.copying import Copier
 from epd.transport.host import this_host_id
 from epd.transport.region import (
@@ -31,6 +31,7 @@ from epd.transport.region import (
     byte_views,
     check_shape,
     key_of,
+    only_reference,
     plan,
 )
 
@@ -118,6 +119,8 @@ class LocalTransferEngine:
         """Copy or deposit; the outcome is always definite.  See `TransferEngine.write`."""
         try:
             region = self._writable(target)
+            if (reference := only_reference(source)) is not None:
+                return self._hand_on(region, reference, slots)
             views = byte_views(source)
             pieces = plan(views, target, slots)
             checksum = await self._copy(region, pieces)
@@ -178,6 +181,18 @@ class LocalTransferEngine:
         if self._memory.is_barred((target.instance_id, target.epoch), self._life):
             raise WriteRefused(f"{target.instance_id} has fenced this instance")
         return region
+
+    def _hand_on(
+        self, region: SlotRegion, reference: Reference, slots: Sequence[int]
+    ) -> WriteOutcome:
+        """No byte moves, so there is nothing to sum up."""
+        if not region.by_reference:
+            raise WriteRefused(f"region {region.remote.region_id!r} takes no references")
+        region.check_write(
+            region.remote.slot_nbytes, region.remote.num_slots, slots, reference.nbytes
+        )
+        region.deposit(slots, [reference])
+        return Written(reference.nbytes, 0)
 
     async def _copy(self, region: SlotRegion, pieces: Sequence[Piece]) -> int:
         if region.by_reference:

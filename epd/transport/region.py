@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from epd.messages import RemoteRegion
-from epd.transport.base import Buffer, TransportError
+from epd.transport.base import Buffer, Reference, TransportError
 
 RegionKey = tuple[str, int, str]  # instance id, epoch, region id
 
@@ -110,6 +110,11 @@ def cut(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview
     return views
 
 
+def only_reference(source: Sequence[Buffer]) -> Reference | None:
+    """What is handed on as it is, if the source is that."""
+    return source[0] if len(source) == 1 and isinstance(source[0], Reference) else None
+
+
 class RegionIds:
     """Ids of one life's regions, each used once.
 
@@ -126,9 +131,9 @@ class RegionIds:
 
 
 class _Deposit:
-    """Buffers kept by reference for the slots of one write."""
+    """Buffers, or one `Reference`, kept for the slots of one write."""
 
-    def __init__(self, slots: tuple[int, ...], buffers: list[memoryview]) -> None:
+    def __init__(self, slots: tuple[int, ...], buffers: Sequence[Any]) -> None:
         self.slots = slots
         self.buffers = buffers
         self.nbytes = sum(buffer.nbytes for buffer in buffers)
@@ -164,10 +169,10 @@ class SlotRegion:
             for inbox in self.inboxes:
                 inbox.take_in(self)
 
-    def views(self, slots: Sequence[int], nbytes: int) -> list[memoryview]:
+    def views(self, slots: Sequence[int], nbytes: int) -> list[Any]:
         """The first `nbytes` of what was written to `slots`, in order; no copy.
 
-        A view per slot, or for slots that hold exactly one deposit its buffers as they were given.
+        A view per slot, or for slots that hold exactly one deposit what was given, as it was given.
         Raises WriteRefused when the slots are not in the region or hold less.
         """
         self._take_in()
@@ -178,6 +183,8 @@ class SlotRegion:
             return self._written(slots, nbytes)
         deposit = self._deposits.get(slots[0]) if slots else None
         if deposit is not None and deposit.slots == tuple(slots):
+            if deposit.nbytes == nbytes:
+                return list(deposit.buffers)
             views = cut(deposit.buffers, 0, nbytes)
         else:
             views = [view for slot in slots for view in self._slot_views(slot)]
@@ -205,7 +212,7 @@ class SlotRegion:
         if not 0 <= nbytes <= len(slots) * slot_nbytes:
             raise WriteRefused(f"{nbytes} bytes do not fit {len(slots)} slots")
 
-    def deposit(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
+    def deposit(self, slots: Sequence[int], buffers: Sequence[memoryview | Reference]) -> None:
         """Keep a producer's buffers for `slots` instead of their bytes."""
         self._take_in()
         self._lay(slots, buffers)
@@ -219,7 +226,7 @@ class SlotRegion:
             for offset, piece in plan([payload], self.remote, slots):
                 self._memory[offset : offset + piece.nbytes] = piece
 
-    def _lay(self, slots: Sequence[int], buffers: list[memoryview]) -> None:
+    def _lay(self, slots: Sequence[int], buffers: Sequence[memoryview | Reference]) -> None:
         self._drop(slots)
         deposit = _Deposit(tuple(slots), buffers)
         for slot in slots:

@@ -88,6 +88,11 @@ class RoutingTransferEngine:
         exposed = self._exposed.get(key_of(region.remote), {})
         return exposed.get(transport, region.remote)
 
+    def takes_references(self, target: RemoteRegion) -> bool:
+        """See `DataPlane.takes_references`."""
+        region = self._memory.find(target)
+        return region is not None and region.by_reference
+
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
     ) -> WriteOutcome:

@@ -7,11 +7,11 @@ import threading
 
 import torch
 
-from epd.engine.pinned import ALIGNED_NBYTES, PinnedArena
+from epd.engine.pinned import ALIGNED_NBYTES, Arena
 
 
 def test_pieces_are_apart_and_return() -> None:
-    arena = PinnedArena(4 * ALIGNED_NBYTES)
+    arena = Arena(4 * ALIGNED_NBYTES)
     pieces = [arena.take(torch.Size([2, 100]), torch.float32) for _ in range(4)]
     for i, piece in enumerate(pieces):
         assert piece is not None
@@ -29,15 +29,15 @@ def test_pieces_are_apart_and_return() -> None:
 
 
 def test_too_much_is_refused() -> None:
-    arena = PinnedArena(ALIGNED_NBYTES)
+    arena = Arena(ALIGNED_NBYTES)
     assert arena.take(torch.Size([2 * ALIGNED_NBYTES]), torch.uint8) is None
     assert arena.take(torch.Size([0]), torch.uint8) is None
-    assert PinnedArena(0).take(torch.Size([1]), torch.uint8) is None
+    assert Arena(0).take(torch.Size([1]), torch.uint8) is None
 
 
 def test_the_collector_may_run_within_take() -> None:
     """Fault F50: pieces in cycles are collected wherever the collector runs."""
-    arena = PinnedArena(1 << 20)
+    arena = Arena(1 << 20)
 
     def churn() -> None:
         for threshold in (3, 5, 7, 11, 13, 17, 23, 29):

@@ -18,7 +18,7 @@ from epd.messages import Address
 from epd.transport import shm
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.backends import named
-from epd.transport.base import TransferEngine, TransportError, WriteFailed, Written
+from epd.transport.base import Reference, TransferEngine, TransportError, WriteFailed, Written
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
@@ -250,6 +250,27 @@ async def test_a_deposit_is_the_producers_own_memory(directory: str, kind: Calla
     assert region.num_deposits() == 3  # type: ignore[attr-defined]
     region.forget((2,))
     assert region.num_deposits() == 0  # type: ignore[attr-defined]
+    await world.close()
+
+
+@pytest.mark.parametrize("kind", [_local, _all_in_one, _stages_meet])
+async def test_a_reference_is_handed_on_as_it_is(directory: str, kind: Callable) -> None:
+    """What holds the bytes may be anything; only memory of this process takes it."""
+    world = World(kind(directory), directory)
+    producer, consumer = world.engine("encode"), world.engine("prefill")
+    region = consumer.allocate("rows", 8, 1000, by_reference=True)
+    held = Reference(object(), 2500)
+    assert await producer.write([held], region.remote, (4, 2, 7)) == Written(2500, 0)
+    (found,) = region.views((4, 2, 7), 2500)
+    assert found is held
+    region.forget((2,))
+    assert region.num_deposits() == 0  # type: ignore[attr-defined]
+    assert isinstance(await producer.write([held], region.remote, (4, 2)), WriteFailed)
+    copied = consumer.allocate("kv", 8, 1000)
+    assert isinstance(await producer.write([held], copied.remote, (4, 2, 7)), WriteFailed)
+    for target, takes in ((region, True), (copied, False)):
+        if isinstance(producer, RoutingTransferEngine):
+            assert producer.takes_references(target.remote) is takes
     await world.close()
 
 

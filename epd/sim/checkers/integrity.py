@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from epd.engine.base import Rows
 from epd.fsm import embedding, transfer
 from epd.fsm.kernel import Event, Machine, State
 from epd.sim.checkers.base import Checker, Context
@@ -56,7 +57,8 @@ class Integrity(Checker):
 
     def _published(self, process: SimProcess, machine: embedding.Embedding) -> None:
         expected = self._rows.get(machine.key)
-        found = b"".join(bytes(view) for view in machine.rows)
+        rows: Rows | list[memoryview] = machine.rows
+        found = b"".join([rows.buffer()] if isinstance(rows, Rows) else rows)
         if expected is not None and found != expected:
             self.violate(
                 f"{process.name} published {machine.key[:8]} from room {machine.room} with bytes "
