@@ -37,7 +37,11 @@ DRILLS: tuple[Drill, ...] = (
         (),
         work=Workload(24, spread_s=2.0),
         must_fire=0.0,
-        mutants=("acknowledged_rows_are_kept", "a_grant_waits_for_its_retry"),
+        mutants=(
+            "acknowledged_rows_are_kept",
+            "a_grant_waits_for_its_retry",
+            "what_rests_counts_as_busy",
+        ),
     ),
     Drill(
         "bytes-before-grant",
@@ -86,7 +90,7 @@ DRILLS: tuple[Drill, ...] = (
             "TRANSFER:RESERVED>CANCEL_PENDING",
             "EMBEDDING:LOADING>ABANDONED",
         ),
-        mutants=("cancel_frees_slots",),
+        mutants=("cancel_frees_slots", "an_abort_is_confirmed_when_asked_again"),
         calm={"work.cancel_share": 0.0},
     ),
     Drill(

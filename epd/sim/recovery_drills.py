@@ -8,6 +8,7 @@ import msgspec
 
 from epd.api.port import TimeLimits
 from epd.sim.cluster import Settings
+from epd.sim.device import Costs
 from epd.sim.drill import PATIENT, Drill, replace_timing
 from epd.sim.faults import Fault
 from epd.sim.network import Conditions
@@ -121,6 +122,8 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ("F20", "F55"),
         topology="1e1p1d",
         work=Workload(20, spread_s=0.1, max_tokens=24),
+        network=Conditions(duplication=0.9, late_copy_s=0.1),
+        settings=Settings(costs=Costs(step_base_s=0.02), num_blocks=128),
         faults=(
             Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
             Fault("drain", "d0", point=FIRST_DECODE),
@@ -132,7 +135,22 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         mutants=(
             "no_pause_between_attempts",
             "a_lost_attempt_is_an_error",
+            "who_drains_refuses_what_it_has",
         ),
+    ),
+    Drill(
+        "a-new-gateway-counts-anew",
+        ("F17", "F35", "F44"),
+        topology="2e1p1d",
+        work=Workload(8),
+        faults=(
+            Fault("kill", "e1", duration_s=0.1),
+            Fault("kill", "gateway", point="INSTANCE:EpochReplaced", duration_s=0.2),
+            Fault("kill", "e0", point="INSTANCE:EpochReplaced", duration_s=0.2),
+        ),
+        may_fail=Excuse(frozenset({"gateway"}), refusals=True),
+        why="clients of a dead gateway see their connection break, or nobody there",
+        mutants=("a_list_outlives_its_registry",),
     ),
     Drill(
         "last-words-lost",
@@ -148,6 +166,20 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ),
         mutants=("nobody_asks_for_last_words",),
         calm={"network.loss": 0.0},
+    ),
+    Drill(
+        "prefill-fails-unheard",
+        ("F16", "F20"),
+        work=Workload(8, max_tokens=3),
+        settings=Settings(costs=Costs(step_base_s=0.3)),
+        faults=(
+            Fault("oom", "p0", point="REQUEST:ChunkComputed", nth=4),
+            Fault("reset", "p0", point="MESSAGE:RequestFailed", other="gateway"),
+        ),
+        engine_faults=True,
+        must_fire=0.7,
+        fires=("last_word_lost",),
+        mutants=("what_failed_at_prefill_goes_on",),
     ),
     Drill(
         "kill-prefill-unheard",

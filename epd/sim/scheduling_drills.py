@@ -246,13 +246,14 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         "too-long-for-decode",
-        ("F24",),
-        work=Workload(16, image_share=0.2, max_tokens=64),
+        ("F20", "F24"),
+        work=Workload(24, image_share=0.0, max_tokens=64, spread_s=0.2),
         settings=TOO_FEW_BLOCKS,
+        faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=100, duration_s=0.2),),
         may_fail=Excuse(frozenset({"capacity"}), refusals=False),
         why="what a request may need is more than the instance has: said at once, and why",
-        fires=("GENERATION:PLACED>REJECTED",),
-        mutants=("refusals_are_not_told",),
+        fires=("GENERATION:PLACED>REJECTED", "GENERATION:STREAMING>MIGRATING"),
+        mutants=("refusals_are_not_told", "what_was_said_counts_twice"),
         calm={"settings.num_blocks": 1024},
     ),
     Drill(

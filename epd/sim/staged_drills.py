@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from epd.sim.cluster import Settings
@@ -22,13 +24,14 @@ STAGED_DRILLS: tuple[Drill, ...] = (
         "stage-by-stage",
         ("F20", "F43", "F56"),
         topology="2e2p2d",
-        work=DRIVEN,
+        work=replace(DRIVEN, broken_share=0.1),
         fires=(
             "REQUEST:RUNNING>HELD",
             "prefix_hit",
         ),
         mutants=(
             "an_encode_alone_says_nothing",
+            "a_failed_encode_alone_says_nothing",
             "blocks_are_found_by_their_place",
         ),
         calm={"work.drive_share": 0.0, "work.num_pictures": 1 << 30},

@@ -38,6 +38,7 @@ from tests.sim import (
     speculation_mutants,
     staged_mutants,
     tier_mutants,
+    told_mutants,
 )
 from tests.sim.planting import MUTANTS, mutant, row, several
 
@@ -54,6 +55,7 @@ __all__ = [
     "speculation_mutants",
     "staged_mutants",
     "tier_mutants",
+    "told_mutants",
 ]
 
 T, E, R, C = transfer.S, embedding.S, request.S, encoding.S

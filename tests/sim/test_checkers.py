@@ -28,6 +28,11 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Tombstones, "words-of-an-attempt-before", "an_abort_is_confirmed_once"),
     (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),
     (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),
+    (checkers.Tombstones, "drain-decode", "who_drains_refuses_what_it_has"),
+    (checkers.Answers, "too-long-for-decode", "what_was_said_counts_twice"),
+    (checkers.Lives, "a-new-gateway-counts-anew", "a_list_outlives_its_registry"),
+    (checkers.Forsaken, "cancel-mid-transfer", "an_abort_is_confirmed_when_asked_again"),
+    (checkers.Books, "quiet", "what_rests_counts_as_busy"),
 )
 
 

@@ -6,6 +6,7 @@ quiescence.  What it finds goes to `World.violate`.
 
 from epd.sim.checkers.answers import Answers
 from epd.sim.checkers.attempts import Attempts
+from epd.sim.checkers.books import Books
 from epd.sim.checkers.bounds import Bounds
 from epd.sim.checkers.conservation import Conservation
 from epd.sim.checkers.deadlines import Deadlines
@@ -44,6 +45,7 @@ ALL = (
     WakeUps,
     Forsaken,
     Conservation,
+    Books,
     Faultless,
     Liveness,
 )
@@ -52,6 +54,7 @@ __all__ = [
     "ALL",
     "Answers",
     "Attempts",
+    "Books",
     "Bounds",
     "Conservation",
     "Deadlines",

@@ -1,0 +1,117 @@
+"""Bugs of who is told what put back: copies, refusals, failures, lists; and of forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+from epd.fsm.embedding import Embedding
+from epd.fsm.encoding import Encoding
+from epd.fsm.kernel import Event
+from epd.fsm.request import Request
+from epd.messages import CancelTransfer, KvOffer
+from epd.roles import decode
+from epd.roles.decode import DecodeRole
+from epd.roles.embeddings import Embeddings
+from epd.roles.encode import EncodeRole
+from epd.roles.member import Member
+from epd.roles.reports import Reports
+from epd.roles.requests import Requests
+from epd.transport.base import Received
+from tests.sim.planting import mutant
+
+
+@mutant
+def who_drains_refuses_what_it_has() -> Iterator[None]:
+    """F42: decode asks whether it takes an offer before it looks whether it has taken it."""
+    on_offer = DecodeRole.on_kv_offer
+
+    def refusing(self: DecodeRole, received: Received) -> None:
+        offer: KvOffer = received.message
+        if (refusal := self._refusal(offer)) is not None:
+            self.actor.send(received.source, CancelTransfer(offer.room, offer.attempt, refusal))
+        else:
+            on_offer(self, received)
+
+    with mock.patch.object(DecodeRole, "on_kv_offer", refusing):
+        yield
+
+
+@mutant
+def what_failed_at_prefill_goes_on() -> Iterator[None]:
+    """F20: an attempt that failed at prefill is taken for one that decode goes on with."""
+    ended = Requests.ended
+
+    def goes_on(self: Requests, machine: Request) -> None:
+        is_open = self.get(machine.key) is not None
+        ended(self, machine)
+        if is_open and not machine.decode_here and not machine.finish_reason:
+            self._bury(machine.key, ended_here=False)
+
+    with mock.patch.object(Requests, "ended", goes_on):
+        yield
+
+
+@mutant
+def what_was_said_counts_twice() -> Iterator[None]:
+    """F20, F24: of an attempt that goes on, what was said is in its prompt and still to come."""
+
+    def twice(offer: KvOffer) -> int:
+        return offer.num_prompt_tokens + int(offer.sampling.max_tokens)
+
+    with mock.patch.object(decode, "_num_tokens", twice):
+        yield
+
+
+@mutant
+def a_list_outlives_its_registry() -> Iterator[None]:
+    """F35: a new gateway's list is compared with the number of the former one's."""
+    follow = Member._follow
+
+    def keeping(self: Member, received: Received) -> None:
+        version = self._version
+        follow(self, received)
+        self._version = version
+
+    with mock.patch.object(Member, "_follow", keeping):
+        yield
+
+
+@mutant
+def an_abort_is_confirmed_when_asked_again() -> Iterator[None]:
+    """F42, F43: who calls a request off hears nothing until its clock has passed."""
+    send, told = Reports.send_aborted, set[int]()
+
+    def second_time(self: Reports, request: Request, event: Event) -> None:
+        if id(request) in told:
+            send(self, request, event)
+        told.add(id(request))
+
+    with mock.patch.object(Reports, "send_aborted", second_time):
+        yield
+
+
+@mutant
+def a_failed_encode_alone_says_nothing() -> Iterator[None]:
+    """F43: who asked for rows alone is forgotten first, and then never told of a failure."""
+    fail = EncodeRole.fail_rooms
+
+    def forgotten(self: EncodeRole, encoding: Encoding, event: Event) -> None:
+        with mock.patch.object(self._askers, "keeper", lambda room: None):
+            fail(self, encoding, event)
+
+    with mock.patch.object(EncodeRole, "fail_rooms", forgotten):
+        yield
+
+
+@mutant
+def what_rests_counts_as_busy() -> Iterator[None]:
+    """F3: prefill's book of pictures at work keeps those that rest, and those that are gone."""
+    fire = Embeddings.fire
+
+    def keeping(self: Embeddings, machine: Embedding, event: Event) -> None:
+        fire(self, machine, event)
+        self._busy[machine.key] = machine
+
+    with mock.patch.object(Embeddings, "fire", keeping):
+        yield
