@@ -250,3 +250,14 @@ def test_a_registry_that_nobody_listens_to_works() -> None:
     for told in (alone.on_lost, alone.on_heartbeat_of):
         assert told(mock.Mock()) is None
     assert alone.on_change() is None
+
+
+def test_what_an_earlier_registry_gave_up_is_over_here_too() -> None:
+    with desk("1e1p1d", GATEWAY, "registry") as at:
+        told = (("p0", 1), ("d0", 9), ("e7", 2))
+        assert Welcome in map(type, join(at, info_of(at, "e0"), lost=told))
+        assert states(at)["p0:1"] is S.LOST and states(at)["d0:1"] is S.HEALTHY
+        assert {("p0", 1), ("d0", 9), ("e7", 2)} <= at.actor.lost
+        (refused,) = join(at, info_of(at, "e7", 2))
+        assert isinstance(refused, JoinRefused)
+        assert isinstance(join(at, info_of(at, "e7", 3))[0], Welcome)
