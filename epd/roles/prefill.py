@@ -72,13 +72,10 @@ class PrefillRole(Role[Request]):
             aborted = RequestAborted(message.request_id, message.attempt)
             self.actor.send(received.source, aborted)
             return
-        kind, reason, retryable = self._refusal(message)
-        if reason:
+        if (refusal := self._refusal(message)) is not None:
             self._dismiss_pictures(message)
-            self.actor.send(
-                message.gateway,
-                RequestFailed(message.request_id, message.attempt, kind, reason, retryable),
-            )
+            failed = RequestFailed(message.request_id, message.attempt, *refusal)
+            self.actor.send(message.gateway, failed)
             return
         request = Request(key, message, message.token_ids, self.actor.journal)
         remaining = message.sampling.max_tokens - message.num_emitted
@@ -92,7 +89,8 @@ class PrefillRole(Role[Request]):
         arrived = fsm.EmbeddingsRequired() if message.items else fsm.TextOnly()
         self._requests.fire(request, arrived)
 
-    def _refusal(self, message: PrefillRequest) -> tuple[str, str, bool]:
+    def _refusal(self, message: PrefillRequest) -> tuple[str, str, bool] | None:
+        """Kind, reason, and whether another attempt may do better."""
         if self.draining:
             return "busy", "the prefill instance is draining", True
         if not self.actor.knows_time:
@@ -113,7 +111,7 @@ class PrefillRole(Role[Request]):
                 "fewer tokens, or raise engine.kv_nbytes"
             )
             return "capacity", reason, False
-        return "", "", False
+        return None
 
     # --- effects: embeddings ----------------------------------------------------------------------
 

@@ -31,13 +31,13 @@ TIMING = DEFAULTS.timing
 
 
 @contextmanager
-def member() -> Iterator[Desk]:
+def member(topology: str = "1e1p1d", name: str = "e0") -> Iterator[Desk]:
     """Of e0, that hears nobody but the test."""
-    with desk("1e1p1d", "e0", "member") as at:
+    with desk(topology, name, "member") as at:
         at.goes_out = ()
-        for name in at.cluster.cluster.instances:
-            at.cluster.world.network.block(GATEWAY, name)
-            at.cluster.world.network.block(name, GATEWAY)
+        for other in at.cluster.cluster.instances:
+            at.cluster.world.network.block(GATEWAY, other)
+            at.cluster.world.network.block(other, GATEWAY)
         yield at
 
 
@@ -198,6 +198,14 @@ def test_how_bytes_move_is_logged_once_for_each_peer_that_gets_some() -> None:
         assert info.call_args_list == [
             mock.call("rows and KV move over", transport=mock.ANY, peer="p0")
         ]
+
+
+def test_how_bytes_move_within_an_instance_is_no_news() -> None:
+    with member("1e1pd", "pd0") as at:
+        at.actor.peers.clear()
+        with mock.patch.object(at.actor.log, "info") as info:
+            news(at)
+        assert [call.kwargs["peer"] for call in info.call_args_list] == ["e0"]
 
 
 def test_who_drains_says_so_at_once_and_ever_after_and_who_leaves_is_silent() -> None:

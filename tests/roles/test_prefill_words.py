@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from epd.engine.base import ChunkScores
 from epd.fsm import request as fsm
 from epd.fsm.request import Request, S
 from epd.messages import (
@@ -18,7 +19,9 @@ from epd.messages import (
     SamplingParams,
     Span,
     StageReport,
+    TokenLogprobs,
 )
+from epd.roles.prompt_scores import PromptScores
 from epd.roles.reports import MAX_CHUNKS
 from epd.sim import golden
 from epd.sim.cluster import GATEWAY
@@ -171,6 +174,23 @@ def test_positions_of_pictures_are_those_of_the_model() -> None:
         related = at.role._transfers_of(request)
         assert len(related) == 3 and [t.key for t in related[:2]] == ["r/1/0", "r/1/1"]
         assert related[2].key == "r/1/kv"
+
+
+def test_a_prompt_that_is_computed_again_is_scored_again() -> None:
+    scores = PromptScores()
+    tokens = tuple(TokenLogprobs(n, 0.0) for n in range(6))
+    request: Any = SimpleNamespace(key="r", num_computed=0)
+    assert scores.take(request, ChunkScores(tokens[:4])) is None
+    request.num_computed = 2  # it gave way, and went on behind what it found
+    assert scores.take(request, ChunkScores(tokens[4:5])) is None
+    first = TokenLogprobs(9, 0.0)
+    request.num_computed = 3
+    said = scores.take(request, first.with_prompt(tokens[5:]))
+    assert said == first.with_prompt((*tokens[:2], *tokens[4:6])) and len(scores) == 0
+    scores.take(request, ChunkScores(tokens))
+    request.num_computed = 1
+    assert scores.take(request, first) == first.with_prompt(tokens[:1])
+    assert scores.take(request, first) == first, "nothing was kept"
 
 
 # --- reports --------------------------------------------------------------------------------------
