@@ -66,7 +66,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "epd/roles/gateway.py": {
         "GatewayRole.on_encode_accepted: 2 in room.rsplit('/', 2) -> 3": "no id has a slash in it",
-        "GatewayRole.admit: self._serial += 1 -> self._serial -= 1": "any number that is new serves",
+        "GatewayRole.admit: self._serial += 1 -> self._serial -= 1": "any new number serves",
     },
     "epd/roles/step_loop.py": {
         "StepLoop._launch: entry.decoding or request.decode_here -> entry.decoding": (

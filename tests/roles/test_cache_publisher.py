@@ -75,7 +75,10 @@ def test_what_was_not_found_is_not_told_of_again_until_it_is_there(told: Told) -
 
 
 def test_of_a_large_storage_the_youngest_are_told(told: Told) -> None:
-    told.publisher.in_storage([f"{number:05x}" for number in range(MAX_TRACKED + 10)])
+    listing = [f"{number:05x}" for number in range(MAX_TRACKED + 10)]
+    told.publisher.in_storage(listing)
     assert told.news()[1] == ()
+    told.publisher.in_storage(listing)
+    assert told.news() == ((), ()), "and the same ones again"
     assert len(told.publisher.log.held) == MAX_TRACKED
     assert f"{0:05x}" not in told.publisher.log.held
