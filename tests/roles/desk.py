@@ -43,8 +43,10 @@ class Desk:
     def do(self, call: Any, *args: Any) -> None:
         """Call as the process would, in a turn of the loop."""
         context = self.cluster.node(self.name).process.context
-        self.cluster.world.loop.call_soon(call, *args, context=context)
+        loop = self.cluster.world.loop
+        loop.call_soon(call, *args, context=context)
         self.cluster.pass_time(0.0)
+        assert not loop.escaped, loop.escaped
 
     def tell(
         self, method: str, message: Message, source: str, *payloads: bytes, epoch: int = 1
