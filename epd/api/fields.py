@@ -34,7 +34,7 @@ def expected(name: str, what: str, value: Any) -> ApiError:
     return bad_request(f"{name} must be {what}, not {kind(value)}", name, "invalid_type")
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
     """A number in a message; JSON allows integers of any length."""
     return str(value) if abs(value) < 10**18 else "a number of many digits"
 
@@ -44,7 +44,7 @@ def integer(value: Any, name: str, low: int, high: int | None = None) -> int:
         raise expected(name, "an integer", value)
     if value < low or (high is not None and value > high):
         allowed = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise bad_request(f"{name} must be {allowed}, not {_shown(value)}", name, "out_of_range")
+        raise bad_request(f"{name} must be {allowed}, not {shown(value)}", name, "out_of_range")
     return value
 
 
@@ -53,7 +53,7 @@ def number(value: Any, name: str, low: float, high: float, *, low_excluded: bool
         raise expected(name, "a number", value)
     if not (low <= value <= high) or (low_excluded and value == low) or not math.isfinite(value):
         allowed = f"above {low:g} and at most {high:g}" if low_excluded else f"{low:g} to {high:g}"
-        raise bad_request(f"{name} must be {allowed}, not {_shown(value)}", name, "out_of_range")
+        raise bad_request(f"{name} must be {allowed}, not {shown(value)}", name, "out_of_range")
     return float(value)
 
 
@@ -96,35 +96,6 @@ def only(value: Mapping[str, Any], name: str, keys: Sequence[str]) -> None:
         if key not in keys and field is not None:
             path = f"{name}.{key}"
             raise bad_request(f"{path} is not supported", path, "unsupported_parameter")
-
-
-def stops(value: Any, name: str = "stop") -> tuple[str, ...]:
-    """A stop string or an array of them; an empty array means none."""
-    values = value if isinstance(value, list) else [value]
-    if len(values) > MAX_STOPS:
-        message = f"{name} holds {len(values)} strings; at most {MAX_STOPS} are taken"
-        raise bad_request(message, name, "out_of_range")
-    for i, stop in enumerate(values):
-        path = f"{name}[{i}]" if isinstance(value, list) else name
-        if not 1 <= len(string(stop, path)) <= MAX_STOP_CHARS:
-            message = f"{path} must have 1 to {MAX_STOP_CHARS} characters, not {len(stop)}"
-            raise bad_request(message, path, "out_of_range")
-    return tuple(values)
-
-
-def words(value: Any, name: str) -> tuple[str, ...]:
-    """An array of strings that have something to be tokenized, which may be empty."""
-    if not isinstance(value, list):
-        raise expected(name, "an array of strings", value)
-    if len(value) > MAX_BAD_WORDS:
-        message = f"{name} holds {len(value)} strings; at most {MAX_BAD_WORDS} are taken"
-        raise bad_request(message, name, "out_of_range")
-    for i, word in enumerate(value):
-        path = f"{name}[{i}]"
-        if not 1 <= len(string(word, path).strip()) <= MAX_STOP_CHARS:
-            message = f"{path} must have 1 to {MAX_STOP_CHARS} characters besides spaces"
-            raise bad_request(message, path, "out_of_range")
-    return tuple(value)
 
 
 def logit_bias(

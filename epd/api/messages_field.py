@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from epd.api import fields
 from epd.api.errors import bad_request
-from epd.api.parameters import MAPPING, STRING, Parameter
 from epd.api.video_field import read_video_part
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -23,11 +22,11 @@ ROLES = {
 }
 REASONING = ("reasoning_content", "reasoning")  # of an answer of ours, sent back as it came
 # Without effect: names and hints of clients, in messages and parts.
-INERT: dict[str, Parameter] = {
-    "cache_control": MAPPING,
-    "id": STRING,
-    "type": STRING,
-    "uuid": STRING,
+INERT: dict[str, Callable[[Any, str], Any]] = {
+    "cache_control": fields.mapping,
+    "id": fields.string,
+    "type": fields.string,
+    "uuid": fields.string,
 }
 DETAILS = ("auto", "low", "high", "original")  # hints: every picture is read in full
 

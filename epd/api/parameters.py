@@ -7,97 +7,57 @@ answers that nobody asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
 
-from epd.api import fields
+import msgspec
+from msgspec import Meta
+
 from epd.api.errors import bad_request
+from epd.api.fields import MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_STOPS
+from epd.api.shapes import read_shape
 from epd.api.structured import GUIDED, SGLANG
 
-Reader = Callable[[Any, str], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """How a value is read, and what it may be: a JSON schema for `epd.api.openapi`."""
-
-    read: Reader
-    schema: dict[str, Any]
-
-    def __call__(self, value: Any, name: str) -> Any:
-        return self.read(value, name)
-
-
-def _int(low: int, high: int | None = None) -> Parameter:
-    bounds = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
-    return Parameter(
-        lambda value, name: fields.integer(value, name, low, high), {"type": "integer", **bounds}
-    )
-
-
-def _number(low: float, high: float, *, low_excluded: bool = False) -> Parameter:
-    return Parameter(
-        lambda value, name: fields.number(value, name, low, high, low_excluded=low_excluded),
-        {
-            "type": "number",
-            "exclusiveMinimum" if low_excluded else "minimum": low,
-            "maximum": high,
-        },
-    )
-
-
-def _one_of(*values: str) -> Parameter:
-    return Parameter(lambda value, name: fields.one_of(value, name, values), {"enum": [*values]})
-
-
-BOOLEAN = Parameter(fields.boolean, {"type": "boolean"})
-STRING = Parameter(fields.string, {"type": "string"})
-MAPPING = Parameter(fields.mapping, {"type": "object"})
-_STOP = {"type": "string", "minLength": 1, "maxLength": fields.MAX_STOP_CHARS}
-_STOPS = Parameter(
-    fields.stops,
-    {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": fields.MAX_STOPS}]},
-)
-
-_WORD = {"type": "string", "pattern": "\\S", "maxLength": fields.MAX_STOP_CHARS}
-_WORDS = Parameter(
-    fields.words, {"type": "array", "items": _WORD, "maxItems": fields.MAX_BAD_WORDS}
-)
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
+Word = Annotated[str, Meta(pattern=r"\S", max_length=MAX_STOP_CHARS)]
+Tokens = Annotated[int, Meta(ge=1)]
 
 # Read one by one into the field of `Asked` that has their name.
-SIMPLE: dict[str, Parameter] = {
-    "bad_words": _WORDS,
-    "frequency_penalty": _number(-2, 2),
-    "ignore_eos": BOOLEAN,
-    "include_stop_str_in_output": BOOLEAN,
-    "max_tokens": _int(1),
-    "min_p": _number(0, 1),
-    "min_tokens": _int(0, 2**31 - 1),
-    "presence_penalty": _number(-2, 2),
-    "priority": _int(-100, 100),
-    "repetition_penalty": _number(0, 10, low_excluded=True),
-    "seed": _int(-(2**63), 2**63 - 1),
-    "skip_special_tokens": BOOLEAN,
-    "stop": _STOPS,
-    "stream": BOOLEAN,
-    "temperature": _number(0, 2),
-    "top_k": _int(-1, 2**31 - 1),
-    "top_p": _number(0, 1, low_excluded=True),
-    "truncate_prompt_tokens": _int(1),
-    "user": STRING,
+SIMPLE: dict[str, Any] = {
+    "bad_words": Annotated[tuple[Word, ...], Meta(max_length=MAX_BAD_WORDS)],
+    "frequency_penalty": Penalty,
+    "ignore_eos": bool,
+    "include_stop_str_in_output": bool,
+    "max_tokens": Tokens,
+    "min_p": Annotated[float, Meta(ge=0, le=1)],
+    "min_tokens": Annotated[int, Meta(ge=0, le=2**31 - 1)],
+    "presence_penalty": Penalty,
+    "priority": Annotated[int, Meta(ge=-100, le=100)],
+    "repetition_penalty": Annotated[float, Meta(gt=0, le=10)],
+    "seed": Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)],
+    "skip_special_tokens": bool,
+    "stop": Stop | Stops,
+    "stream": bool,
+    "temperature": Annotated[float, Meta(ge=0, le=2)],
+    "top_k": Annotated[int, Meta(ge=-1, le=2**31 - 1)],
+    "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "truncate_prompt_tokens": Tokens,
+    "user": str,
 }
 # Accepted, and without effect on the answer: they name, tag or cache, or are hints to other models.
-INERT: dict[str, Parameter] = {
-    "metadata": MAPPING,
-    "prompt_cache_key": STRING,
-    "prompt_cache_retention": STRING,
-    "request_id": STRING,
-    "safety_identifier": STRING,
-    "service_tier": _one_of("auto", "default", "flex", "priority", "scale"),
-    "store": BOOLEAN,
-    "verbosity": _one_of("low", "medium", "high"),
+INERT: dict[str, Any] = {
+    "metadata": dict[str, Any],
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "request_id": str,
+    "safety_identifier": str,
+    "service_tier": Literal["auto", "default", "flex", "priority", "scale"],
+    "store": bool,
+    "verbosity": Literal["low", "medium", "high"],
 }
+_READ = msgspec.defstruct("Parameters", [(n, kind, None) for n, kind in (SIMPLE | INERT).items()])
 # Accepted at these values only, which change nothing.
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -166,12 +126,11 @@ def check_names(
 
 def read_simple(present: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `SIMPLE`; those of `INERT` are looked at and left.  Raises ApiError 400."""
-    read = {}
-    for name, value in present.items():
-        if name in SIMPLE:
-            read[name] = SIMPLE[name](value, name)
-        elif name in INERT:
-            INERT[name](value, name)
+    given = {name: present[name] for name in present if name in SIMPLE or name in INERT}
+    found = read_shape(given, _READ)
+    read = {name: getattr(found, name) for name in given if name in SIMPLE}
+    if isinstance(read.get("stop"), str):
+        read["stop"] = (read["stop"],)
     return read
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from epd.api import anthropic_request, response_request, tokenizing
+from epd.api import anthropic_request, fields, response_request, tokenizing
 from epd.api.asked import ModelFacts
 from epd.api.fields import MAX_STOPS
 from epd.api.messages_field import DETAILS, REASONING
@@ -67,6 +67,7 @@ BOOLEAN: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 ANYTHING: Schema = {}
 OBJECT: Schema = {"type": "object"}
+HINTS: dict[Any, Schema] = {fields.mapping: OBJECT, fields.string: STRING}
 LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}
 
 
@@ -129,7 +130,7 @@ def _chat(model: ModelFacts, limits: Limits) -> Schema:
     json_schema = record({"schema": OBJECT, "name?": STRING}, closed=False)
     return _shared(model, limits) | {
         "messages": array(ref("ChatMessage"), minItems=1),
-        "max_completion_tokens": SIMPLE["max_tokens"].schema,
+        "max_completion_tokens": _of("max_tokens"),
         "logprobs": BOOLEAN,
         "top_logprobs": LOGPROBS,
         "tools": array(ref("ChatTool"), maxItems=MAX_TOOLS),
@@ -173,8 +174,12 @@ def _body(
 
 
 def _one(name: str, described: Schema) -> Schema:
-    parameter = SIMPLE.get(name) or INERT.get(name)
-    return parameter.schema if parameter is not None else described.get(name, ANYTHING)
+    is_read = name in SIMPLE or name in INERT
+    return _of(name) if is_read else described.get(name, ANYTHING)
+
+
+def _of(name: str) -> Schema:
+    return msgspec.json.schema((SIMPLE | INERT)[name])
 
 
 def _unique(values: tuple[Any, ...]) -> list[Any]:
@@ -192,7 +197,7 @@ def _messages() -> dict[str, Schema]:
     frames = {"anyOf": [STRING, array(STRING, minItems=1)]}
     sampling = optional({name: {"type": "number"} for name in SAMPLING})
 
-    hints = optional({name: hint.schema for name, hint in MESSAGE_INERT.items() if name != "type"})
+    hints = optional({name: HINTS[read] for name, read in MESSAGE_INERT.items() if name != "type"})
     hints = {name: _or_null(schema) for name, schema in hints.items()}
 
     def part(kind: str, value: Schema, more: Schema) -> Schema:

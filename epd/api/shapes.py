@@ -1,7 +1,7 @@
-"""Bodies that are read by their type: a struct says what may be sent, and is what is documented.
+"""What is read by its type: a struct says what may be sent, and is what is documented.
 
 The one reader turns what is wrong with a value into a complaint that names its place, as
-`epd.api.fields` does for single fields.
+`epd.api.fields` does for what no type says alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from epd.api.errors import ApiError, bad_request
+from epd.api.fields import shown
 
 T = TypeVar("T")
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)  # names have any text
@@ -37,13 +38,18 @@ def read_shape(value: Mapping[str, Any], shape: type[T]) -> T:
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        raise _complaint(str(error)) from None
+        raise _complaint(str(error), value, shape) from None
 
 
-def _complaint(text: str) -> ApiError:
+def _complaint(text: str, value: Mapping[str, Any], shape: type[Any]) -> ApiError:
     found = _AT.fullmatch(text)
     assert found is not None  # the second half is optional
     what, path = found["what"], found["path"] or ""
+    given = value.get(path)
+    is_of_type = not re.fullmatch(r"Expected `[^`]*`, got .*", what)
+    if is_of_type and isinstance(given, int | float | str) and (allowed := _allowed(shape, path)):
+        told = f"'{given[:40]}'" if isinstance(given, str) else shown(given)
+        return bad_request(f"{path} must be {allowed}, not {told}", path, "out_of_range")
     if field := re.search(r"unknown field `(.*)`", what, re.DOTALL):
         name = f"{path}.{field[1]}" if path else field[1]
         code = "unsupported_parameter" if path else "unknown_parameter"
@@ -55,12 +61,27 @@ def _complaint(text: str) -> ApiError:
         wanted, got = (_in_words(kinds) for kinds in expected.groups())
         return bad_request(f"{path} must be {wanted}, not {got}", path, "invalid_type")
     if bounded := re.fullmatch(r"Expected `([^`]*)` (.*)", what):
-        message = f"{path} must be {_in_words(bounded[1])} {bounded[2].replace('`', '')}"
+        bound = bounded[2].replace("<=", "at most").replace(">=", "at least")
+        message = f"{path} must be {_in_words(bounded[1])} {bound}"
         return bad_request(message, path, "out_of_range")
     if invalid := re.fullmatch(r"Invalid (?:enum )?value (.*)", what):
         message = f"{path} {invalid[1][:80]} is not supported ({SEE})"
         return bad_request(message, path, "unsupported_parameter")
     return bad_request(f"{path}: {what} ({SEE})", path)
+
+
+def _allowed(shape: type[Any], name: str) -> str:
+    """The values that a field may have, in words; empty if bounds do not tell."""
+    _, found = msgspec.json.schema_components([shape])
+    schema = found[shape.__name__]["properties"].get(name, {})
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    if "exclusiveMinimum" in schema:
+        return f"above {schema['exclusiveMinimum']} and at most {high}"
+    if low is not None:
+        return f"at least {low}" if high is None else f"{low} to {high}"
+    return ""
 
 
 def _in_words(kinds: str) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -21,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from epd.api.errors import ApiError
 from epd.api.openapi import OPERATIONS, document
-from epd.api.parameters import INERT, SIMPLE, Parameter
+from epd.api.parameters import INERT, SIMPLE, read_simple
 from epd.api.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig, Limits
@@ -142,14 +143,13 @@ def edges(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("name", [*SIMPLE, *INERT])
 def test_a_parameter_is_what_its_schema_says(name: str):
-    parameter: Parameter = (SIMPLE | INERT)[name]
-    inside, outside = edges(parameter.schema)
+    inside, outside = edges(msgspec.json.schema((SIMPLE | INERT)[name]))
     assert inside and outside
     for value in inside:
-        parameter(value, name)
+        read_simple({name: value})
     for value in outside:
         with pytest.raises(ApiError) as caught:
-            parameter(value, name)
+            read_simple({name: value})
         assert caught.value.param is not None and caught.value.param.startswith(name)
 
 
