@@ -7,6 +7,7 @@ state and all its slots; its story is not part of it.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
@@ -44,6 +45,8 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     if kind is set or kind is list:
         return value.copy()
+    if kind is array:
+        return value[:]
     if isinstance(value, Machine):
         machine = object.__new__(kind)
         machine.key, machine._journal, machine._story = value.key, value._journal, deque()
@@ -61,7 +64,7 @@ def _frozen(value: Any) -> Hashable:
         return tuple((key, _frozen(item)) for key, item in value.items())
     if kind is set:
         return frozenset(value)
-    if kind is list:
+    if kind is list or kind is array:
         return tuple(value)
     if isinstance(value, Machine):
         return (value.key, *map(_frozen, _content(kind)(value)))
