@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from epd.api.port import TimeLimits
-from epd.config import DecodeConfig, EngineConfig, Limits, SpeculativeConfig
+from epd.config import DecodeConfig, EngineConfig, Limits, SpeculativeConfig, Timing
 from epd.sim.cluster import Settings
 from epd.sim.drill import Drill, replace_timing
 from epd.sim.faults import Fault
@@ -152,19 +152,23 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         ("F6", "F24"),
         topology="1e2pd1d",
         work=Workload(
-            60,
-            image_share=0.7,
+            80,
+            image_share=0.4,  # the others grow while these wait
             max_images=1,
             num_pictures=30,
             slow_share=0.5,
             max_text=40,
             max_tokens=50,
-            spread_s=0.2,
+            spread_s=0.6,
         ),
-        data=DataConditions(jitter_s=0.5, nbytes_per_s=2e4),
-        settings=Settings(num_blocks=30),
+        data=DataConditions(jitter_s=1.5, nbytes_per_s=2e4),  # parts are long on their way
+        settings=Settings(
+            num_blocks=30,
+            limits=Limits(max_open_requests=128),
+            timing=Timing(first_token_timeout_s=90.0, request_timeout_s=120.0),
+        ),
         fires=("REQUEST:WAITING_MID_PROMPT>PREEMPTED",),
-        must_fire=0.6,
+        must_fire=0.8,
         mutants=("parts_are_not_held",),
         calm={"settings.num_blocks": 1024},
     ),
