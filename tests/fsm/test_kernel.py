@@ -12,10 +12,12 @@ from epd.fsm.kernel import (
     STORY_LENGTH,
     Effect,
     Event,
+    GuardCall,
     Ignore,
     IllegalEvent,
     Machine,
     Row,
+    RowCall,
     State,
     Table,
     TableError,
@@ -105,6 +107,7 @@ def test_a_good_table_is_accepted() -> None:
     made = table()
     assert made.events == (Started, TimePassed, Finished)
     assert made.effects == (Do.WORK, Do.REST)
+    assert (made.theory, made.held) == ("A worker.", {})
 
 
 def test_an_unreachable_state() -> None:
@@ -234,5 +237,38 @@ def test_what_repeats_is_one_line_of_the_story() -> None:
     assert [entry[1:] for entry in worker.story] == [("IDLE", "Started", "IDLE", 3 * STORY_LENGTH)]
 
 
-def test_a_guard_reads_like_its_complement() -> None:
+def test_an_event_that_repeats_elsewhere_or_leads_on_is_a_line_of_its_own() -> None:
+    class Turning(Machine):
+        __slots__ = ()
+        table = Table(
+            "TURNING",
+            "",
+            S,
+            S.IDLE,
+            [S.DONE],
+            [
+                Row(S.IDLE, Started, S.BUSY, when=is_big),
+                Row(S.IDLE, Started, None, when=unless(is_big)),
+                Row(S.IDLE, Finished, None),
+                Row(S.BUSY, Started, None),
+                Row((S.IDLE, S.BUSY), TimePassed, S.DONE),
+            ],
+        )
+
+    machine = Turning("t")
+    for event in (Started(), Finished(), Started(), Started(11), Started(), Started()):
+        machine.fire(event)
+    assert [entry[1:] for entry in machine.story] == [
+        ("IDLE", "Started", "IDLE", 1),
+        ("IDLE", "Finished", "IDLE", 1),
+        ("IDLE", "Started", "IDLE", 1),
+        ("IDLE", "Started", "BUSY", 1),
+        ("BUSY", "Started", "BUSY", 2),
+    ]
+
+
+def test_rows_and_guards_have_names_for_pictures() -> None:
     assert unless(is_big).__name__ == "not is_big"
+    assert GuardCall(is_big).__name__ == "is_big"
+    names = [RowCall(GOOD[place]).__name__ for place in (0, 2, 3)]
+    assert names == ["WORK", "-", "REST, WORK"]

@@ -70,6 +70,7 @@ def test_bytes_before_the_grant_are_parked_and_flushed_then(producer: Transfer) 
         (CommitAcked(), S.RELEASED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
     )
     assert producer.parts == ((64, 7),)
+    assert (producer.part_nbytes, producer.written_nbytes) == (0, 64), "nothing is being written"
 
 
 def test_parts_go_while_the_rest_is_made(producer: Transfer) -> None:
