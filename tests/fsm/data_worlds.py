@@ -89,6 +89,11 @@ class TransferWorld(World):
         elif effect is t.Do.CONCLUDE_FAILED:
             told = bool(self.machine.failure[0])
             self.need(told or self.called_off, "its owner is told no reason")
+            if not self.called_off:
+                self.need_reason(self.machine.failure[1], event)
+                late = isinstance(event, t.DeadlinePassed)
+                known = self.machine.failure[0] == "deadline"
+                self.need(late == known, "another kind of failure")
         elif effect is t.Do.PUBLISH:
             self.need(self.done[effect] == 1, "a room is received once (F10)")
             self.publishing = True
@@ -187,6 +192,7 @@ class EncodingWorld(World):
             self.kept = ""
         elif effect is e.Do.FAIL_ROOMS:
             self.need(bool(self.machine.failure[0]), "rooms are told no reason")
+            self.need_reason(self.machine.failure[1], event)
             for room in rooms:  # as the role does
                 self.fire(e.RoomClosed(room))
         elif effect in (e.Do.FILL_ROOMS, e.Do.FILL_ONE):
@@ -246,6 +252,7 @@ class EmbeddingWorld(World):
         elif effect is m.Do.NOTIFY_READY:
             self.told.update(waiters)
         elif effect is m.Do.NOTIFY_FAILED:
+            self.need_reason(self.machine.failure[1], event)
             for room in waiters:  # their requests fail and let go at once
                 self.told[room] += 1
                 self.fire(m.Unwanted(room))

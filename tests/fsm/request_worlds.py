@@ -49,8 +49,11 @@ class GenerationWorld(World):
     def perform(self, effect: g.Do, event: Event) -> None:
         if effect is g.Do.DELIVER:
             self.need(self.answers() == 0, "tokens after the answer")
-        if effect is g.Do.ANSWER_ERROR:
-            self.need(bool(self.machine.error[0]), "the client is told no reason")
+        if effect in (g.Do.ANSWER_ERROR, g.Do.LOG_FAILURE):
+            kind, reason = self.machine.error
+            self.need_reason(reason, event)
+            late = isinstance(event, g.DeadlinePassed | g.TokenTimedOut)
+            self.need(bool(kind) and late == (kind == "deadline"), "another kind of failure")
         if effect is g.Do.DISPATCH:
             bound = 1 + NUM_KINDS * (self.machine.max_attempts - 1)
             self.need(self.machine.attempt <= bound, "too many attempts")
@@ -191,7 +194,10 @@ class RequestWorld(World):
         }
         act.get(effect, lambda: None)()
         if effect is r.Do.SEND_FAILURE:
-            self.need(bool(self.machine.failure[0]), "the gateway is told no reason")
+            kind, reason, _ = self.machine.failure
+            self.need_reason(reason, event)
+            late = isinstance(event, r.DeadlinePassed)
+            self.need(bool(kind) and late == (kind == "deadline"), "another kind of failure")
         if effect is r.Do.SEND_ABORTED and "aborted" not in self.ended:
             self.ended.append("aborted")
         if effect is r.Do.EMIT_TOKENS:

@@ -49,6 +49,11 @@ class World:
         if self.machine.terminal and not was_over:
             self.at_end()
 
+    def need_reason(self, told: str, event: Event) -> None:
+        """What is told is the reason of what just happened, not of something before."""
+        reason = getattr(event, "reason", told)
+        self.need(bool(told) and told == reason, f"{told!r} is told of {type(event).__name__}")
+
     def need(self, holds: bool, law: str) -> None:
         assert holds, f"{law}; after {' '.join(self.past)}; {self.machine.tell_story()}"
 

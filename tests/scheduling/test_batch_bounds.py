@@ -67,6 +67,14 @@ def test_a_step_that_runs_ahead_knows_its_token() -> None:
     assert (entry.num_computed, entry.num_tokens, entry.num_left) == (5, 6, 1)
 
 
+def test_a_place_is_spare_until_all_are_taken() -> None:
+    scheduler = scheduler_of(64, 10, 6, 2)
+    for key, is_spare in (("a", True), ("b", False)):
+        assert scheduler.has_spare_places
+        decoding(scheduler, key, 5)
+        assert scheduler.has_spare_places is is_spare
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 
