@@ -165,6 +165,12 @@ class EncodingWorld(World):
         elif isinstance(event, e.EncodeSucceeded | e.EncodeFailed):
             self.work = "none"
 
+    def fire(self, event: Event) -> None:
+        super().fire(event)
+        if isinstance(event, e.Requested | e.RoomClosed) and not self.machine.terminal:
+            is_open = event.room in self.machine.rooms
+            self.need(is_open == isinstance(event, e.Requested), f"{event.room} {is_open=}")
+
     def perform(self, effect: e.Do, event: Event) -> None:
         rooms = list(self.machine.rooms)
         if effect is e.Do.START_LOAD:
@@ -235,6 +241,12 @@ class EmbeddingWorld(World):
             self.load = "leased"
         elif isinstance(event, m.Loaded | m.LoadFailed | m.LoadLost | m.LoadTimedOut):
             self.load = "none"
+
+    def fire(self, event: Event) -> None:
+        super().fire(event)
+        if isinstance(event, m.Wanted | m.Unwanted) and not self.machine.terminal:
+            waits = event.room in self.machine.waiters
+            self.need(waits == isinstance(event, m.Wanted), f"{event.room} {waits=}")
 
     def perform(self, effect: m.Do, event: Event) -> None:
         waiters = list(self.machine.waiters)

@@ -207,6 +207,7 @@ class RequestWorld(World):
 
     def _release_blocks(self) -> None:
         self.need(not self.machine.in_flight, "blocks are freed under a step (F6)")
+        self.need(bool(self.machine.block_table), "it does not know which blocks")
         self.need(self.blocks == "owned", f"RELEASE_BLOCKS while blocks are {self.blocks}")
         self.blocks = "none"
 
@@ -241,5 +242,7 @@ class RequestWorld(World):
         self.need(not self.rows, "references to rows are left over")
         self.need(not self.queued, "a place in the batch is left over")
         self.need(not self.machine.in_flight, "a step still runs")
+        passed_on = self.past[-1] in ("KvDelivered", "KvWithdrawn")
+        self.need(passed_on or bool(self.ended), "the gateway is told no end")
         handed = self.blocks == "transfer" or self.remote_kv
         self.need(self.transfer != "open" or handed, "an offer is left standing")

@@ -137,6 +137,12 @@ def test_rows_that_are_still_to_be_sent_are_not_evicted(encoding: Encoding) -> N
     )
 
 
+def test_what_is_to_be_encoded_is_known_as_it_was_asked_for() -> None:
+    made = make_encoding()
+    assert (made.image, made.expected, made.num_rows) == (b"image", (1, 4, 4), 4)
+    assert (made.clip, made.bounds, made.stored, made.encodes) == (None, None, False, True)
+
+
 # --- tiers ----------------------------------------------------------------------------------------
 
 

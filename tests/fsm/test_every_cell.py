@@ -164,6 +164,13 @@ def test_real_guards_answer_without_raising_where_they_can_be_asked(kind: Kind) 
         assert predicate(machine, event) is not complement(machine, event)
 
 
+@each_kind
+def test_a_machine_is_whole_when_it_is_made(kind: Kind) -> None:
+    machine = kind.make()
+    slots = [name for base in type(machine).__mro__ for name in getattr(base, "__slots__", ())]
+    assert [name for name in slots if not hasattr(machine, name)] == []
+
+
 def test_an_illegal_event_tells_what_had_happened() -> None:
     kind = next(k for k in KINDS if k.name == "INSTANCE")
     machine = kind.make()

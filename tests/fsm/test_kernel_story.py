@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from epd.fsm.generation import Admitted, FinalTokensArrived, Generation, Placed, TokensArrived
+from epd.fsm.generation import (
+    Accepted,
+    Admitted,
+    AttemptFailed,
+    FinalTokensArrived,
+    Generation,
+    Placed,
+    TokensArrived,
+)
 from epd.messages import TokenChunk
 
 
@@ -23,3 +31,19 @@ def test_a_long_answer_does_not_push_out_its_beginning() -> None:
         ("STREAMING", "FINISHED", 1),
     ]
     assert "x1000" in generation.tell_story()
+
+
+def test_an_attempt_is_accepted_for_itself() -> None:
+    generation = Generation("r", 4)
+    accepted = []
+    for event in (
+        Admitted(),
+        Placed("here"),
+        Accepted(),
+        AttemptFailed("lost", "gone", True),
+        Placed("there"),
+    ):
+        generation.fire(event)
+        accepted.append(generation.accepted)
+    assert accepted == [False, False, True, True, False]
+    assert (generation.attempt, generation.placement) == (2, "there")

@@ -15,7 +15,7 @@ from epd.fsm import link as k
 from epd.fsm import request as r
 from epd.fsm import transfer as t
 from epd.fsm.kernel import Effect, State, Table, _closure
-from tests.fsm.tables import KINDS, Kind
+from tests.fsm.tables import KINDS, Kind, make_link
 
 # By machine: events that are said of the moment, and do not come late.
 OF_THE_MOMENT: dict[str, dict[str, str]] = {
@@ -131,6 +131,11 @@ def test_who_waits_has_a_clock(kind: Kind) -> None:
         if row.target in CLOCKS and row.target not in row.sources:
             missing = CLOCKS[row.target] - set(row.effects)
             assert not missing, f"{kind.name}: {row.event.__name__} to {row.target.name}"
+
+
+def test_a_doubt_begins_with_its_clocks() -> None:
+    began = make_link().fire(k.Doubted())
+    assert {k.Do.SEND_PROBE, k.Do.ARM_RETRY, k.Do.ARM_TIMEOUT} == set(began)
 
 
 @each_kind

@@ -294,7 +294,7 @@ def drop_argument(node: ast.AST, parent: ast.AST) -> Iterator[Change]:
     """Leave a named argument to its default."""
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
-            if keyword.arg is not None:
+            if keyword.arg not in {None, "note"}:  # a row's note is for readers
                 rest = [other for other in node.keywords if other is not keyword]
                 yield altered(node, keywords=rest)
 
