@@ -71,6 +71,13 @@ class TransferWorld(World):
         elif isinstance(event, t.WriteSucceeded | t.WriteRefused | t.WriteOutcomeUnknown):
             self.writing = False
 
+    def fire(self, event: Event) -> None:
+        super().fire(event)
+        if isinstance(event, t.BytesReady):
+            self.need(self.machine.source == event.source, "it does not know what to release")
+        elif isinstance(event, t.SlotsLeased):
+            self.need(self.machine.slots == event.slots, "it does not know what to release")
+
     def perform(self, effect: t.Do, event: Event) -> None:
         if effect in MEMORY:
             self.need(not event.by_time or not self.in_flight(), "time frees memory in use (F7)")
@@ -114,6 +121,9 @@ class TransferWorld(World):
         told = self.done[t.Do.CONCLUDE_FAILED] + self.done[t.Do.CONCLUDE_DELIVERED]
         self.need(told == 1 or (told == 0 and self.withdrawn), f"the owner is told {told} times")
         self.need(not self.owned, "memory is left over")
+        if self.side is t.Side.PRODUCER and not {"PeerLost", "PeerFenced"} & set(self.past):
+            words = (t.Do.SEND_ABORT, t.Do.SEND_CANCEL_ACK, t.Do.SEND_COMMIT, t.Do.SEND_DOUBT)
+            self.need(any(self.done[word] for word in words), "the consumer hears of no end")
         if self.side is t.Side.CONSUMER and not self.given:
             self.need(self.done[t.Do.WITHDRAW_LEASE] == 1, "it stays in line for slots")
 
