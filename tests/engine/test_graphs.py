@@ -168,7 +168,7 @@ def test_rows_of_one_step_are_gone_in_the_next() -> None:
 
 
 def test_what_all_shapes_give_lies_in_one_place() -> None:
-    """A result that is kept is memory that no other graph may use: of 96 shapes, hundreds of MB."""
+    """A result that is kept is memory that no other graph may use: hundreds of MB."""
     kept: list[torch.Tensor] = []
 
     def record(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
