@@ -68,9 +68,9 @@ REASONS: dict[str, dict[str, str]] = {
         "GatewayRole.on_encode_accepted: 2 in room.rsplit('/', 2) -> 3": "no id has a slash in it",
         "GatewayRole.admit: self._serial += 1 -> self._serial -= 1": "any new number serves",
     },
-    "epd/roles/step_loop.py": {
-        "StepLoop._launch: entry.decoding or request.decode_here -> entry.decoding": (
-            "whoever decodes here has no transfer of its KV: that a layer is ready is told nobody"
+    "epd/roles/requests.py": {
+        "Requests._publish: self.caching and num_full > first -> self.caching": (
+            "no block is new: it only spares the asking for keys, once a token"
         ),
     },
 }

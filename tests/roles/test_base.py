@@ -252,6 +252,7 @@ def test_who_is_itself_and_who_is_lost_or_listed() -> None:
     assert [actor.is_lost(Address(*life, "")) for life in lives] == [True, False, True] + [
         False
     ] * 3
+    assert not actor.is_lost(Address("d", 0, "")), "whatever its life: nobody was met"
     actor.listed.update(lives[:4])
     assert [actor.is_listed(Address(*life, "")) for life in lives] == [
         *(False, True, False, True),

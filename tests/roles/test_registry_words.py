@@ -25,7 +25,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.member import absent_after_s
-from epd.roles.registry import ACKS_BEFORE_LOST, Registry
+from epd.roles.registry import ACKS_BEFORE_LOST, MAX_LOST, Registry
 from epd.sim import golden
 from epd.sim.cluster import FINGERPRINT, GATEWAY
 from tests.roles.desk import Desk, desk
@@ -261,3 +261,10 @@ def test_what_an_earlier_registry_gave_up_is_over_here_too() -> None:
         (refused,) = join(at, info_of(at, "e7", 2))
         assert isinstance(refused, JoinRefused)
         assert isinstance(join(at, info_of(at, "e7", 3))[0], Welcome)
+
+
+def test_so_many_lost_and_refused_lives_are_remembered() -> None:
+    with desk("1e1p1d", GATEWAY, "registry") as at:
+        for books in (at.role._lost, at.role._refused):
+            books.extend(range(MAX_LOST + 1))
+            assert len(books) == MAX_LOST and books[0] == 1
