@@ -24,6 +24,7 @@ from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
 from tests.api.test_server import ask, chunks_of, client_of, finish_of, text_of
 from tests.api.wire import HI, exchange, request
+from tests.grammars import next_tokens
 
 HERMES = (
     "{% if tools %}Tools: {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -116,7 +117,7 @@ def drawn(grammars: Grammars, grammar: str, seed: int) -> str:
     draw = np.random.default_rng(seed)
     token_ids: list[int] = []
     while True:
-        allowed = np.flatnonzero(grammars.allowed(str(seed), grammar, token_ids))
+        allowed = next_tokens(grammars, str(seed), grammar, token_ids)
         ends = allowed[allowed >= 256]
         token = int(ends[0] if len(ends) else draw.choice(allowed))
         if token >= 256:
