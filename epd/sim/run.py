@@ -71,6 +71,17 @@ class Plan:
         return together and not self.bus_loses
 
     @property
+    def instances_stay(self) -> bool:
+        """Whether every instance lives and is heard, but for a short while without a gateway."""
+        most_s = self.settings.timing.lost_after_s
+        together = all(
+            fault.kind in STAY
+            or (fault.kind == "kill" and fault.target == "gateway" and fault.duration_s < most_s)
+            for fault in self.faults
+        )
+        return together and not self.bus_loses and not self.devices_hang
+
+    @property
     def undisturbed(self) -> bool:
         """Whether nothing goes wrong: no attempt is made twice, none is given up."""
         data = self.data
@@ -157,6 +168,7 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
         plan.devices_hang,
         plan.engine_faults,
         plan.all_stay,
+        plan.instances_stay,
     )
     watching: list[Checker] = [checker(context) for checker in checkers.ALL]
     injector = Injector(world, cluster, plan.faults)

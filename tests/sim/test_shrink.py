@@ -34,14 +34,15 @@ def first_failing(name: str) -> tuple[Plan, Shrinker]:
 
 
 @pytest.mark.parametrize(("drill", "mutant"), PLANTED)
-def test_a_planted_bug_comes_down_to_three_requests_and_one_fault(drill: str, mutant: str) -> None:
+def test_a_planted_bug_comes_down_to_few_requests_and_one_fault(drill: str, mutant: str) -> None:
     with planted(mutant):
         plan, shrinker = first_failing(drill)
         assert len(plan.asks) == NUM_REQUESTS
         checker = checker_of(run(plan).violations[0])
         shortest = shrinker.shrink(plan)
         assert checker in map(checker_of, run(shortest).violations)
-    assert len(shortest.asks) <= 3 and len(shortest.faults) <= 1
+    most = 5 if drill == "few-blocks" else 3  # as many as fill the memory
+    assert len(shortest.asks) <= most and len(shortest.faults) <= 1
     assert shrinker.runs <= MAX_RUNS == 100
     assert run(shortest).violations == [], "the shortest plan blames the bug and nothing else"
 

@@ -27,6 +27,7 @@ class Context:
     devices_hang: bool = False  # or are so slow that they seem to
     engine_faults: bool = False  # devices were told to fail: roles report it as their own fault
     all_stay: bool = False  # no process ends, and none stands still while others run
+    instances_stay: bool = False  # the same of instances; a gateway may be gone for a short while
 
     def limits_of(self, record: Record) -> TimeLimits:
         """How long its client waits."""

@@ -1,7 +1,8 @@
 """The registry counts one life of an instance: when a later one is a member, the earlier is over.
 
 Two would be served work, and what the dead one had would be given up only when its silence has
-lasted long enough (F44).  Nor is one given up that lives: it would have to start anew.  Once
+lasted long enough (F44).  Nor is one given up that lives, by the registry or by a peer that tells a
+new gateway so (F35): it would have to start anew.  Once
 all is quiet, every instance knows the members, and nobody else: words for others go nowhere.
 """
 
@@ -20,6 +21,7 @@ class Lives(Checker):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._members: dict[tuple[str, str], instance.Instance] = {}  # by gateway and name
+        self._first: dict[str, int] = {}  # epoch by name
         context.world.watch(self._watch, instance.JoinAccepted)
         if context.all_stay:
             context.world.watch(self._given_up, instance.HeartbeatsEnded)
@@ -36,6 +38,9 @@ class Lives(Checker):
         if not isinstance(machine, instance.Instance):
             return
         name = process.name, machine.info.address.instance_id
+        first = self._first.setdefault(machine.info.address.instance_id, machine.info.address.epoch)
+        if self.context.instances_stay and machine.info.address.epoch != first:
+            self.violate(f"{machine.key} joins, though its first life was never disturbed")
         earlier = self._members.get(name)
         if earlier is not None and earlier is not machine and earlier.present:
             self.violate(f"{earlier.key} and {machine.key} are members at once (F44)")
