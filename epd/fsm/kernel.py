@@ -116,8 +116,6 @@ class IllegalEvent(Exception):
             f"{machine.table.name} {machine.key}: {type(event).__name__} is illegal in "
             f"{machine.state.name}; story: {machine.tell_story()}"
         )
-        self.machine = machine
-        self.event = event
 
 
 class Journal(Protocol):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from epd.fsm.instance import DrainAnnounced, HeartbeatMissed, HeartbeatReceived, JoinAccepted
+from epd.fsm.instance import (
+    DrainAnnounced,
+    HeartbeatMissed,
+    HeartbeatReceived,
+    HeartbeatsEnded,
+    JoinAccepted,
+)
 from epd.fsm.transfer import (
     BytesReady,
     Do,
@@ -45,3 +51,6 @@ def test_who_is_healthy_takes_work() -> None:
         instance.fire(event)
         told.append(instance.takes_work)
     assert told == [False, True, False, True, False]
+    assert not instance.was_lost
+    instance.fire(HeartbeatsEnded())
+    assert instance.was_lost
