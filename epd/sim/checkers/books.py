@@ -64,6 +64,7 @@ KEPT: dict[str, tuple[str, ...]] = {
 }
 TOMBSTONES = tuple(f"Transfers.{name}" for name in ("_consumers", "_ended", "_producers", "_rooms"))
 """Rooms that are over, for `tombstone_s`."""
+PERIODIC = "list storage"  # a task that comes again and again, as its timer does
 _NAMES = {name for names in KEPT.values() for name in names}
 _OURS = ("epd.roles", "epd.scheduling")
 
@@ -81,6 +82,8 @@ def books(owner: object, seen: set[int]) -> Iterator[tuple[str, int]]:
             yield from books(value, seen)
         elif isinstance(value, dict | set | list | deque):
             length = sum(map(bool, value.values())) if isinstance(value, Counter) else len(value)
+            if name == "_tasks":
+                length = sum(not task.startswith(PERIODIC) for task in value)
             if length and not any(f"{kind.__name__}.{name}" in _NAMES for kind in kinds):
                 yield f"{type(owner).__name__}.{name}", length
 
