@@ -152,7 +152,7 @@ class Network:
         """No partition, no stress: the network a liveness check may rely on."""
         self.conditions = Conditions()
         self.per_link.clear()
-        self.withheld.clear()
+        self.counters["never heard"] += self.withheld.clear()
         for source, target in sorted(self.blocked):
             self.heal(source, target)
 

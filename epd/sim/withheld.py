@@ -38,7 +38,9 @@ class Withheld(Generic[Word]):
         self._kinds.pop(life, None)
         return self._kept.pop(life, [])
 
-    def clear(self) -> None:
-        """They never arrive."""
+    def clear(self) -> int:
+        """They never arrive; how many."""
+        count = sum(map(len, self._kept.values()))
         self._kinds.clear()
         self._kept.clear()
+        return count

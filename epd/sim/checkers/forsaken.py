@@ -44,6 +44,8 @@ class Forsaken(Checker):
     def _is_silent(self) -> bool:
         """Whether all that was said has arrived."""
         network, nodes = self.world.network, self.context.cluster.nodes.values()
+        if network.counters["never heard"]:  # what was kept back when the faults ended
+            return False
         if network.withheld or any(k.num_in_flight or k.held for k in network.links.values()):
             return False
         return not any(node.actor.counters[name] for node in nodes for name in _LOST)
