@@ -101,8 +101,12 @@ class Arena:
         else:
             piece = (ctypes.c_ubyte * nbytes).from_address(address)
             tensor = torch.frombuffer(piece, dtype=dtype)
-        weakref.finalize(piece, self._returned.append, (at, length)).atexit = False
+        weakref.finalize(piece, self._note, at, length).atexit = False
         return tensor.view(shape)
+
+    def _note(self, at: int, length: int) -> None:
+        """A piece has come back.  That finalizers call this keeps the memory while a piece lives."""
+        self._returned.append((at, length))
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether it lies in here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import torch
 
@@ -33,6 +34,17 @@ def test_too_much_is_refused() -> None:
     assert arena.take(torch.Size([2 * ALIGNED_NBYTES]), torch.uint8) is None
     assert arena.take(torch.Size([0]), torch.uint8) is None
     assert Arena(0).take(torch.Size([1]), torch.uint8) is None
+
+
+def test_the_memory_lives_as_long_as_a_piece() -> None:
+    arena = Arena(ALIGNED_NBYTES)
+    memory, piece = weakref.ref(arena._memory), arena.take(torch.Size((4,)), torch.uint8)
+    del arena
+    gc.collect()
+    assert memory() is not None and piece is not None
+    del piece
+    gc.collect()
+    assert memory() is None
 
 
 def test_the_collector_may_run_within_take() -> None:
