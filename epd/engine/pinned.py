@@ -105,7 +105,7 @@ class Arena:
         return tensor.view(shape)
 
     def _note(self, at: int, length: int) -> None:
-        """A piece has come back.  That finalizers call this keeps the memory while a piece lives."""
+        """A piece has come back; its finalizer holds this method, and so all of the memory."""
         self._returned.append((at, length))
 
     def holds(self, tensor: torch.Tensor) -> bool:
