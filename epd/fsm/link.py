@@ -66,7 +66,7 @@ class EchoReceived(Event):
 @dataclass(slots=True)
 class EchoMissed(Event):
     by_time = True
-    is_absent: bool = False  # its registry began anew, and that life did not join it
+    is_absent: bool = False  # nobody will say that it is lost, or a later life was listed
 
 
 @dataclass(slots=True)

@@ -106,6 +106,8 @@ class Actor:
         self.knows_time = True  # an instance does not until it is told, and refuses work till then
         self.closing = False
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
+        # Of a gateway's life that another has followed.
+        self.is_former: Callable[[Received], bool] = lambda received: False
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self._timers = Timers(ports.clock, self.fault)
         self.arm, self.disarm = self._timers.arm, self._timers.disarm

@@ -109,6 +109,8 @@ class EncodeRole(Role[Encoding]):
     @receives(EncodeRequest)
     def on_encode_request(self, received: Received) -> None:
         message: EncodeRequest = received.message
+        if self.actor.is_former(received):
+            return  # nobody's: whom it names, no registry may ever tell the end of
         if message.room in self._askers:  # repeated: its first copy is at work
             self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
             return

@@ -106,7 +106,10 @@ class Links(Role[Link]):
         )
 
     def _is_absent(self, peer: Address) -> bool:
-        return self.actor.peer_info(peer) is not None and not self.actor.is_listed(peer)
+        """Its registry began anew, and that life did not join it; or a later one did.  Of a life
+        that no registry has listed here, nobody says that it is lost."""
+        is_known = self.actor.peer_info(peer) is not None
+        return self.actor.is_lost(peer) or (is_known and not self.actor.is_listed(peer))
 
     def _arm(self, link: Link, what: str, delay_s: float, event: Callable[[], Event]) -> None:
         self.actor.arm(f"link/{link.key}/{what}", delay_s, lambda: self.fire(link, event()))

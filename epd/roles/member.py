@@ -54,6 +54,7 @@ class Member(Role[Never]):
     ) -> None:
         super().__init__(actor)
         actor.knows_time = False
+        actor.is_former = self._is_former
         self._gateway = gateway
         self._info = info
         self._fingerprint = fingerprint

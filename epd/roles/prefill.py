@@ -65,8 +65,8 @@ class PrefillRole(Role[Request]):
     def on_prefill_request(self, received: Received) -> None:
         message: PrefillRequest = received.message
         key = f"{message.request_id}/{message.attempt}"
-        if self._requests.get(key) is not None:
-            return  # repeated
+        if self._requests.get(key) is not None or self.actor.is_former(received):
+            return  # repeated, or nobody's: whom it names, no registry may ever tell the end of
         if self._requests.has_ended(key):
             self._dismiss_pictures(message)
             aborted = RequestAborted(message.request_id, message.attempt)

@@ -124,3 +124,16 @@ def test_who_is_known_and_not_listed_is_absent() -> None:
         at.actor.listed.discard(("d0", 1))
         assert at.role._is_absent(PEER)
         assert not at.role._is_absent(Address("nobody", 1, "")), "it was never met"
+
+
+def test_a_doubt_ends_with_a_life_that_was_never_listed() -> None:
+    """A request named it; its registry was gone before its list came."""
+    with links() as at:
+        unlisted = Address("e9", 1, "")
+        doubt(at, unlisted)
+        at.cluster.pass_time(2.1 * TIMING.link_timeout_s)
+        assert at.role.silent() == ("e9",) and not at.role._is_absent(unlisted)
+        at.do(at.actor.connect, Address("e9", 2, ""))
+        at.cluster.pass_time(TIMING.link_timeout_s)
+        assert "e9" not in at.role.silent()
+        assert not [name for name in at.actor._timers if name.startswith("link/e9")]

@@ -8,14 +8,24 @@ import pytest
 
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
-from epd.messages import Address, Membership, Welcome
+from epd.messages import (
+    Address,
+    EncodeRequest,
+    MediaItem,
+    Membership,
+    PrefillRequest,
+    SamplingParams,
+    Welcome,
+)
 from epd.roles.registry import Registry
+from epd.sim import golden
 from epd.sim.client import Clients
 from epd.sim.cluster import GATEWAY, Cluster, Settings
 from epd.sim.golden import Picture
-from epd.sim.workload import Ask
+from epd.sim.workload import Ask, mm_hash_of
 from epd.sim.world import World
 from epd.transport.base import Received
+from tests.roles.desk import desk
 from tests.roles.simulated import Simulated, simulated
 
 
@@ -105,3 +115,25 @@ def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -
             cluster.within("d0", handler, Received(GATEWAY, epoch + 1, message))
         former = mock.call(Address(GATEWAY, epoch, ""))
         assert role.peer_lost.call_args_list.count(former) == 1
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+@pytest.mark.parametrize("kind", ["prefill", "encode"])
+def test_what_a_former_gateway_asks_is_not_begun(kind: str, epoch: int) -> None:
+    """Nobody reads the answer, and whom it names nobody may ever declare lost."""
+    name, encoder, picture = f"{kind[0]}0", Address("e0", 1, ""), Picture("one")
+    with desk("1e1p1d", name, kind) as at:
+        member = at.cluster.instance(name).member
+        at.cluster.within(name, member.on_welcomed, Received(GATEWAY, 3, Welcome(1, 0.4, 0.0)))
+        decode, gateway = Address("d0", 1, ""), Address(GATEWAY, epoch, "")
+        key, grid, rows = mm_hash_of(picture), picture.grid_thw, picture.num_rows
+        item = MediaItem(0, key, 1, rows, grid, "r/1/0", encoder)
+        tokens = (11, *(golden.IMAGE_TOKEN,) * rows, 12)
+        sampling = SamplingParams(5)
+        prompt = PrefillRequest("r", 1, tokens, 0, (item,), sampling, decode, gateway, 20.0)
+        image = EncodeRequest("r", 1, "r/1/0", key, rows, grid, Address("p0", 1, ""), 20.0)
+        asked, payloads = (prompt, ()) if kind == "prefill" else (image, (picture.image(),))
+        at.tell(f"on_{kind}_request", asked, GATEWAY, *payloads, epoch=epoch)
+        assert bool(at.said) == (epoch == 3)
+        owned = at.cluster.node(name).live()
+        assert any(owned.values()) == (epoch == 3), owned

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 
 from epd.messages import RequestFailed
@@ -9,6 +12,7 @@ from epd.sim import checkers, drills
 from epd.sim.checkers.base import Checker, Context
 from epd.sim.client import Clients
 from epd.sim.cluster import GATEWAY
+from epd.sim.network import Parcel
 from epd.sim.run import nothing_may_fail, run
 from epd.sim.workload import Ask
 from tests.roles.simulated import simulated
@@ -69,3 +73,34 @@ def test_a_word_that_the_gateway_has_not_heard_blames_nobody(is_heard: bool) -> 
         assert machine.avoided == ({"d0"} if is_heard else {"p0"})
         assert checker._blamed[stream.request_id] == machine.avoided
         assert not cluster.world.violations
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "is_open", "is_told"),
+    [
+        ("KvOffer r/1/kv#1", 1, False, False),
+        ("KvOffer r/1/kv#1", 3, False, False),  # for as long as an echo may be trusted
+        ("KvOffer r/1/kv#1", 4, False, True),
+        ("KvOffer r/1/kv#1", 1, True, True),
+        ("TransferAborted r/1/kv#1", 1, False, False),
+        ("TransferAborted r/1/kv#1", 1, True, True),
+    ],
+)
+def test_what_nobody_misses_may_wait_in_a_mute_link(
+    text: str, times: int, is_open: bool, is_told: bool
+) -> None:
+    with simulated("1e1p1d") as cluster:
+        clients = Clients(cluster.cluster, ())
+        checker = checkers.Links(Context(cluster.world, cluster.cluster, clients, nothing_may_fail))
+        p0, d0 = cluster.node("p0"), cluster.node("d0")
+        network = cluster.world.network
+        link = network.link(p0.process, d0.actor.address)
+        assert network.mute("p0", "d0")
+        link.held.append(Parcel(b"", (), text, times))
+        cluster.pass_time(6.1)
+        end = cluster.instance("p0" if text.startswith("KvOffer") else "d0").transfers
+        room = SimpleNamespace(terminal=False) if is_open else None
+        with mock.patch.object(end, "find", lambda key, side: room):
+            checker.at_rest()
+        assert bool(cluster.world.violations) == is_told
+        cluster.world.violations.clear()

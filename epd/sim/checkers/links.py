@@ -1,13 +1,15 @@
 """A connection that carries nothing any more is noticed, and replaced (F48).
 
 Whoever waits for an answer says its word again, and has to find out why none comes.  Words that
-nobody answers may wait in it for ever: whoever misses them does so elsewhere.
+nobody answers may wait in it for ever: whoever misses them does so elsewhere.  So may what is said
+of a room that ends too soon for that.
 """
 
 from __future__ import annotations
 
 from epd.fsm.transfer import Side
 from epd.sim.checkers.base import Checker
+from epd.sim.network import Link, Parcel
 
 NOTICED_WITHIN_S = 6.0
 UNANSWERED = ("AbortEncode", "AbortRequest", "CancelTransfer", "StageReport", "CacheEvents")
@@ -21,21 +23,37 @@ class Links(Checker):
             since_s = link.mute_since_s
             if since_s is None or self.world.loop.now_s < since_s + NOTICED_WITHIN_S:
                 continue
-            waiting = [parcel.text for parcel in link.held]
-            source, target = link.name
-            waiting = [text for text in waiting if not text.startswith(UNANSWERED)]
-            waiting = [text for text in waiting if not self._is_unasked(target, text)]
+            waiting = [parcel for parcel in link.held if not parcel.text.startswith(UNANSWERED)]
+            waiting = [parcel for parcel in waiting if not self._is_unasked(link, parcel)]
             if waiting:
+                source, target = link.name
                 self.violate(
-                    f"{source} to {target} is mute, and nobody noticed: {waiting[0]} waits"
+                    f"{source} to {target} is mute, and nobody noticed: {waiting[0].text} waits"
                 )
 
-    def _is_unasked(self, target: str, text: str) -> bool:
-        """An encoder that the gateway calls off tells the consumer too, whose room may be over by
-        then; who waits for a `CancelAck` says its `CancelTransfer` again."""
-        kind, _, rest = text.partition(" ")
-        node = self.context.cluster.node(target)
-        if kind != "CancelAck" or node is None or node.instance is None:
+    def _is_unasked(self, link: Link, parcel: Parcel) -> bool:
+        """Whether nobody waits for an answer.
+
+        An encoder that the gateway calls off tells the consumer too, whose room may be over by
+        then; who waits for a `CancelAck` says its `CancelTransfer` again.  An abort is for a
+        consumer with a room, who says its `Grant` again; where the offer waits, too, there is none.
+        An offer is said again while its room is open, and doubts the link as soon as no echo is
+        trusted any more: only a room that ended before that misses nothing.
+        """
+        source, target = link.name
+        key = parcel.text.partition(" ")[2].partition("#")[0]
+        if parcel.kind in ("CancelAck", "TransferAborted"):
+            return self._is_over(target, key, Side.CONSUMER)
+        if parcel.kind == "KvOffer":
+            timing = self.context.cluster.settings.timing
+            said_for_s = (parcel.occurrence - 1) * timing.retry_interval_s
+            is_brief = said_for_s <= timing.link_timeout_s / 2
+            return is_brief and self._is_over(source, key, Side.PRODUCER)
+        return False
+
+    def _is_over(self, name: str, key: str, side: Side) -> bool:
+        node = self.context.cluster.node(name)
+        if node is None or node.instance is None:
             return False
-        room = node.instance.transfers.find(rest.partition("#")[0], Side.CONSUMER)
+        room = node.instance.transfers.find(key, side)
         return room is None or room.terminal
