@@ -23,6 +23,7 @@ class FakeRequests:
     def fire(self, request: Any, event: Event) -> None:
         self.fired.append((request.key, type(event)))
         self.part.end_lease(request, event)
+        request.block_table = ()  # its blocks go back with it
 
 
 def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
