@@ -51,6 +51,11 @@ def _seen_s(machine: Machine) -> float | None:
     return machine.seen_s
 
 
+def _heard_s(machine: Machine) -> float | None:
+    """A word that ends the silence says more, such as that it drains, before it is noted."""
+    return max(_seen_s(machine) or 0.0, entered_s(machine) or 0.0)
+
+
 def _pause_s(settings: Settings, machine: Machine) -> float:
     """Before an attempt is placed, and between two tries."""
     assert isinstance(machine, generation.Generation)
@@ -79,7 +84,7 @@ LASTS = (
     Lasts("encode.cache_load_timeout_s", encoding.S.PROMOTING),
     Lasts("timing.link_timeout_s", link.S.ASKED),
     Lasts("timing.link_timeout_s", link.S.MUTE),
-    Lasts("timing.suspect_after_s", instance.S.HEALTHY, _seen_s),
+    Lasts("timing.suspect_after_s", instance.S.HEALTHY, _heard_s),
     Lasts("timing.lost_after_s", instance.S.SUSPECT, _seen_s),
     Lasts(
         "timing.drain_timeout_s",
