@@ -44,6 +44,8 @@ class Links(Checker):
         key = parcel.text.partition(" ")[2].partition("#")[0]
         if parcel.kind in ("CancelAck", "TransferAborted"):
             return self._is_over(target, key, Side.CONSUMER)
+        if parcel.kind == "CommitAck":  # who waits for it says its `Commit` again
+            return self._is_over(target, key, Side.PRODUCER)
         if parcel.kind == "KvOffer":
             timing = self.context.cluster.settings.timing
             said_for_s = (parcel.occurrence - 1) * timing.retry_interval_s
