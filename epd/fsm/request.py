@@ -289,9 +289,8 @@ class Request(Machine):
         self.rank = 0.0  # its place in every line of this instance
         self.in_flight = 0  # steps under way that use the blocks
         self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
-        self.said = array(
-            "i"
-        )  # ids of the answer's tokens, those of earlier attempts first, if asked
+        # Ids of the answer's tokens, if asked; those of earlier attempts first.
+        self.said = array("i")
         self.num_sent = 0
         self.lookup: Any = None  # guesses of what it says next; None: it does not speculate
         self.num_confirmed = self.num_rejected = 0  # of its guesses, since tokens were sent last
