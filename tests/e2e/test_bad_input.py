@@ -30,7 +30,10 @@ from tests.scenarios import SCENARIOS
 
 # A refusal may come before all of the body was read: then the client's own socket is still sending
 # as its loop ends, and says so when it is collected.
-UNSENT = "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
+UNSENT = (
+    "ignore:Exception ignored in. <(function _SelectorTransport|socket.socket)"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings(UNSENT)]
 
 RECEIPT = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
