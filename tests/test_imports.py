@@ -45,7 +45,8 @@ def packages(*names: str) -> frozenset[str]:
 
 
 PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
-LEAVES = ("epd.config", "epd.errors", "epd.records", "epd.messages", "epd.topology")
+DATA = ("epd.failure", "epd.messages", "epd.records")
+LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
     "epd.engine.container",
@@ -64,9 +65,10 @@ AREAS = {
     "epd.setting": Area((), packages("msgspec"), NOT_PURE),
     "epd.config": Area(("epd.errors", "epd.setting"), packages("msgspec"), NOT_PURE),
     "epd.records": Area((), packages("msgspec"), NOT_PURE),
-    "epd.messages": Area(("epd.records",), packages("msgspec"), NOT_PURE),
+    "epd.failure": Area(("epd.records",), not_stdlib=NOT_PURE),
+    "epd.messages": Area(("epd.failure", "epd.records"), packages("msgspec"), NOT_PURE),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
-    "epd.fsm": Area(("epd.fsm",), packages("transitions"), NOT_PURE),
+    "epd.fsm": Area(("epd.fsm", *DATA), packages("transitions"), NOT_PURE),
     "epd.scheduling": Area(("epd.scheduling", *LEAVES), not_stdlib=NOT_PURE),
     "epd.transport.base": Area(("epd.errors", "epd.messages"), not_stdlib=NOT_PURE),
     "epd.engine.base": Area(

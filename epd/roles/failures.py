@@ -9,22 +9,12 @@ beyond `MAX_LINES_PER_S` are left out, and counted in one line afterwards.
 from __future__ import annotations
 
 from epd.api.port import GenerationError
+from epd.failure import FailureKind
 from epd.fsm.generation import Generation
 from epd.roles.base import Actor
 
 MAX_LINES_PER_S = 10
 
-# What the API answers, by kind of failure.
-STATUS = {
-    "absent": 503,
-    "busy": 503,
-    "unavailable": 503,
-    "lost": 503,
-    "media": 400,
-    "capacity": 400,
-    "transfer": 503,
-    "deadline": 504,
-}
 # Kinds whose reasons are not words of ours.
 SENTENCES = {
     "contract": "instances do not agree on what they exchange",
@@ -36,13 +26,13 @@ SENTENCES = {
 
 def is_mistake(kind: str) -> bool:
     """Whether it is the request that is wrong, wherever it is sent."""
-    return STATUS.get(kind, 500) == 400
+    return FailureKind(kind).status == 400
 
 
 def error_of(machine: Generation) -> GenerationError:
     """What its client is told."""
     kind, reason = machine.error
-    status = STATUS.get(kind, 500)
+    status = FailureKind(kind).status
     if status == 500 or kind in SENTENCES:
         reason = f"{SENTENCES.get(kind, SENTENCES['internal'])}; the server's log has the reason"
     return GenerationError(kind, reason, status, status in (429, 503))

@@ -182,7 +182,6 @@ def test_when_all_fail_at_once_the_log_says_so_and_is_not_drowned() -> None:
         ("contract", 500, False),
         ("engine", 500, False),
         ("internal", 500, False),
-        ("a kind of tomorrow", 500, False),
     ],
 )
 def test_only_sentences_of_ours_are_told(kind: str, status: int, *, is_told: bool) -> None:

@@ -1,0 +1,59 @@
+"""Why something failed: one record for messages, events and machines."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from epd.records import Record
+
+
+class FailureKind(StrEnum):
+    """What went wrong; the kind alone says what may be done about it, and what a client is told."""
+
+    ABSENT = "absent"  # the rows were to be found in a storage, and are not there
+    BUSY = "busy"
+    CANCELLED = "cancelled"
+    CAPACITY = "capacity"  # it can never fit
+    CONTRACT = "contract"  # instances do not agree on what they exchange
+    DEADLINE = "deadline"
+    ENGINE = "engine"
+    INTERNAL = "internal"
+    LOST = "lost"
+    MEDIA = "media"  # the image or video cannot be used
+    TRANSFER = "transfer"
+    UNAVAILABLE = "unavailable"  # no instance is there for it
+    WITHDRAWN = "withdrawn"  # its own producer ended it: nobody's fault
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another attempt, elsewhere, may do better."""
+        return self in _RETRYABLE
+
+    @property
+    def status(self) -> int:
+        """Of the HTTP answer, if it is all that the client gets."""
+        return _STATUS.get(self, 500)
+
+
+_K = FailureKind
+_RETRYABLE = frozenset((_K.ABSENT, _K.BUSY, _K.CANCELLED, _K.ENGINE, _K.LOST, _K.TRANSFER))
+_STATUS = {
+    _K.MEDIA: 400,
+    _K.CAPACITY: 400,
+    _K.ABSENT: 503,
+    _K.BUSY: 503,
+    _K.LOST: 503,
+    _K.TRANSFER: 503,
+    _K.UNAVAILABLE: 503,
+    _K.DEADLINE: 504,
+}
+
+
+class Failure(Record, frozen=True):
+    kind: FailureKind
+    reason: str
+    culprit: str = ""  # the instance that failed, if it is not the one that says so
+
+    @property
+    def retryable(self) -> bool:
+        return self.kind.retryable
