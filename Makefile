@@ -64,10 +64,10 @@ check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagram
 .PHONY: clean
 clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) $(VENV)-libraries build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find epd tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find epd epd_lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and by its exact pin, so that no other package's range chooses it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml epd_lab/pyproject.toml constraints.txt
 	@python="$$(PYTHON="$(PYTHON)" .ci/find-python)" && \
 	if ! "$(BIN)/python" -c 'import pip' 2>/dev/null; then \
 	  echo "making $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); \
@@ -75,5 +75,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing what epd needs (about 1 GB with torch; minutes on a first run)"
 	$(BIN)/python -m pip install $(PIP_FLAGS) $(TORCH_FLAGS) -c constraints.txt \
 	  "$$(grep -E '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev$(EXTRAS)]"
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e ".[dev$(EXTRAS)]" -e ./epd_lab
 	@touch $@

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from epd import diagrams
-from epd.diagrams import check_diagrams, render, write_diagrams
-from epd.diagrams.edges import TABLES, Graph, state_graph
-from epd.diagrams.mermaid import mermaid
-from epd.diagrams.messages import message_graph, message_page, speakers, vocabulary
-from epd.diagrams.page import page
-from epd.diagrams.rails import CARD_X, EVENT_SIZE, RailMap
-from epd.diagrams.svg import mono_width
 from epd.fsm.kernel import Row, Table
+from epd_lab import diagrams
+from epd_lab.diagrams import check_diagrams, render, write_diagrams
+from epd_lab.diagrams.edges import TABLES, Graph, state_graph
+from epd_lab.diagrams.mermaid import mermaid
+from epd_lab.diagrams.messages import message_graph, message_page, speakers, vocabulary
+from epd_lab.diagrams.page import page
+from epd_lab.diagrams.rails import CARD_X, EVENT_SIZE, RailMap
+from epd_lab.diagrams.svg import mono_width
 from tests.fsm.mutants import patched
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ def test_pages_of_a_machine_that_is_no_more_are_removed_but_not_what_others_wrot
 
 @pytest.mark.parametrize("hash_seed", ["0", "1"])
 def test_another_process_writes_equal_bytes(tmp_path: Path, hash_seed: str) -> None:
-    code = "import sys, pathlib, epd.diagrams as d; d.write_diagrams(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib, epd_lab.diagrams as d; d.write_diagrams(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
     subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], check=True, env=environment, cwd=ROOT

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from epd.cli.boundary import guarded
 from epd.cli.parser import Parser, UsageError, suggestion
@@ -22,6 +23,9 @@ VERBS = {
     "diagrams": "write or check the pictures of the state machines",
     "doctor": "what is installed, reachable, missing, left over; and the fix",
 }
+
+# Verbs of `epd_lab`, which a wheel of the server does not carry.
+LABORATORY = ("sim", "bench", "diagrams")
 
 HEAD = """\
 usage: epd VERB [options]
@@ -55,6 +59,20 @@ def help_text() -> str:
     return HEAD + "".join(f"  {verb:<{width}}{what}\n" for verb, what in VERBS.items()) + TAIL
 
 
+def _module_of(verb: str) -> ModuleType:
+    if verb not in LABORATORY:
+        return importlib.import_module(f"epd.cli.verbs.{verb}")
+    try:
+        return importlib.import_module(f"epd_lab.{verb}.verb")
+    except ModuleNotFoundError as error:
+        if error.name != "epd_lab":
+            raise
+        raise UsageError(
+            f"epd {verb} is part of the laboratory, a distribution beside the server that is not "
+            "installed here: pip install epd-lab, or ./epd_lab of a checkout"
+        ) from None
+
+
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the verb; returns the exit status.  Raises what the verb raises."""
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
@@ -69,7 +87,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         kind = "flag" if verb.startswith("-") else "verb"
         raise UsageError(f"unknown {kind} {verb!r}{suggestion(verb, VERBS)} (epd --help lists all)")
-    module = importlib.import_module(f"epd.cli.verbs.{verb}")
+    module = _module_of(verb)
     parser = Parser(f"epd {verb}", module.DESCRIPTION, module.EXAMPLES)
     module.add_arguments(parser)
     run_verb: Callable[[object], int] = module.run

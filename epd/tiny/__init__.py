@@ -1,9 +1,8 @@
-"""A vision-language model of 5.7 M parameters that reads text in pictures, and all that made it.
+"""A vision-language model of 5.7 M parameters that reads text in images.
 
 Small enough to be committed, real enough that a damaged, swapped or late embedding shows in the
 answer: it is what the demo and the end-to-end tests of `epd` serve. README.md says how it was
-trained and how well it reads. Importing this package, or any module of it that paints, asks or
-samples, loads neither torch nor transformers.
+trained and how well it reads; what trained it is in `epd_lab.tiny`.
 """
 
 from pathlib import Path

@@ -13,13 +13,13 @@ import pytest
 
 from epd import tiny
 from epd.api.prepare import Preparer
-from epd.bench import gpu, serve_plot, shape
-from epd.bench.openai_load import Sample, ServerError
-from epd.bench.serve import Plan, Target
-from epd.bench.serve_figures import Slo, figures
-from epd.bench.workload import NAMED
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_config
+from epd_lab.bench import gpu, serve_plot, shape
+from epd_lab.bench.openai_load import Sample, ServerError
+from epd_lab.bench.serve import Plan, Target
+from epd_lab.bench.serve_figures import Slo, figures
+from epd_lab.bench.workload import NAMED
 
 
 def told(server: str, seconds: float, errors: list[str]) -> dict[str, Any]:

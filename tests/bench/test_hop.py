@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epd.bench import hop, machine
-from epd.bench.hop import MIB, Plan, Row, measure_all, table, with_ratios
-from epd.bench.hop_plot import plot
-from epd.bench.hop_process import Receiving
-from epd.bench.hop_senders import WAYS, Rows
 from epd.transport.mooncake_library import missing
+from epd_lab.bench import hop, machine
+from epd_lab.bench.hop import MIB, Plan, Row, measure_all, table, with_ratios
+from epd_lab.bench.hop_plot import plot
+from epd_lab.bench.hop_process import Receiving
+from epd_lab.bench.hop_senders import WAYS, Rows
 
 SMALL = Plan(max_nbytes=MIB, volume_nbytes=MIB, min_items=4, max_items=4, rounds=2)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from epd.bench import isolation, overlap
-from epd.bench.isolation import Load, Phase
-from epd.bench.openai_load import Sample, ServerError
-from epd.bench.workload import Wording
+from epd_lab.bench import isolation, overlap
+from epd_lab.bench.isolation import Load, Phase
+from epd_lab.bench.openai_load import Sample, ServerError
+from epd_lab.bench.workload import Wording
 
 
 class Server:

@@ -15,10 +15,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.bench import serve
-from epd.bench.openai_load import Sample, ServerError, connected
-from epd.bench.serve_figures import Slo, figures, percentile, ratios, stages_ms, table
-from epd.bench.workload import (
+from epd_lab.bench import serve
+from epd_lab.bench.openai_load import Sample, ServerError, connected
+from epd_lab.bench.serve_figures import Slo, figures, percentile, ratios, stages_ms, table
+from epd_lab.bench.workload import (
     NAMED,
     Bursts,
     Closed,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epd.bench.soak import Plan, Soak, judge
-from epd.bench.soak_process import Side, content
 from epd.transport.mooncake_library import missing
+from epd_lab.bench.soak import Plan, Soak, judge
+from epd_lab.bench.soak_process import Side, content
 
 LONG = pytest.mark.long
 

@@ -13,7 +13,7 @@ import pytest
 
 from epd import __version__
 from epd.cli.boundary import CommandFailed, guarded
-from epd.cli.main import VERBS, main
+from epd.cli.main import LABORATORY, VERBS, main
 from epd.config import ConfigError
 from epd.engine.checkpoint import ModelError
 from epd.transport.base import TransportError
@@ -82,6 +82,17 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     assert captured.err.startswith("epd: ")
     assert said in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", LABORATORY)
+def test_a_verb_of_a_missing_laboratory_says_where_it_is(
+    verb: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "epd_lab"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "epd_lab", None)
+    assert main([verb]) == 2
+    assert "pip install epd-lab" in capsys.readouterr().err
 
 
 def test_a_missing_model_is_status_1(capsys: Captured, tmp_path: Path) -> None:

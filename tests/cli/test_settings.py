@@ -11,11 +11,11 @@ import pytest
 from epd.cli import options
 from epd.cli.parser import Parser
 from epd.cli.settings import GONE, build_settings, constants, flatten, gateway_config, leaves
-from epd.cli.settings_page import is_page
 from epd.cli.speculative import read_flag
 from epd.cli.verbs import run
 from epd.config import ConfigError, GatewayConfig, Settings
 from epd.setting import Setting
+from epd_lab.diagrams.settings_page import is_page
 
 TOML = """
 model_name = "tiny"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import epd.tiny
-from epd.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
+from epd_lab.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
 from tests.e2e.client import post_all
 from tests.e2e.server import Server
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.tiny.tasks import fresh_samples
+from epd_lab.tiny.tasks import fresh_samples
 from tests.e2e.client import Body, Reply, post_all
 from tests.e2e.server import SLOW, Server
 from tests.e2e.shared import DEADLINE_S, MAX_OPEN_REQUESTS

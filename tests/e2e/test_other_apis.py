@@ -12,7 +12,7 @@ import pytest
 
 from epd.cli.model_check import BUNDLED_NAME
 from epd.tiny import SAMPLES
-from epd.tiny.samples import read_index
+from epd_lab.tiny.samples import read_index
 from tests.e2e.client import data_url
 from tests.e2e.server import Server
 

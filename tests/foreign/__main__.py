@@ -12,8 +12,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from epd.formal import models
-from epd.formal.form import Model
+from epd_lab.formal import models
+from epd_lab.formal.form import Model
 from tests.foreign.agreement import Verdict, judge
 from tests.foreign.checkers import spin_missing, tla_missing
 

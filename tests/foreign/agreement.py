@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from epd.formal import PAIRS
-from epd.formal.form import Model
-from epd.sim.model.explore import explore
-from epd.sim.model.laws import Violation
-from epd.sim.model.scenarios import TRANSFER
+from epd_lab.formal import PAIRS
+from epd_lab.formal.form import Model
+from epd_lab.sim.model.explore import explore
+from epd_lab.sim.model.laws import Violation
+from epd_lab.sim.model.scenarios import TRANSFER
 from tests.foreign.checkers import Found, Spin, check_tla
 from tests.foreign.concrete import CONCRETE
 from tests.foreign.walk import Walked

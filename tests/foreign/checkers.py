@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from epd.formal.form import Model, Promise
-from epd.formal.promela import EVERY_LAW, promela
-from epd.formal.tla import tla, tla_config
+from epd_lab.formal.form import Model, Promise
+from epd_lab.formal.promela import EVERY_LAW, promela
+from epd_lab.formal.tla import tla, tla_config
 
 TIMEOUT_S = 600
 MAX_DEPTH = 1_000_000

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from epd.formal import TABLES, models
-from epd.formal.expressions import Body
-from epd.formal.form import Model, Part
 from epd.fsm import link
 from epd.fsm.kernel import Event, Ignore, Row, State, Table
+from epd_lab.formal import TABLES, models
+from epd_lab.formal.expressions import Body
+from epd_lab.formal.form import Model, Part
 from tests.fsm import test_models, test_transfer_pair, test_walks
 from tests.fsm.mutants import patched
 from tests.sim.mutants import MUTANTS as IN_THE_SIMULATOR

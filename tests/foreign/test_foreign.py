@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from epd.formal import models
-from epd.formal.form import Model
+from epd_lab.formal import models
+from epd_lab.formal.form import Model
 from tests.foreign.agreement import judge, suits_tla
 from tests.foreign.checkers import Spin, check_tla, spin_missing, tla_missing
 from tests.foreign.mutants import BREAKS_A_PROMISE, UNSEEN, shown_by, table_mutants

@@ -1,4 +1,4 @@
-"""The models of `epd.formal`, walked with the machines that run; no foreign checker is needed.
+"""The models of `epd_lab.formal`, walked with the machines that run; no foreign checker is needed.
 
 Guards and actions as data are those of Python in every moment that can be reached, no model is
 vacuous, and what is written for the checkers is legible and the same every time.
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from epd.cli.main import main
-from epd.formal import PAIRS, TABLES, models
-from epd.formal.form import Model, steps
-from epd.formal.promela import promela
-from epd.formal.tla import tla
 from epd.fsm.kernel import Table
-from epd.sim.model.explore import explore
+from epd_lab.formal import PAIRS, TABLES, models
+from epd_lab.formal.form import Model, steps
+from epd_lab.formal.promela import promela
+from epd_lab.formal.tla import tla
+from epd_lab.sim.model.explore import explore
 from tests.foreign.__main__ import main as ask_all
 from tests.foreign.agreement import DOCS, is_told, walked
 from tests.foreign.mutants import UNSEEN, shown_by, table_mutants

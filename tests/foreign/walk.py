@@ -1,4 +1,4 @@
-"""The models of `epd.formal`, walked by `epd sim model`'s own search with the machines that run.
+"""The models of `epd_lab.formal`, walked by `epd sim model`'s search with machines that run.
 
 What a step does outside (its happening, the effects) is read from the model's data, because there
 is nothing else.  What the machine does is not: a real machine is made from the variables, a real
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from epd.formal import models
-from epd.formal.expressions import Assign, Body, Require, expression, statements
-from epd.formal.form import Happening, Model, steps
 from epd.fsm.kernel import IllegalEvent, Machine
-from epd.sim.model.laws import Step, Violation, require
+from epd_lab.formal import models
+from epd_lab.formal.expressions import Assign, Body, Require, expression, statements
+from epd_lab.formal.form import Happening, Model, steps
+from epd_lab.sim.model.laws import Step, Violation, require
 from tests.fsm.tables import make_event
 
 Values = dict[str, Any]

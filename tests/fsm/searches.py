@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from epd.sim.model.explore import Space
-from epd.sim.model.scenarios import Search
+from epd_lab.sim.model.explore import Space
+from epd_lab.sim.model.scenarios import Search
 
 
 @cache

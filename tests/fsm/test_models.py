@@ -19,11 +19,11 @@ from epd.fsm import request as r
 from epd.fsm import request_parts as rp
 from epd.fsm.kernel import Machine, Row, State, Table, unless
 from epd.fsm.request_table import TABLE as REQUEST_TABLE
-from epd.sim.model.encoding import EncodingWorld
-from epd.sim.model.explore import explore
-from epd.sim.model.laws import Violation
-from epd.sim.model.request import MAX_TOKENS
-from epd.sim.model.scenarios import (
+from epd_lab.sim.model.encoding import EncodingWorld
+from epd_lab.sim.model.explore import explore
+from epd_lab.sim.model.laws import Violation
+from epd_lab.sim.model.request import MAX_TOKENS
+from epd_lab.sim.model.scenarios import (
     EMBEDDING,
     ENCODING,
     GENERATION,
@@ -32,7 +32,7 @@ from epd.sim.model.scenarios import (
     SEARCHES,
     Search,
 )
-from epd.sim.model.world import WorldModel
+from epd_lab.sim.model.world import WorldModel
 from tests.fsm.mutants import patched
 from tests.fsm.searches import searched
 

@@ -15,10 +15,10 @@ from epd.fsm import transfer_parts
 from epd.fsm.kernel import Row, Table, TableError, unless
 from epd.fsm.transfer import Do, S, is_consumer
 from epd.fsm.transfer_table import TABLE
-from epd.sim.model.explore import Mode, explore
-from epd.sim.model.laws import Violation
-from epd.sim.model.pair import PairModel, Scenario
-from epd.sim.model.scenarios import EVERYTHING, TRANSFER, Search
+from epd_lab.sim.model.explore import Mode, explore
+from epd_lab.sim.model.laws import Violation
+from epd_lab.sim.model.pair import PairModel, Scenario
+from epd_lab.sim.model.scenarios import EVERYTHING, TRANSFER, Search
 from tests.fsm.mutants import patched
 from tests.fsm.searches import searched
 

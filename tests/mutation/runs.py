@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from epd.sim import drills
-from epd.sim.runner import Job, execute
+from epd_lab.sim import drills
+from epd_lab.sim.runner import Job, execute
 
 DRILL_SEEDS = 5
 SWARM_SEEDS = 200

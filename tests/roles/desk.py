@@ -21,10 +21,10 @@ from epd.messages import (
     TokenChunk,
     Tokens,
 )
-from epd.sim.cluster import GATEWAY, Settings
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask
 from epd.transport.base import Buffer, Received
+from epd_lab.sim.cluster import GATEWAY, Settings
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
 GOES_OUT = (Heartbeat, Join, LinkEcho, LinkProbe)  # it stays a member

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from epd.roles.compose import Gateway, Instance
-from epd.sim.client import Clients, Record
-from epd.sim.cluster import GATEWAY, Cluster, Node, Settings
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask
-from epd.sim.world import World
+from epd_lab.sim.client import Clients, Record
+from epd_lab.sim.cluster import GATEWAY, Cluster, Node, Settings
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask
+from epd_lab.sim.world import World
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")

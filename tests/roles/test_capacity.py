@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from epd.sim.golden import BLOCK_SIZE, Picture
-from epd.sim.workload import Ask
+from epd_lab.sim.golden import BLOCK_SIZE, Picture
+from epd_lab.sim.workload import Ask
 from tests.roles.simulated import DEFAULTS, TEXT, simulated
 
 ANSWER = 40

@@ -11,9 +11,9 @@ import pytest
 
 from epd.messages import InstanceInfo
 from epd.roles.compose import IDLE_CHECK_S
-from epd.sim import golden
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import Picture
+from epd_lab.sim import golden
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import Picture
 from tests.roles.desk import desk
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 

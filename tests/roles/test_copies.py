@@ -20,8 +20,8 @@ from epd.messages import (
     RequestAborted,
     RequestFailed,
 )
-from epd.sim.golden import Picture
 from epd.transport.base import Received
+from epd_lab.sim.golden import Picture
 from tests.roles.simulated import Simulated, simulated
 
 REFUSALS = (AbortEncode, CancelTransfer, EncodeRejected, RequestAborted, RequestFailed)

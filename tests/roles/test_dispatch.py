@@ -11,8 +11,8 @@ from epd.api.port import Leave
 from epd.messages import AbortEncode, Address
 from epd.roles.affinity import SHORT_BLOCKS, _num_tokens, _tokens
 from epd.scheduling.placement import Unplaceable
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import BLOCK_SIZE, Picture
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import BLOCK_SIZE, Picture
 from tests.roles.desk import Open, gateway
 from tests.roles.simulated import DEFAULTS
 

@@ -16,9 +16,9 @@ from epd.fsm.embedding import S
 from epd.fsm.transfer import Side, Transfer
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
 from epd.roles.embeddings import Want, _load_outcome
-from epd.sim import golden
-from epd.sim.golden import Picture
-from epd.sim.workload import mm_hash_of
+from epd_lab.sim import golden
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 
 ONE, TWO = Picture("one"), Picture("two")  # a slot each

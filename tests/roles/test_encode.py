@@ -26,10 +26,10 @@ from epd.messages import (
     RequestFailed,
     RowsKept,
 )
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import ROW_NBYTES, Picture
-from epd.sim.workload import mm_hash_of
 from epd.transport.base import Received
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import ROW_NBYTES, Picture
+from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from epd.api.port import Leave
 from epd.fsm import generation as fsm
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask
 from tests.roles.simulated import simulated
 
 

@@ -24,8 +24,8 @@ from epd.messages import (
     StageReport,
 )
 from epd.roles.dispatch import DEADLINE_GRACE_S
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import Picture
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import Picture
 from tests.roles.desk import Desk, Open, gateway
 from tests.roles.simulated import DEFAULTS
 

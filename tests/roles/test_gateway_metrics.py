@@ -13,12 +13,12 @@ from epd.api.metrics import exposition
 from epd.fsm import encoding, generation, request, transfer
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.stage_times import SECONDS
-from epd.sim.cluster import GATEWAY, Cluster, Settings
-from epd.sim.golden import ROW_NBYTES, Picture
-from epd.sim.process import SimProcess
-from epd.sim.run import Plan, run
-from epd.sim.workload import Ask
-from epd.sim.world import World
+from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
+from epd_lab.sim.golden import ROW_NBYTES, Picture
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.run import Plan, run
+from epd_lab.sim.workload import Ask
+from epd_lab.sim.world import World
 
 
 def test_what_a_bus_drops_is_counted_per_instance() -> None:

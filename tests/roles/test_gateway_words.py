@@ -24,9 +24,9 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.dispatch import DEADLINE_GRACE_S
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask
 from tests.roles.desk import Open, gateway
 from tests.roles.simulated import DEFAULTS
 

@@ -18,13 +18,13 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.registry import Registry
-from epd.sim import golden
-from epd.sim.client import Clients
-from epd.sim.cluster import GATEWAY, Cluster, Settings
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask, mm_hash_of
-from epd.sim.world import World
 from epd.transport.base import Received
+from epd_lab.sim import golden
+from epd_lab.sim.client import Clients
+from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask, mm_hash_of
+from epd_lab.sim.world import World
 from tests.roles.desk import desk
 from tests.roles.simulated import Simulated, simulated
 

@@ -23,7 +23,7 @@ from epd.messages import (
     Welcome,
 )
 from epd.roles.member import absent_after_s
-from epd.sim.cluster import FINGERPRINT, GATEWAY
+from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 

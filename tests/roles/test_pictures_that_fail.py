@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epd.sim.client import Clients
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask
+from epd_lab.sim.client import Clients
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask
 from tests.roles.simulated import simulated
 
 

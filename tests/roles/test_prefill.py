@@ -11,10 +11,10 @@ import pytest
 
 from epd.fsm.request import AbortReceived
 from epd.messages import Address, RequestFailed, RequestInquiry
-from epd.sim.client import Record
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import Picture
 from epd.transport.base import Received
+from epd_lab.sim.client import Record
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import Picture
 from tests.roles.simulated import Simulated, simulated
 
 

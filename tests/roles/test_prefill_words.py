@@ -23,11 +23,11 @@ from epd.messages import (
 )
 from epd.roles.prompt_scores import PromptScores
 from epd.roles.reports import MAX_CHUNKS
-from epd.sim import golden
-from epd.sim.cluster import GATEWAY
-from epd.sim.golden import Picture
-from epd.sim.workload import mm_hash_of
 from epd.transport.base import Received
+from epd_lab.sim import golden
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 
 NAMES = ("one", "two")

@@ -22,9 +22,9 @@ from epd.messages import (
     RequestFailed,
     SamplingParams,
 )
-from epd.sim import golden
-from epd.sim.cluster import GATEWAY, Settings
-from epd.sim.golden import BLOCK_SIZE, Picture
+from epd_lab.sim import golden
+from epd_lab.sim.cluster import GATEWAY, Settings
+from epd_lab.sim.golden import BLOCK_SIZE, Picture
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS, Simulated
 

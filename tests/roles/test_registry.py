@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from epd.messages import PROTOCOL_VERSION, Address, Join
-from epd.sim.client import Clients
-from epd.sim.cluster import FINGERPRINT, GATEWAY, Cluster, Settings
-from epd.sim.golden import Picture
-from epd.sim.workload import Ask
-from epd.sim.world import World
 from epd.transport.base import Received
+from epd_lab.sim.client import Clients
+from epd_lab.sim.cluster import FINGERPRINT, GATEWAY, Cluster, Settings
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.workload import Ask
+from epd_lab.sim.world import World
 
 
 def test_a_cut_makes_one_line_and_a_new_life_joins() -> None:

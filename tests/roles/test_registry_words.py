@@ -26,8 +26,8 @@ from epd.messages import (
 )
 from epd.roles.member import absent_after_s
 from epd.roles.registry import ACKS_BEFORE_LOST, MAX_LOST, Registry
-from epd.sim import golden
-from epd.sim.cluster import FINGERPRINT, GATEWAY
+from epd_lab.sim import golden
+from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 

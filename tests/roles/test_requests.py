@@ -29,8 +29,8 @@ from epd.roles import requests as roles_requests
 from epd.roles.requests import PRIORITY_S, RECEIVED_BONUS_S, TOKEN_S
 from epd.roles.step_loop import Part
 from epd.scheduling.batching import Admission, Entry
-from epd.sim.cluster import GATEWAY
 from epd.transport.base import Received
+from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 

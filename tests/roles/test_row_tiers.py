@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from epd.fsm.encoding import S
-from epd.sim.client import Clients
-from epd.sim.cluster import Settings
-from epd.sim.golden import Picture
-from epd.sim.tier_drills import MEMORY_ONLY
-from epd.sim.workload import Ask
+from epd_lab.sim.client import Clients
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.tier_drills import MEMORY_ONLY
+from epd_lab.sim.workload import Ask
 from tests.roles.simulated import Simulated, simulated
 
 

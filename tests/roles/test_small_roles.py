@@ -19,8 +19,8 @@ from epd.roles.finder import NoTower
 from epd.roles.landing import Landing
 from epd.roles.profiling import Profiles
 from epd.roles.step_loop import StepLoop
-from epd.sim import golden
-from epd.sim.cluster import GATEWAY
+from epd_lab.sim import golden
+from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import desk
 
 PEER = Address("e0", 1, "")

@@ -12,8 +12,8 @@ from epd.config import EncodeConfig
 from epd.engine.base import Rows
 from epd.fsm import encoding as fsm
 from epd.roles.row_tiers import RowTiers, note_of
-from epd.sim import golden
 from epd.transport.base import StorageUsage
+from epd_lab.sim import golden
 
 NBYTES = 64
 USAGE = StorageUsage(11, 22, 33)

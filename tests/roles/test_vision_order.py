@@ -12,14 +12,14 @@ import pytest
 from epd.engine.base import Patches
 from epd.fsm.encoding import BatchStarted, Encoding, PreprocessSucceeded, Requested
 from epd.fsm.kernel import Event, Machine, State
-from epd.sim.cluster import Cluster, Settings
-from epd.sim.device import Costs
-from epd.sim.engines import SimVisionEngine
-from epd.sim.golden import Picture
-from epd.sim.process import SimProcess
-from epd.sim.run import Plan, run
-from epd.sim.workload import GRIDS, Ask
-from epd.sim.world import World
+from epd_lab.sim.cluster import Cluster, Settings
+from epd_lab.sim.device import Costs
+from epd_lab.sim.engines import SimVisionEngine
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.run import Plan, run
+from epd_lab.sim.workload import GRIDS, Ask
+from epd_lab.sim.world import World
 
 SLOW_DEVICE = Costs(encode_base_s=0.03, preprocess_s=0.004, jitter=3.0, pool_threads=4)
 

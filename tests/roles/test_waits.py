@@ -10,8 +10,8 @@ import msgspec
 from epd.api.port import TimeLimits
 from epd.fsm.transfer import Side
 from epd.messages import EncodeRequest, KvOffer, Message, PrefillRequest
-from epd.sim.device import Costs
-from epd.sim.golden import Picture
+from epd_lab.sim.device import Costs
+from epd_lab.sim.golden import Picture
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
 SLOW = replace(DEFAULTS, costs=Costs(step_base_s=0.1))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from epd.bench.null_engine import NullLanguage
 from epd.engine.base import DeviceLost, EngineError
 from epd.roles.compose import Engines
 from epd.runtime.worker import EXIT_DEVICE_LOST, Ending, end_with_device
+from epd_lab.bench.null_engine import NullLanguage
 from tests.roles.cluster import Cluster
 
 

@@ -18,7 +18,7 @@ from epd.scheduling.placement import (
     Unplaceable,
     place,
 )
-from epd.sim.rand import KeyedRandom
+from epd_lab.sim.rand import KeyedRandom
 
 
 def candidate(

@@ -20,12 +20,12 @@ from epd.roles.registry import Registry
 from epd.roles.row_tiers import RowTiers
 from epd.roles.step_loop import StepLoop
 from epd.roles.transfers import Transfers
-from epd.sim.breaks import Broken
-from epd.sim.device import SimDevice
-from epd.sim.storage import SimStorage
-from epd.sim.transfer import SimTransferEngine
 from epd.transport import whole_file
 from epd.transport.base import Buffer, Received, WriteFailed
+from epd_lab.sim.breaks import Broken
+from epd_lab.sim.device import SimDevice
+from epd_lab.sim.storage import SimStorage
+from epd_lab.sim.transfer import SimTransferEngine
 from tests.sim.planting import mutant, several
 
 # --- calls that raise -----------------------------------------------------------------------------

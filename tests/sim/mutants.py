@@ -1,7 +1,7 @@
 """Bugs of the fault catalogue, put back: patched rows or methods, never a switch in what ships.
 
 `MUTANTS` maps a name to a context manager.  `epd sim mutants` runs each under the drills that name
-it (epd/sim/drills.py); one that no drill notices is a survivor and fails CI.
+it (epd_lab/sim/drills.py); one that no drill notices is a survivor and fails CI.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from epd.roles.member import Member
 from epd.roles.requests import Requests
 from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
-from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
+from epd_lab.sim.transfer import SimTransferEngine
 from tests.sim import (
     answer_mutants,
     cache_mutants,

@@ -22,8 +22,8 @@ from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
 from epd.roles.transfers import Transfers
-from epd.sim.transfer import SimTransferEngine
 from epd.transport.base import Received
+from epd_lab.sim.transfer import SimTransferEngine
 from tests.sim.planting import mutant, row, several
 
 T = transfer.S

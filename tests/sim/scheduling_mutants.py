@@ -18,7 +18,7 @@ from epd.roles.step import _spans as spans
 from epd.roles.step import sequence_of
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.prefix_keys import PrefixKeys
-from epd.sim.engines import SimLanguageEngine
+from epd_lab.sim.engines import SimLanguageEngine
 from tests.sim.planting import mutant, row, several
 
 R = request.S

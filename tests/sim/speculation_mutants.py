@@ -28,7 +28,7 @@ def a_wrong_guess_is_said() -> Iterator[None]:
             return (*said[:-1], TokenLogprobs(guesses[len(said) - 1], -0.5))
         return said
 
-    with mock.patch("epd.sim.engines.verify", gullible):
+    with mock.patch("epd_lab.sim.engines.verify", gullible):
         yield
 
 

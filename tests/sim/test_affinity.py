@@ -13,15 +13,15 @@ import pytest
 
 from epd.roles.affinity import Affinity
 from epd.scheduling.placement import Shares
-from epd.sim.cluster import Cluster, Settings
-from epd.sim.faults import Fault
-from epd.sim.golden import Picture
-from epd.sim.network import Conditions
-from epd.sim.run import Plan, Prepare, Result, run
-from epd.sim.sampler import FIRST_WORD
-from epd.sim.swarm import Excuse
-from epd.sim.transfer import DataConditions
-from epd.sim.workload import Ask
+from epd_lab.sim.cluster import Cluster, Settings
+from epd_lab.sim.faults import Fault
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.network import Conditions
+from epd_lab.sim.run import Plan, Prepare, Result, run
+from epd_lab.sim.sampler import FIRST_WORD
+from epd_lab.sim.swarm import Excuse
+from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.workload import Ask
 
 NUM = 8
 ROOMY = replace(Settings(), num_blocks=1024)

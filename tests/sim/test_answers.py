@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from epd.messages import SamplingParams
-from epd.sim import golden, wishes
-from epd.sim.rand import KeyedRandom
-from epd.sim.sampler import EOS, Past, follow, sample
-from epd.sim.workload import Ask, Workload
+from epd_lab.sim import golden, wishes
+from epd_lab.sim.rand import KeyedRandom
+from epd_lab.sim.sampler import EOS, Past, follow, sample
+from epd_lab.sim.workload import Ask, Workload
 
 PROMPT = (500, 501, 502)
 SAID = (10, 14, 15)  # reversed, or with another end, it follows "modulo 7" as well

@@ -14,14 +14,14 @@ import pytest
 
 from epd import config
 from epd.setting import settings
-from epd.sim import checkers, drills
-from epd.sim.checkers import bounds, durations, unseen
-from epd.sim.cluster import Cluster, Settings
-from epd.sim.drill import Drill
-from epd.sim.faults import Fault
-from epd.sim.run import run
-from epd.sim.workload import Workload
-from epd.sim.world import World
+from epd_lab.sim import checkers, drills
+from epd_lab.sim.checkers import bounds, durations, unseen
+from epd_lab.sim.cluster import Cluster, Settings
+from epd_lab.sim.drill import Drill
+from epd_lab.sim.faults import Fault
+from epd_lab.sim.run import run
+from epd_lab.sim.workload import Workload
+from epd_lab.sim.world import World
 
 NUMBERS = {one.key for one in settings(config.Settings) if one.type in {int, float}}
 LASTING = {lasts.setting for lasts in durations.LASTS}

@@ -8,13 +8,13 @@ from unittest import mock
 import pytest
 
 from epd.messages import RequestFailed
-from epd.sim import checkers, drills
-from epd.sim.checkers.base import Checker, Context
-from epd.sim.client import Clients
-from epd.sim.cluster import GATEWAY
-from epd.sim.network import Parcel
-from epd.sim.run import nothing_may_fail, run
-from epd.sim.workload import Ask
+from epd_lab.sim import checkers, drills
+from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.client import Clients
+from epd_lab.sim.cluster import GATEWAY
+from epd_lab.sim.network import Parcel
+from epd_lab.sim.run import nothing_may_fail, run
+from epd_lab.sim.workload import Ask
 from tests.roles.simulated import simulated
 from tests.sim.mutants import MUTANTS
 

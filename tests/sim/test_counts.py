@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.sim.counts import BY_TIME, Counts, count
+from epd_lab.sim.counts import BY_TIME, Counts, count
 
 TOLD = (Path(__file__).parents[2] / "docs" / "happy_path.md").read_text(encoding="utf-8")
 PLACES = {"encode": "e", "prefill": "p", "decode": "d", "gateway": "gateway"}

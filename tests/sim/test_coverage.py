@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from epd.fsm.transfer import S
-from epd.sim import coverage, drills
-from epd.sim.cli_list import DOCUMENT
-from epd.sim.measure import MISSED, UNMEASURED, Measured, measure, ranked, seeds_needed
-from epd.sim.model.check import check_models
-from epd.sim.model.pair import PairModel, Scenario
-from epd.sim.model.scenarios import TRANSFER, Search
+from epd_lab.sim import coverage, drills
+from epd_lab.sim.cli_list import DOCUMENT
+from epd_lab.sim.measure import MISSED, UNMEASURED, Measured, measure, ranked, seeds_needed
+from epd_lab.sim.model.check import check_models
+from epd_lab.sim.model.pair import PairModel, Scenario
+from epd_lab.sim.model.scenarios import TRANSFER, Search
 
 
 def test_document_is_up_to_date() -> None:
@@ -88,7 +88,7 @@ def test_who_adds_most_to_those_before_comes_first() -> None:
 
 def test_a_measurement_of_one_drill_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = tuple(drills.by_name(name) for name in ("kill-prefill", "bytes-before-grant"))
-    monkeypatch.setattr("epd.sim.drills.DRILLS", chosen)
+    monkeypatch.setattr("epd_lab.sim.drills.DRILLS", chosen)
     known = Measured(2, {"kill-prefill": 0, "gone": 1}, {"kill-prefill": [], "gone": []}, {})
     found = measure(2, 1, known, ["bytes-before-grant"])
     assert found.fired == {"kill-prefill": 0, "bytes-before-grant": 2}

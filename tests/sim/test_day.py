@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from epd.sim import bench, day
-from epd.sim.rand import KeyedRandom
-from epd.sim.workload import Workload
+from epd_lab.sim import bench, day
+from epd_lab.sim.rand import KeyedRandom
+from epd_lab.sim.workload import Workload
 
 
 def test_an_hour_is_served_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from tests.sim.determinism_lint import problems
 ROOT = Path(__file__).parents[2]
 NEEDED = ("msgspec", "transitions", "six")  # all that `epd sim` takes from outside
 SCRIPT = """
-from epd.sim.drills import by_name
-from epd.sim.run import run
-from epd.sim.swarm import draw_plan
+from epd_lab.sim.drills import by_name
+from epd_lab.sim.run import run
+from epd_lab.sim.swarm import draw_plan
 plans = [draw_plan(11), draw_plan(132), by_name("slow-bytes").plan(3)]
 print([run(plan).digest for plan in plans])
 """

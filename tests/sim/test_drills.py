@@ -1,5 +1,5 @@
-"""The drills under the seeds that are worth it (epd/sim/measure.py), the swarm under past failing
-ones, and kills at some steps.
+"""The drills under the seeds that are worth it (epd_lab/sim/measure.py), the swarm under past
+failing ones, and kills at some steps.
 
 The full numbers are `python -m epd sim drill all --seeds 1000` and so on; these are CI's share.
 """
@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from epd.cli.main import main
-from epd.sim import drills
-from epd.sim.measure import Measured
-from epd.sim.run import run
-from epd.sim.runner import Job, execute
-from epd.sim.search import nth_kill, num_kills
-from epd.sim.swarm import draw_plan
+from epd_lab.sim import drills
+from epd_lab.sim.measure import Measured
+from epd_lab.sim.run import run
+from epd_lab.sim.runner import Job, execute
+from epd_lab.sim.search import nth_kill, num_kills
+from epd_lab.sim.swarm import draw_plan
 
 MEASURED = Measured.stored()
 
@@ -85,7 +85,7 @@ def test_what_a_drill_is_about_does_not_happen_without_it(drill: drills.Drill) -
 def test_a_sign_that_shows_anyway_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sign = "ENCODING:Requested"
     careless = replace(drills.by_name("kill-encode"), fires=(sign,))
-    monkeypatch.setattr("epd.sim.drills.DRILLS", (careless,))
+    monkeypatch.setattr("epd_lab.sim.drills.DRILLS", (careless,))
     assert sign in execute(Job("calm", "kill-encode", 0)).violations[0]
     assert main(["sim", "drill", "kill-encode", "--seeds", "1", "--jobs", "1"]) == 1
     assert main(["sim", "replay", "calm", "kill-encode", "--seed", "0"]) == 1

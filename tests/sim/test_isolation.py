@@ -15,16 +15,16 @@ import pytest
 
 from epd.config import EncodeConfig, EngineConfig
 from epd.roles import requests
-from epd.sim.client import Clients, Record
-from epd.sim.cluster import Settings
-from epd.sim.device import Costs
-from epd.sim.golden import Picture
-from epd.sim.network import Conditions
-from epd.sim.run import Plan, run
-from epd.sim.sampler import FIRST_WORD
-from epd.sim.swarm import Excuse
-from epd.sim.transfer import DataConditions
-from epd.sim.workload import Ask
+from epd_lab.sim.client import Clients, Record
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.device import Costs
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.network import Conditions
+from epd_lab.sim.run import Plan, run
+from epd_lab.sim.sampler import FIRST_WORD
+from epd_lab.sim.swarm import Excuse
+from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.workload import Ask
 
 EXACT = Costs(jitter=0.0)
 ROOMY = replace(Settings(), num_blocks=4096, costs=EXACT)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from epd.sim import drills
-from epd.sim.hunt import noticed
-from epd.sim.measure import Measured
-from epd.sim.run import run
-from epd.sim.runner import Job, execute
-from epd.sim.swarm import draw_plan
+from epd_lab.sim import drills
+from epd_lab.sim.hunt import noticed
+from epd_lab.sim.measure import Measured
+from epd_lab.sim.run import run
+from epd_lab.sim.runner import Job, execute
+from epd_lab.sim.swarm import draw_plan
 from tests.sim.mutants import MUTANTS
 
 MEASURED = Measured.stored()

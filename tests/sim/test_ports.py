@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from epd.messages import Address
-from epd.sim.loop import SimLoop
-from epd.sim.network import Conditions, Network, SimBus
-from epd.sim.process import SimProcess
-from epd.sim.rand import KeyedRandom, draw
-from epd.sim.transfer import DataConditions, Fabric, SimTransferEngine
 from epd.transport.base import Bus, TransferEngine
+from epd_lab.sim.loop import SimLoop
+from epd_lab.sim.network import Conditions, Network, SimBus
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.rand import KeyedRandom, draw
+from epd_lab.sim.transfer import DataConditions, Fabric, SimTransferEngine
 from tests.contract.bus_kit import BUS_CHECKS
 from tests.contract.bus_kit import name_of as bus_name_of
 from tests.contract.transfer_kit import (

@@ -12,13 +12,13 @@ import pytest
 
 from epd.fsm import instance
 from epd.messages import Tokens
-from epd.sim.client import Clients
-from epd.sim.cluster import GATEWAY, Cluster, Settings
-from epd.sim.drills import by_name
-from epd.sim.golden import Picture
-from epd.sim.run import run
-from epd.sim.workload import Ask
-from epd.sim.world import World
+from epd_lab.sim.client import Clients
+from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
+from epd_lab.sim.drills import by_name
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.run import run
+from epd_lab.sim.workload import Ask
+from epd_lab.sim.world import World
 
 HOUSEKEEPING = ("Heartbeat", "HeartbeatAck")
 SETTINGS = Settings()

@@ -7,10 +7,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from epd.sim.report import write_report
-from epd.sim.run import Plan, run
-from epd.sim.runner import Job
-from epd.sim.svg import GAP_S, GAP_WIDTH, LEFT, WIDTH, Axis
+from epd_lab.sim.report import write_report
+from epd_lab.sim.run import Plan, run
+from epd_lab.sim.runner import Job
+from epd_lab.sim.svg import GAP_S, GAP_WIDTH, LEFT, WIDTH, Axis
 
 SVG = "{http://www.w3.org/2000/svg}"
 

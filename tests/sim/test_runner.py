@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from epd.cli.main import main
-from epd.sim import drills
-from epd.sim.run import run
-from epd.sim.runner import Job, execute_all
-from epd.sim.workload import Workload
-from epd.sim.world import World
+from epd_lab.sim import drills
+from epd_lab.sim.run import run
+from epd_lab.sim.runner import Job, execute_all
+from epd_lab.sim.workload import Workload
+from epd_lab.sim.world import World
 
 
 def jobs(interrupt_at: int = -1) -> Iterator[Job]:
@@ -39,15 +39,15 @@ def spin(plan: object) -> None:
 
 
 def test_a_run_without_an_end_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd.sim.runner.RUN_LIMIT_S", 0.1)
-    monkeypatch.setattr("epd.sim.runner.run", spin)
+    monkeypatch.setattr("epd_lab.sim.runner.RUN_LIMIT_S", 0.1)
+    monkeypatch.setattr("epd_lab.sim.runner.run", spin)
     summary = execute_all([Job("drill", "quiet", seed) for seed in range(4)], 4, 2)
     assert [report.job.seed for report in summary.failures] == [0, 1, 2, 3]
     assert "[liveness]" in summary.failures[0].violations[0]
 
 
 def test_failures_end_a_search_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epd.sim.runner.run", lambda plan: 1 / 0)
+    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan: 1 / 0)
     all_jobs = [Job("drill", "quiet", seed) for seed in range(30)]
     assert len(execute_all(all_jobs, 30, 1).failures) == 30
     assert len(execute_all(all_jobs, 30, 1, stop_after=2).failures) == 2
@@ -57,7 +57,7 @@ def test_all_drills_are_one_search_and_the_summary_is_one_object(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = tuple(drills.by_name(name) for name in ("quiet", "kill-encode"))
-    monkeypatch.setattr("epd.sim.drills.DRILLS", few)
+    monkeypatch.setattr("epd_lab.sim.drills.DRILLS", few)
     assert main(["sim", "drill", "all", "--seeds", "2", "--jobs", "2", "--json"]) == 0
     told = capsys.readouterr()
     found = json.loads(told.out)
@@ -70,7 +70,7 @@ def test_all_drills_are_one_search_and_the_summary_is_one_object(
 def test_a_failing_seed_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epd.sim.runner.run", lambda plan: 1 / 0)
+    monkeypatch.setattr("epd_lab.sim.runner.run", lambda plan: 1 / 0)
     summary = execute_all([Job("drill", "quiet", 3)], 1, 1)
     assert summary.failures[0].violations[0].startswith("[simulator]")
     assert "replay drill quiet --seed 3" in capsys.readouterr().err

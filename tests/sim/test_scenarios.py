@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from epd.sim import drills
-from epd.sim.client import Record
-from epd.sim.run import run
+from epd_lab.sim import drills
+from epd_lab.sim.client import Record
+from epd_lab.sim.run import run
 from tests.scenarios import SCENARIOS
 
 E2E = Path(__file__).parents[1] / "e2e"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from epd.sim.checkers import waiters
-from epd.sim.drills import by_name
-from epd.sim.run import run
+from epd_lab.sim.checkers import waiters
+from epd_lab.sim.drills import by_name
+from epd_lab.sim.run import run
 
 ROLES = Path(__file__).parents[2] / "epd" / "roles"
 WAITED_IN = ("create_future", "Bell", "Event", "Condition", "Semaphore", "LeaseQueue", "Budget")
@@ -42,7 +42,7 @@ def test_every_place_where_somebody_waits_is_looked_at() -> None:
     found = {place for tree in trees.values() for place in _places(tree)}
     assert {"RunAhead.begin", "SendRing._line", "Stream._news"} <= found  # it sees such places
     named = set(waiters.PLACES) | set(waiters.NOT_LOOKED_AT)
-    assert found <= named, "look at it in epd/sim/checkers/waiters.py"
+    assert found <= named, "look at it in epd_lab/sim/checkers/waiters.py"
     assert all(hasattr(waiters, name) for name in waiters.PLACES.values())
     assert named <= found, "named, and not there any more"
 

@@ -16,10 +16,10 @@ from epd.roles.encode import EncodeRole
 from epd.roles.row_tiers import RowTiers
 from epd.roles.send_ring import SendRing
 from epd.scheduling import placement
-from epd.sim.engines import SimVisionEngine
-from epd.sim.storage import SimStorage
 from epd.transport import whole_file
 from epd.transport.base import Buffer, Received
+from epd_lab.sim.engines import SimVisionEngine
+from epd_lab.sim.storage import SimStorage
 from tests.sim.planting import mutant, row
 
 ENCODING = encoding.Encoding.table

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from epd.tiny import CHECKPOINT, SAMPLES
-from epd.tiny.samples import ENTRIES, SCENES, load_questions, paint, read_index
-from epd.tiny.tasks import edit_distance, exact_match, fresh_samples
+from epd_lab.tiny.samples import ENTRIES, SCENES, load_questions, paint, read_index
+from epd_lab.tiny.tasks import edit_distance, exact_match, fresh_samples
 
 MOST_MEGABYTES = 12
 
@@ -59,8 +59,8 @@ def test_answers_are_compared_but_for_blanks_at_the_ends():
 
 def test_sampling_and_painting_load_neither_torch_nor_transformers():
     code = (
-        "import sys, epd.tiny.samples, epd.tiny.painter, epd.tiny.questions, epd.tiny.tasks, "
-        "epd.tiny.evaluate\n"
+        "import sys, epd_lab.tiny.samples, epd_lab.tiny.painter, epd_lab.tiny.questions\n"
+        "import epd_lab.tiny.tasks, epd_lab.tiny.evaluate\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": "."}
@@ -69,7 +69,7 @@ def test_sampling_and_painting_load_neither_torch_nor_transformers():
 
 @pytest.mark.filterwarnings("default")
 def test_the_committed_model_answers_the_demo():
-    from epd.tiny.reader import committed_reader
+    from epd_lab.tiny.reader import committed_reader
 
     for question in load_questions(demo_only=True):
         assert exact_match(committed_reader().answer(question), question.answer)
@@ -77,8 +77,8 @@ def test_the_committed_model_answers_the_demo():
 
 @pytest.mark.filterwarnings("default")
 def test_lost_deepstack_rows_show_in_the_answer():
-    from epd.tiny.corrupt import corrupted
-    from epd.tiny.reader import committed_reader
+    from epd_lab.tiny.corrupt import corrupted
+    from epd_lab.tiny.reader import committed_reader
 
     reader = committed_reader()
     question = load_questions(demo_only=True)[0]

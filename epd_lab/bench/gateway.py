@@ -1,0 +1,249 @@
+"""`epd bench gateway`: what the gateway, the bus and the roles cost without a model.
+
+One gateway process on one core, one worker process of all three roles with null engines on another,
+and a load generator that shares the worker's core.  Both sides of every ratio run in one process
+run: added latency is the full path against an echo by the same server, one request at a time.
+Medians of several repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from epd.cli.ports import any_free
+from epd.config import (
+    DecodeConfig,
+    EncodeConfig,
+    GatewayConfig,
+    InstanceConfig,
+    Limits,
+    PrefillConfig,
+)
+from epd.tiny import CHECKPOINT
+from epd_lab.bench.gateway_process import Spec
+from epd_lab.bench.load import Load, Result, post
+from epd_lab.bench.picture import noise_png
+
+HOST = "127.0.0.1"
+PATH = "/v1/chat/completions"
+START_TIMEOUT_S = 30.0
+STREAM_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much load, and how often."""
+
+    repeats: int = 3
+    text_requests: int = 4000
+    image_requests: int = 800
+    streams: int = 128
+    latency_requests: int = 500
+    concurrency: int = 64
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A running pair of processes."""
+
+    port: int
+    echo_port: int
+    endings: list[dict[str, Any]]
+
+
+@asynccontextmanager
+async def running(*, time_machines: bool) -> AsyncIterator[Cluster]:
+    """The two processes, serving; what they used is in `endings` afterwards."""
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="epd-bench-") as directory:
+        os.chmod(directory, 0o700)
+        cluster = Cluster(any_free(HOST), any_free(HOST), [])
+        gateway_endpoint = f"ipc://{directory}/gateway.sock"
+        gateway = Spec(
+            cores[0],
+            gateway=GatewayConfig(
+                model_dir=str(CHECKPOINT),
+                host=HOST,
+                port=cluster.port,
+                endpoint=gateway_endpoint,
+                limits=Limits(max_open_requests=4096),
+            ),
+            echo_port=cluster.echo_port,
+            time_machines=time_machines,
+        )
+        worker = Spec(
+            cores[-1],
+            instance=InstanceConfig(
+                instance_id="null",
+                roles=("encode", "prefill", "decode"),
+                model_dir=str(CHECKPOINT),
+                gateway_endpoint=gateway_endpoint,
+                endpoint=f"ipc://{directory}/null.sock",
+                encode=EncodeConfig(max_queue=4096),
+                prefill=PrefillConfig(max_queue=4096),
+                decode=DecodeConfig(max_queue=4096),
+            ),
+            time_machines=time_machines,
+        )
+        processes = [await _start(spec) for spec in (gateway, worker)]
+        try:
+            await asyncio.wait_for(_until_serving(processes[0]), START_TIMEOUT_S)
+            yield cluster
+        finally:
+            for process in reversed(processes):
+                process.terminate()
+                output, _ = await process.communicate()
+                lines = [json.loads(line) for line in output.splitlines()]
+                cluster.endings[:0] = [line for line in lines if line["state"] == "ended"]
+
+
+async def _start(spec: Spec) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "epd_lab.bench.gateway_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(spec) + b"\n")
+    return process
+
+
+async def _until_serving(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        if json.loads(line)["state"] == "serving":
+            return
+    raise RuntimeError("the gateway of the benchmark did not start; see its message above")
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def text_request(port: int, max_tokens: int, *, stream: bool = False) -> bytes:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Repeat: hello"}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    return post(PATH, f"{HOST}:{port}", json.dumps(body).encode())
+
+
+def image_request(port: int, picture: bytes) -> bytes:
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    content = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What does the image say?"},
+    ]
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return post(PATH, f"{HOST}:{port}", json.dumps(body).encode())
+
+
+async def _load(port: int, request: bytes, total: int, concurrency: int) -> Result:
+    result = await Load(HOST, port, request, total, concurrency).run()
+    if result.failures:
+        raise RuntimeError(f"{result.failures} of {total} benchmark requests failed")
+    return result
+
+
+# --- the benchmark --------------------------------------------------------------------------------
+
+
+async def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
+    """All figures, by the names of docs/architecture.md section 9."""
+    rounds: list[dict[str, float]] = []
+    async with running(time_machines=False) as cluster:
+        await _load(cluster.port, text_request(cluster.port, 1), 200, 8)  # warm
+        for number in range(plan.repeats):
+            progress(f"round {number + 1} of {plan.repeats}")
+            rounds.append(await _round(cluster, plan))
+    progress("share of the state machines")
+    async with running(time_machines=True) as timed:
+        await _load(timed.port, text_request(timed.port, 16), plan.text_requests // 4, 64)
+    gateway, worker = timed.endings
+    middle = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+    return {
+        "req_per_s": {
+            "text": round(middle["text"], 1),
+            "image_200kb": round(middle["image"], 1),
+            "echo": round(middle["echo"], 1),
+        },
+        "stream_tokens_per_s": round(middle["tokens"], 1),
+        "added_latency_ms": {
+            "p50": round(middle["full_p50"] - middle["echo_p50"], 3),
+            "p99": round(middle["full_p99"] - middle["echo_p99"], 3),
+        },
+        "fsm_cpu_share": round(gateway["fire_s"] / gateway["cpu_s"], 4),
+        "fsm_cpu_share_worker": round(worker["fire_s"] / worker["cpu_s"], 4),
+        "repeats": plan.repeats,
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+async def _round(cluster: Cluster, plan: Plan) -> dict[str, float]:
+    """Each kind of load once, the echo between them, so that drift hits all alike."""
+    port, echo_port = cluster.port, cluster.echo_port
+    one = text_request(port, 1)
+    echo = await _load(echo_port, one, plan.text_requests, plan.concurrency)
+    text = await _load(port, one, plan.text_requests, plan.concurrency)
+    image = await _load(port, image_request(port, noise_png()), plan.image_requests, 16)
+    streams = await _load(
+        port, text_request(port, STREAM_TOKENS, stream=True), plan.streams, plan.concurrency
+    )
+    alone_echo = await _load(echo_port, one, plan.latency_requests, 1)
+    alone = await _load(port, one, plan.latency_requests, 1)
+    return {
+        "echo": echo.per_s,
+        "text": text.per_s,
+        "image": image.per_s,
+        "tokens": plan.streams * STREAM_TOKENS / streams.elapsed_s,
+        "echo_p50": alone_echo.percentile_ms(0.5),
+        "echo_p99": alone_echo.percentile_ms(0.99),
+        "full_p50": alone.percentile_ms(0.5),
+        "full_p99": alone.percentile_ms(0.99),
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """For people."""
+    rate, added = figures["req_per_s"], figures["added_latency_ms"]
+    rows = [
+        ("echo by the same server", f"{rate['echo']:10.0f} req/s"),
+        ("text, one token", f"{rate['text']:10.0f} req/s"),
+        ("a 200 KB picture, one token", f"{rate['image_200kb']:10.0f} req/s"),
+        ("streamed tokens", f"{figures['stream_tokens_per_s']:10.0f} tokens/s"),
+        ("added latency, p50", f"{added['p50']:10.3f} ms"),
+        ("added latency, p99", f"{added['p99']:10.3f} ms"),
+        ("state machines, gateway", f"{100 * figures['fsm_cpu_share']:10.1f} % of its CPU"),
+        ("state machines, worker", f"{100 * figures['fsm_cpu_share_worker']:10.1f} % of its CPU"),
+    ]
+    return "\n".join(f"{name:30}{value}" for name, value in rows)
+
+
+def run(plan: Plan, *, as_json: bool) -> int:
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    figures = asyncio.run(measure(plan, progress))
+    print(json.dumps(figures) if as_json else table(figures))
+    return 0

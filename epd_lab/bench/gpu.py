@@ -1,0 +1,92 @@
+"""`epd bench gpu`: what one, two or four GPUs of a host do, unattended, in one command.
+
+Topologies that share the GPUs out differently are measured one after another under the workloads
+of `epd bench serve`, and each is compared with the first, the replicas.  What is known is written
+after each topology, so that a measurement that is cut short keeps what it has; a topology that does
+not start, or a server that dies, is a line of the report and not the end of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from epd_lab.bench import serve_plot
+from epd_lab.bench.machine import describe, gpus
+from epd_lab.bench.serve import Plan, any_failed, compared, measure
+from epd_lab.bench.serve_figures import table
+
+_HEAVY = ("3x560", "1x1080p", "4x1080p", "mixed")
+SUITES: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    1: (("1epd",), ("text", "3x560", "3x560-c1", "1x1080p", "4x1080p", "mixed")),
+    2: (("2epd", "1e1pd", "1ep1d"), _HEAVY),
+    4: (("4epd", "1e3pd", "2e1p1d", "1e2p1d"), _HEAVY),
+}
+"""Number of GPUs: topologies, workloads."""
+VERSIONS = ("torch", "triton", "transformers")
+
+
+async def measure_all(plan: Plan, out: Path) -> dict[str, Any]:
+    """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of what is known so far."""
+    rows: list[dict[str, Any]] = []
+    broken: dict[str, str] = {}
+    found = {
+        "gpus": gpus(),
+        "versions": {name: _version(name) for name in VERSIONS},
+        "machine": describe(),
+        "repeats": plan.repeats,
+        "broken": broken,
+    }
+    for target in plan.targets:
+        try:
+            told = await measure(replace(plan, targets=(target,)))
+        except Exception as error:  # whatever one server does: the others are measured
+            broken[target.name] = f"{type(error).__name__}: {error}"
+            print(f"{target.name}: {broken[target.name]}", file=sys.stderr, flush=True)
+            continue
+        rows += told["rows"]
+        rows.sort(key=lambda row: [w.name for w in plan.workloads].index(row["workload"]))
+        found["rows"] = rows + compared(rows)
+        _write(found, out)
+    return found
+
+
+def report(found: dict[str, Any]) -> str:
+    """The table, with what it was measured on."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    head = [f"{', '.join(found['gpus']) or 'no GPU'}; {versions}; medians of {found['repeats']}"]
+    rows: Sequence[dict[str, Any]] = found.get("rows", ())
+    errors = [
+        f"{row['server']} {row['workload']} {row['stream']}: {error}"
+        for row in rows
+        for error in row.get("errors", ())
+    ]
+    broken = [f"{name} was not measured: {why}" for name, why in found["broken"].items()]
+    return "\n".join([*head, table(rows), *errors, *broken])
+
+
+def run(plan: Plan, out: Path, *, as_json: bool) -> int:
+    """Measure, write and print; 1 if a request failed or a topology could not be measured."""
+    out.mkdir(parents=True, exist_ok=True)
+    found = asyncio.run(measure_all(plan, out))
+    print(json.dumps(found, indent=2) if as_json else report(found))
+    return 1 if found["broken"] or any_failed(found.get("rows", ())) else 0
+
+
+def _write(found: dict[str, Any], out: Path) -> None:
+    (out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
+    (out / "gpu.md").write_text(f"```\n{report(found)}\n```\n")
+    (out / "gpu.svg").write_text(serve_plot.plot(found))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,226 @@
+"""Streamed chat completions against any OpenAI server, and when each piece came back.
+
+A closed loop keeps a number of users busy; an open one (Poisson, bursts) sends when it is time,
+whatever the server does, so that a slow server cannot slow its own load down.  Times are those of
+chunks, as other benchmarks take them: a server that bundles tokens shows fewer, longer gaps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from epd.cli.settings import api_keys
+from epd.config import Settings
+from epd.errors import Told
+from epd_lab.bench.workload import Arrival, Closed, Poisson, Wording, chat_body
+
+if TYPE_CHECKING:
+    import aiohttp
+
+PATH = "/v1/chat/completions"
+TIMELINE = {"X-EPD-Timeline": "1"}
+PROBE_TOKENS = (16, 80)
+
+
+class ServerError(Told):
+    """The server cannot be measured; the text says why."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request: seconds since it was sent, except `sent_s` and `ended_s` (since the start)."""
+
+    sent_s: float
+    ended_s: float = 0.0
+    ttft_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)  # between chunks with text
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per token after the first."""
+        return (self.latency_s - self.ttft_s) / max(1, self.output_tokens - 1)
+
+
+class Server:
+    """One OpenAI server under load."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
+        self._session = session
+        self._base_url = base_url.rstrip("/")
+        self.model = ""
+
+    async def connect(self) -> None:
+        """Ask what it serves.  Raises ServerError."""
+        import aiohttp
+
+        try:
+            async with self._session.get(f"{self._base_url}/v1/models") as response:
+                self.model = (await response.json(content_type=None))["data"][0]["id"]
+        except (aiohttp.ClientError, OSError, ValueError, LookupError, TimeoutError) as error:
+            raise ServerError(
+                f"{self._base_url} does not answer as an OpenAI server ({error}); start it first "
+                "or give a topology, such as 1e1pd, to have it started"
+            ) from error
+
+    async def text(self, path: str) -> str:
+        """A page of the server."""
+        async with self._session.get(f"{self._base_url}{path}") as response:
+            return await response.text()
+
+    async def wording(self) -> Wording:
+        """How many of our words make a token there.  Raises ServerError."""
+        counts = []
+        for words in PROBE_TOKENS:
+            text = Wording(1.0).text(words, "probe")
+            sample = await self.ask(chat_body(text, [], 1), time.perf_counter())
+            if sample.error:
+                raise ServerError(f"{self._base_url} refuses a plain question: {sample.error}")
+            counts.append(sample.prompt_tokens)
+        low, high = PROBE_TOKENS
+        return Wording((high - low) / max(1, counts[1] - counts[0]))
+
+    async def ask(self, body: bytes, zero_s: float) -> Sample:
+        """Send one and read its stream to the end; an error becomes part of the sample."""
+        import aiohttp
+
+        named = b'{"model": ' + json.dumps(self.model).encode() + b", " + body[1:]
+        began_s = time.perf_counter()
+        sample = Sample(began_s - zero_s)
+        headers = {"Content-Type": "application/json", **TIMELINE}
+        try:
+            async with self._session.post(
+                self._base_url + PATH, data=named, headers=headers
+            ) as response:
+                if response.status != 200:
+                    sample.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                else:
+                    await self._read(response, sample, began_s)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            sample.error = f"{type(error).__name__}: {error}"
+        sample.ended_s = time.perf_counter() - zero_s
+        return sample
+
+    async def _read(self, response: aiohttp.ClientResponse, sample: Sample, began_s: float) -> None:
+        last_s, finished_s, ended = 0.0, 0.0, False
+        async for line in response.content:
+            if not line.startswith(b"data: "):
+                continue
+            if line.startswith(b"data: [DONE]"):
+                ended = True
+                break
+            event = json.loads(line[6:])
+            if "error" in event:
+                sample.error = str(event["error"].get("message", event["error"]))
+                return
+            if usage := event.get("usage"):
+                sample.prompt_tokens = usage["prompt_tokens"]
+                sample.output_tokens = usage["completion_tokens"]
+            choices = event.get("choices") or [{}]
+            sample.timeline += choices[0].get("epd", event.get("epd", {})).get("timeline", [])
+            if choices[0].get("finish_reason"):
+                finished_s = time.perf_counter()
+            if not _has_token(choices[0]):
+                continue
+            now_s = time.perf_counter()
+            if last_s:
+                sample.gaps_s.append(now_s - last_s)
+            else:
+                sample.ttft_s = now_s - began_s
+            last_s = now_s
+        if not ended:
+            sample.error = "the stream ended without [DONE]"
+        elif not last_s and finished_s and sample.output_tokens:
+            sample.ttft_s = finished_s - began_s  # tokens without text, told of in one chunk
+        elif not last_s:
+            sample.error = "no token came"
+
+
+def _has_token(choice: dict[str, Any]) -> bool:
+    """A chunk of text; also an empty one, for a token whose text waits for the next.
+
+    Not the chunk that only tells the role, nor the one that only tells the end.
+    """
+    delta = choice.get("delta") or {}
+    if delta.get("content"):
+        return True
+    return delta.get("content") == "" and "role" not in delta and not choice.get("finish_reason")
+
+
+@asynccontextmanager
+async def connected(base_url: str, timeout_s: float) -> AsyncIterator[Server]:
+    """A server that answers; the key is the environment's.  Raises ServerError."""
+    import aiohttp
+
+    key = next(iter(api_keys(Settings())), "")
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {key}"} if key else None,
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        read_bufsize=1 << 20,
+    ) as session:
+        server = Server(session, base_url)
+        await server.connect()
+        yield server
+
+
+async def send_all(
+    server: Server,
+    requests: Sequence[bytes],
+    arrival: Arrival,
+    zero_s: float,
+    done: Callable[[Sample], None],
+) -> list[Sample]:
+    """All of one stream; samples in the order in which they were sent."""
+    if isinstance(arrival, Closed):
+        return await _closed(server, requests, arrival.concurrency, zero_s, done)
+    draw = random.Random(f"arrivals {arrival}")
+
+    async def one(body: bytes) -> Sample:
+        sample = await server.ask(body, zero_s)
+        done(sample)
+        return sample
+
+    tasks: list[asyncio.Task[Sample]] = []
+    due_s = zero_s
+    for index, body in enumerate(requests):
+        if isinstance(arrival, Poisson):
+            due_s += draw.expovariate(arrival.per_s)
+        elif index and index % arrival.size == 0:
+            due_s += arrival.every_s
+        await asyncio.sleep(due_s - time.perf_counter())
+        tasks.append(asyncio.create_task(one(body)))
+    return list(await asyncio.gather(*tasks))
+
+
+async def _closed(
+    server: Server,
+    requests: Sequence[bytes],
+    concurrency: int,
+    zero_s: float,
+    done: Callable[[Sample], None],
+) -> list[Sample]:
+    waiting = iter(enumerate(requests))
+    found: dict[int, Sample] = {}
+
+    async def user() -> None:
+        for index, body in waiting:
+            found[index] = await server.ask(body, zero_s)
+            done(found[index])
+
+    await asyncio.gather(*(user() for _ in range(min(concurrency, len(requests)))))
+    return [found[index] for index in sorted(found)]

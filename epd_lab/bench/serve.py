@@ -1,0 +1,185 @@
+"""`epd bench serve`: an OpenAI server, or several, under the field's vision workloads.
+
+A server is an URL, or a topology that is started for the measurement and stopped after it.  Servers
+are measured one after another on the same requests; each workload's figures are medians of several
+repeats, each with new pictures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from epd.cli.plan import Plan as ClusterPlan
+from epd.cli.supervisor import running
+from epd_lab.bench import serve_plot
+from epd_lab.bench.machine import describe
+from epd_lab.bench.openai_load import Sample, Server, connected, send_all
+from epd_lab.bench.serve_figures import Slo, figures, median_of, ratios, stages_ms, table
+from epd_lab.bench.trace import chrome_trace
+from epd_lab.bench.workload import Workload, bodies
+
+PROGRESS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to send: an URL, or a cluster to start."""
+
+    name: str
+    url: str = ""
+    cluster: Callable[[], ClusterPlan] | None = None  # planned anew for each start
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[str]:
+        """Its base URL, while it serves."""
+        if self.cluster is None:
+            yield self.url
+            return
+        cluster = self.cluster()
+        assert cluster.gateway is not None
+        async with running(cluster):
+            yield f"http://{cluster.gateway.host}:{cluster.gateway.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure."""
+
+    targets: tuple[Target, ...]
+    workloads: tuple[Workload, ...]
+    repeats: int
+    slo: Slo
+    trace: Path | None = None  # of all requests, for Perfetto
+    request_timeout_s: float = 600.0
+
+
+class Progress:
+    """A line on stderr now and then: what is done of a run."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self._done = self._failed = 0
+        self._began_s = self._shown_s = time.perf_counter()
+
+    def done(self, sample: Sample) -> None:
+        self._done += 1
+        if sample.error:
+            self._failed += 1
+            if self._failed == 1:
+                self._say(f"first failure: {sample.error}")
+        if time.perf_counter() - self._shown_s >= PROGRESS_S or self._done == self._total:
+            self._shown_s = time.perf_counter()
+            age_s = self._shown_s - self._began_s
+            self._say(f"{self._done}/{self._total} in {age_s:.1f} s, {self._failed} failed")
+
+    def _say(self, text: str) -> None:
+        print(f"{self._title}: {text}", file=sys.stderr, flush=True)
+
+
+async def measure(plan: Plan) -> dict[str, Any]:
+    """Everything; rows of figures per workload, stream and server."""
+    rows = []
+    traced: list[tuple[str, Sample]] = []
+    for target in plan.targets:
+        async with target.up() as url, connected(url, plan.request_timeout_s) as server:
+            for workload in plan.workloads:
+                rows += await _measure_one(server, target.name, workload, plan, traced)
+    if plan.trace is not None:
+        plan.trace.write_text(json.dumps(chrome_trace(traced)))
+    order = [workload.name for workload in plan.workloads]
+    rows.sort(key=lambda row: order.index(row["workload"]))
+    return {"machine": describe(), "repeats": plan.repeats, "rows": rows + compared(rows)}
+
+
+async def _measure_one(
+    server: Server,
+    name: str,
+    workload: Workload,
+    plan: Plan,
+    traced: list[tuple[str, Sample]],
+) -> list[dict[str, Any]]:
+    runs = [await _run_once(server, name, workload, repeat, plan) for repeat in range(plan.repeats)]
+    rows = []
+    for stream in workload.streams:
+        samples = [run[stream.name] for run in runs]
+        if plan.trace is not None:
+            traced += [(f"{name} {stream.name}", s) for one in samples for s in one]
+        rows.append(
+            {
+                "workload": workload.name,
+                "stream": stream.name,
+                "server": name,
+                "figures": median_of([figures(one, plan.slo) for one in samples]),
+                "stages_ms": stages_ms(sample for one in samples for sample in one),
+                "errors": sorted({s.error for one in samples for s in one if s.error})[:5],
+            }
+        )
+    return rows
+
+
+async def _run_once(
+    server: Server, name: str, workload: Workload, repeat: int, plan: Plan
+) -> dict[str, list[Sample]]:
+    """One repeat: make the bodies, then send all streams at once."""
+    title = f"{name} {workload.name} {repeat + 1}/{plan.repeats}"
+    wording = await server.wording()
+
+    def made(count: int) -> None:
+        if count % 64 == 0:
+            print(f"{title}: {count} requests made", file=sys.stderr, flush=True)
+
+    requests = [
+        await asyncio.to_thread(bodies, workload, stream, wording, repeat, made)
+        for stream in workload.streams
+    ]
+    progress = Progress(title, sum(map(len, requests)))
+    zero_s = time.perf_counter()
+    samples = await asyncio.gather(
+        *(
+            send_all(server, wanted, stream.arrival, zero_s, progress.done)
+            for stream, wanted in zip(workload.streams, requests, strict=True)
+        )
+    )
+    return {stream.name: found for stream, found in zip(workload.streams, samples, strict=True)}
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each other server by the first, per workload and stream."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["workload"], row["stream"]), []).append(row)
+    return [
+        {
+            "workload": workload,
+            "stream": stream,
+            "server": f"{other['server']} / {first['server']}",
+            "figures": ratios(first["figures"], other["figures"]),
+        }
+        for (workload, stream), (first, *others) in found.items()
+        for other in others
+    ]
+
+
+def run(plan: Plan, *, as_json: bool, save: Path | None, plot: Path | None) -> int:
+    """Measure and print; `save` keeps the JSON, `plot` a picture of it."""
+    found = asyncio.run(measure(plan))
+    text = json.dumps(found, indent=2)
+    if save is not None:
+        save.write_text(text + "\n")
+    if plot is not None:
+        plot.write_text(serve_plot.plot(found))
+    print(text if as_json else table(found["rows"]))
+    return 1 if any_failed(found["rows"]) else 0
+
+
+def any_failed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a request failed; rows that compare have no errors of their own."""
+    return any(row["figures"].get("failed") and "errors" in row for row in rows)

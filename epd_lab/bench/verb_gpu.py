@@ -1,0 +1,78 @@
+"""The arguments of `epd bench gpu`, and what they become."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from epd.cli import options
+from epd.cli.parser import UsageError
+from epd_lab.bench.verb_serve import slo_of, target_of
+
+DESCRIPTION = """\
+What the GPUs of this host do, unattended: topologies of one, two or four GPUs under the workloads
+of `epd bench serve`, each compared with the first, which are replicas. One table at the end;
+gpu.json, gpu.md and gpu.svg are written after each topology. Without --model it measures the shape
+of Qwen3-VL-4B with random weights. Some minutes per topology and repeat.
+"""
+
+
+def add_to(kinds: Any) -> None:
+    """Add the parser; `kinds` is argparse's action of subparsers."""
+    parser = kinds.add_parser("gpu", help="the GPUs of this host", description=DESCRIPTION)
+    parser.add_argument("--gpus", type=int, metavar="N", help="1, 2 or 4; default: as many as here")
+    parser.add_argument(
+        "--topology", dest="topologies", action="append", metavar="NAME",
+        help="instead of those of the suite; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workload", dest="workloads", action="append", metavar="NAME",
+        help="instead of those of the suite; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
+    parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="default bench-gpu"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_place_flags(parser)
+    options.add_model_flags(parser)
+    options.add_config_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from epd import tiny
+    from epd_lab.bench import gpu, shape
+    from epd_lab.bench.machine import gpus
+    from epd_lab.bench.serve import Plan
+    from epd_lab.bench.workload import named
+
+    here = len(gpus())
+    number = args.gpus or max((n for n in gpu.SUITES if n <= here), default=0)
+    given = vars(args)
+    device = given.get("engine.device")
+    if number not in gpu.SUITES or (number > here and not device):
+        raise UsageError(
+            f"--gpus {number}: this host has {here} NVIDIA GPUs, and there are suites for "
+            f"{', '.join(map(str, gpu.SUITES))}; without a GPU, `epd bench serve 1e1p1d` measures "
+            "the bundled model on the CPU"
+        )
+    if not device:
+        given["engine.device"] = ",".join(f"cuda:{index}" for index in range(number))
+    if not given.get("model_dir"):
+        directory = shape.write(args.out.absolute() / shape.NAME, tiny.CHECKPOINT)
+        given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
+    topologies, workloads = gpu.SUITES[number]
+    args.rate = args.concurrency = args.requests = None
+    try:
+        chosen = tuple(named(name) for name in args.workloads or workloads)
+    except ValueError as error:
+        raise UsageError(f"--workload: {error}") from None
+    plan = Plan(
+        tuple(target_of(args, name) for name in args.topologies or topologies),
+        chosen,
+        args.repeats,
+        slo_of(args.slo),
+    )
+    return gpu.run(plan, args.out, as_json=args.json)

@@ -1,0 +1,54 @@
+"""docs/settings.md: every setting with default, bounds and flag; what is constant, and why."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from pathlib import Path
+
+from epd.cli.settings import GONE, constants, leaves
+from epd.config import CUDA_DEFAULTS
+from epd.setting import Setting
+from epd_lab.diagrams.page import markdown_table
+
+_HEAD = """\
+<!-- Written by `python -m epd diagrams` from epd/config.py; do not edit. -->
+
+# Settings
+
+Each has one key, for `--set KEY=VALUE`, for a TOML or JSON file (`--config FILE`, a table per
+prefix), and in what `epd run --show-config` prints. Sizes may be written as 256MiB. A flag wins
+over `--set`, and that over the file. An empty default is an empty text, or no list."""
+
+_CONSTANTS = """\
+## Constants
+What was a setting once, or would be one elsewhere. Giving one is an error that says so."""
+
+
+def page() -> str:
+    parts = [_HEAD]
+    for table, found in groupby(leaves().values(), key=lambda one: one.key.rpartition(".")[0]):
+        parts += [f"## {table}" if table else "## Of all", _settings(list(found))]
+    fixed = [[f"`{s.key}`", _default(s), s.text, s.fixed] for s in constants().values()]
+    gone = [[f"`{key}`", "", "", reason] for key, reason in GONE.items()]
+    parts += [_CONSTANTS, markdown_table(["Key", "Value", "What it is", "Why"], fixed + gone)]
+    return re.sub(r"</?think>", r"`\g<0>`", "\n\n".join(parts)) + "\n"
+
+
+def is_page(path: Path) -> bool:
+    """Whether this file is there and up to date."""
+    return path.is_file() and path.read_text(encoding="utf-8") == page()
+
+
+def _settings(settings: list[Setting]) -> str:
+    rows = [
+        [f"`{s.key}`", f"`{s.flag}`" if s.flag else "", _default(s), s.range, s.text]
+        for s in settings
+    ]
+    return markdown_table(["Key", "Flag", "Default", "Values", "What it is"], rows)
+
+
+def _default(setting: Setting) -> str:
+    on_gpu = CUDA_DEFAULTS.get(setting.key)
+    default = setting.in_words(setting.default) or ("false" if setting.type is bool else "")
+    return f"{default}; on a GPU {setting.in_words(on_gpu)}" if on_gpu is not None else default

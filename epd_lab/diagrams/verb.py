@@ -1,0 +1,75 @@
+"""`epd diagrams`: the state machines as pictures and tables, from the tables that run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DESCRIPTION = """
+Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
+and event, and its effects; and one picture of which role sends which message to whom. All of it is
+read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
+Beside that folder docs/settings.md, read from epd/config.py.
+
+With --promela or --tla write instead each machine, and both ends of a transfer over a network
+that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
+says what is checked and how.
+"""
+
+EXAMPLES = (
+    ("epd diagrams", "write them"),
+    ("epd diagrams --check", "fail if a file differs from the code (make check does this)"),
+    ("epd diagrams --promela", "write build/promela/*.pml, for SPIN"),
+    ("epd diagrams --tla --out DIR", "write DIR/*.tla and *.cfg, modules of TLA+"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
+    what.add_argument("--promela", action="store_true", help="models for SPIN")
+    what.add_argument("--tla", action="store_true", help="modules of TLA+")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="default: docs/state_diagrams, build/promela or build/tla of this checkout",
+    )
+
+
+def default_out(folder: str = "docs/state_diagrams") -> Path:
+    """A folder of the checkout that the package is in.  Raises CommandFailed outside one."""
+    from epd.cli.boundary import CommandFailed
+
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "docs").is_dir():
+        raise CommandFailed("this is no checkout of epd; name a directory: --out DIR")
+    return checkout / folder
+
+
+def run(args: argparse.Namespace) -> int:
+    from epd.errors import FAILED, OK
+    from epd_lab import diagrams, formal
+    from epd_lab.diagrams.settings_page import is_page, page
+
+    if args.promela or args.tla:
+        out = args.out or default_out("build/promela" if args.promela else "build/tla")
+        files = formal.write_promela(out) if args.promela else formal.write_tla(out)
+        print(f"{len(files)} files written to {out}")
+        return OK
+    out = args.out or default_out()
+    settings = None if args.out else out.parent / "settings.md"
+    if not args.check:
+        diagrams.write_diagrams(out)
+        if settings is not None:
+            settings.write_text(page(), encoding="utf-8")
+        print(f"written to {out}")
+        return OK
+    stale = diagrams.check_diagrams(out)
+    if settings is not None and not is_page(settings):
+        stale.append(settings.name)
+    for name in stale:
+        print(f"stale: {name}")
+    if stale:
+        print("epd diagrams writes them anew")
+    return FAILED if stale else OK

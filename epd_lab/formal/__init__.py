@@ -1,0 +1,113 @@
+"""The state machines in the languages of foreign model checkers: Promela (SPIN) and TLA+."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from epd.fsm.embedding import TABLE as EMBEDDING
+from epd.fsm.encoding import TABLE as ENCODING
+from epd.fsm.generation import TABLE as GENERATION
+from epd.fsm.instance import TABLE as INSTANCE
+from epd.fsm.kernel import Table
+from epd.fsm.link import TABLE as LINK
+from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm.transfer_table import TABLE as TRANSFER
+from epd_lab.formal import encoding, pair, request
+from epd_lab.formal.embedding import embedding_model
+from epd_lab.formal.encoding import encoding_model
+from epd_lab.formal.form import Model
+from epd_lab.formal.generation import generation_model
+from epd_lab.formal.instance import instance_model
+from epd_lab.formal.link import link_model
+from epd_lab.formal.pair import pair_model
+from epd_lab.formal.promela import promela
+from epd_lab.formal.request import request_model
+from epd_lab.formal.tla import tla, tla_config
+
+TABLES = (
+    GENERATION,
+    REQUEST,
+    ENCODING,
+    EMBEDDING,
+    TRANSFER,
+    INSTANCE,
+    LINK,
+)
+REQUESTS = {
+    "REQUEST_TEXT": request.Told(),
+    "REQUEST_AHEAD": request.Told(ahead=True),
+    "REQUEST_PICTURES": request.Told(pictures=True),
+    "REQUEST_LATE_PICTURES": request.Told(pictures=True, begins_early=False, ahead=True),
+    "REQUEST_HELD": request.Told(for_its_prompt=True),
+    "REQUEST_KV_LEAVES": request.Told(decode_here=False),
+    "REQUEST_PICTURES_KV_LEAVES": request.Told(decode_here=False, pictures=True),
+    "REQUEST_KV_COMES": request.Told(remote_kv=True),
+    "REQUEST_KV_COMES_AHEAD": request.Told(remote_kv=True, ahead=True),
+}
+ENCODINGS = {
+    "ENCODING": encoding.Told(),
+    "ENCODING_STORED": encoding.Told(stored=True),
+    "ENCODING_WITHOUT_TOWER": encoding.Told(stored=True, encodes=False),
+}
+_CALM = {"may_die": False, "may_be_declared_lost": False}
+PAIRS = {  # the safety searches of `epd sim model transfer`, by its names, and one that heals
+    "PAIR": ("everything", pair.Told(engine_is_certain=False)),
+    "PAIR_WORDS_LOST_IN_DOUBT": (
+        "unknown outcomes, words lost for good",
+        pair.Told(engine_is_certain=False, forgetful=True, **_CALM),
+    ),
+    "PAIR_KV": ("kv", pair.Told(offers=True, may_die=False)),
+    "PAIR_KV_IN_PARTS": ("kv in parts", pair.Told(offers=True, may_die=False, in_parts=True)),
+    "PAIR_KV_IN_PARTS_IN_DOUBT": (
+        "kv in parts, unknown outcomes",
+        pair.Told(offers=True, in_parts=True, engine_is_certain=False, **_CALM),
+    ),
+    "PAIR_CONTRACT_DRIFT": ("contract drift (F11)", pair.Told(contract_holds=False)),
+    "PAIR_SHORT_COMMIT": (
+        "short commit (F11)",
+        pair.Told(commit_is_short=True, may_die=False),
+    ),
+    "PAIR_WORDS_LOST": ("words lost for good", pair.Told(forgetful=True, **_CALM)),
+    "PAIR_WORDS_LOST_KV": (
+        "words lost for good, kv",
+        pair.Told(forgetful=True, offers=True, **_CALM),
+    ),
+    "PAIR_DECLARED_LOST": (
+        "declared lost, wrongly",
+        pair.Told(forgetful=True, may_die=False),
+    ),
+    "PAIR_HEALS": ("", pair.Told(engine_is_certain=False, forgetful=True, faults_stop=True)),
+}
+
+
+def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
+    """Every model, of the tables that run, or of others by their names."""
+    of = {table.name: table for table in TABLES} | dict(tables or {})
+    return (
+        generation_model(of["GENERATION"]),
+        *(request_model(told, of["REQUEST"], name) for name, told in REQUESTS.items()),
+        *(encoding_model(told, of["ENCODING"], name) for name, told in ENCODINGS.items()),
+        embedding_model(of["EMBEDDING"]),
+        instance_model(of["INSTANCE"]),
+        link_model(of["LINK"]),
+        *(pair_model(told, of["TRANSFER"], name) for name, (_, told) in PAIRS.items()),
+    )
+
+
+def write_promela(out: Path) -> list[Path]:
+    """Write a file per model under `out`, which is made if absent; returns their paths."""
+    return _write(out, {f"{model.name}.pml": promela(model) for model in models()})
+
+
+def write_tla(out: Path) -> list[Path]:
+    """Write a module and its configuration per model under `out`; returns their paths."""
+    modules = {f"{model.name}.tla": tla(model) for model in models()}
+    return _write(out, modules | {f"{m.name}.cfg": tla_config(m) for m in models()})
+
+
+def _write(out: Path, files: Mapping[str, str]) -> list[Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8", newline="\n")
+    return [out / name for name in files]

@@ -1,0 +1,192 @@
+"""EMBEDDING as data: one hash at a prefill instance, and two rooms that wait for its rows.
+
+A room is never used twice: one that is wanted again is a new one under its old letter, which is
+free once its waiter has left and it is not the room of the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from epd.fsm import embedding as m
+from epd.fsm.kernel import Event, Table
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+ENDED = "(FAILED, EVICTED)"
+ROOMS = (("a", "b"), ("b", "a"))
+UNTRIED_A = "(in_a and not tried_a)"
+UNTRIED_B = "(in_b and not tried_b)"
+NO_WAITERS = (
+    *(f"{what}_{room} = False" for room in "ab" for what in ("in", "tried", "ready")),
+    "b_first = False",
+)
+
+
+def _part(table: Table) -> Part:
+    first = f"{UNTRIED_A} and not ({UNTRIED_B} and b_first)"
+    return Part(
+        table,
+        guards={
+            "another_room": f"{UNTRIED_A} or {UNTRIED_B}",
+            "unreferenced": "not in_a and not in_b",
+        },
+        actions={
+            "next_room": (
+                f"room = 'a' if {first} else 'b'",
+                "tried_a = tried_a or room == 'a'",
+                "tried_b = tried_b or room == 'b'",
+            ),
+            "keep_rows": ("has_rows = True",),
+        },
+        effects={
+            "OPEN_TRANSFER": (
+                "require load == 'none' -- one load at a time (F37)",
+                "require in_a and room == 'a' or in_b and room == 'b' -- it loads for who waits",
+                "load = 'asked'",
+            ),
+            "CANCEL_TRANSFER": ("load = 'none' if load == 'asked' else load",),
+            "KEEP_ROWS": ("require not kept -- rows are kept once", "kept = True"),
+            "NOTIFY_READY": ("ready_a = in_a", "ready_b = in_b"),
+            "NOTIFY_ONE": ("ready_a = in_a", "ready_b = in_b"),
+            "NOTIFY_FAILED": NO_WAITERS,  # their requests fail, and let go at once
+            "RELEASE_ROWS": (
+                "require kept -- what is released was kept",
+                "require not in_a and not in_b -- rows that somebody reads stay (F23)",
+                "kept = False",
+                "slots = False",
+            ),
+        },
+        silent=frozenset(("keep_failure", "CANCEL_ROOM", "CANCEL_FOLLOWERS")),
+        at_end=(
+            "require not slots -- slots are given back or are another's (F21)",
+            "require load != 'asked' -- no lease is left in the line",
+            "load = 'none'",
+            "lost = False",
+            "room = 'none'",
+            "has_rows = False",
+            *NO_WAITERS,
+        ),
+    )
+
+
+def _rooms() -> Iterator[Happening]:
+    for room, other in ROOMS:
+        joins = (*(("b_first = in_b",) if room == "a" else ()), f"in_{room} = True")
+        yield Happening(
+            f"{room}_is_wanted",
+            "fault",
+            f"not in_{room} and room != '{room}' and state not in {ENDED}",
+            m.Wanted,
+            event_fields={"room": f"'{room}'"},
+            actions={
+                "add_waiter": joins,
+                "begin": (*joins, f"room = '{room}'", f"tried_{room} = True"),
+            },
+        )
+        leaves = (f"in_{room} = False", f"tried_{room} = False", "b_first = False")
+        yield Happening(
+            f"{room}_leaves",
+            "fault",
+            f"in_{room}",
+            m.Unwanted,
+            before=(f"ready_{room} = False",),
+            guards={"others_wait": f"in_{other}"},
+            event_fields={"room": f"'{room}'"},
+            actions={"remove_waiter": leaves},
+        )
+
+
+def _load() -> Iterator[Happening]:
+    open_, under_way, over = "load == 'open'", "load != 'none'", "load = 'none'"
+    loads: tuple[tuple[str, str, str, type[Event], tuple[str, ...]], ...] = (
+        ("slots_are_leased", "work", "load == 'asked'", m.LeaseGranted, ("load = 'open'",)),
+        ("rows_arrive", "work", open_, m.Loaded, (over, "slots = True")),
+        ("load_fails", "fault", under_way, m.LoadFailed, (over,)),
+        ("load_is_lost", "fault", under_way, m.LoadLost, (over, "lost = True")),
+        ("load_takes_too_long", "time", under_way, m.LoadTimedOut, (over,)),
+        ("slots_come_back", "fault", "lost", m.SlotsReturned, ("lost = False",)),
+    )
+    for name, kind, when, event, before in loads:
+        yield Happening(name, kind, when, event, 0, before)
+    open_ = f"state not in {ENDED}"
+    yield Happening(
+        "slots_are_needed", "fault", f"{open_} and state != ABSENT", m.EvictionRequested
+    )
+    yield Happening("is_idle_for_long", "time", open_, m.IdleTimePassed)
+
+
+def _laws() -> tuple[Law, ...]:
+    return (
+        Law(
+            "WhoWaitsIsTold",
+            7,
+            "whoever waits hears that the rows are here when they are, and not before",
+            "ready_a == (in_a and state == RESIDENT) and ready_b == (in_b and state == RESIDENT)",
+        ),
+        Law(
+            "BooksAreTrue",
+            4,
+            "rows are in the books as long as the machine owns their slots (F21)",
+            "kept == (state == RESIDENT) and kept == slots",
+        ),
+        Law(
+            "ALoadIsUnderWay",
+            7,
+            "who waits for rows waits for a load (F22)",
+            "state not in (REQUESTED, LOADING, ABANDONED) or load != 'none'",
+        ),
+        Law(
+            "WhoLoadsOwnsThem",
+            3,
+            "rows are loaded into leased slots",
+            "state not in (LOADING, ABANDONED) or load == 'open'",
+        ),
+    )
+
+
+def embedding_model(table: Table = m.TABLE) -> Model:
+    """The model; `table` is EMBEDDING's, or one with a bug put back."""
+    ended = f"state in {ENDED}"
+    return Model(
+        name="EMBEDDING",
+        about="the rows of one hash at a prefill instance, whoever wants them",
+        parts=(_part(table),),
+        variables=(
+            *(
+                Variable(f"{what}_{room}", (False, True), note)
+                for room in "ab"
+                for what, note in (
+                    ("in", "waits"),
+                    ("tried", "was loaded from"),
+                    ("ready", "was told that the rows are here"),
+                )
+            ),
+            Variable("b_first", (False, True), "b came before a"),
+            Variable("room", ("none", "a", "b"), "of the load"),
+            Variable("load", ("none", "asked", "open"), "slots are asked for, or leased"),
+            Variable("lost", (False, True), "slots of a lost load are still fenced"),
+            Variable("slots", (False, True), "the machine's own"),
+            Variable("kept", (False, True), "in the books"),
+            Variable("has_rows", (False, True)),
+        ),
+        happenings=(*_rooms(), *_load()),
+        laws=_laws(),
+        promises=(
+            Promise(
+                "TimeMovesIt",
+                7,
+                "it ends, or holds rows, or loads from one room after another as new ones come",
+                "again",
+                ended,
+                rests={
+                    "state == RESIDENT": (
+                        "rows that somebody reads stay; unread ones are evicted by time"
+                    ),
+                    "state == REQUESTED": (
+                        "while new requests come with rooms of their own, one room is tried after "
+                        "another; each request's own deadline bounds how long it waits"
+                    ),
+                },
+            ),
+        ),
+    )

@@ -1,0 +1,214 @@
+"""ENCODING as data: one hash at an encode instance, and two rooms that come, go, and come again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from epd.fsm import encoding as e
+from epd.fsm.kernel import Event, Table
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+ENDED = "(FAILED, EVICTED)"
+CACHE = "rows that rooms read stay; unread ones are evicted by time"
+ROOMS = (("a", "b"), ("b", "a"))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the instance has; the names are constants of the model."""
+
+    stored: bool = False
+    encodes: bool = True
+
+
+UNREAD = "not in_a and not in_b"
+SILENT = frozenset(
+    "keep_patches note_absent note_bad_picture note_timeout STORE_ROWS REPORT_HANG".split()
+)
+
+
+def _part(table: Table) -> Part:
+    keeps = "require has_rows -- rows are kept that are there"
+    fills = "require kept != 'nowhere' -- rooms are filled from rows in the books (F21)"
+    return Part(
+        table,
+        guards={
+            "in_batch": "in_batch",
+            "may_be_stored": "STORED",
+            "is_made": "(in_a or in_b) and ENCODES",
+            "unreferenced": UNREAD,
+        },
+        actions={
+            "enter_batch": ("in_batch = True",),
+            "keep_rows": ("has_rows = True", "in_batch = False"),
+            "keep_loaded": ("has_rows = True",),
+            "keep_copy": ("has_rows = True",),
+            "note_failure": ("in_batch = False",),
+        },
+        effects={
+            "START_LOAD": ("require not reading -- storage is asked once (F37)", "reading = True"),
+            "START_PREPROCESS": ("require work == 'none' -- single flight (F37)", "work = 'pool'"),
+            "ENQUEUE": ("work = 'prepared'",),
+            "DEQUEUE": (
+                "require work == 'prepared' -- what a batch owns is not taken back",
+                "work = 'none'",
+            ),
+            "KEEP_ROWS": (keeps, "kept = 'device'"),
+            "KEEP_HOST_ROWS": (keeps, "kept = 'host'"),
+            "START_DEMOTION": (
+                f"require kept == 'device' and {UNREAD} -- unread rows are moved (F31)",
+                "kept = 'host'",
+                "copying = 'down'",
+            ),
+            "START_PROMOTION": (
+                f"require kept == 'host' and {UNREAD} -- unread rows are moved (F31)",
+                "kept = 'device'",
+                "copying = 'up'",
+            ),
+            "FILL_ROOMS": (fills,),
+            "FILL_ONE": (fills,),
+            "FAIL_ROOMS": ("in_a = False", "in_b = False"),
+            "RELEASE_ROWS": (
+                "require kept != 'nowhere' -- what is dropped was kept",
+                f"require {UNREAD} -- unread rows are dropped (F31)",
+                "kept = 'nowhere'",
+            ),
+        },
+        silent=SILENT,
+        at_end=(
+            "require work != 'prepared' -- no patches are left in the line for batches",
+            # late outcomes find nobody
+            "work = 'none'",
+            "reading = False",
+            "copying = 'no'",
+            "in_batch = False",
+            "has_rows = False",
+            "in_a = False",
+            "in_b = False",
+        ),
+    )
+
+
+def _rooms() -> Iterator[Happening]:
+    for room, other in ROOMS:
+        mine = f"in_{room}"
+        yield Happening(
+            f"{room}_is_asked_for",
+            "fault",
+            f"not {mine} and state not in {ENDED}",
+            e.Requested,
+            event_fields={"room": f"'{room}'"},
+            actions={"add_room": (f"{mine} = True",)},
+        )
+        yield Happening(
+            f"{room}_closes",
+            "fault",
+            mine,
+            e.RoomClosed,
+            guards={"others_wait": f"in_{other}"},
+            event_fields={"room": f"'{room}'"},
+            actions={"remove_room": (f"{mine} = False",), "drop_patches": (f"{mine} = False",)},
+        )
+
+
+def _workers() -> Iterator[Happening]:
+    works: tuple[tuple[str, str, type[Event], str, str], ...] = (
+        ("pool_is_done", "work", e.PreprocessSucceeded, "pool", "none"),
+        ("picture_is_bad", "fault", e.PreprocessFailed, "pool", "none"),
+        ("pool_fails", "fault", e.EncodeFailed, "pool", "none"),
+        ("batch_begins", "work", e.BatchStarted, "prepared", "batch"),
+        ("batch_is_done", "work", e.EncodeSucceeded, "batch", "none"),
+        ("batch_fails", "fault", e.EncodeFailed, "batch", "none"),
+    )
+    for name, kind, event, doing, after in works:
+        yield Happening(name, kind, f"work == '{doing}'", event, 0, (f"work = '{after}'",))
+    begun = f"state != ABSENT and state not in {ENDED}"
+    yield Happening("work_takes_too_long", "time", begun, e.EncodeTimedOut)
+
+
+def _tiers() -> Iterator[Happening]:
+    read = ("reading = False",)
+    yield Happening("storage_answers", "work", "reading", e.LoadSucceeded, 0, read)
+    yield Happening("storage_has_none", "fault", "reading", e.LoadMissed, 0, read)
+    yield Happening("storage_is_slow", "time", "reading and state == LOADING", e.LoadTimedOut)
+    over, copies = ("copying = 'no'",), "copying != 'no'"
+    down, up = "copying == 'down'", "copying == 'up'"
+    yield Happening("copy_is_down", "work", down, e.DemotionSucceeded, 0, over)
+    yield Happening("copy_is_up", "work", up, e.PromotionSucceeded, 0, over)
+    yield Happening("copy_fails", "fault", copies, e.CopyFailed, 0, over)
+    yield Happening("copy_is_slow", "time", copies, e.CopyTimedOut, 0, over)
+    full = "kept == 'device' and copying == 'no'"
+    yield Happening("device_is_full", "fault", full, e.DemotionRequested)
+    open_ = f"state not in {ENDED}"
+    yield Happening(
+        "memory_is_needed", "fault", f"{open_} and state != ABSENT", e.EvictionRequested
+    )
+    yield Happening("is_idle_for_long", "time", open_, e.IdleTimePassed)
+
+
+def _rests(told: Told) -> dict[str, str]:
+    """Where an ENCODING may stay, or come back to, for ever."""
+    rests = {"state == RESIDENT": CACHE, "state == DEMOTED": CACHE}
+    if told.encodes:
+        rests["state == ABANDONED"] = (
+            "work hangs, and each time that its rooms have failed by time new ones come; "
+            "without new ones it fails by time, too"
+        )
+    return rests
+
+
+def encoding_model(
+    told: Told | None = None, table: Table = e.TABLE, name: str = "ENCODING"
+) -> Model:
+    """The model; `table` is ENCODING's, or one with a bug put back."""
+    told = told or Told()
+    ended = f"state in {ENDED}"
+    return Model(
+        name=name,
+        about="the making of one hash's rows at an encode instance",
+        parts=(_part(table),),
+        variables=(
+            Variable("in_a", (False, True), "room a is open"),
+            Variable("in_b", (False, True), "room b is open"),
+            Variable("in_batch", (False, True), "as the machine notes it"),
+            Variable("has_rows", (False, True)),
+            Variable("work", ("none", "pool", "prepared", "batch"), "under way"),
+            Variable("reading", (False, True), "from storage"),
+            Variable("copying", ("no", "down", "up"), "between tiers"),
+            Variable("kept", ("nowhere", "device", "host"), "the books that count the rows"),
+        ),
+        happenings=(*_rooms(), *_workers(), *_tiers()),
+        laws=(
+            Law(
+                "BooksAreTrue",
+                4,
+                "rows are in the books of one tier as long as they are there (F21)",
+                "has_rows == (kept != 'nowhere')",
+            ),
+            Law("ItEndsEmpty", 4, "who has ended keeps no rows", f"not ({ended}) or not has_rows"),
+            Law(
+                "OneBatchHasIt",
+                5,
+                "its patches are in a batch, or it is not there: single flight (F37)",
+                "state != ENCODING or work == 'batch'",
+            ),
+            Law(
+                "ReadersKeepRows",
+                3,
+                "rooms that read keep rows where they are, until the copy is whole (F31)",
+                "state not in (RESIDENT, DEMOTED, DEMOTING, PROMOTING) or has_rows",
+            ),
+        ),
+        promises=(
+            Promise(
+                "TimeMovesIt",
+                7,
+                "it ends, rests as cache, or is asked for again and again while work hangs",
+                "again",
+                ended,
+                rests=_rests(told),
+            ),
+        ),
+        constants={field.upper(): getattr(told, field) for field in told.__slots__},
+    )

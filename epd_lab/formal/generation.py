@@ -1,0 +1,209 @@
+"""GENERATION as data: a request at the gateway, its attempts and its one answer.
+
+An attempt is played by the words that may come from it; those of attempts that were given up are
+told apart by their number before a machine sees them.  All failures are of one kind, as in
+`epd_lab.sim.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from epd.fsm import generation as g
+from epd.fsm.kernel import Event, Table
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+ENDED = "(FINISHED, CANCELLED, FAILED, REJECTED)"
+UNPLACED = "(PREPARING, MIGRATING)"
+TIMERS = ("patience", "watch", "abort_timer")
+KIND = {"kind": "'lost'"}  # of every failure
+SILENT = frozenset(
+    "note_accepted note_refusal note_no_topology note_cut note_late note_deadline note_abandoned "
+    "ARM_DEADLINE".split()
+)
+
+
+def _part(table: Table) -> Part:
+    return Part(
+        table,
+        guards={"may_retry": "failures + 1 < MAX_ATTEMPTS", "has_said": "said"},
+        actions={
+            "begin_attempt": ("attempts = attempts + 1",),
+            "append_tokens": ("said = True",),
+            "note_failure": ("failures = failures + 1",),
+        },
+        effects={
+            "DISPATCH": (
+                "require not at_work -- one attempt at a time",
+                "require attempts <= MAX_ATTEMPTS -- attempts are bounded",
+                "at_work = True",
+            ),
+            "PLACE": ("placing = True",),
+            "AWAIT_TOPOLOGY": ("placing = True",),
+            "DELIVER": (
+                "require answers == 0 and not silent -- no tokens after the end",
+                "require not hole -- a hole in the tokens is not passed on",
+            ),
+            "DELIVER_FINAL": (
+                "require not hole -- a hole in the tokens is not passed on",
+                "answers = answers + 1",
+            ),
+            "DELIVER_CUT": (
+                "require said -- nothing is no answer",
+                "answers = answers + 1",
+            ),
+            "ANSWER_ERROR": ("answers = answers + 1",),
+            "ABORT_ATTEMPT": ("at_work = False",),
+            "LOG_FAILURE": ("logged = logged + 1",),
+            "CLOSE": ("closed = closed + 1",),
+            "ARM_PATIENCE": ("patience = True",),
+            "ARM_ATTEMPT": ("watch = True",),
+            "ARM_ABORT": ("abort_timer = True",),
+        },
+        silent=SILENT,
+        at_end=(*(f"{timer} = False" for timer in TIMERS), "placing = False", "hole = False"),
+    )
+
+
+def _gateway() -> Iterator[Happening]:
+    waits = f"state in {UNPLACED} and placing"
+    admitted = ("admitted = True", "placing = True")
+    yield Happening("is_admitted", "work", "state == RECEIVED", g.Admitted, 0, admitted)
+    yield Happening("is_full", "fault", "state == RECEIVED", g.Refused)
+    yield Happening("is_placed", "work", waits, g.Placed, 0, ("placing = False",))
+    yield Happening("nobody_is_there", "fault", waits, g.NoTopology, 0, ("placing = False",))
+    timers: tuple[tuple[str, str, type[Event], tuple[str, ...]], ...] = (
+        ("nobody_comes", f"state in {UNPLACED}", g.PlacementTimedOut, ()),
+        ("attempt_is_silent", "watch", g.AttemptTimedOut, ("watch = False",)),
+        ("token_is_late", "patience", g.TokenTimedOut, ("patience = False",)),
+        ("nobody_confirms", "abort_timer", g.AbortTimedOut, ("abort_timer = False",)),
+        ("time_is_over", f"state not in {ENDED}", g.DeadlinePassed, ()),
+    )
+    for name, when, event, before in timers:
+        yield Happening(name, "time", when, event, 0, before)
+
+
+def _api() -> Iterator[Happening]:
+    may_speak, before = f"admitted and not silent and state not in {ENDED}", ("silent = True",)
+    yield Happening("client_leaves", "fault", may_speak, g.CancelRequested, 0, before)
+    yield Happening("api_refuses", "fault", may_speak, g.Refused, 0, before)
+    yield Happening("api_fails", "fault", may_speak, g.Abandoned, 0, before)
+    has_read = f"{may_speak} and said"
+    yield Happening("client_has_enough", "fault", has_read, g.StopRequested, 0, before)
+
+
+def _attempt() -> Iterator[Happening]:
+    sent = "attempts > 0"
+    words: tuple[tuple[str, type[Event], str, tuple[str, ...]], ...] = (
+        ("is_accepted", g.Accepted, sent, ("watch = False",)),
+        (
+            "tokens_arrive",
+            g.TokensArrived,
+            f"{sent} and at_work and not hole",
+            ("watch = False", "patience = False"),
+        ),
+        (
+            "last_tokens_arrive",
+            g.FinalTokensArrived,
+            f"{sent} and at_work and not hole",
+            ("at_work = False",),
+        ),
+        ("last_tokens_arrive_late", g.FinalTokensArrived, f"{sent} and not at_work", ()),
+        ("tokens_are_missed", g.TokensMissed, f"{sent} and at_work", ("hole = True",)),
+        ("attempt_fails", g.AttemptFailed, sent, ()),
+        ("attempt_is_refused", g.AttemptRefused, sent, ()),
+        ("abort_is_confirmed", g.AbortConfirmed, f"{sent} and not at_work", ()),
+    )
+    for name, event, when, before in words:
+        yield Happening(name, "fault", when, event, 0, before, event_fields=KIND)
+    for event in (g.AttemptFailed, g.TokensMissed):
+        hole = ("hole = True",) if event is g.TokensMissed else ()
+        yield Happening(
+            f"{event.__name__}_for_good",
+            "fault",
+            f"{sent} and at_work",
+            event,
+            0,
+            hole,
+            {"may_retry": "False"},
+            KIND | {"retryable": "False"},
+        )
+
+
+def _laws() -> tuple[Law, ...]:
+    ended = f"state in {ENDED}"
+    turned_away = "(state == REJECTED and not admitted)"
+    return (
+        Law("AtMostOneAnswer", 1, "one answer (F39, F40)", "answers <= 1"),
+        Law(
+            "OneAnswer",
+            1,
+            "who ends has answered once, unless nobody reads or it was refused at once",
+            f"not ({ended}) or (answers == 0) == (silent or {turned_away})",
+        ),
+        Law(
+            "ThePlaceIsGivenBackOnce",
+            4,
+            "the place is given back once",
+            f"closed <= 1 and (closed == 1) == ({ended} and admitted)",
+        ),
+        Law(
+            "OurFaultsAreLogged",
+            1,
+            "each failure of ours leaves a line, and nothing else does",
+            "logged <= 1 and (logged == 1) == (state == FAILED)",
+        ),
+        Law(
+            "TheNextTokenIsBounded",
+            1,
+            "who waits for a token has a clock for it, that began with the last one (F15)",
+            "state not in (PREPARING, MIGRATING, PLACED, STREAMING) or patience",
+        ),
+        Law(
+            "SilenceIsBounded",
+            7,
+            "an attempt has a clock that began with its last word",
+            "state not in (PLACED, STREAMING) or watch",
+        ),
+        Law(
+            "NobodyWorksForNobody",
+            4,
+            "what has ended has called its attempt off (F43)",
+            f"not ({ended}) or not at_work",
+        ),
+    )
+
+
+def generation_model(table: Table = g.TABLE, max_attempts: int = 2) -> Model:
+    """The model; `table` is GENERATION's, or one with a bug put back."""
+    return Model(
+        name="GENERATION",
+        about="a request at the gateway, over its attempts",
+        parts=(_part(table),),
+        variables=(
+            Variable("admitted", (False, True), "it holds a place"),
+            Variable("attempts", tuple(range(max_attempts + 2)), "sent so far"),
+            Variable("failures", tuple(range(max_attempts + 2))),
+            Variable("said", (False, True), "the client has tokens"),
+            Variable("hole", (False, True), "a chunk came that leaves a hole before it"),
+            Variable("at_work", (False, True), "the attempt was not called off"),
+            Variable("placing", (False, True), "somebody will choose instances"),
+            Variable("silent", (False, True), "the client left, or the API has answered"),
+            Variable("answers", (0, 1, 2)),
+            Variable("closed", (0, 1, 2), "times that the place was given back"),
+            Variable("logged", (0, 1, 2)),
+            *(Variable(timer, (False, True), "armed") for timer in TIMERS),
+        ),
+        happenings=(*_gateway(), *_api(), *_attempt()),
+        laws=_laws(),
+        promises=(
+            Promise(
+                "TimeEndsIt",
+                1,
+                "one terminal answer before its deadline",
+                "once",
+                f"state in {ENDED}",
+            ),
+        ),
+        constants={"MAX_ATTEMPTS": max_attempts},
+    )

@@ -1,0 +1,85 @@
+"""INSTANCE as data: one life of a process, whose heart beats or not."""
+
+from __future__ import annotations
+
+from epd.fsm import instance as i
+from epd.fsm.kernel import Table
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+PRESENT = "(HEALTHY, SUSPECT, DRAINING)"
+OVER = "(LOST, LEFT)"
+
+
+def _laws() -> tuple[Law, ...]:
+    return (
+        Law(
+            "ItsEndIsToldOnce",
+            4,
+            "the attempts of a life that took work are failed once, when it is over",
+            f"failed <= 1 and (failed == 1) == (member and state in {OVER})",
+        ),
+        Law(
+            "OnlyMembersTakeWork",
+            4,
+            "no work is placed on a life that is no member, or over (F44)",
+            "state != HEALTHY or (member and failed == 0)",
+        ),
+    )
+
+
+def instance_model(table: Table = i.TABLE) -> Model:
+    """The model; `table` is INSTANCE's, or one with a bug put back.
+
+    Silence is counted: one heartbeat that is due is missed, and then they have ended."""
+    part = Part(
+        table,
+        effects={
+            "WELCOME": ("member = True",),
+            "FAIL_ATTEMPTS": (
+                f"require state in {OVER} -- attempts are failed when it is over",
+                "failed = failed + 1",
+            ),
+        },
+        silent=frozenset(("keep_load", "keep_reason", "REFUSE", "PUBLISH", "DISCONNECT")),
+    )
+    beats = f"member and state in {PRESENT}"
+    return Model(
+        name="INSTANCE",
+        about="one life of an instance, as the registry sees it",
+        parts=(part,),
+        variables=(
+            Variable("member", (False, True), "was welcomed: it took work"),
+            Variable("missed", (False, True), "a heartbeat that was due"),
+            Variable("failed", (0, 1, 2), "times that its attempts were told of its end"),
+        ),
+        happenings=(
+            Happening("joins", "fault", event=i.JoinAccepted),
+            Happening("is_refused", "fault", "state == JOINING", i.JoinRejected),
+            Happening("beats", "fault", beats, i.HeartbeatReceived, before=("missed = False",)),
+            Happening(
+                "beat_is_missed", "time", "not missed", i.HeartbeatMissed, before=("missed = True",)
+            ),
+            Happening("beats_have_ended", "time", "missed", i.HeartbeatsEnded),
+            Happening("drains", "fault", beats, i.DrainAnnounced),
+            Happening("leaves", "fault", beats, i.LeftReceived),
+            Happening("is_replaced", "fault", event=i.EpochReplaced),
+        ),
+        laws=_laws(),
+        promises=(
+            Promise(
+                "SilenceEndsIt",
+                7,
+                "it is over, or its heart beats again and again",
+                "again",
+                f"state in {OVER}",
+                rests={
+                    "state == HEALTHY": (
+                        "it lives as long as its heart beats: HEALTHY and SUSPECT may alternate"
+                    ),
+                    "state == DRAINING": (
+                        "what is open is bounded by deadlines; the instance leaves by itself"
+                    ),
+                },
+            ),
+        ),
+    )

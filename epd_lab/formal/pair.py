@@ -1,0 +1,362 @@
+"""Both ends of one room over a network that loses, repeats and reorders: TRANSFER twice, as data.
+
+The same small world as `epd_lab.sim.model.pair`, scenario for scenario, so that the number of
+moments that can be reached must be the same.  The network keeps every message that was ever sent:
+it may arrive at any later moment, any number of times, or never.  Bytes are counted in halves of a
+room.
+
+Liveness speaks of what comes after the faults: the constant FAULTS_STOP lets `calm` come true
+some day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from epd.fsm import transfer as t
+from epd.fsm.kernel import Event, Table
+from epd.fsm.transfer_table import TABLE
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+ENDED = "(RELEASED, CANCELLED, EXPIRED, FAILED)"
+MAY_WRITE = "(STREAMING, WRITING, CANCEL_PENDING, EXPIRE_PENDING, QUARANTINED)"
+HALVES = (0, 1, 2)
+TO_PRODUCER: dict[str, type[Event]] = {
+    "Grant": t.GrantReceived,
+    "CancelTransfer": t.CancelReceived,
+    "CommitAck": t.CommitAcked,
+}
+TO_CONSUMER: dict[str, type[Event]] = {
+    "Commit": t.CommitReceived,
+    "ShortCommit": t.CommitReceived,
+    "CancelAck": t.CancelAcked,
+    "TransferAborted": t.AbortReceived,
+    "TransferInDoubt": t.DoubtReceived,
+}
+SIDES = ("producer", "consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What both ends were told before the first event; the names are constants of the model."""
+
+    contract_holds: bool = True
+    offers: bool = False
+    commit_is_short: bool = False
+    engine_is_certain: bool = True
+    may_die: bool = True
+    may_be_declared_lost: bool = True
+    forgetful: bool = False
+    in_parts: bool = False
+    faults_stop: bool = False
+
+
+# What actions do to the counts of halves; the others keep what no guard reads.
+ACTIONS = {
+    "keep_last_part": ("me.ready = 2",),
+    "write_source": ("me.ready = 2", "me.part = me.ready - me.written"),
+    "write_granted": ("me.ready = 2", "me.part = me.ready - me.written"),
+    "keep_part": ("me.ready = me.ready if me.ready > 1 else 1",),
+    "write_part": (
+        "me.ready = me.ready if me.ready > 1 else 1",
+        "me.part = me.ready - me.written",
+    ),
+    "keep_written": ("me.written = me.written + me.part", "me.part = 0"),
+    "write_next": (
+        "me.written = me.written + me.part",
+        "me.part = me.ready - me.written",
+    ),
+}
+SILENT = frozenset(
+    "keep_slots keep_source keep_grant keep_commit keep_broken_bytes keep_broken_grant "
+    "keep_failure keep_refusal note_short_commit note_bad_bytes note_called_off note_lost "
+    "note_silent note_late "
+    "SEND_OFFER WITHDRAW_LEASE".split()
+)
+EFFECTS = {
+    "SEND_GRANT": ("net_Grant = True",),
+    "SEND_COMMIT": (
+        "net_Commit = net_Commit or not COMMIT_IS_SHORT",
+        "net_ShortCommit = net_ShortCommit or COMMIT_IS_SHORT",
+    ),
+    "SEND_COMMIT_ACK": ("net_CommitAck = True",),
+    "SEND_CANCEL": ("net_CancelTransfer = True",),
+    "SEND_CANCEL_ACK": ("net_CancelAck = True",),
+    "SEND_ABORT": ("net_TransferAborted = True",),
+    "SEND_DOUBT": ("net_TransferInDoubt = True",),
+    "HOLD_PART": ("me.memory = 'owned'",),
+    "START_WRITE": (
+        "require write not in ('running', 'zombie') -- one write at a time",
+        "require landed < 2 -- a room is written once",
+        "require CONTRACT_HOLDS -- a write starts with its contract",
+        "write = 'running'",
+    ),
+    "PUBLISH": ("me.publishing = True",),
+    "SETTLE_WRITE": ("me.settling = True",),
+    "START_FENCE": ("me.fencing = True",),
+    "ARM_RETRY": ("me.retry = True",),
+    "ARM_GRACE": ("me.grace = True",),
+    "CONCLUDE_FAILED": ("me.concluded = me.concluded + 1",),
+}
+RELEASE = (
+    "require me.memory == 'owned' -- owned memory is released",
+    "me.memory = 'released'",
+)
+OWN = {
+    "producer": {
+        "RELEASE_SOURCE": RELEASE,
+        "RELEASE_SLOTS": ("require False -- the slots are released by the consumer",),
+        "CONCLUDE_DELIVERED": ("me.concluded = me.concluded + 1",),
+    },
+    "consumer": {
+        "RELEASE_SLOTS": RELEASE,
+        "RELEASE_SOURCE": ("require False -- the source is released by the producer",),
+        "CONCLUDE_DELIVERED": (
+            "me.concluded = me.concluded + 1",
+            "require me.memory == 'owned' -- memory is published that is owned",
+            "require landed == 2 -- what is published has landed",
+            "me.memory = 'published'",
+        ),
+    },
+}
+AT_END = (
+    *(f"me.{timer} = False" for timer in ("retry", "grace", "deadline", "fencing", "settling")),
+    *(f"me.{count} = 0" for count in ("ready", "part", "written")),
+)
+
+
+def _part(side: str, table: Table) -> Part:
+    return Part(
+        table,
+        f"{side}_state",
+        guards={
+            "is_consumer": str(side == "consumer"),
+            "contract_holds": "CONTRACT_HOLDS",
+            "offers": "OFFERS" if side == "producer" else "False",
+            "length_matches": "True",
+            "is_news": "1 > me.written",
+            "more_is_ready": "me.ready > me.written + me.part",
+        },
+        actions=ACTIONS,
+        effects=EFFECTS | OWN[side],
+        silent=SILENT,
+        at_end=AT_END,
+        owners={"me": side, "other": SIDES[side == "producer"]},
+    )
+
+
+def _end(side: str, told: Told) -> Iterator[Variable]:
+    def made(name: str, *values: bool | int | str, note: str = "") -> Variable:
+        return Variable(f"{side}_{name}", values, note)
+
+    offers = told.offers and side == "producer"
+    yield made("alive", True, False)
+    yield made("retry", offers, not offers, note="armed")
+    yield made("grace", False, True)
+    yield made("deadline", True, False)
+    yield made("fencing", False, True)
+    yield made("concluded", 0, 1, 2, note="outcomes that its owner was told")
+    yield made("memory", "none", "owned", "released", "published")
+    yield made("started", False, True, note="bytes were ready, or slots were leased")
+    yield made("cancelled", False, True, note="its owner has called it off")
+    yield made("settling", False, True)
+    yield made("publishing", False, True)
+    for name in ("ready", "part", "written"):
+        yield made(name, *HALVES)
+
+
+def _words(alive: str, part: int, words: dict[str, type[Event]]) -> Iterator[Happening]:
+    for word, event in words.items():
+        sent, before = f"net_{word}", ("producer_granted = True",) if word == "Grant" else ()
+        guards = {"length_matches": str(word == "Commit")}
+        yield Happening(
+            f"{word}_arrives", "work", f"{sent} and {alive}", event, part, before, guards
+        )
+        lost = f"{sent} and FORGETFUL and not calm"
+        yield Happening(f"{word}_is_lost", "fault", lost, before=(f"{sent} = False",))
+
+
+def _writer() -> Iterator[Happening]:
+    landed = ("landed = landed + producer_part",)
+    ends: tuple[tuple[str, str, str, type[Event], tuple[str, ...]], ...] = (
+        ("succeeds", "work", "True", t.WriteSucceeded, ("write = 'over'", *landed)),
+        ("is_refused", "fault", "not calm", t.WriteRefused, ("write = 'over'",)),
+        (
+            "is_in_doubt",
+            "fault",
+            "not calm and not ENGINE_IS_CERTAIN",
+            t.WriteOutcomeUnknown,
+            ("write = 'zombie'",),
+        ),
+    )
+    for name, kind, when, event, before in ends:
+        here = f"write == 'running' and {when}"
+        yield Happening(f"write_{name}", kind, f"{here} and producer_alive", event, 0, before)
+        yield Happening(
+            f"write_{name}_for_nobody", kind, f"{here} and not producer_alive", before=before
+        )
+    asked = "producer_alive and producer_settling"
+    settled = ("write = 'over'", "producer_settling = False")
+    yield Happening("write_settles", "work", asked, t.WriteSettled, 0, settled)
+    again = ("producer_settling = False", "producer_retry = True")
+    yield Happening("engine_cannot_tell", "fault", f"{asked} and not calm", before=again)
+    fence = ("producer_settling = False", "producer_fencing = True")
+    yield Happening("peer_is_known_lost", "work", f"{asked} and not consumer_alive", before=fence)
+
+
+def _timers(side: str, part: int) -> Iterator[Happening]:
+    alive = f"{side}_alive"
+    timers: tuple[tuple[str, type[Event]], ...] = (
+        ("retry", t.RetryDue),
+        ("grace", t.GraceEnded),
+        ("deadline", t.DeadlinePassed),
+    )
+    for timer, event in timers:
+        armed = f"{side}_{timer}"
+        when, before = f"{alive} and {armed}", (f"{armed} = False",)
+        yield Happening(f"{side}_{event.__name__}", "time", when, event, part, before)
+
+
+def _losses(side: str, part: int) -> Iterator[Happening]:
+    other = SIDES[side == "producer"]
+    alive, open_ = f"{side}_alive", f"{side}_state not in {ENDED}"
+    yield Happening(
+        f"{other}_is_lost", "time", f"{alive} and {open_} and not {other}_alive", t.PeerLost, part
+    )
+    wrongly = f"{alive} and {open_} and {other}_alive and MAY_BE_DECLARED_LOST and not calm"
+    yield Happening(f"{other}_is_declared_lost_wrongly", "fault", wrongly, t.PeerLost, part)
+    can_die = f"{alive} and {other}_alive and MAY_DIE and not calm"
+    yield Happening(f"{side}_is_killed", "fault", can_die, before=(f"{alive} = False",))
+    fencing = f"{alive} and {side}_fencing"
+    yield Happening(
+        f"{side}_cannot_fence_the_living",
+        "work",
+        f"{fencing} and {other}_alive",
+        before=(f"{side}_fencing = False", f"{side}_retry = True"),
+    )
+    quiet = "write == 'zombie'" if side == "producer" else "write != 'none'"
+    yield Happening(
+        f"{side}_fences",
+        "work",
+        f"{fencing} and not {other}_alive",
+        t.PeerFenced,
+        part,
+        (f"write = 'over' if {quiet} else write", f"{side}_fencing = False"),
+    )
+
+
+def _owners() -> Iterator[Happening]:
+    idle = "not producer_started and not producer_cancelled"
+    half = f"producer_alive and IN_PARTS and producer_granted and {idle}"
+    yield Happening("half_is_ready", "work", half, t.PartReady, 0)
+    begun = ("producer_started = True", "producer_memory = 'owned'")
+    yield Happening("bytes_are_ready", "work", f"producer_alive and {idle}", t.BytesReady, 0, begun)
+    off = "producer_alive and not producer_cancelled and not calm"
+    gone = ("producer_cancelled = True",)
+    yield Happening("source_fails", "fault", off, t.SourceFailed, 0, gone)
+    waits = "consumer_alive and not consumer_started"
+    leased = ("consumer_started = True", "consumer_memory = 'owned'")
+    yield Happening("slots_are_leased", "work", waits, t.SlotsLeased, 1, leased)
+    off = "consumer_alive and not consumer_cancelled and not calm"
+    gone = ("consumer_cancelled = True",)
+    yield Happening("consumer_is_cancelled", "fault", off, t.CancelRequested, 1, gone)
+    over, when = ("consumer_publishing = False",), "consumer_alive and consumer_publishing"
+    yield Happening("published", "work", when, t.Published, 1, over)
+    yield Happening("publish_fails", "fault", f"{when} and not calm", t.PublishFailed, 1, over)
+
+
+def _laws() -> Iterator[Law]:
+    writable = "write in ('running', 'zombie')"
+    given = "consumer_memory in ('released', 'published')"
+    yield Law(
+        "SlotsAreNotWritten",
+        3,
+        "no write may touch slots that are released or published (F6, F7, F8)",
+        f"not ({given} and {writable})",
+    )
+    yield Law(
+        "NobodyMayWriteIntoThem",
+        3,
+        "while both live the producer cannot begin to write into slots that are given away",
+        f"not ({given} and producer_alive and consumer_alive and producer_state in {MAY_WRITE})",
+    )
+    yield Law(
+        "TheSourceIsNotRead",
+        3,
+        "no write may read a source that is released (F8)",
+        f"not (producer_memory == 'released' and {writable})",
+    )
+    for side in SIDES:
+        name, ended = side.capitalize(), f"{side}_state in {ENDED}"
+        told = f"{side}_concluded == 1" + (" or producer_cancelled" * (side == "producer"))
+        yield Law(f"{name}IsToldOnce", 4, "an owner hears one outcome", f"{side}_concluded <= 1")
+        yield Law(
+            f"{name}EndsEmpty",
+            4,
+            "who has ended owns nothing",
+            f"not ({ended} and {side}_memory == 'owned')",
+        )
+        yield Law(
+            f"{name}IsTold",
+            4,
+            "who has ended has told its owner, unless that ended it",
+            f"not ({ended}) or {told}",
+        )
+
+
+def _promises(told: Told) -> Iterator[Promise]:
+    if told.faults_stop:
+        drained = " and ".join(f"(not {s}_alive or {s}_state in {ENDED})" for s in SIDES)
+        words = "once nothing fails any more everything ends"
+        yield Promise("Drains", 7, words, "once", drained, ("time", "work"))
+    elif not told.engine_is_certain:
+        rests = {
+            "producer": (
+                "EXPIRE_PENDING",
+                "the own engine still reads the source: its write decides",
+            ),
+            "consumer": ("COMPLETE", "publishing is bounded local work; its outcome decides"),
+        }
+        for side, (state, why) in rests.items():
+            yield Promise(
+                f"TimeEndsThe{side.capitalize()}",
+                7,
+                "time moves every end towards its end, or to where time must not free memory",
+                "again",
+                f"not {side}_alive or {side}_state in {ENDED}",
+                rests={
+                    f"{side}_state == QUARANTINED": "only the writer or a fence frees it (F7, F8)",
+                    f"{side}_state == {state}": why,
+                },
+            )
+
+
+def pair_model(told: Told | None = None, table: Table = TABLE, name: str = "PAIR") -> Model:
+    """The model of a scenario; `table` is TRANSFER's, or one with a bug put back."""
+    told = told or Told()
+    words = (*TO_PRODUCER, *TO_CONSUMER)
+    return Model(
+        name=name,
+        about="both ends of a room, over a network that loses, repeats and reorders",
+        parts=tuple(_part(side, table) for side in SIDES),
+        variables=(
+            *(variable for side in SIDES for variable in _end(side, told)),
+            Variable("producer_granted", (False, True), "has read a grant"),
+            Variable("write", ("none", "running", "over", "zombie")),
+            Variable("landed", HALVES),
+            *(Variable(f"net_{word}", (False, True), "said, and may arrive") for word in words),
+            Variable("calm", (False, True), "nothing fails any more"),
+        ),
+        happenings=(
+            *_words("producer_alive", 0, TO_PRODUCER),
+            *_words("consumer_alive", 1, TO_CONSUMER),
+            *_writer(),
+            *(h for n, side in enumerate(SIDES) for h in (*_timers(side, n), *_losses(side, n))),
+            *_owners(),
+            Happening("faults_stop", "work", "FAULTS_STOP and not calm", before=("calm = True",)),
+        ),
+        laws=tuple(_laws()),
+        promises=tuple(_promises(told)),
+        constants={field.upper(): getattr(told, field) for field in told.__slots__},
+    )

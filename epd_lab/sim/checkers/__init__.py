@@ -1,0 +1,76 @@
+"""The invariants of a run, one module each; `ALL` in the order in which their findings matter.
+
+A checker is made with the run's context; it may watch events from then on, and it is asked once at
+quiescence.  What it finds goes to `World.violate`.
+"""
+
+from epd_lab.sim.checkers.answers import Answers
+from epd_lab.sim.checkers.attempts import Attempts
+from epd_lab.sim.checkers.books import Books
+from epd_lab.sim.checkers.bounds import Bounds
+from epd_lab.sim.checkers.conservation import Conservation
+from epd_lab.sim.checkers.deadlines import Deadlines
+from epd_lab.sim.checkers.durations import Durations
+from epd_lab.sim.checkers.faultless import Faultless
+from epd_lab.sim.checkers.firsttoken import FirstToken
+from epd_lab.sim.checkers.forsaken import Forsaken
+from epd_lab.sim.checkers.integrity import Integrity
+from epd_lab.sim.checkers.links import Links
+from epd_lab.sim.checkers.liveness import Liveness
+from epd_lab.sim.checkers.lives import Lives
+from epd_lab.sim.checkers.residency import Residency
+from epd_lab.sim.checkers.scopes import Scopes
+from epd_lab.sim.checkers.silence import Silence
+from epd_lab.sim.checkers.singleflight import SingleFlight
+from epd_lab.sim.checkers.tokens import GoldenTokens
+from epd_lab.sim.checkers.tombstones import Tombstones
+from epd_lab.sim.checkers.wakeups import WakeUps
+
+ALL = (
+    Integrity,
+    GoldenTokens,
+    Answers,
+    Deadlines,
+    Lives,
+    Scopes,
+    Links,
+    Silence,
+    SingleFlight,
+    Residency,
+    Bounds,
+    Durations,
+    Attempts,
+    Tombstones,
+    FirstToken,
+    WakeUps,
+    Forsaken,
+    Conservation,
+    Books,
+    Faultless,
+    Liveness,
+)
+
+__all__ = [
+    "ALL",
+    "Answers",
+    "Attempts",
+    "Books",
+    "Bounds",
+    "Conservation",
+    "Deadlines",
+    "Durations",
+    "Faultless",
+    "FirstToken",
+    "Forsaken",
+    "GoldenTokens",
+    "Integrity",
+    "Links",
+    "Liveness",
+    "Lives",
+    "Residency",
+    "Scopes",
+    "Silence",
+    "SingleFlight",
+    "Tombstones",
+    "WakeUps",
+]

@@ -1,0 +1,103 @@
+"""At silence no role keeps a book of what is over: not one entry, in any container that it has.
+
+`conservation` asks the roles what they own.  A book that nobody counts is seen only here: what is
+forgotten in one of two places stays for the life of the process, and grows.  `KEPT` names all that
+may stay, and why that is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from epd_lab.sim.checkers.base import Checker
+
+KEPT: dict[str, tuple[str, ...]] = {
+    "the members, and the last lives that were lost": (
+        "Actor._connected",
+        "Actor.listed",
+        "Actor.lost",
+        "Actor.peers",
+        "Links._trusted_until_s",
+        "Member._listed",
+        "Registry._instances",
+        "Registry._lost",
+        "Registry._refused",
+    ),
+    "made once, when roles are put together": (
+        "Actor._handlers",
+        "Actor.roles",
+        "Reports.related",
+        "Role._perform",
+    ),
+    "numbers by kind": (
+        "Actor.counters",
+        "GatewayRole.outcomes",
+        "Requests.totals",
+        "RunAhead._counters",
+        "Speculation._totals",
+        "StageTimes._counts",
+        "StageTimes._sums",
+    ),
+    "a cache, and what is known of another's": (
+        "Affinity._num_blocks",
+        "BlockPool._by_key",
+        "BlockPool._idle",
+        "BlockPool._key_of",
+        "CacheIndex._books",
+        "CacheIndex._holders",
+        "CacheLog._held",
+        "CachePublisher._in_memory",
+        "CachePublisher._in_storage",
+        "Embeddings._embeddings",
+        "EncodeRole.encodings",
+        "LruCache._sizes",
+        "Pool._leased",
+        "PrefixRecord._books",
+    ),
+    "memory that is free": ("BlockPool._free", "Pool._free"),
+    "tombstones, and claims that may come: the last few thousand": (
+        "Holds._holds",
+        "Requests._ended",
+    ),
+    "timers: `conservation` looks at them": ("Timers._armed", "Timers._handle", "Timers._heap"),
+}
+TOMBSTONES = tuple(f"Transfers.{name}" for name in ("_consumers", "_ended", "_producers", "_rooms"))
+"""Rooms that are over, for `tombstone_s`."""
+PERIODIC = "list storage"  # a task that comes again and again, as its timer does
+_NAMES = {name for names in KEPT.values() for name in names}
+_OURS = ("epd.roles", "epd.scheduling")
+
+
+def books(owner: object, seen: set[int]) -> Iterator[tuple[str, int]]:
+    """Each book of a role and of its parts that is not empty: its name, and its length."""
+    if id(owner) in seen:
+        return
+    seen.add(id(owner))
+    kinds = type(owner).__mro__
+    slots = [name for kind in kinds for name in getattr(kind, "__slots__", ())]
+    for name in (*getattr(owner, "__dict__", ()), *slots):
+        value = getattr(owner, name, None)
+        if type(value).__module__.startswith(_OURS):
+            yield from books(value, seen)
+        elif isinstance(value, dict | set | list | deque):
+            length = sum(map(bool, value.values())) if isinstance(value, Counter) else len(value)
+            if name == "_tasks":
+                length = sum(not task.startswith(PERIODIC) for task in value)
+            if length and not any(f"{kind.__name__}.{name}" in _NAMES for kind in kinds):
+                yield f"{type(owner).__name__}.{name}", length
+
+
+class Books(Checker):
+    name = "books"
+
+    def at_end(self) -> None:
+        remembered = () if self.context.cluster.waited_out else TOMBSTONES
+        for node in self.context.cluster.living():
+            seen: set[int] = set()
+            for role in node.actor.roles:
+                for name, length in books(role, seen):
+                    if name not in remembered:
+                        self.violate(
+                            f"{node.process.name} keeps {length} in {name}, and all is over"
+                        )

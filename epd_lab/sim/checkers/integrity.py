@@ -1,0 +1,85 @@
+"""Invariant 3: what is published under a hash are the rows encoded for it, and no write lands in
+memory that its lease no longer owns.
+
+The lease of a slot or block is known from the consumer's TRANSFER machine: it owns its slots from
+the grant to the end of the transfer.  A write that lands must belong to such a machine, and to the
+very life of the peer that it was granted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from epd.engine.base import Rows
+from epd.fsm import embedding, transfer
+from epd.fsm.kernel import Event, Machine, State
+from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.transfer import Write
+from epd_lab.sim.workload import Ask, mm_hash_of
+
+_MAY_BE_WRITTEN = frozenset(
+    {
+        transfer.S.RESERVED,
+        transfer.S.CANCEL_PENDING,
+        transfer.S.EXPIRE_PENDING,
+        transfer.S.QUARANTINED,
+    }
+)
+
+
+class Integrity(Checker):
+    name = "integrity"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._leases: dict[tuple[str, str, int], transfer.Transfer] = {}
+        self._rows: dict[str, bytes] = {}
+        self.expect(record.ask for record in context.clients.records)
+        context.world.watch(self._watch, transfer.SlotsLeased, embedding.Loaded)
+        context.world.fabric.on_land = self._landed
+
+    def expect(self, asks: Iterable[Ask]) -> None:
+        """The pictures of these requests will come."""
+        for ask in asks:
+            for _, picture in ask.pictures:
+                self._rows[mm_hash_of(picture)] = picture.rows()
+
+    def _watch(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if isinstance(event, transfer.SlotsLeased) and isinstance(machine, transfer.Transfer):
+            region = "kv" if machine.key.endswith("/kv") else "rows"
+            for slot in machine.slots:
+                self._leases[process.name, region, slot] = machine
+        elif isinstance(event, embedding.Loaded) and isinstance(machine, embedding.Embedding):
+            self._published(process, machine)
+
+    def _published(self, process: SimProcess, machine: embedding.Embedding) -> None:
+        expected = self._rows.get(machine.key)
+        rows: Rows | list[memoryview] = machine.rows
+        found = b"".join([rows.buffer()] if isinstance(rows, Rows) else rows)
+        if expected is not None and found != expected:
+            self.violate(
+                f"{process.name} published {machine.key[:8]} from room {machine.room} with bytes "
+                "that were not encoded for it"
+            )
+
+    def _landed(self, write: Write, owner: SimProcess, slots: Sequence[int]) -> None:
+        for slot in slots:
+            lease = self._leases.get((owner.name, write.target.region_id, slot))
+            writer = (write.writer.instance_id, write.writer.epoch)
+            place = f"slot {slot} of {write.target.region_id} at {owner.name}"
+            if lease is None or lease.state not in _MAY_BE_WRITTEN:
+                state = "leased to nobody" if lease is None else f"{lease.key} {lease.state.name}"
+                self.violate(f"{write.writer.name} wrote {place}, which is {state} (F7)")
+            elif (lease.peer.instance_id, lease.peer.epoch) != writer:
+                self.violate(
+                    f"{write.writer.name} wrote {place}, which is leased for {lease.key} to "
+                    f"{lease.peer.instance_id}:{lease.peer.epoch}"
+                )
+
+    def at_end(self) -> None:
+        for node in self.context.cluster.nodes.values():
+            for text in node.language.violations[:3] if node.language else ():
+                self.violate(f"{node.process.name}: {text}")

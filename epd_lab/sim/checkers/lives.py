@@ -1,0 +1,62 @@
+"""The registry counts one life of an instance: when a later one is a member, the earlier is over.
+
+Two would be served work, and what the dead one had would be given up only when its silence has
+lasted long enough (F44).  Nor is one given up that lives, by the registry or by a peer that tells a
+new gateway so (F35): it would have to start anew.  Once all is quiet, every instance knows the
+members, and nobody else: words for others go nowhere.
+"""
+
+from __future__ import annotations
+
+from epd.fsm import instance
+from epd.fsm.kernel import Event, Machine, State
+from epd.messages import Address
+from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.process import SimProcess
+
+
+class Lives(Checker):
+    name = "lives"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._members: dict[tuple[str, str], instance.Instance] = {}  # by gateway and name
+        self._first: dict[str, int] = {}  # epoch by name
+        context.world.watch(self._watch, instance.JoinAccepted)
+        if context.all_stay:
+            context.world.watch(self._given_up, instance.HeartbeatsEnded)
+
+    def _given_up(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if target is instance.S.LOST:
+            self.violate(f"{machine.key} was given up, and lives")
+
+    def _watch(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if not isinstance(machine, instance.Instance):
+            return
+        name = process.name, machine.info.address.instance_id
+        first = self._first.setdefault(machine.info.address.instance_id, machine.info.address.epoch)
+        if self.context.instances_stay and machine.info.address.epoch != first:
+            self.violate(f"{machine.key} joins, though its first life was never disturbed")
+        earlier = self._members.get(name)
+        if earlier is not None and earlier is not machine and earlier.present:
+            self.violate(f"{earlier.key} and {machine.key} are members at once (F44)")
+        self._members[name] = machine
+
+    def at_end(self) -> None:
+        living = self.context.cluster.living()
+        gateway = next((node.gateway for node in living if node.gateway is not None), None)
+        if gateway is None:
+            return
+        present = (i.info.address for i in gateway.registry.instances if i.present)
+        members = {(address.instance_id, address.epoch) for address in present}
+        for node in living:
+            actor = node.actor
+            known = {life for life in actor.listed if actor.is_listed(Address(*life, ""))}
+            if node.instance is not None and known != members:
+                self.violate(
+                    f"{node.process.name} takes {sorted(known)} for the members {sorted(members)}"
+                )

@@ -1,0 +1,222 @@
+"""Who waits in a process for what is there already: every place in the roles where things wait.
+
+Each place is asked from outside, by its own reckoning: free memory, grants, open tasks, timers that
+are armed.  None asks the code that should have woken the waiter, which may be what is wrong.
+Nothing here is called in service.
+
+`PLACES` names what is made in `epd/roles` for somebody to wait in, by class and attribute; a test
+compares it with the code.  `NOT_LOOKED_AT` says why a place is not looked at.  Plain dictionaries
+in which things wait (prepared pictures, KV in front of landing memory, tokens to be sent, pictures
+that nobody has accepted) are looked at as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from epd.fsm import embedding, generation
+from epd.fsm.transfer import Side
+from epd.roles.embeddings import Embeddings
+from epd.roles.encode import EncodeRole
+from epd.roles.landing import Landing
+from epd.roles.requests import Requests
+from epd.roles.transfers import Transfers
+from epd.scheduling.batching import Entry
+from epd.scheduling.pool import Lease, LeaseQueue
+from epd_lab.sim.cluster import Node
+
+PLACES = {
+    "RunAhead.begin": "_begins",
+    "SendRing._lease": "_ring",
+    "SendRing._line": "_ring",
+    "Embeddings._leases": "_slots",
+    "Embeddings._budget": "_promises",
+    "StepLoop._launch": "_steps",
+    "Stream._news": "_streams",
+}
+NOT_LOOKED_AT = {
+    "_Asked.news": "no instance is profiled in simulation",
+    "Instance._idle": "who drains looks again and again, and wakes itself",
+}
+
+
+def overlooked(node: Node) -> Iterator[str]:
+    """What waits in this process though it could go on; nothing in a process whose turn is over."""
+    instance = node.instance
+    if node.gateway is not None:
+        yield from _placements(node)
+        yield from _streams(node)
+    if instance is None:
+        return
+    if instance.encode is not None:
+        yield from _begins(instance.encode, instance.transfers)
+        yield from _batches(node, instance.encode)
+        yield from _ring(instance.encode, instance.transfers)
+        yield from _news(node, instance.encode)
+    if instance.embeddings is not None:
+        yield from _slots(instance.embeddings, instance.transfers)
+        yield from _promises(instance.embeddings)
+    if instance.decode is not None:
+        yield from _landing(instance.decode._landing)
+    if instance.requests is not None:
+        yield from _steps(instance.requests)
+        yield from _blocks(instance.requests)
+
+
+# --- at the gateway -------------------------------------------------------------------------------
+
+
+def _placements(node: Node) -> Iterator[str]:
+    """An attempt that is to be placed has a clock, and so has a picture that nobody accepted."""
+    assert node.gateway is not None
+    role, armed = node.gateway.role, node.actor.armed
+    for key, machine in role._open.items():
+        unplaced = machine.state is generation.S.MIGRATING or (
+            machine.state is generation.S.PREPARING and machine.prompt is not None
+        )
+        if unplaced and not role._timers.runs(machine, "attempt"):
+            yield f"{key} is to be placed, and nobody will"
+    for key, rooms in role._dispatcher._unaccepted.items():
+        if rooms and not armed(f"generation/{key}/encode"):
+            yield f"pictures of {key} are not accepted, and nobody will offer them again"
+
+
+def _streams(node: Node) -> Iterator[str]:
+    assert node.gateway is not None
+    for key, machine in node.gateway.role._open.items():
+        stream = machine.stream
+        if stream._updates and stream._news._waiter is not None:
+            yield f"the client of {key} waits for what is there"
+
+
+# --- at encode ------------------------------------------------------------------------------------
+
+
+def _begins(encode: EncodeRole, transfers: Transfers) -> Iterator[str]:
+    ahead, is_first = encode._ahead, True
+    used = sum(ahead._begun.values())
+    for key, (nbytes, _) in ahead._waiting.items():
+        fits = is_first and (not used or used + nbytes <= ahead.capacity_nbytes)
+        is_first = False
+        rooms = encode.encodings[key].rooms
+        found = (transfers.find(room, Side.PRODUCER) for room in rooms)
+        if fits or any(transfer is not None and transfer.grant is not None for transfer in found):
+            yield f"{key[:8]} may be begun"
+        elif not rooms:
+            yield f"{key[:8]} waits to be begun, and nobody wants it"
+
+
+def _batches(node: Node, encode: EncodeRole) -> Iterator[str]:
+    if encode._prepared and not any(n.startswith("vision batches") for n in node.actor._tasks):
+        yield f"{len(encode._prepared)} pictures are prepared, and no batch is made"
+
+
+def _ring(encode: EncodeRole, transfers: Transfers) -> Iterator[str]:
+    ring = encode._ring
+    if ring is None or not ring._waiting:
+        return
+    held: Counter[str] = Counter()
+    for room, slots in ring._leased.items():
+        transfer = transfers.find(room, Side.PRODUCER)
+        held[transfer.peer.instance_id if transfer is not None else ""] += len(slots)
+    lease = _next_lease(ring._line, held)
+    if lease is not None and lease.count <= ring.pool.num_free:
+        yield f"{lease.key} may have its {lease.count} slots of the ring"
+
+
+def _news(node: Node, encode: EncodeRole) -> Iterator[str]:
+    if encode.events.log.has_news and not node.actor.armed("cache/publish"):
+        yield "news of the cache are not told"
+
+
+# --- at prefill -----------------------------------------------------------------------------------
+
+
+def _slots(embeddings: Embeddings, transfers: Transfers) -> Iterator[str]:
+    line = embeddings._leases
+    if not line._waiting:
+        return
+    held: Counter[str] = Counter()
+    for transfer in transfers._rooms.values():
+        is_rows = transfer.side is Side.CONSUMER and not transfer.key.endswith("/kv")
+        if is_rows and transfer.slots and not transfer.terminal:
+            held[transfer.peer.instance_id] += len(transfer.slots)
+    lease = _next_lease(line, held)
+    if lease is None:
+        return
+    idle = sum(
+        len(machine.slots)
+        for machine in embeddings._embeddings.values()
+        if machine.state is embedding.S.RESIDENT and not machine.waiters
+    )
+    if lease.count <= embeddings.pool.num_free + idle:
+        yield f"{lease.key} may have its {lease.count} slots"
+
+
+def _next_lease(line: LeaseQueue, held: Mapping[str, int]) -> Lease | None:
+    """Whose turn it is: the first whose peer is within its quota."""
+    for lease in line._waiting.values():
+        held_by_peer = held[lease.peer]
+        if not held_by_peer or held_by_peer + lease.count <= line._max_per_peer:
+            return lease
+    return None
+
+
+def _promises(embeddings: Embeddings) -> Iterator[str]:
+    budget = embeddings._budget
+    if not budget._waiting:
+        return
+    size = budget.size - embeddings._leases.num_stranded
+    used = sum(budget._promised.values())
+    first = next((key for key, count in budget._waiting.items() if count <= size), None)
+    if first is not None and used + budget._waiting[first] <= size:
+        yield f"{first} may be promised its slots"
+
+
+# --- at prefill and decode ------------------------------------------------------------------------
+
+
+def _landing(landing: Landing) -> Iterator[str]:
+    for room, waiting in landing._line.items():
+        if len(waiting.received) <= landing._pool.num_free:
+            yield f"{room} may land"
+        return
+
+
+def _steps(requests: Requests) -> Iterator[str]:
+    """Its turns end within one instant, so nobody is awake while nothing happens."""
+    loop, scheduler = requests._loop, requests._scheduler
+    if loop._awake:
+        yield "the step loop is awake and has no turn"
+    if loop._under_way:
+        if loop._under_way[0].result.done():
+            yield "a step is over, and nobody looks at it"
+        return
+    for entry in (*scheduler._prefilling.values(), *scheduler._decoding.values()):
+        if scheduler._num_due(entry) > 0:
+            yield f"{entry.key} may be computed"
+    if requests._outbox:
+        yield f"tokens for {', '.join(requests._outbox)} are not sent"
+
+
+def _blocks(requests: Requests) -> Iterator[str]:
+    """The first of the line enters as soon as it may; while a step is under way a prompt waits for
+    its end."""
+    scheduler, pool = requests._scheduler, requests.pool
+    heads = [head for line in (scheduler._reservations, scheduler._line) if (head := line.head())]
+    if not heads:
+        return
+    first = min(heads, key=lambda entry: (entry.rank, not entry.reserves_only))
+    is_prompt = not first.reserves_only
+    if is_prompt and (requests._loop._under_way or not scheduler._has_place()):
+        return
+    count = scheduler.blocks_for(max(first.num_tokens, first.max_tokens))
+    if count + _spare(requests, first) <= pool.num_free:
+        yield f"{first.key} may have its {count} blocks"
+
+
+def _spare(requests: Requests, entry: Entry) -> int:
+    scheduler = requests._scheduler
+    spare = len(scheduler._lacking())
+    return spare if entry.reserves_only else spare + scheduler._watermark

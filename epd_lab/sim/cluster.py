@@ -1,0 +1,355 @@
+"""A cluster under simulation: the production roles of a topology over simulated ports.
+
+Only ports are replaced: clock, bus, data plane, randomness, journal, log and engines.  Roles,
+tables, scheduling, messages and codec are those that ship.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from epd.config import (
+    DecodeConfig,
+    EncodeConfig,
+    EngineConfig,
+    GatewayConfig,
+    InstanceConfig,
+    Limits,
+    PrefillConfig,
+    Timing,
+)
+from epd.fsm.kernel import Event, Machine, State
+from epd.fsm.request import (
+    DeadlinePassed,
+    LastTokenSampled,
+    Request,
+    S,
+    Scheduled,
+    TokenSampled,
+)
+from epd.fsm.transfer import GrantReceived
+from epd.messages import Address
+from epd.roles.base import Actor, Log, Ports
+from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.row_tiers import note_of
+from epd.transport import whole_file
+from epd.transport.base import Received
+from epd.transport.checksum import checksum_of
+from epd_lab.sim import golden
+from epd_lab.sim.device import Costs, SimDevice
+from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
+from epd_lab.sim.golden import Picture
+from epd_lab.sim.network import SimBus
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
+from epd_lab.sim.transfer import SimTransferEngine
+from epd_lab.sim.workload import mm_hash_of
+from epd_lab.sim.world import World
+
+FINGERPRINT = "simulated model"
+GATEWAY = "gateway"
+MEMBERSHIP = ("member/", "instance/", "storage/")  # timers that are armed for life
+HOUSEKEEPING = (*MEMBERSHIP, "transfer/tombstones")
+OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
+OnCall = Callable[[SimProcess, str, Any], None]
+ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes and times of a simulated cluster: small, so that every limit is reached."""
+
+    timing: Timing = Timing(
+        first_token_timeout_s=30.0,
+        token_timeout_s=30.0,
+        request_timeout_s=30.0,
+        accept_timeout_s=1.0,
+        stall_timeout_s=5.0,
+        abort_timeout_s=1.0,
+        link_timeout_s=1.0,
+        retry_interval_s=0.2,
+        tombstone_s=10.0,
+        heartbeat_interval_s=0.4,
+        suspect_after_s=1.0,
+        lost_after_s=2.0,
+        drain_timeout_s=3.0,
+        kv_lease_s=1.0,
+    )
+    limits: Limits = Limits(max_open_requests=64)
+    encode: EncodeConfig = EncodeConfig(
+        max_queue=64, max_batch_patches=64, cache_device_nbytes=2048
+    )
+    prefill: PrefillConfig = PrefillConfig(
+        max_queue=64,
+        pool_nbytes=12 * 4 * golden.ROW_NBYTES,
+        slot_nbytes=4 * golden.ROW_NBYTES,
+        min_early_tokens=1,
+    )
+    decode: DecodeConfig = DecodeConfig(max_queue=64, max_running=16)
+    engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
+    prefix_affinity: bool = True
+    disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
+    disk_knows_all: bool = False  # rows of every picture that will be asked for, from the start
+    num_blocks: int = 64
+    costs: Costs = Costs()
+    restart_after_s: float = 0.5
+
+
+class SimLog(Log):
+    """Keeps what a role logs, for failures and for the checkers."""
+
+    def __init__(self, world: World, process: SimProcess) -> None:
+        self._world = world
+        self._process = process
+        self.warnings: list[str] = []
+
+    def warning(self, text: str, **fields: object) -> None:
+        line = f"{self._process.name} {text} {fields}"
+        self.warnings.append(line)
+        self._world.trace("warning", line)
+
+    def info(self, text: str, **fields: object) -> None:
+        self._world.trace("info", self._process.name, text)
+
+
+@dataclass(slots=True)
+class Node:
+    """What lives in one simulated process: a gateway or an instance."""
+
+    process: SimProcess
+    actor: Actor
+    ports: Ports
+    gateway: Gateway | None = None
+    instance: Instance | None = None
+    language: SimLanguageEngine | None = None
+    devices: list[SimDevice] = field(default_factory=list)
+
+    @property
+    def warnings(self) -> list[str]:
+        log = self.ports.log
+        return log.warnings if isinstance(log, SimLog) else []
+
+    def live(self) -> dict[str, int]:
+        """What its roles own now, without zeros."""
+        owner = self.gateway or self.instance
+        return {k: n for k, n in owner.live().items() if n} if owner is not None else {}
+
+    def tasks(self) -> list[str]:
+        """Names of its open tasks, but for those that begin for ever."""
+        return [name for name in self.actor._tasks if not name.startswith("list storage")]
+
+    def timers(self, but: tuple[str, ...]) -> list[str]:
+        """Names of its armed timers, but for those that begin so."""
+        return [name for name in self.actor._timers if not name.startswith(but)]
+
+
+def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:
+    """`2e1pd` to `[("e0", ("encode",)), ("e1", ...), ("pd0", ("prefill", "decode"))]`."""
+    instances: list[tuple[str, tuple[str, ...]]] = []
+    names: Counter[str] = Counter()
+    if not re.fullmatch(r"(\d+[epd]+)+", topology):
+        raise ValueError(f"topology {topology!r} is not like 1e1p1d, 1e1pd or 2epd")
+    for count, letters in re.findall(r"(\d+)([epd]+)", topology):
+        for _ in range(int(count)):
+            instances.append((f"{letters}{names[letters]}", tuple(ROLES[c] for c in letters)))
+            names[letters] += 1
+    return instances
+
+
+class Cluster:
+    """A gateway and the instances of a topology."""
+
+    def __init__(self, world: World, topology: str, settings: Settings) -> None:
+        self.world = world
+        self.settings = settings
+        self.instances = dict(parse_topology(topology))
+        self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
+        encode = settings.encode
+        self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
+        world.on_death.append(self._supervise)
+        world.watch(
+            self._count, Scheduled, GrantReceived, TokenSampled, LastTokenSampled, DeadlinePassed
+        )
+        self._stopping = False
+        self.waited_out = True  # every tombstone must be gone at the end
+        self.on_deliver: OnDeliver | None = None  # in place of a role's own
+        self.on_call: OnCall = lambda process, what, work: None  # of an engine, by a role
+
+    # --- processes --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything within a tenth of a second, in an order of the seed's choosing."""
+        for name in (GATEWAY, *self.instances):
+            at_s = 0.1 * self.world.random.uniform("start", name)
+            self.world.loop.call_at(at_s, self.spawn, name)
+
+    def fill_disk(self, pictures: Iterable[Picture]) -> None:
+        """As encoders of an earlier day have left it."""
+        for picture in pictures:
+            key, rows = mm_hash_of(picture), picture.rows()
+            note = note_of(golden.ROW_CONTRACT, key, picture.num_rows)
+            head = whole_file.head_of(note, len(rows), checksum_of([memoryview(rows)]))
+            self.disk.write(key, head + rows, "before")
+
+    def spawn(self, name: str) -> None:
+        alive = self.world.processes.get(name)
+        if alive is None or not alive.alive:
+            main = self._run_gateway if name == GATEWAY else self._run_instance
+            self.world.spawn(name, main)
+
+    def restart_later(self, name: str, delay_s: float) -> None:
+        loop = self.world.loop
+        loop.call_outside(loop.now_s + delay_s, self.spawn, name)
+
+    def _supervise(self, process: SimProcess) -> None:
+        """What ended by itself is started anew; what was killed, only if a fault says so."""
+        if process.exited and not self._stopping:
+            self.restart_later(process.instance_id, self.settings.restart_after_s)
+
+    def node(self, name: str) -> Node | None:
+        """The living process of this name."""
+        process = self.world.processes.get(name)
+        if process is None or not process.alive:
+            return None
+        return self.nodes.get(process.name)
+
+    def living(self) -> list[Node]:
+        found = (self.node(name) for name in (GATEWAY, *self.instances))
+        return [node for node in found if node is not None]
+
+    @property
+    def idle(self) -> bool:
+        """Everyone is there, and nothing is left that could cause anything: no message or write
+        under way, nothing owned, no task, and only the timers of membership and of tombstones."""
+        nodes = self.living()
+        links = self.world.network.links.values()
+        if len(nodes) <= len(self.instances) or self.world.fabric.writes:
+            return False
+        if any(link.num_in_flight or link.held for link in links) or self.world.network.withheld:
+            return False
+        return not any(node.live() or node.tasks() or node.timers(HOUSEKEEPING) for node in nodes)
+
+    # --- composition ------------------------------------------------------------------------------
+
+    def _ports(self, process: SimProcess) -> Ports:
+        world = self.world
+        return Ports(
+            clock=world.clock(process),
+            bus=SimBus(world.network, process),
+            random=world.random.stream("role", process.name),
+            transfers=SimTransferEngine(world.fabric, process),
+            journal=world.journal(process),
+            log=SimLog(world, process),
+            storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,
+        )
+
+    def _run_gateway(self, process: SimProcess) -> None:
+        settings, ports = self.settings, self._ports(process)
+        config = GatewayConfig(
+            timing=settings.timing,
+            limits=settings.limits,
+            prefix_affinity=settings.prefix_affinity,
+        )
+        gateway = Gateway(ports, config, FINGERPRINT)
+        self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
+        gateway.start()
+
+    def _run_instance(self, process: SimProcess) -> None:
+        settings, ports = self.settings, self._ports(process)
+        roles = self.instances[process.instance_id]
+        config = InstanceConfig(
+            instance_id=process.instance_id,
+            roles=roles,
+            timing=settings.timing,
+            encode=settings.encode,
+            prefill=settings.prefill,
+            decode=settings.decode,
+            engine=settings.engine,
+        )
+        device = SimDevice(self.world.loop, process, self.world.random, "device")
+        pool = SimDevice(self.world.loop, process, self.world.random, "pool")
+        pool.widen(settings.costs.pool_threads)
+        vision = language = None
+        if "encode" in roles:
+            quantum_s = settings.engine.max_quantum_ms / 1e3
+            vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+            vision.on_call = partial(self.on_call, process)
+        if "prefill" in roles or "decode" in roles:
+            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            language.on_call = partial(self._steps, process)
+        joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
+        engines = Engines(vision, language)
+        instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
+        node = Node(process, instance.actor, ports, instance=instance, devices=[device, pool])
+        node.language = language
+        if language is not None and instance.requests is not None:
+            language.is_leased = instance.requests.pool.holds
+            language.is_published = instance.requests.pool.is_published
+        self.nodes[process.name] = node
+        instance.member.on_expelled = lambda reason: self._ends("expelled", node, reason)
+        instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
+        if self.on_deliver is not None:
+            deliver = partial(self.on_deliver, process, instance.actor.deliver)
+            instance.actor.deliver = deliver  # type: ignore[method-assign]
+        instance.start()
+
+    def _ends(self, why: str, node: Node, reason: str) -> None:
+        """As the composition root does: end in order, then let the supervisor start a new life."""
+        self.world.trace(why, node.process.name, reason)
+        self.world.fired[why] += 1
+        self.world.loop.call_next(self.world.exit, node.process)
+
+    def _steps(self, process: SimProcess, what: str, batch: Sequence[object]) -> None:
+        self.world.fired["full_step"] += len(batch) == self.settings.decode.max_running
+        self.on_call(process, what, batch)
+
+    def _count(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        """What no transition shows."""
+        if isinstance(event, Scheduled) and event.num_cached:
+            self.world.fired["prefix_hit"] += 1
+        if isinstance(event, GrantReceived) and event.grant.num_held:
+            self.world.fired["kv_held"] += 1
+        if isinstance(event, TokenSampled | LastTokenSampled):
+            self.world.fired["guess_confirmed"] += len(event.confirmed)
+        if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):
+            self.world.fired["cut_at_its_deadline"] += 1
+        if isinstance(machine, Request) and machine.num_rejected:
+            self.world.fired["guess_rejected"] += 1
+
+    # --- healing ----------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """No faults any more: everyone runs, everyone is connected, every device works."""
+        self.world.network.heal_all()
+        self.world.fabric.heal()
+        self.disk.heal()
+        for name in (GATEWAY, *self.instances):
+            process = self.world.processes.get(name)
+            if process is None or not process.alive:
+                self.spawn(name)
+                continue
+            process.slowness = 1.0
+            self.world.resume(process)
+        for node in self.living():
+            for device in node.devices:
+                device.fail_next = 0
+                device.release()
+            node.process.breaks.clear()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def stories(self) -> str:
+        """What every living process has open."""
+        lines = []
+        for node in self.living():
+            state = "stalled " if node.process.stalled else ""
+            lines.append(f"  {node.process.name}: {state}{node.live()} {dict(node.actor.counters)}")
+        return "\n".join(lines)

@@ -1,0 +1,324 @@
+"""All drills, as data; `epd_lab.sim.drill` says what one is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from epd.config import EncodeConfig, Limits
+from epd_lab.sim.answer_drills import ANSWER_DRILLS
+from epd_lab.sim.cache_drills import CACHE_DRILLS
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.drill import NOTHING, Drill
+from epd_lab.sim.fault_drills import FAULT_DRILLS
+from epd_lab.sim.faults import Fault
+from epd_lab.sim.link_drills import LINK_DRILLS
+from epd_lab.sim.loss_drills import LOSS_DRILLS
+from epd_lab.sim.network import Conditions
+from epd_lab.sim.recovery_drills import RECOVERY_DRILLS
+from epd_lab.sim.scheduling_drills import SCHEDULING_DRILLS
+from epd_lab.sim.staged_drills import STAGED_DRILLS
+from epd_lab.sim.swarm import Excuse
+from epd_lab.sim.tier_drills import TIER_DRILLS
+from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.workload import Workload
+
+__all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "Drill", "by_name", "naming"]
+
+
+PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+MANY_PICTURES = Workload(num_requests=16, image_share=1.0, num_pictures=16, spread_s=0.5)
+REPEATS = Workload(num_requests=40, image_share=1.0, num_pictures=2, spread_s=0.2)
+HANG_UPS = Workload(28, num_pictures=20, cancel_share=0.7, spread_s=0.5)
+SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
+
+DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "quiet",
+        (),
+        work=Workload(24, spread_s=2.0),
+        must_fire=0.0,
+        mutants=(
+            "acknowledged_rows_are_kept",
+            "a_grant_waits_for_its_retry",
+            "what_rests_counts_as_busy",
+        ),
+    ),
+    Drill(
+        "bytes-before-grant",
+        ("F1", "F15"),
+        work=Workload(12, image_share=1.0, num_pictures=30, spread_s=0.5),
+        fires=("TRANSFER:RetryDue",),
+        mutants=("drop_parked_bytes",),
+        topology="1e1p1d",
+        faults=(
+            Fault("block", "p0", point="MESSAGE:EncodeRequest", nth=6, other="e0", duration_s=0.4),
+        ),
+    ),
+    Drill(
+        "slow-bytes",
+        ("F2", "F6", "F23"),
+        work=PICTURES,
+        data=SLOW_LINK,
+        fires=("slow_write",),
+        mutants=(
+            "publish_before_commit",
+            "release_source_early",
+        ),
+        calm={"data": DataConditions()},
+    ),
+    Drill(
+        "small-pool",
+        ("F3", "F4", "F18", "F23", "F24", "F31", "F39"),
+        topology="2e1p1d",
+        work=Workload(36, spread_s=0.02, image_share=1.0, num_pictures=36),
+        fires=(
+            "EMBEDDING:RESIDENT>EVICTED",
+            "encodes_deferred",
+        ),
+        mutants=("evict_referenced_rows", "no_peer_has_a_quota"),
+        calm={
+            "settings.prefill.pool_nbytes": 1 << 16,
+            "settings.encode.cache_device_nbytes": 1 << 16,
+        },
+    ),
+    Drill(
+        "cancel-mid-transfer",
+        ("F6", "F21", "F22", "F42", "F43"),
+        work=HANG_UPS,
+        data=SLOW_LINK,
+        fires=(
+            "TRANSFER:RESERVED>CANCEL_PENDING",
+            "EMBEDDING:LOADING>ABANDONED",
+        ),
+        mutants=("cancel_frees_slots", "an_abort_is_confirmed_when_asked_again"),
+        calm={"work.cancel_share": 0.0},
+    ),
+    Drill(
+        "hang-up-storm",
+        ("F6", "F43"),
+        topology="1epd",
+        work=Workload(60, spread_s=0.2, cancel_share=0.8, max_text=120, max_tokens=24),
+        fires=("REQUEST:DECODING>ABORTING", "REQUEST:RUNNING>ABORTING"),
+        must_fire=0.9,
+        mutants=("abort_frees_blocks",),
+        calm={"work.cancel_share": 0.0},
+        settings=Settings(num_blocks=256),
+    ),
+    Drill(
+        "one-bad-picture",
+        ("F13", "F14", "F37", "F40"),
+        topology="1e1pd",
+        work=Workload(16, image_share=1.0, num_pictures=24, broken_share=0.3, spread_s=0.05),
+        fires=("ENCODING:QUEUED>FAILED", "ENCODING:ENCODING>FAILED"),
+        mutants=("bad_picture_fails_batch",),
+        calm={"work.broken_share": 0.0},
+    ),
+    Drill(
+        "out-of-memory",
+        ("F13", "F14"),
+        work=PICTURES,
+        faults=(
+            Fault("oom", "here", point="ENCODING:QUEUED>PREPARED", nth=4, factor=2),
+            Fault("oom", "here", point="REQUEST:WAITING>RUNNING", nth=6, factor=1),
+        ),
+        may_fail=Excuse(frozenset({"engine"}), refusals=False),
+        why="four attempts can meet the same exhausted device",
+        engine_faults=True,
+        fires=("REQUEST:StepFailed",),
+        mutants=("a_failed_step_is_the_last",),
+    ),
+    Drill(
+        "hung-encode",
+        ("F15", "F21", "F22"),
+        topology="1e1p1d",
+        work=Workload(
+            60, image_share=1.0, max_images=1, num_pictures=20, cancel_share=0.85, spread_s=1.4
+        ),
+        faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=2.0),),
+        fires=(
+            "ENCODING:ENCODING>ABANDONED",
+            "ENCODING:ABANDONED>ENCODING",
+        ),
+        calm={"work.cancel_share": 0.0},
+        mutants=("what_was_abandoned_stays_so",),
+    ),
+    Drill(
+        "same-picture",
+        ("F10", "F32", "F37"),
+        topology="2e2p1d",
+        work=REPEATS,
+        fires=("EMBEDDING:LOADING>LOADING",),
+        mutants=("no_single_flight", "deepstack_is_dropped"),
+        calm={"work.num_pictures": 1 << 30},
+    ),
+    Drill(
+        "lossy-bus",
+        ("F16", "F17", "F20"),
+        topology="2e2p2d",
+        network=Conditions(loss=0.03, duplication=0.03),
+        may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
+        why="four attempts can each lose a message that only the next attempt repeats",
+        fires=(
+            "lost",
+            "duplicated",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+        calm={"network": Conditions()},
+        work=Workload(32, spread_s=1.5),
+        mutants=("copies_of_tokens_are_news",),
+    ),
+    Drill(
+        "broken-connections",
+        ("F16",),
+        topology="1e1p1d",
+        faults=(
+            Fault("reset", "here", point="MESSAGE:Grant", nth=6, other="peer"),
+            Fault("reset", "here", point="MESSAGE:Commit", nth=12, other="peer"),
+            Fault("reset", "here", point="MESSAGE:CancelTransfer", nth=4, other="peer"),
+        ),
+        mutants=("no_commit_retry", "no_grant_retry", "open_rooms_are_not_told"),
+        fires=("TRANSFER:RetryDue",),
+    ),
+    Drill(
+        "partition",
+        ("F16", "F19", "F35"),
+        topology="2e1p1d",
+        faults=(
+            Fault(
+                "partition",
+                "here",
+                point="ENCODING:PREPARED>ENCODING",
+                nth=4,
+                other="gateway",
+                duration_s=3.0,
+            ),
+        ),
+        work=MANY_PICTURES,
+        fires=(
+            "INSTANCE:SUSPECT>LOST",
+            "expelled",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+        mutants=("a_lost_attempt_is_an_error",),
+    ),
+    Drill(
+        "restart-gateway",
+        ("F17", "F35"),
+        topology="2e2p2d",
+        faults=(Fault("kill", "gateway", duration_s=0.4),),
+        may_fail=Excuse(frozenset({"gateway"}), refusals=True),
+        why="clients of a dead gateway see their connection break, or nobody there",
+        mutants=("new_registry_loses_the_absent", "a_new_gateway_does_not_wait"),
+        work=Workload(40, spread_s=1.5),
+        fires=(
+            "GENERATION:PREPARING>PREPARING",
+            "LINK:PeerLost",
+        ),
+    ),
+    Drill(
+        "two-hundred-at-once",
+        ("F4", "F18", "F39"),
+        work=Workload(200, spread_s=0.01, image_share=1.0, num_pictures=40, max_tokens=4),
+        settings=Settings(limits=Limits(max_open_requests=48), encode=EncodeConfig(64, 64, 2048)),
+        may_fail=Excuse(frozenset({"busy"}), refusals=True),
+        why="admission is bounded: the rest is refused at once",
+        fires=("GENERATION:RECEIVED>REJECTED",),
+        calm={"work.num_requests": 20},
+        mutants=("the_full_say_nothing",),
+    ),
+    Drill(
+        "positions-travel",
+        ("F12", "F26"),
+        topology="1e1p1d",
+        work=Workload(10, image_share=1.0, max_tokens=10),
+        fires=("REQUEST:RemoteKvArrived",),
+        calm={"topology": "1epd"},
+        mutants=(
+            "rope_delta_stays_home",
+            "the_seed_starts_anew_at_decode",
+            "decode_looks_back_at_its_own",
+            "the_past_is_a_window",
+            "penalties_stay_at_prefill",
+            "the_bias_stays_at_prefill",
+            "the_grammar_stays_at_prefill",
+            "decode_ends_when_it_likes",
+        ),
+    ),
+    Drill(
+        "failed-writes",
+        ("F6", "F8", "F14"),
+        topology="2e1p1d",
+        work=Workload(16),
+        data=DataConditions(failed=0.3),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a failed write",
+        fires=(
+            "TRANSFER:WRITING>FAILED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+        calm={"data.failed": 0.0},
+        mutants=(
+            "a_refused_write_keeps_its_source",
+            "the_next_attempt_goes_where_it_failed",
+            "the_next_attempt_takes_its_time",
+        ),
+    ),
+    Drill(
+        "words-of-an-attempt-before",
+        ("F38", "F42"),
+        topology="2e1p1d",
+        work=Workload(16, image_share=1.0, spread_s=0.5),
+        data=DataConditions(failed=0.1),
+        network=Conditions(duplication=0.5, late_copy_s=0.1),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a failed write",
+        fires=("duplicated", "GENERATION:MIGRATING>PLACED"),
+        calm={"data.failed": 0.0, "network.duplication": 0.0},
+        mutants=(
+            "a_word_of_the_last_attempt_ends_this_one",
+            "what_was_aborted_is_forgotten",
+            "rooms_are_forgotten_at_once",
+            "an_abort_is_confirmed_once",
+        ),
+    ),
+    *LOSS_DRILLS,
+    *CACHE_DRILLS,
+    *RECOVERY_DRILLS,
+    *LINK_DRILLS,
+    *TIER_DRILLS,
+    *SCHEDULING_DRILLS,
+    *STAGED_DRILLS,
+    *ANSWER_DRILLS,
+    *FAULT_DRILLS,
+)
+
+NOT_REACHABLE: dict[str, str] = {
+    "F5": "regions are allocated once and never deregistered; no call exists that could",
+    "F9": "slots are numbers of one region; overlap cannot be expressed",
+    "F11": "needs two builds with different contracts; tests/roles refuses them at the join",
+    "F25": "captured graphs are not simulated; tests/gpu pads them",
+    "F29": "no tensor parallelism yet",
+    "F30": "no fan-out rooms yet: a room has one consumer",
+    "F33": "validated by the HTTP API, which is not simulated",
+    "F34": "HTTP, not simulated",
+    "F36": "a busy wait stops virtual time: StepLimitReached in every drill",
+    "F45": "the simulated storage has no file system; tests/transport",
+    "F46": "pictures are names; tests/api and tests/engine refuse bad ones",
+    "F47": "no backend writes from a device; a dead writer's card is simulated (rdma)",
+    "F50": "engine memory and its finalizers are not simulated",
+    "F51": "HTTP, not simulated",
+    "F52": "bodies are parsed by the HTTP API, which is not simulated",
+}
+
+
+def by_name(name: str) -> Drill:
+    """Raises KeyError with the known names."""
+    found = {drill.name: drill for drill in DRILLS}.get(name)
+    if found is None:
+        raise KeyError(f"no drill {name!r}; there are: {', '.join(d.name for d in DRILLS)}")
+    return found
+
+
+def naming(mutant: str) -> Iterator[Drill]:
+    """The drills that must notice a mutant."""
+    return (drill for drill in DRILLS if mutant in drill.mutants)

@@ -1,0 +1,342 @@
+"""Simulated engines: the ports of `epd.engine.base` over the golden model and the device here.
+
+The language engine keeps its KV in the pool memory that the role attached, so that bytes which a
+transfer wrote, or another request overwrote, are what it computes with.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from epd.engine.base import (
+    PENDING,
+    ChunkScores,
+    EncodeFailure,
+    EngineError,
+    MediaError,
+    MediaLayout,
+    OnLayers,
+    Outcome,
+    Patches,
+    RopePositions,
+    Rows,
+    RowSpan,
+    StepFailure,
+    StepResult,
+    StepSequence,
+    verify,
+)
+from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
+from epd_lab.sim import golden, sampler
+from epd_lab.sim.device import Costs, SimDevice
+from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Picture
+from epd_lab.sim.sampler import Past
+
+BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
+SLOT_NBYTES = golden.KV_LAYOUT.slot_nbytes
+PART_NBYTES = RECORD_NBYTES // NUM_LAYERS  # of a record in one layer
+_BLOCK_WORDS = BLOCK_NBYTES // PART_NBYTES
+_INDEX_LOW = bytes(index & 0xFF for index in range(65536))
+
+
+OnCall = Callable[[str, Any], None]  # what was asked, and of what: for checkers
+
+
+def _unseen(what: str, work: Any) -> None:
+    """Nobody looks."""
+
+
+class SimVisionEngine:
+    """The `VisionEngine` port."""
+
+    contract = golden.ROW_CONTRACT
+
+    def __init__(
+        self, device: SimDevice, pool: SimDevice, costs: Costs, max_quantum_s: float = 0.0
+    ) -> None:
+        self.device = device
+        self._quantum_s = max_quantum_s
+        self.max_batches = 2 if max_quantum_s else 1
+        self._pool = pool
+        self._costs = costs
+        self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
+        self.on_call: OnCall = _unseen
+
+    async def preprocess(
+        self,
+        image: Any,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
+    ) -> Patches:
+        self.on_call("preprocess", image)
+
+        def decode() -> Patches:
+            try:
+                picture = Picture.parse(bytes(image))
+            except ValueError:
+                raise MediaError("the image is damaged: send it again as PNG or JPEG") from None
+            if picture.flaw == "broken" or tuple(grid_thw) != picture.grid_thw:
+                raise MediaError("the image is truncated")
+            t, h, w = picture.grid_thw
+            return Patches(picture, picture.grid_thw, t * h * w, picture.num_rows)
+
+        patches: Patches = await self._pool.run(
+            self._costs.preprocess_s, self._costs.jitter, decode, call="preprocess"
+        )
+        return patches
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        self.on_call("encode", batch)
+        num_patches = sum(item.num_patches for item in batch)
+        cost_s = self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
+        slow = any(item.pixels.flaw == "slow" for item in batch)
+        num_slices = max(1, math.ceil(cost_s / self._quantum_s)) if self._quantum_s else 1
+        cost_s /= num_slices
+        for _ in range(num_slices - 1):
+            await self.device.run(
+                cost_s * (20 if slow else 1), self._costs.jitter, lambda: None, call="encode"
+            )
+        results: list[Rows | EncodeFailure] = await self.device.run(
+            cost_s * (20 if slow else 1),
+            self._costs.jitter,
+            lambda: [self._rows(item.pixels) for item in batch],
+            call="encode",
+        )
+        return results
+
+    async def to_host(self, rows: Rows) -> Rows:
+        """A copy, though the memory is the host's: one that takes time, as a device's does."""
+        return await self._copy(rows, "to_host")
+
+    async def to_device(self, rows: Rows) -> Rows:
+        return await self._copy(rows, "to_device")
+
+    async def _copy(self, rows: Rows, call: str) -> Rows:
+        def copy() -> Rows:
+            return Rows(bytes(rows.buffer()), rows.num_rows, rows.nbytes)
+
+        copied: Rows = await self._pool.run(self._costs.copy_s, self._costs.jitter, copy, call=call)
+        return copied
+
+    async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        self.on_call("copy_out", views)
+
+        def copy() -> None:
+            at = 0
+            for view in views:
+                view[:] = rows.buffer()[at : at + view.nbytes]
+                at += view.nbytes
+
+        await self._pool.run(self._costs.copy_s, self._costs.jitter, copy, call="copy_out")
+
+    def _rows(self, picture: Picture) -> Rows | EncodeFailure:
+        if picture.flaw == "unencodable":
+            return EncodeFailure("non-finite embeddings")
+        self.num_encoded[picture.name] = self.num_encoded.get(picture.name, 0) + 1
+        content = picture.rows()
+        return Rows(content, picture.num_rows, len(content))
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step, and what is known of it for the one launched behind it."""
+
+    failed: set[str]  # who has, or has not been computed yet
+    sampled: dict[str, int] = field(default_factory=dict)  # by request
+
+    def note(self, sequence: StepSequence, outcome: Outcome) -> None:
+        """What it says behind guesses is not there for the next step."""
+        if not isinstance(outcome, StepFailure):
+            self.failed.discard(sequence.request_id)
+        if isinstance(outcome, TokenLogprobs):
+            self.sampled[sequence.request_id] = outcome.token_id
+
+    def known(self, sequence: StepSequence) -> StepSequence:
+        """With its token, if it was on its way."""
+        if not sequence.is_pending:
+            return sequence
+        token_id = self.sampled.get(sequence.request_id, PENDING)
+        looks_back = sequence.sample is not None and sequence.sample.reads_output
+        output_ids = [*sequence.output_ids, token_id] if looks_back else ()
+        return replace(sequence, token_ids=(token_id,), output_ids=output_ids)
+
+
+class SimLanguageEngine:
+    """The `LanguageEngine` port."""
+
+    kv_layout = golden.KV_LAYOUT
+    row_contract: RowContract | None = golden.ROW_CONTRACT
+    max_context = 4096
+    kv_in_place = True
+
+    def __init__(self, device: SimDevice, costs: Costs, num_blocks: int) -> None:
+        self.device = device
+        self.num_blocks = self.num_landing_blocks = num_blocks
+        self.violations: list[str] = []  # what a step found wrong in its own memory
+        self.is_leased: Callable[[Sequence[int]], bool] = lambda blocks: True
+        self.is_published: Callable[[int], bool] = lambda block: False
+        self.on_call: OnCall = _unseen
+        self._costs = costs
+        self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
+        self._last = _Launched(set())
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        return golden.rope_positions(num_tokens, items)
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        self._kv = buffer
+
+    def attach_rows(self, buffer: memoryview) -> None:
+        """It reads all memory alike."""
+
+    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
+        return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
+
+    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+        if self.device.process.breaks.meet("fetch_kv"):
+            raise self.device.process.breaks.error("fetch_kv")
+        return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """In place."""
+
+    def step(
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
+    ) -> Awaitable[StepResult]:
+        if not batch:
+            raise EngineError("an empty step")
+        self.on_call("step", batch)
+        num_tokens = sum(len(sequence.token_ids) for sequence in batch)
+        cost_s = self._costs.step_base_s + num_tokens * self._costs.step_per_token_s
+        before, self._last = self._last, _Launched({s.request_id for s in batch})
+        work = partial(self._forward, batch, cost_s, before, self._last)
+        halfway = None if on_layers is None else partial(self._halfway, batch, before, on_layers)
+        return self.device.run(cost_s, self._costs.jitter, work, halfway, call="step")
+
+    def _halfway(
+        self, batch: Sequence[StepSequence], before: _Launched, on_layers: OnLayers
+    ) -> None:
+        """The first layer is computed."""
+        for sequence in map(before.known, batch):
+            if sequence.request_id not in before.failed and PENDING not in sequence.token_ids:
+                self._store(sequence, self._records(sequence, self._prefix(sequence)), last_layer=0)
+        on_layers(1)
+
+    def _forward(
+        self, batch: Sequence[StepSequence], cost_s: float, before: _Launched, now: _Launched
+    ) -> StepResult:
+        """All prefixes are read before anything is written, as one forward does per layer.
+
+        `before`: the step launched before this one.
+        """
+        known = [before.known(sequence) for sequence in batch]
+        prefixes = [self._prefix(sequence) for sequence in known]
+        outcomes = [
+            StepFailure("the step before has failed")
+            if sequence.request_id in before.failed
+            else self._run(sequence, prefix)
+            for sequence, prefix in zip(known, prefixes, strict=True)
+        ]
+        for sequence, outcome in zip(batch, outcomes, strict=True):
+            now.note(sequence, outcome)
+        return StepResult(outcomes, cost_s)
+
+    def _prefix(self, sequence: StepSequence) -> bytes:
+        """The records of the tokens before it, put together from both layers."""
+        words = array("Q", b"".join(self.kv_views(sequence.block_table)))
+        records = array("Q", bytes(len(words) * 8))
+        for token in range(BLOCK_SIZE):
+            for layer in range(NUM_LAYERS):
+                place = layer * BLOCK_SIZE + token
+                records[token * NUM_LAYERS + layer :: _BLOCK_WORDS] = words[place::_BLOCK_WORDS]
+        return records.tobytes()[: sequence.start * RECORD_NBYTES]
+
+    def _run(self, sequence: StepSequence, prefix: bytes) -> Outcome:
+        start, table = sequence.start, sequence.block_table
+        needed = start + len(sequence.token_ids)
+        if PENDING in sequence.token_ids:
+            return StepFailure("it waits for a token that the previous step did not sample")
+        if needed > len(table) * BLOCK_SIZE:
+            return StepFailure(f"{needed} tokens do not fit {len(table)} blocks")
+        if not self.is_leased(table):
+            self.violations.append(f"{sequence.request_id}: its blocks were given back in a step")
+        written = {table[at // BLOCK_SIZE] for at in range(start, needed)}
+        if any(map(self.is_published, written)):
+            self.violations.append(f"{sequence.request_id}: wrote what others can find")
+        if prefix[12::RECORD_NBYTES] != _INDEX_LOW[:start]:
+            self.violations.append(f"{sequence.request_id}: KV of another text at its blocks")
+        if golden.IMAGE_TOKEN in sequence.token_ids:
+            rows = _rows_by_position(sequence.spans)
+            if not all(rows.get(at) for at in _placeholders(sequence)):
+                self.violations.append(f"{sequence.request_id}: a placeholder without its row")
+        records = self._records(sequence, prefix)
+        self._store(sequence, records, last_layer=NUM_LAYERS - 1)
+        kv = prefix + b"".join(records)
+        params, prompt = sequence.sample, _scores(sequence, records)
+        if params is None:
+            return ChunkScores(prompt) if prompt else None
+
+        def sample(at: int) -> TokenLogprobs | StepFailure:
+            known = kv[: (needed - sequence.num_guesses + at) * RECORD_NBYTES]
+            said = [*sequence.output_ids, *sequence.guesses[:at]] if at else sequence.output_ids
+            past = Past(known, sequence.output_index + at, sequence.prompt_ids, said)
+            try:
+                token = sampler.sample(past, params)
+            except ValueError as error:
+                return StepFailure(str(error))
+            return token.with_prompt(prompt) if prompt else token
+
+        return verify(sequence.guesses, sample) if sequence.num_guesses else sample(0)
+
+    def _records(self, sequence: StepSequence, prefix: bytes) -> list[bytes]:
+        """Of the chunk's tokens."""
+        start = sequence.start
+        rows = _rows_by_position(sequence.spans)
+        last = prefix[-RECORD_NBYTES:]
+        records = []
+        for at, token_id in enumerate(sequence.token_ids):
+            if sequence.positions is None:
+                rope = golden.linear_key(start + at + sequence.rope_delta)
+            else:
+                rope = golden.rope_key(sequence.positions, at)
+            last = golden.record(last, start + at, token_id, rope, rows.get(at, b""))
+            records.append(last)
+        return records
+
+    def _store(self, sequence: StepSequence, records: list[bytes], last_layer: int) -> None:
+        """Each layer's part of them, up to this layer, at the places of the chunk's tokens."""
+        for index, record in enumerate(records, sequence.start):
+            block = sequence.block_table[index // BLOCK_SIZE]
+            for layer in range(last_layer + 1):
+                place = layer * BLOCK_SIZE + index % BLOCK_SIZE
+                at = block * BLOCK_NBYTES + place * PART_NBYTES
+                part = record[layer * PART_NBYTES : (layer + 1) * PART_NBYTES]
+                self._kv[at : at + PART_NBYTES] = part
+
+
+def _scores(sequence: StepSequence, records: Sequence[bytes]) -> tuple[TokenLogprobs, ...]:
+    """Made of what is ahead of each token, as everything here is."""
+    targets = sequence.scoring.targets if sequence.scoring is not None else ()
+    return tuple(
+        sampler.score_of(record, target) for target, record in zip(targets, records, strict=False)
+    )
+
+
+def _placeholders(sequence: StepSequence) -> Iterator[int]:
+    return (at for at, token in enumerate(sequence.token_ids) if token == golden.IMAGE_TOKEN)
+
+
+def _rows_by_position(spans: Sequence[RowSpan]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for span in spans:
+        rows = span.rows.buffer() if isinstance(span.rows, Rows) else b"".join(span.rows)
+        for offset in range(span.count):
+            at = (span.row_start + offset) * ROW_NBYTES
+            found[span.at + offset] = bytes(rows[at : at + ROW_NBYTES])
+    return found

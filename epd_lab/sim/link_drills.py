@@ -1,0 +1,135 @@
+"""Drills of links that carry nothing: noticed by who waits, opened anew, or given up (F48)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from epd_lab.sim.cluster import Settings
+from epd_lab.sim.drill import Drill, replace_timing
+from epd_lab.sim.faults import Fault
+from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.workload import Workload
+
+PICTURES = Workload(num_requests=30, image_share=1.0, num_pictures=30, spread_s=2.0)
+ROOMY = msgspec.structs.replace(Settings().prefill, pool_nbytes=64 * Settings().prefill.slot_nbytes)
+"""Slots that a peer may still write to stay its own while both live."""
+NOBODY_IS_LOST = replace_timing(suspect_after_s=20.0, lost_after_s=30.0)
+SLOW_CARD = DataConditions(kind="rdma", nbytes_per_s=1e3, jitter_s=0.05)
+
+LINK_DRILLS: tuple[Drill, ...] = (
+    Drill(
+        "mute-to-encode",
+        ("F16", "F48"),
+        topology="2e2p1d",
+        work=PICTURES,
+        faults=(Fault("mute", "p0", point="MESSAGE:Grant", nth=8, other="e0"),),
+        mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
+    ),
+    Drill(
+        "mute-from-encode",
+        ("F16", "F48"),
+        topology="2e1p1d",
+        work=PICTURES,
+        faults=(Fault("mute", "here", point="TRANSFER:PARKED>WRITING", nth=8, other="p0"),),
+        mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
+    ),
+    Drill(
+        "mute-with-nothing-to-repeat",
+        ("F16", "F48"),
+        topology="2e1p1d",
+        work=Workload(20, image_share=1.0, num_pictures=20, broken_share=1.0, spread_s=2.0),
+        faults=(Fault("mute", "here", point="ENCODING:QUEUED>FAILED", nth=6, other="p0"),),
+        mutants=("only_the_own_direction_is_opened",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
+    ),
+    Drill(
+        "mute-to-decode",
+        ("F16", "F20", "F48"),
+        topology="1e1p2d",
+        work=Workload(24, max_tokens=24, spread_s=1.5),
+        faults=(
+            Fault("mute", "p0", point="MESSAGE:KvOffer", nth=8, other="d0"),
+            Fault(
+                "mute", "here", point="REQUEST:WAITING_FOR_REMOTE_KV>DECODING", nth=8, other="p0"
+            ),
+        ),
+        mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
+    ),
+    Drill(
+        "mute-to-the-gateway",
+        ("F16", "F48"),
+        topology="2e2p2d",
+        work=Workload(24, spread_s=2.0),
+        faults=(
+            Fault("mute", "p0", point="MESSAGE:PrefillRequest", nth=8, other="gateway"),
+            Fault("mute", "e0", point="MESSAGE:EncodeRequest", nth=8, other="gateway"),
+        ),
+        mutants=("no_link_is_doubted",),
+        fires=(
+            "INSTANCE:SUSPECT>LOST",
+            "links_opened_anew",
+            "expelled",
+        ),
+    ),
+    Drill(
+        "mute-from-the-gateway",
+        ("F16", "F48"),
+        topology="2e2p1d",
+        work=Workload(24, spread_s=2.0),
+        faults=(
+            Fault("mute", "gateway", point="MESSAGE:PrefillRequest", nth=8, other="p0"),
+            Fault("mute", "gateway", point="MESSAGE:EncodeRequest", nth=8, other="e0"),
+            Fault("mute", "gateway", point="MESSAGE:Tokens", nth=8, other="d0"),
+        ),
+        mutants=("no_link_is_doubted",),
+        fires=(
+            "LINK:MUTE>CARRIES",
+            "links_opened_anew",
+        ),
+    ),
+    Drill(
+        "stall-until-given-up",
+        ("F7", "F41", "F48"),
+        topology="2e1p1d",
+        work=Workload(24, image_share=1.0, num_pictures=24, spread_s=5.0),
+        data=SLOW_CARD,
+        faults=(Fault("stall", "here", point="TRANSFER:PARKED>WRITING", nth=8, duration_s=6.0),),
+        settings=Settings(timing=NOBODY_IS_LOST),
+        mutants=("grace_frees_slots",),
+        fires=(
+            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+            "TRANSFER:QUARANTINED>FAILED",
+            "LINK:MUTE>UNREACHABLE",
+        ),
+    ),
+    Drill(
+        "apart-for-long",
+        ("F16", "F48"),
+        topology="2e2p1d",
+        work=PICTURES,
+        faults=(Fault("partition", "p0", other="e0", duration_s=45.0),),
+        settings=Settings(prefill=ROOMY),
+        mutants=("the_silent_are_waited_for",),
+        to_s=1.5,
+        fires=(
+            "LINK:MUTE>UNREACHABLE",
+            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+            "GENERATION:MIGRATING>PLACED",
+        ),
+    ),
+)

@@ -1,0 +1,256 @@
+"""Several requests that want one `mm_hash` at a prefill instance: EMBEDDING and its rooms.
+
+Each request brings a room of its own, from an encoder of its own.  The rooms that EMBEDDING opens
+are real TRANSFER machines (consumers); their encoders are played: what they say is true, and they
+may say it at any moment or never, write late, fail, die, or be declared lost though they live.
+
+Laws: one load at a time (F37); nobody writes into slots that its room does not own (F6, F7); rows
+go only when nobody reads them (F23, F24); every request hears of its rows exactly once, or has left
+(F21, F22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from epd.fsm import embedding as m
+from epd.fsm import transfer as t
+from epd.fsm.kernel import Event
+from epd.fsm.transfer import Side, Transfer
+from epd.messages import Address
+from epd_lab.sim.model.laws import Step, require
+from epd_lab.sim.model.pair import NBYTES
+from epd_lab.sim.model.world import World
+
+IDLE, WAITS, READY, FAILED, LEFT = "idle", "waits", "has rows", "failed", "left"
+BUSY_CONSUMER = (WAITS, READY)
+ENCODER = Address("e0", 1, "")
+
+
+class EmbeddingWorld(World):
+    """One hash, and for each room: its request, its transfer, its slots and its encoder."""
+
+    def __init__(self, rooms: tuple[str, ...], mortal: tuple[str, ...] = ()) -> None:
+        self.embedding = m.Embedding("hash")
+        self.requests = dict.fromkeys(rooms, IDLE)
+        self.transfers: dict[str, Transfer] = {}
+        self.slots = dict.fromkeys(rooms, "none")  # none, owned, published, free
+        self.encoders = dict.fromkeys(rooms, "idle")  # idle, granted, writing, over, never
+        self.concluded: set[str] = set()  # rooms whose load is over, whatever they still own
+        self.cancelled: set[str] = set()  # rooms whose encoder was asked to stop
+        self.dead: set[str] = set()
+        self.mortal = mortal  # rooms whose encoder may die
+        self.kept = ""  # the room whose slots hold the rows
+
+    # --- EMBEDDING, as its role performs it -------------------------------------------------------
+
+    def fire(self, event: Event) -> None:
+        embedding = self.embedding
+        self.perform(embedding, embedding.fire(event), event)
+        if embedding.terminal and self.embedding is embedding:
+            require(not self.kept, "it ends and its rows are still in the books")
+            self.embedding = m.Embedding("hash")
+
+    def open_transfer(self, embedding: m.Embedding, event: Event) -> None:
+        room = embedding.room
+        others = self.transfers.keys() - self.concluded
+        require(room not in self.transfers and not others, "one load at a time (F37)")
+        require(room in embedding.waiters, "loads for somebody who left")
+        transfer = Transfer(room, Side.CONSUMER, 1, ENCODER, "hash")
+        transfer.nbytes = NBYTES
+        self.transfers[room] = transfer
+
+    def cancel_transfer(self, embedding: m.Embedding, event: Event) -> None:
+        if embedding.room in self.transfers:
+            self.fire_room(embedding.room, t.CancelRequested())
+
+    def cancel_room(self, embedding: m.Embedding, event: m.Unwanted) -> None:
+        if event.room == embedding.room:
+            self.cancel_transfer(embedding, event)
+
+    def keep_rows(self, embedding: m.Embedding, event: m.Loaded) -> None:
+        require(not self.kept, "kept twice")
+        self.kept = embedding.room
+
+    def release_rows(self, embedding: m.Embedding, event: Event) -> None:
+        reading = [room for room, state in self.requests.items() if state in BUSY_CONSUMER]
+        require(not set(reading) & embedding.waiters.keys(), f"{reading} read these rows (F23)")
+        require(self.slots[self.kept] == "published", "gives back what it does not own")
+        self.slots[self.kept], self.kept = "free", ""
+
+    def notify_ready(self, embedding: m.Embedding, event: Event) -> None:
+        for room in list(embedding.waiters):
+            self._tell(room, READY)
+
+    def notify_one(self, embedding: m.Embedding, event: m.Wanted) -> None:
+        self._tell(event.room, READY)
+
+    def notify_failed(self, embedding: m.Embedding, event: Event) -> None:
+        for room in list(embedding.waiters):
+            self._tell(room, FAILED)
+            if room in self.embedding.waiters:  # its request fails and lets go at once
+                self.fire(m.Unwanted(room))
+
+    def _tell(self, room: str, what: str) -> None:
+        require(self.requests[room] == WAITS, f"{room} is told twice: {what}")
+        self.requests[room] = what
+
+    # --- TRANSFER, as its role performs it --------------------------------------------------------
+
+    def fire_room(self, room: str, event: Event) -> None:
+        transfer = self.transfers[room]
+        effects = transfer.fire(event)
+        self.perform(transfer, effects, event)
+
+    def _current(self, room: str) -> bool:
+        return self.embedding.room == room
+
+    def send_grant(self, transfer: Transfer, event: Event) -> None:
+        if self.encoders[transfer.key] == "idle":
+            self.encoders[transfer.key] = "granted"
+
+    def send_cancel(self, transfer: Transfer, event: Event) -> None:
+        self.cancelled.add(transfer.key)
+
+    def release_slots(self, transfer: Transfer, event: Event) -> None:
+        require(self.slots[transfer.key] == "owned", "gives back slots that it does not own")
+        require(self.encoders[transfer.key] != "writing", "frees slots under a write (F6, F7)")
+        self.slots[transfer.key] = "free"
+        if self.embedding.state is not m.S.ABSENT:  # the role keeps no machine of what is absent
+            self.fire(m.SlotsReturned())
+
+    def publish(self, transfer: Transfer, event: Event) -> None:
+        """Its outcome is a step of its own."""
+
+    def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
+        self.concluded.add(transfer.key)
+        self.slots[transfer.key] = "published"
+        require(self._current(transfer.key), f"room {transfer.key} delivers what nobody loads")
+        self.fire(m.Loaded("rows", (0,)))
+
+    def conclude_failed(self, transfer: Transfer, event: Event) -> None:
+        self.concluded.add(transfer.key)
+        if not self._current(transfer.key):
+            return
+        kind, reason, retryable = transfer.failure
+        if transfer.held:
+            self.fire(m.LoadLost(kind, reason, retryable))
+        elif kind == "deadline":
+            self.fire(m.LoadTimedOut(kind, reason, retryable))
+        else:
+            self.fire(m.LoadFailed(kind or "cancelled", reason, retryable))
+
+    # --- everything that may happen next ----------------------------------------------------------
+
+    def steps(self) -> Iterator[Step[EmbeddingWorld]]:
+        for room, state in self.requests.items():
+            if state == IDLE:
+                yield self.act(f"{room} wants the rows", "work", partial(_want, room=room))
+            elif state in BUSY_CONSUMER:
+                yield self.act(f"{room} leaves", "fault", partial(_leave, room=room))
+        if self.embedding.state is m.S.RESIDENT:
+            evict = m.EvictionRequested()
+            yield self.act("the pool needs slots", "fault", lambda w: w.fire(evict))
+        for room, transfer in self.transfers.items():
+            yield from self._encoder(room)
+            if not transfer.terminal:
+                yield from self._consumer(room, transfer)
+
+    def _consumer(self, room: str, transfer: Transfer) -> Iterator[Step[EmbeddingWorld]]:
+        if transfer.state is t.S.PENDING:
+            yield self.act(f"{room} gets slots", "work", partial(_lease, room=room))
+        if transfer.state is t.S.COMPLETE:
+            yield from self._event(room, t.Published(), "work")
+            yield from self._event(room, t.PublishFailed("checksum"), "fault")
+        if room in self.cancelled:
+            yield from self._event(room, t.RetryDue(), "retry")
+        for event in (t.DeadlinePassed(), t.GraceEnded(), t.PeerLost()):
+            yield from self._event(room, event, "time")
+        if room in self.dead and transfer.state is t.S.QUARANTINED:
+            yield self.act(f"{room}'s encoder is fenced", "fault", partial(_fence, room=room))
+
+    def _encoder(self, room: str) -> Iterator[Step[EmbeddingWorld]]:
+        """What is true of it may reach us: also of one that has died since."""
+        doing, transfer = self.encoders[room], self.transfers[room]
+        if room in self.mortal and room not in self.dead and not transfer.terminal:
+            yield self.act(f"{room}'s encoder dies", "fault", lambda w: w.dead.add(room))
+        if room not in self.dead:
+            if doing == "granted":
+                yield self.act(f"{room}'s encoder writes", "work", partial(_write, room=room))
+            if doing == "writing":
+                yield self.act(f"{room} is written", "work", partial(_go, room=room, to="over"))
+            if doing in ("idle", "granted", "writing"):
+                gone = partial(_go, room=room, to="never")
+                yield self.act(f"{room}'s encoder fails", "fault", gone)
+        if transfer.terminal:
+            return
+        if doing == "over":
+            yield from self._event(room, t.CommitReceived(NBYTES, 1), "word")
+        if doing == "never":
+            yield from self._event(room, t.AbortReceived("engine", "failed", True), "word")
+        if room in self.cancelled and doing in ("over", "never"):
+            yield from self._event(room, t.CancelAcked(), "word")
+
+    def _event(self, room: str, event: Event, kind: str) -> Iterator[Step[EmbeddingWorld]]:
+        if self.changes(self.transfers[room], event):
+            name = f"{type(event).__name__} in room {room}"
+            yield self.act(name, kind, lambda w: w.fire_room(room, event))
+
+    # --- laws and ends ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for room, transfer in self.transfers.items():
+            if transfer.terminal:
+                require(self.slots[room] != "owned", f"room {room} ends owning its slots")
+            kept = self.slots[room] != "published" or self.kept == room
+            require(kept, f"the slots of room {room} are nobody's (F21)")
+        for room, state in self.requests.items():
+            known = state != WAITS or room in self.embedding.waiters
+            require(known, f"{room} waits, and nobody knows of it")
+        if self.embedding.state is m.S.RESIDENT:
+            require(bool(self.kept), "resident without rows")
+            untold = [r for r in self.embedding.waiters if self.requests[r] == WAITS]
+            require(not untold, f"{untold} wait for rows that are here")
+
+    def quiescent(self) -> bool:
+        return (
+            all(transfer.terminal for transfer in self.transfers.values())
+            and WAITS not in self.requests.values()
+            and self.embedding.state in (m.S.ABSENT, m.S.RESIDENT)
+        )
+
+    def succeeded(self) -> bool:
+        return self.quiescent() and set(self.requests.values()) == {READY}
+
+
+def _want(world: EmbeddingWorld, room: str) -> None:
+    world.requests[room] = WAITS
+    world.fire(m.Wanted(room, "item"))
+
+
+def _leave(world: EmbeddingWorld, room: str) -> None:
+    world.requests[room] = LEFT
+    if room in world.embedding.waiters:
+        world.fire(m.Unwanted(room))
+
+
+def _lease(world: EmbeddingWorld, room: str) -> None:
+    world.slots[room] = "owned"
+    if world._current(room):
+        world.fire(m.LeaseGranted())
+    world.fire_room(room, t.SlotsLeased((0,)))
+
+
+def _write(world: EmbeddingWorld, room: str) -> None:
+    require(world.slots[room] == "owned", "a write into slots of somebody else (F7)")
+    world.encoders[room] = "writing"
+
+
+def _go(world: EmbeddingWorld, room: str, to: str) -> None:
+    world.encoders[room] = to
+
+
+def _fence(world: EmbeddingWorld, room: str) -> None:
+    world.encoders[room] = "never"
+    world.fire_room(room, t.PeerFenced())
