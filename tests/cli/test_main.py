@@ -84,13 +84,21 @@ def test_wrong_usage_is_one_sentence_and_status_2(
     assert captured.err.count("\n") == 1
 
 
+class Missing:
+    """Finds nothing of the laboratory, whoever else would."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "epd_lab":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 @pytest.mark.parametrize("verb", LABORATORY)
 def test_a_verb_of_a_missing_laboratory_says_where_it_is(
     verb: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "epd_lab"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "epd_lab", None)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     assert main([verb]) == 2
     assert "pip install epd-lab" in capsys.readouterr().err
 

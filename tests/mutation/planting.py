@@ -40,7 +40,7 @@ class Importer:
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         file = ROOT / f"{name.replace('.', '/')}.py"
-        if name.partition(".")[0] not in {"epd", "tests"} or not file.is_file():
+        if name.partition(".")[0] not in {"epd", "epd_lab", "tests"} or not file.is_file():
             return None
         tree = self._tree_of(file.relative_to(ROOT).as_posix())
         if tree is None:

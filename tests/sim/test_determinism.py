@@ -97,7 +97,7 @@ def test_digests_are_equal_over_python_versions(version: str) -> None:
 BARE = """
 import builtins, sys
 real = builtins.__import__
-allowed = {*sys.stdlib_module_names, "epd", "tests", "msgspec", "transitions", "six"}
+allowed = {*sys.stdlib_module_names, "epd", "epd_lab", "tests", "msgspec", "transitions", "six"}
 def bare(name, globals=None, locals=None, fromlist=(), level=0):
     if level == 0 and name.split(".")[0] not in allowed:
         raise ModuleNotFoundError(f"a bare machine has no {name}", name=name)
