@@ -28,22 +28,12 @@ from epd.fsm.kernel import (
     Ignore,
     Journal,
     Machine,
+    Owned,
     Row,
     State,
     Table,
     unless,
 )
-
-
-class S(State):
-    ABSENT = "owns nothing"
-    REQUESTED = "waits for slots of the receive pool"
-    LOADING = "a transfer owns the slots; waiters wait"
-    RESIDENT = "owns the rows and their slots"
-    ABANDONED = "nobody waits; the transfer owns the slots until its outcome arrives"
-    FAILED = "no room is left to try; owns nothing"
-    QUARANTINED = "the load's outcome is unknown; its slots stay with the transfer until fenced"
-    EVICTED = "the slots went back to the pool"
 
 
 class Do(Effect):
@@ -58,6 +48,22 @@ class Do(Effect):
     NOTIFY_ONE = "tell the new waiter that the rows are resident"
     NOTIFY_FAILED = "tell every waiter that the rows will not come"
     RELEASE_ROWS = "return the slots to the pool"
+
+
+class Own(Owned):
+    LOAD = "a transfer that loads the rows, and owns their slots", Do.CANCEL_TRANSFER
+    ROWS = "the rows and their slots", Do.RELEASE_ROWS
+
+
+class S(State):
+    ABSENT = "nobody has asked"
+    REQUESTED = "waits for slots of the receive pool", Own.LOAD
+    LOADING = "rows are on their way; waiters wait", Own.LOAD
+    RESIDENT = "the rows are here", Own.ROWS
+    ABANDONED = "nobody waits; the outcome of the load is awaited", Own.LOAD
+    FAILED = "no room is left to try"
+    QUARANTINED = "the load's outcome is unknown; its slots stay with the transfer until fenced"
+    EVICTED = "forgotten"
 
 
 @dataclass(slots=True)
@@ -81,12 +87,15 @@ class LeaseGranted(Event):
 
 @dataclass(slots=True)
 class Loaded(Event):
+    brings = (Own.ROWS,)
+    ends = (Own.LOAD,)
     rows: Any
     slots: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class LoadFailed(Event):
+    ends = (Own.LOAD,)
     kind: str
     reason: str
     retryable: bool
@@ -96,6 +105,7 @@ class LoadFailed(Event):
 class LoadLost(Event):
     """The producer was lost; its slots stay fenced."""
 
+    ends = (Own.LOAD,)
     kind: str
     reason: str
     retryable: bool
@@ -104,6 +114,7 @@ class LoadLost(Event):
 @dataclass(slots=True)
 class LoadTimedOut(Event):
     by_time = True
+    ends = (Own.LOAD,)
     kind: str
     reason: str
     retryable: bool
@@ -201,32 +212,24 @@ ROWS = (
     Row(_IN_LOAD, Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
     Row(S.REQUESTED, LeaseGranted, S.LOADING),
     Row(_IN_LOAD, Unwanted, None, (Do.CANCEL_ROOM,), remove_waiter, others_wait),
-    Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait)),
+    Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_ROOM,), remove_waiter, unless(others_wait)),
     Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
     Row(S.LOADING, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
-    Row(_IN_LOAD, LoadFailed, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
-    Row(_IN_LOAD, LoadFailed, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
-    Row(_IN_LOAD, LoadTimedOut, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
-    Row(_IN_LOAD, LoadTimedOut, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
-    Row(S.REQUESTED, LoadLost, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(_IN_LOAD, (LoadFailed, LoadTimedOut, LoadLost), S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(_IN_LOAD, (LoadFailed, LoadTimedOut), S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
-    Row(S.LOADING, LoadLost, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
     Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.ABANDONED, Wanted, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
     Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS), keep_rows, note="kept as cache (F21)"),
-    Row(S.ABANDONED, LoadFailed, S.FAILED, (), keep_failure),
-    Row(S.ABANDONED, LoadTimedOut, S.FAILED, (), keep_failure),
+    Row(S.ABANDONED, (LoadFailed, LoadTimedOut), S.FAILED, (), keep_failure),
     Row(S.ABANDONED, LoadLost, S.QUARANTINED, (), keep_failure),
     Row(S.RESIDENT, Wanted, None, (Do.NOTIFY_ONE,), add_waiter),
     Row(S.RESIDENT, Unwanted, None, (), remove_waiter),
-    Row(S.RESIDENT, EvictionRequested, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
-    Row(S.RESIDENT, EvictionRequested, None, when=unless(unreferenced), note="referenced rows stay (F23, F24)"),
-    Row(S.RESIDENT, IdleTimePassed, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
-    Row(S.RESIDENT, IdleTimePassed, None, when=unless(unreferenced)),
+    Row(S.RESIDENT, (EvictionRequested, IdleTimePassed), S.EVICTED, when=unreferenced),
+    Row(S.RESIDENT, (EvictionRequested, IdleTimePassed), None, when=unless(unreferenced), note="referenced rows stay (F23, F24)"),
     Row(S.QUARANTINED, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin, note="a new room, new slots"),
     Row(S.QUARANTINED, Unwanted, None, (), remove_waiter),
-    Row(S.QUARANTINED, SlotsReturned, S.FAILED),
-    Row(S.QUARANTINED, IdleTimePassed, S.FAILED, note="forgets the hash; the slots stay with the transfer"),
+    Row(S.QUARANTINED, (SlotsReturned, IdleTimePassed), S.FAILED, note="by time it forgets the hash; the slots stay with the transfer"),
 )
 
 IGNORES = (

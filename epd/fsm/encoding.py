@@ -36,26 +36,12 @@ from epd.fsm.kernel import (
     Ignore,
     Journal,
     Machine,
+    Owned,
     Row,
     State,
     Table,
     unless,
 )
-
-
-class S(State):
-    ABSENT = "owns nothing"
-    LOADING = "owns the compressed image; a thread looks for the rows in storage"
-    QUEUED = "owns the compressed image, which a pool thread decodes and resizes"
-    PREPARED = "owns patches, waits for a batch"
-    ENCODING = "the device's batch owns the patches"
-    RESIDENT = "owns the rows in the device tier; rooms may read them"
-    DEMOTING = "owns the rows in the device tier and a copy in the making; rooms read the rows"
-    DEMOTED = "owns the rows in the host tier; rooms may read them there"
-    PROMOTING = "owns the rows in the host tier and a copy in the making; rooms read the rows"
-    ABANDONED = "no room left; a thread or the device still works on it"
-    FAILED = "cannot be encoded; owns nothing"
-    EVICTED = "rows or patches were dropped; owns nothing"
 
 
 class Do(Effect):
@@ -75,6 +61,30 @@ class Do(Effect):
     REPORT_HANG = "the device does not answer: say so in health and log"
 
 
+class Own(Owned):
+    READ = "a thread that reads storage"
+    WORK = "a thread or the device that works on it", None, Do.REPORT_HANG
+    PATCHES = "patches in the queue for batches", Do.DEQUEUE
+    ROWS = "rows in the books of a tier", Do.RELEASE_ROWS
+    COPY_DOWN = "a copy in the making, to the host tier"
+    COPY_UP = "a copy in the making, to the device tier"
+
+
+class S(State):
+    ABSENT = "nobody has asked"
+    LOADING = "the rows are looked for in storage", Own.READ
+    QUEUED = "the compressed image is decoded and resized", Own.WORK
+    PREPARED = "waits for a batch", Own.PATCHES
+    ENCODING = "in a batch", Own.WORK
+    RESIDENT = "in the device tier; rooms may read the rows", Own.ROWS
+    DEMOTING = "on its way to the host tier; rooms read the rows", Own.ROWS, Own.COPY_DOWN
+    DEMOTED = "in the host tier; rooms may read the rows there", Own.ROWS
+    PROMOTING = "on its way to the device tier; rooms read the rows", Own.ROWS, Own.COPY_UP
+    ABANDONED = "no room is left; the outcome of the work is awaited", Own.WORK
+    FAILED = "cannot be encoded"
+    EVICTED = "rows or patches were dropped"
+
+
 @dataclass(slots=True)
 class Requested(Event):
     room: str
@@ -89,6 +99,7 @@ class RoomClosed(Event):
 
 @dataclass(slots=True)
 class PreprocessSucceeded(Event):
+    ends = (Own.WORK,)
     patches: Any
 
 
@@ -96,23 +107,27 @@ class PreprocessSucceeded(Event):
 class PreprocessFailed(Event):
     """The picture cannot be used; the reason is for the client."""
 
+    ends = (Own.WORK,)
     reason: str
 
 
 @dataclass(slots=True)
 class BatchStarted(Event):
-    pass
+    brings = (Own.WORK,)
+    ends = (Own.PATCHES,)
 
 
 @dataclass(slots=True)
 class EncodeSucceeded(Event):
     """The event of the producing stream has passed: rows may be read (fault F2)."""
 
+    ends = (Own.WORK,)
     rows: Any
 
 
 @dataclass(slots=True)
 class EncodeFailed(Event):
+    ends = (Own.WORK,)
     reason: str
 
 
@@ -125,6 +140,7 @@ class EncodeTimedOut(Event):
 class LoadSucceeded(Event):
     """Storage had the value, whole, and made by this model for this picture."""
 
+    ends = (Own.READ,)
     rows: Any
 
 
@@ -132,10 +148,15 @@ class LoadSucceeded(Event):
 class LoadMissed(Event):
     """Storage has no such value, or a torn one."""
 
+    ends = (Own.READ,)
+
 
 @dataclass(slots=True)
 class LoadTimedOut(Event):
+    """It is not waited for any more."""
+
     by_time = True
+    ends = (Own.READ,)
 
 
 @dataclass(slots=True)
@@ -145,11 +166,13 @@ class DemotionRequested(Event):
 
 @dataclass(slots=True)
 class DemotionSucceeded(Event):
+    ends = (Own.COPY_DOWN,)
     rows: Any
 
 
 @dataclass(slots=True)
 class PromotionSucceeded(Event):
+    ends = (Own.COPY_UP,)
     rows: Any
 
 
@@ -157,10 +180,15 @@ class PromotionSucceeded(Event):
 class CopyFailed(Event):
     """Neither tier changed."""
 
+    ends = (Own.COPY_DOWN, Own.COPY_UP)
+
 
 @dataclass(slots=True)
 class CopyTimedOut(Event):
+    """It is not waited for any more."""
+
     by_time = True
+    ends = (Own.COPY_DOWN, Own.COPY_UP)
 
 
 @dataclass(slots=True)
@@ -300,6 +328,8 @@ def drop_patches(encoding: Encoding, event: RoomClosed) -> None:
 _AT_REST = (S.RESIDENT, S.DEMOTED)
 _CACHED = (*_AT_REST, S.DEMOTING, S.PROMOTING)
 _ENDED = (S.FAILED, S.EVICTED)
+_AT_WORK = (S.QUEUED, S.ENCODING)
+_IN_THE_MAKING = (*_AT_WORK, S.PREPARED)
 
 # One line per row, as the table that it is.
 # fmt: off
@@ -307,33 +337,27 @@ ROWS = (
     Row(S.ABSENT, Requested, S.LOADING, (Do.START_LOAD,), add_room, may_be_stored),
     Row(S.ABSENT, Requested, S.QUEUED, (Do.START_PREPROCESS,), add_room, unless(may_be_stored)),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),
-    Row((S.LOADING, S.QUEUED, S.PREPARED, S.ENCODING), Requested, None, (), add_room, note="single flight (F37)"),
+    Row((S.LOADING, *_IN_THE_MAKING), Requested, None, (), add_room, note="single flight (F37)"),
     # Is it in storage?
     Row(S.LOADING, LoadSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS), keep_loaded, note="kept as cache if nobody waits any more (F21)"),
-    Row(S.LOADING, LoadMissed, S.QUEUED, (Do.START_PREPROCESS,), when=is_made),
-    Row(S.LOADING, LoadMissed, S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made), "nobody waits, or nobody can make them here"),
-    Row(S.LOADING, LoadTimedOut, S.QUEUED, (Do.START_PREPROCESS,), when=is_made, note="a storage that hangs holds nobody up"),
-    Row(S.LOADING, LoadTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made)),
-    Row(S.LOADING, RoomClosed, None, (), remove_room, note="a thread owns the read"),
+    Row(S.LOADING, (LoadMissed, LoadTimedOut), S.QUEUED, (Do.START_PREPROCESS,), when=is_made, note="a storage that hangs holds nobody up"),
+    Row(S.LOADING, (LoadMissed, LoadTimedOut), S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made), "nobody waits, or nobody can make them here"),
     # Make it.
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
     Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_picture, note="fails alone (F13)"),
-    Row(S.QUEUED, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the picture's fault: another encoder may do it"),
-    Row(S.QUEUED, RoomClosed, None, (), remove_room, others_wait),
-    Row(S.QUEUED, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "a pool thread owns the image"),
-    Row(S.QUEUED, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
     Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
-    Row(S.PREPARED, RoomClosed, None, (), remove_room, others_wait),
-    Row(S.PREPARED, RoomClosed, S.EVICTED, (Do.DEQUEUE,), drop_patches, unless(others_wait)),
-    Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.DEQUEUE, Do.FAIL_ROOMS), note_timeout),
     Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows, note="filled last: with its last room they may go"),
-    Row(S.ENCODING, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure),
-    Row(S.ENCODING, RoomClosed, None, (), remove_room, others_wait),
-    Row(S.ENCODING, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "the device owns the patches"),
-    Row(S.ENCODING, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
+    Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the picture's fault: another encoder may do it"),
+    Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
+    Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),
+    Row((*_IN_THE_MAKING, S.DEMOTED), RoomClosed, None, (), remove_room, others_wait),
+    Row(_AT_WORK, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "a pool thread owns the image, the device the patches"),
+    Row(S.PREPARED, RoomClosed, S.EVICTED, (), drop_patches, unless(others_wait)),
+    Row(S.DEMOTED, RoomClosed, S.PROMOTING, (Do.START_PROMOTION,), remove_room, unless(others_wait), "it was of use again"),
+    Row((S.LOADING, S.ABANDONED, S.RESIDENT, S.DEMOTING, S.PROMOTING), RoomClosed, None, (), remove_room),
+    # Nobody waits for it.
     Row(S.ABANDONED, Requested, S.ENCODING, (), add_room, in_batch, "resurrection (F22)"),
     Row(S.ABANDONED, Requested, S.QUEUED, (), add_room, unless(in_batch), "resurrection (F22)"),
-    Row(S.ABANDONED, RoomClosed, None, (), remove_room),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),
@@ -341,33 +365,25 @@ ROWS = (
     Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
     # Keep it.
     Row(_CACHED, Requested, None, (Do.FILL_ONE,), add_room),
-    Row((S.RESIDENT, S.DEMOTING, S.PROMOTING), RoomClosed, None, (), remove_room),
     Row(S.RESIDENT, DemotionRequested, S.DEMOTING, (Do.START_DEMOTION,), when=unreferenced),
     Row(S.RESIDENT, DemotionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
     Row(S.DEMOTING, DemotionSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), keep_copy, unreferenced),
     Row(S.DEMOTING, DemotionSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), when=unless(unreferenced), note="wanted meanwhile: the copy is let go"),
-    Row(S.DEMOTING, CopyFailed, S.RESIDENT, (Do.KEEP_ROWS,)),
-    Row(S.DEMOTING, CopyTimedOut, S.RESIDENT, (Do.KEEP_ROWS,)),
-    Row(S.DEMOTED, RoomClosed, None, (), remove_room, others_wait),
-    Row(S.DEMOTED, RoomClosed, S.PROMOTING, (Do.START_PROMOTION,), remove_room, unless(others_wait), "it was of use again"),
+    Row(S.DEMOTING, (CopyFailed, CopyTimedOut), S.RESIDENT, (Do.KEEP_ROWS,)),
     Row(S.PROMOTING, PromotionSucceeded, S.RESIDENT, (Do.KEEP_ROWS,), keep_copy, unreferenced),
     Row(S.PROMOTING, PromotionSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), when=unless(unreferenced), note="read here meanwhile: the copy is let go"),
-    Row(S.PROMOTING, CopyFailed, S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
-    Row(S.PROMOTING, CopyTimedOut, S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
-    Row(_AT_REST, EvictionRequested, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
-    Row(_AT_REST, EvictionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
-    Row(_AT_REST, IdleTimePassed, S.EVICTED, (Do.RELEASE_ROWS,), when=unreferenced),
-    Row(_AT_REST, IdleTimePassed, None, when=unless(unreferenced)),
+    Row(S.PROMOTING, (CopyFailed, CopyTimedOut), S.DEMOTED, (Do.KEEP_HOST_ROWS,)),
+    Row(_AT_REST, (EvictionRequested, IdleTimePassed), S.EVICTED, when=unreferenced),
+    Row(_AT_REST, (EvictionRequested, IdleTimePassed), None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
 )
 
-_AT_WORK = (S.QUEUED, S.PREPARED, S.ENCODING, S.ABANDONED)
 _COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed, CopyTimedOut)
 
 IGNORES = (
     Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, LoadSucceeded, LoadMissed, LoadTimedOut, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
     Ignore((S.LOADING, *_CACHED), (EncodeTimedOut,), "a late timer"),
-    Ignore((*_AT_WORK, *_CACHED), (LoadSucceeded, LoadMissed, LoadTimedOut), "storage answers late: it was not waited for"),
-    Ignore((S.LOADING, *_AT_WORK), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore((*_IN_THE_MAKING, S.ABANDONED, *_CACHED), (LoadSucceeded, LoadMissed, LoadTimedOut), "storage answers late: it was not waited for"),
+    Ignore((S.LOADING, *_IN_THE_MAKING, S.ABANDONED), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
     Ignore((S.DEMOTING, S.PROMOTING), (DemotionRequested, EvictionRequested, IdleTimePassed), "on its way already"),
     Ignore((S.DEMOTED,), (DemotionRequested,), "it is there already"),
     Ignore(_AT_REST, _COPIES, "the late end of a copy that was given up"),

@@ -37,27 +37,12 @@ from epd.fsm.kernel import (
     Ignore,
     Journal,
     Machine,
+    Owned,
     Row,
     State,
     Table,
     unless,
 )
-
-
-class S(State):
-    RECEIVED = "asked for; nothing is reserved"
-    PREPARING = (
-        "holds a place; media are fetched, the prompt is tokenized, then instances are chosen"
-    )
-    PLACED = "an attempt was sent to its instances; no token yet"
-    STREAMING = "tokens arrive"
-    MIGRATING = "the attempt failed; another one is being placed"
-    CANCELLING = "the client left; instances are asked to stop"
-    STOPPING = "the client has enough; instances are asked to stop"
-    FINISHED = "answered"
-    CANCELLED = "the client left before its answer was whole"
-    FAILED = "answered with one clear error, by a fault of ours"
-    REJECTED = "refused: there was no room, or the request was wrong"
 
 
 class Do(Effect):
@@ -77,6 +62,36 @@ class Do(Effect):
     ARM_ABORT = "bound the wait for confirmations"
 
 
+class Own(Owned):
+    ATTEMPT = "an attempt at its instances", Do.ABORT_ATTEMPT
+    CLIENT = (
+        "a client that waits for its one answer",
+        None,
+        *(Do.DELIVER_FINAL, Do.DELIVER_CUT, Do.ANSWER_ERROR),
+    )
+    PLACE = "a place among the open requests", Do.CLOSE
+
+
+class S(State):
+    RECEIVED = "asked for", Own.CLIENT
+    PREPARING = (
+        "media are fetched, the prompt is tokenized, then instances are chosen",
+        *(Own.CLIENT, Own.PLACE),
+    )
+    PLACED = (
+        "an attempt was sent to its instances; no token yet",
+        *(Own.ATTEMPT, Own.CLIENT, Own.PLACE),
+    )
+    STREAMING = "tokens arrive", Own.ATTEMPT, Own.CLIENT, Own.PLACE
+    MIGRATING = "the attempt failed; another one is being placed", Own.CLIENT, Own.PLACE
+    CANCELLING = "the client left; instances are asked to stop", Own.PLACE
+    STOPPING = "the client has enough; instances are asked to stop", Own.PLACE
+    FINISHED = "answered"
+    CANCELLED = "the client left before its answer was whole"
+    FAILED = "answered with one clear error, by a fault of ours"
+    REJECTED = "refused: there was no room, or the request was wrong"
+
+
 @dataclass(slots=True)
 class Admitted(Event):
     pass
@@ -86,6 +101,7 @@ class Admitted(Event):
 class Refused(Event):
     """There is no room, or the API has answered that the request is wrong."""
 
+    ends = (Own.CLIENT,)
     reason: str
 
 
@@ -93,6 +109,7 @@ class Refused(Event):
 class Abandoned(Event):
     """The API has answered with a fault of ours, or cannot answer any more."""
 
+    ends = (Own.CLIENT,)
     reason: str
     kind: str = "internal"
 
@@ -127,6 +144,7 @@ class TokensArrived(Event):
 
 @dataclass(slots=True)
 class FinalTokensArrived(Event):
+    ends = (Own.ATTEMPT,)
     chunk: Any
 
 
@@ -172,6 +190,7 @@ class AttemptTimedOut(Event):
 class CancelRequested(Event):
     """The client left."""
 
+    ends = (Own.CLIENT,)
     reason: str
 
 
@@ -179,6 +198,7 @@ class CancelRequested(Event):
 class StopRequested(Event):
     """The client has enough: a stop string, or the one tool call."""
 
+    ends = (Own.CLIENT,)
     reason: str
 
 
@@ -323,62 +343,47 @@ def note_abandoned(generation: Generation, event: Abandoned) -> None:
 _OPEN = (S.PLACED, S.STREAMING)
 _UNPLACED = (S.PREPARING, S.MIGRATING)
 _ENDED = (S.FINISHED, S.CANCELLED, S.FAILED, S.REJECTED)
-_TELL_FAILURE = (Do.ANSWER_ERROR, Do.LOG_FAILURE, Do.CLOSE)
-_FAIL = (Do.ABORT_ATTEMPT, *_TELL_FAILURE)
-_RETRY = (Do.ABORT_ATTEMPT, Do.PLACE)
-_CUT = (Do.ABORT_ATTEMPT, Do.DELIVER_CUT, Do.CLOSE)
-
+_TELL_FAILURE = (Do.ANSWER_ERROR, Do.LOG_FAILURE)
+_MAY_BE_RETRIED = (TokensMissed, AttemptFailed, AttemptTimedOut)
+_STOPPED = (
+    AbortConfirmed,
+    FinalTokensArrived,
+    AttemptFailed,
+    AttemptRefused,
+    AbortTimedOut,
+    DeadlinePassed,
+)
 
 # One line per row, as the table that it is.
 # fmt: off
-def _until_stopped(stopping: S, stopped: S) -> tuple[Row, ...]:
-    return (
-        Row(stopping, AbortConfirmed, stopped, (Do.CLOSE,)),
-        Row(stopping, FinalTokensArrived, stopped, (Do.CLOSE,), note="it was faster"),
-        Row(stopping, AttemptFailed, stopped, (Do.CLOSE,)),
-        Row(stopping, AttemptRefused, stopped, (Do.CLOSE,)),
-        Row(stopping, AbortTimedOut, stopped, (Do.CLOSE,), note="instances end it by its deadline"),
-        Row(stopping, DeadlinePassed, stopped, (Do.CLOSE,)),
-    )
-
-
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
-    Row(S.RECEIVED, DeadlinePassed, S.FAILED, (Do.ANSWER_ERROR, Do.LOG_FAILURE), note_deadline),
-    Row(S.PREPARING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt, note="armed first: a dispatch may fail at once"),
-    Row(S.PREPARING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="of a new gateway the instances are about to join"),
-    Row(S.MIGRATING, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
-    Row(S.MIGRATING, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="the only instance may be back soon (F19, F20)"),
+    Row(_UNPLACED, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt, note="armed first: a dispatch may fail at once"),
+    Row(_UNPLACED, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="of a new gateway the instances are about to join, the only one may be back soon (F19, F20)"),
     Row(_UNPLACED, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
-    Row(_UNPLACED, Refused, S.REJECTED, (Do.CLOSE,)),
-    Row(_UNPLACED, Abandoned, S.FAILED, (Do.LOG_FAILURE, Do.CLOSE), note_abandoned),
-    Row(_UNPLACED, CancelRequested, S.CANCELLED, (Do.CLOSE,)),
-    Row(S.MIGRATING, StopRequested, S.FINISHED, (Do.CLOSE,), note="it was in what had arrived before"),
-    Row(_UNPLACED, TokenTimedOut, S.FAILED, _TELL_FAILURE, note_late),
-    Row(S.PREPARING, DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
-    Row(S.MIGRATING, DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT, Do.CLOSE), note_cut, has_said),
-    Row(S.MIGRATING, DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
+    # The attempt.
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
     Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
     Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE), append_tokens),
-    Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE), append_tokens),
-    Row(_OPEN, TokensMissed, S.MIGRATING, _RETRY, note_failure, may_retry, "a hole in the stream"),
-    Row(_OPEN, TokensMissed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
-    Row(_OPEN, AttemptFailed, S.MIGRATING, _RETRY, note_failure, may_retry, "elsewhere (F19, F20)"),
-    Row(_OPEN, AttemptFailed, S.FAILED, _FAIL, note_failure, unless(may_retry)),
-    Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE), note_failure),
-    Row(_OPEN, AttemptTimedOut, S.MIGRATING, _RETRY, note_failure, may_retry),
-    Row(_OPEN, AttemptTimedOut, S.FAILED, _FAIL, note_failure, unless(may_retry)),
-    Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT), note="F43"),
-    Row(_OPEN, StopRequested, S.STOPPING, (Do.ABORT_ATTEMPT, Do.ARM_ABORT)),
-    Row(_OPEN, Refused, S.REJECTED, (Do.ABORT_ATTEMPT, Do.CLOSE), note="with another choice of its request"),
-    Row(_OPEN, Abandoned, S.FAILED, (Do.ABORT_ATTEMPT, Do.LOG_FAILURE, Do.CLOSE), note_abandoned),
-    Row(_OPEN, TokenTimedOut, S.FAILED, _FAIL, note_late),
-    Row(_OPEN, DeadlinePassed, S.FINISHED, _CUT, note_cut, has_said, "paid for, and all that there is"),
-    Row(_OPEN, DeadlinePassed, S.FAILED, _FAIL, note_deadline, unless(has_said)),
-    *_until_stopped(S.CANCELLING, S.CANCELLED),
-    *_until_stopped(S.STOPPING, S.FINISHED),
+    Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL,), append_tokens),
+    Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),
+    Row(_OPEN, _MAY_BE_RETRIED, S.FAILED, _TELL_FAILURE, note_failure, unless(may_retry)),
+    Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ANSWER_ERROR,), note_failure),
+    # The client, or the API for it.
+    Row(_UNPLACED, CancelRequested, S.CANCELLED),
+    Row(S.MIGRATING, StopRequested, S.FINISHED, note="it was in what had arrived before"),
+    Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ARM_ABORT,), note="F43"),
+    Row(_OPEN, StopRequested, S.STOPPING, (Do.ARM_ABORT,)),
+    Row((*_UNPLACED, *_OPEN), Refused, S.REJECTED, note="of an open one, with another choice of its request"),
+    Row((*_UNPLACED, *_OPEN), Abandoned, S.FAILED, (Do.LOG_FAILURE,), note_abandoned),
+    # Its time is over.
+    Row((*_UNPLACED, *_OPEN), TokenTimedOut, S.FAILED, _TELL_FAILURE, note_late),
+    Row((S.RECEIVED, S.PREPARING), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
+    Row((S.MIGRATING, *_OPEN), DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT,), note_cut, has_said, "paid for, and all that there is"),
+    Row((S.MIGRATING, *_OPEN), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
+    Row(S.CANCELLING, _STOPPED, S.CANCELLED, note="by time: instances end it by its deadline"),
+    Row(S.STOPPING, _STOPPED, S.FINISHED, note="likewise"),
 )
 
 _SAID_ONCE = (CancelRequested, StopRequested, Refused, Abandoned)  # by the API

@@ -15,9 +15,10 @@ youngest gives its blocks up (PREEMPTED), joins the line again at its old place,
 it once more; its client sees a pause and no other difference.
 
 A step in flight uses the blocks and cannot be interrupted, so an abort meanwhile is the state
-ABORTING, which keeps the blocks until the last step has returned (faults F6, F43).  The step after
-one may be launched before its tokens are known.  If one of them ends the request, it is computed
-once too often: FINISHING keeps the blocks until that step has returned, and its token is dropped.
+ABORTING, which keeps the blocks until the last step has returned (faults F6, F43); so does a
+transfer of remote KV, whose end CALLED_OFF awaits.  The step after one may be launched before its
+tokens are known.  If one of them ends the request, it is computed once too often: FINISHING keeps
+the blocks until that step has returned, and its token is dropped.
 An embedding is received once: later chunks use the resident rows (F10).  A request that was for its
 prompt alone (another one goes on with it) is HELD afterwards: nobody else uses its blocks, so its
 lease may end by time.
@@ -29,23 +30,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Journal, Machine, State
-
-
-class S(State):
-    WAITING = "in the queue; owns no blocks"
-    WAITING_FOR_EMBEDDINGS = "holds references to rows that are loading; owns no blocks"
-    RUNNING = "owns blocks; its prompt is being computed"
-    WAITING_MID_PROMPT = "owns blocks; computed up to a picture whose rows are loading"
-    PREEMPTED = "gave its blocks up for an older request; will be computed again"
-    TRANSFERRING = "the KV transfer owns the blocks"
-    WAITING_FOR_REMOTE_KV = "blocks are asked for or granted; the KV is on its way"
-    DECODING = "owns blocks; one token a step"
-    ABORTING = "ended for the client; blocks stay until the step or the transfer has ended"
-    HELD = "answered; owns the blocks of its prompt for the request that will go on with it"
-    FINISHING = "its last token is sent; blocks stay until the step launched ahead has ended"
-    FINISHED = "owns nothing"
-    FAILED = "owns nothing; the gateway was told why"
+from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Journal, Machine, Owned, State
 
 
 class Do(Effect):
@@ -70,6 +55,43 @@ class Do(Effect):
     ARM_GRACE = "look again later whether the step or transfer has ended"
     REPORT_HANG = "the device does not answer: say so in health and log"
     REPORT_SPANS = "send the story to the gateway, for the timeline"
+
+
+class Own(Owned):
+    QUEUE_PLACE = "a place in the queue for the batch", Do.DEQUEUE
+    BATCH_PLACE = "a place in the batch", Do.DEQUEUE
+    LEASE = "a place among what is held for others", Do.END_LEASE
+    BLOCKS = "KV blocks", Do.RELEASE_BLOCKS, Do.HAND_OVER_KV
+    EMBEDDINGS = "references to rows, asked for or here", Do.RELEASE_EMBEDDINGS
+    OFFER = "room for its KV at decode, asked for or granted", Do.WITHDRAW_OFFER, Do.HAND_OVER_KV
+    REMOTE_KV = "a transfer under way into blocks that are the transfer's"
+
+
+class S(State):
+    ARRIVED = "asks for what it needs first"
+    WAITING = "in the queue", Own.QUEUE_PLACE, Own.EMBEDDINGS
+    WAITING_FOR_EMBEDDINGS = "its rows are loading", Own.EMBEDDINGS
+    RUNNING = (
+        "its prompt is being computed",
+        *(Own.BATCH_PLACE, Own.BLOCKS, Own.EMBEDDINGS, Own.OFFER),
+    )
+    WAITING_MID_PROMPT = (
+        "computed up to a picture whose rows are loading",
+        *(Own.BATCH_PLACE, Own.BLOCKS, Own.EMBEDDINGS, Own.OFFER),
+    )
+    PREEMPTED = (
+        "gave its blocks up for an older request; will be computed again",
+        *(Own.QUEUE_PLACE, Own.EMBEDDINGS, Own.OFFER),
+    )
+    TRANSFERRING = "the KV transfer has the blocks, and goes its own way"
+    WAITING_FOR_REMOTE_KV = "its KV is on its way", Own.REMOTE_KV
+    DECODING = "one token a step", Own.BATCH_PLACE, Own.BLOCKS
+    ABORTING = "ended for the client; a step still uses its memory", Own.BLOCKS, Own.EMBEDDINGS
+    CALLED_OFF = "ended for the client; the transfer of its KV still writes", Own.REMOTE_KV
+    HELD = "answered; kept for the request that will go on with it", Own.LEASE, Own.BLOCKS
+    FINISHING = "its last token is sent; the step launched ahead still runs", Own.BLOCKS
+    FINISHED = "over"
+    FAILED = "over; the gateway was told why"
 
 
 @dataclass(slots=True)
@@ -114,6 +136,8 @@ class KvOffered(Event):
 class Scheduled(Event):
     """The batch took it; blocks for all tokens known so far are its own."""
 
+    brings = (Own.BATCH_PLACE, Own.BLOCKS)
+    ends = (Own.QUEUE_PLACE,)
     blocks: tuple[int, ...]
     num_cached: int = 0  # tokens whose KV the first blocks hold already
 
@@ -181,6 +205,8 @@ class TokenSampled(Event):
 
 @dataclass(slots=True)
 class RemoteKvArrived(Event):
+    brings = (Own.BLOCKS,)
+    ends = (Own.REMOTE_KV,)
     blocks: tuple[int, ...]
     kv: Any
 
@@ -191,12 +217,16 @@ class KvDelivered(Event):
 
 
 class KvFailed(_Failed):
-    pass
+    """The transfer is over, and has its memory or gave it back: an offer, or what was on its way."""
+
+    ends = (Own.OFFER, Own.REMOTE_KV)
 
 
 @dataclass(slots=True)
 class KvWithdrawn(Event):
     """Prefill ended the request itself: nothing to decode."""
+
+    ends = (Own.REMOTE_KV,)
 
 
 class StepFailed(_Failed):
@@ -225,7 +255,7 @@ class DeadlinePassed(Event):
 
 @dataclass(slots=True)
 class GraceEnded(Event):
-    """An aborted request's step or transfer has still not ended."""
+    """The step or transfer of one that is over for the client has still not ended."""
 
     by_time = True
 
@@ -313,7 +343,7 @@ class Request(Machine):
     @property
     def ended_for_client(self) -> bool:
         """Nobody reads its tokens any more, whatever still owns its memory."""
-        return self.terminal or self.state in (S.ABORTING, S.FINISHING, S.HELD)
+        return self.terminal or self.state in (S.ABORTING, S.CALLED_OFF, S.FINISHING, S.HELD)
 
     @property
     def holds_tokens(self) -> bool:

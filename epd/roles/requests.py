@@ -343,8 +343,8 @@ class Requests(Role[Request]):
 
     @performs(Do.RELEASE_BLOCKS)
     def release_blocks(self, request: Request, event: Event) -> None:
-        self.return_blocks(request.block_table)
-        request.block_table = ()
+        blocks, request.block_table = request.block_table, ()
+        self.return_blocks(blocks)
 
     @performs(Do.EMIT_TOKENS)
     def emit_tokens(self, request: Request, event: Event) -> None:
@@ -389,8 +389,8 @@ class Requests(Role[Request]):
             self.reports.forget(machine)
             self._scores.forget(machine.key)
             self._alive.closed(machine.key)
-            for what in ("deadline", "grace"):
-                self.actor.disarm(f"request/{machine.key}/{what}")
+        for what in ("deadline", "grace"):
+            self.actor.disarm(f"request/{machine.key}/{what}")
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""

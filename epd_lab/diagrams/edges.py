@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import transitions
 
 from epd.fsm import embedding, encoding, generation, instance, link, request_table, transfer_table
-from epd.fsm.kernel import Event, Row, Table
+from epd.fsm.kernel import Event, Row, State, Table
 
 TABLES: tuple[Table, ...] = (
     generation.TABLE,
@@ -97,7 +97,7 @@ def edges(table: Table) -> tuple[Edge, ...]:
     events: dict[str, type[Event]] = {event.__name__: event for event in table.events}
     merged: dict[tuple[str, str], dict[str, list[str]]] = {}
     for arrow in arrows(table):
-        event = row_of(arrow).event.__name__
+        event = arrow.before[0].event.__name__
         guards = [condition.func.__name__ for condition in arrow.conditions]
         labels = merged.setdefault((arrow.source, arrow.dest or arrow.source), {})
         labels.setdefault(event, []).extend(guards)
@@ -119,7 +119,7 @@ def state_graph(table: Table) -> Graph:
     nodes = [
         Node(
             state.name,
-            state.value,
+            told(state),
             state is table.initial,
             state in table.terminal,
             table.held.get(state, ""),
@@ -129,6 +129,12 @@ def state_graph(table: Table) -> Graph:
     nodes.sort(key=lambda node: node.terminal)
     subtitle = headline(table.theory)
     return Graph(table.name, subtitle, tuple(nodes), edges(table), STATE_LEGEND)
+
+
+def told(state: State) -> str:
+    """What a state means, and what it owns."""
+    owned = ", ".join(thing.name for thing in state.owns)
+    return f"{state.value}; owns {owned}" if owned else str(state.value)
 
 
 def headline(docstring: str) -> str:

@@ -6,7 +6,7 @@ from transitions.extensions import GraphMachine
 from transitions.extensions import diagrams_mermaid as engine
 
 from epd.fsm.kernel import Table
-from epd_lab.diagrams.edges import arrows, row_of
+from epd_lab.diagrams.edges import arrows
 
 # Own colours on own background: legible on light and dark pages.
 STYLES = {
@@ -33,7 +33,7 @@ def mermaid(table: Table) -> str:
     )
     for arrow in arrows(table):
         conditions = [condition.func for condition in arrow.conditions]
-        machine.add_transition(row_of(arrow).event.__name__, arrow.source, arrow.dest, conditions)
+        machine.add_transition(arrow.before[0].event.__name__, arrow.source, arrow.dest, conditions)
     graph = engine.Graph(machine)
     for state in table.states:
         if state in table.terminal:

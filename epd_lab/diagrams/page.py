@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import Enum
+
 from epd.fsm.kernel import Event, Row, State, Table
 from epd_lab.diagrams.edges import headline
 from epd_lab.diagrams.mermaid import mermaid
@@ -13,6 +16,11 @@ _HOW_TO_READ_THE_MATRIX = f"""\
 Target state, with its guard in brackets; {STAYS} stays in the state (it may still act: see the
 rows). A dot with a number is ignored, for the reason below. An empty cell is illegal: the event
 fails this one object, with its story."""
+
+
+_OWNERS = """\
+What a state owns and the next one does not is given back, in this order and before the row's own
+effects; a row writes no release. Below, rows stand with all their effects."""
 
 
 def theory_of(docstring: str) -> str:
@@ -38,6 +46,7 @@ def page(table: Table) -> str:
         "Each state's exits are the lines to its right; follow a line's colour to its target.",
         "## States",
         _states(table),
+        *(("## What is owned", _OWNERS, _owned(table)) if table.owned else ()),
         "## Effects",
         _effects(table),
         "## Events",
@@ -71,14 +80,36 @@ def _kind(table: Table, state: State) -> str:
 
 
 def _states(table: Table) -> str:
-    rows = [[f"`{state.name}`", state.value, _kind(table, state)] for state in table.states]
-    return markdown_table(["State", "What it owns", ""], rows)
+    rows = [
+        [f"`{state.name}`", state.value, _names(state.owns), _kind(table, state)]
+        for state in table.states
+    ]
+    return markdown_table(["State", "What it means", "What it owns", ""], rows)
+
+
+def _owned(table: Table) -> str:
+    rows = []
+    for thing in table.owned:
+        brings, ends = (
+            ", ".join(f"`{e.__name__}`" for e in table.events if thing in getattr(e, what))
+            for what in ("brings", "ends")
+        )
+        release = f"`{thing.release.name}`" if thing.release else "in use: only its end frees it"
+        rows.append(
+            [f"`{thing.name}`", thing.value, release, _names(thing.passed_on_by), brings, ends]
+        )
+    head = ["Owned", "What it is", "Given back by", "Or passed on by", "Comes with", "Ends with"]
+    return markdown_table(head, rows)
+
+
+def _names(members: Iterable[Enum]) -> str:
+    return ", ".join(f"`{member.name}`" for member in members)
 
 
 def _effects(table: Table) -> str:
     rows = []
     for effect in table.effects:
-        by = dict.fromkeys(row.event.__name__ for row in table.rows if effect in row.effects)
+        by = dict.fromkeys(c.event.__name__ for _, c in table.cells() if effect in c.effects)
         rows.append([f"`{effect.name}`", effect.value, ", ".join(f"`{name}`" for name in by)])
     return markdown_table(["Effect", "Order to the outside", "Follows"], rows)
 
@@ -132,10 +163,9 @@ def _matrix(table: Table) -> str:
 
 def _rows(table: Table) -> str:
     rows = []
-    for row in table.rows:
-        source = ", ".join(f"`{state.name}`" for state in row.sources)
+    for row, effects in table.told_rows():
+        events = ", ".join(f"`{event.__name__}`" for event in row.events)
         guard = f" [{_guard(row)}]" if row.when is not None else ""
         target = f"`{row.target.name}`" if row.target is not None else STAYS
-        effects = ", ".join(f"`{effect.name}`" for effect in row.effects)
-        rows.append([source, f"`{row.event.__name__}`{guard}", target, effects, row.note])
+        rows.append([_names(row.sources), f"{events}{guard}", target, _names(effects), row.note])
     return markdown_table(["From", "On", "To", "Effects, in order", "Note"], rows)

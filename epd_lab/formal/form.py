@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from epd.fsm.kernel import Event, Row, State, Table, Unless
+from epd.fsm.kernel import Effect, Event, Row, State, Table, Unless
 from epd_lab.formal.expressions import (
     Assign,
     Body,
@@ -205,16 +205,17 @@ def _expanded(part: Part, happening: Happening, event: type[Event]) -> Iterator[
     before = statements(happening.before, part.owners)
     values = worth(before, {})
     known: list[State] = []
-    for number, row in enumerate(row for row in part.table.rows if row.event is event):
+    answers = (answer for answer in part.table.told_rows() if event in answer[0].events)
+    for number, (row, effects) in enumerate(answers):
         known += row.sources
         guard = replaced(_guard(part, happening, row), values)
         condition = both(_state_in(part, row.sources), guard)
         if is_false(condition):
             continue
         name = f"{happening.name}_{number + 1}"
-        yield Step(
-            name, _told(row), happening, when, condition, (*before, *_answer(part, happening, row))
-        )
+        about = _told(row, event, effects)
+        body = (*before, *_answer(part, happening, row, effects))
+        yield Step(name, about, happening, when, condition, body)
     ignoring = [s for s in part.table.states if part.table.ignore_of(s, event)]
     if ignoring and before:
         condition = _state_in(part, ignoring)
@@ -246,12 +247,14 @@ def _guard(part: Part, happening: Happening, row: Row) -> ast.expr:
     return negated(held) if isinstance(row.when, Unless) else held
 
 
-def _answer(part: Part, happening: Happening, row: Row) -> Iterator[Statement]:
+def _answer(
+    part: Part, happening: Happening, row: Row, effects: tuple[Effect, ...]
+) -> Iterator[Statement]:
     if row.do is not None:
         yield from _known(part, {**part.actions, **happening.actions}, row.do.__name__)
     if row.target is not None:
         yield Assign(part.state, ast.Name(row.target.name))
-    for effect in row.effects:
+    for effect in effects:
         yield from _known(part, part.effects, effect.name)
     if row.target in part.table.terminal:
         yield from statements(part.at_end, part.owners)
@@ -265,11 +268,9 @@ def _known(part: Part, mapping: Mapping[str, Body], name: str) -> tuple[Statemen
     return statements(mapping[name], part.owners)
 
 
-def _told(row: Row) -> str:
-    sources = "|".join(state.name for state in row.sources)
+def _told(row: Row, event: type[Event], effects: tuple[Effect, ...]) -> str:
+    here = "|".join(state.name for state in row.sources)
     guard = f" [{row.when.__name__}]" if row.when is not None else ""
     target = row.target.name if row.target is not None else "same"
-    effects = ", ".join(effect.name for effect in row.effects)
-    return f"{sources} -{row.event.__name__}{guard}-> {target}" + (
-        f": {effects}" if effects else ""
-    )
+    told = ", ".join(effect.name for effect in effects)
+    return f"{here} -{event.__name__}{guard}-> {target}" + (f": {told}" if told else "")

@@ -15,7 +15,7 @@ from epd.fsm.request_table import TABLE
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, FAILED)"
-OVER_FOR_CLIENT = "(FINISHED, FAILED, ABORTING, FINISHING, HELD)"
+OVER_FOR_CLIENT = "(FINISHED, FAILED, ABORTING, CALLED_OFF, FINISHING, HELD)"
 # Tokens up to the first picture that lacks; the first is token 1, the second token 2.
 READY = (
     "(1 if lacks_a and computed < 2 else (2 if lacks_b and computed < 3 else 9))",
@@ -227,7 +227,9 @@ def _ends() -> Iterator[Happening]:
 
 def _rests(told: Told) -> dict[str, str]:
     """Where a REQUEST may wait for ever by time alone."""
-    rests = {"state == ABORTING": "a step or a transfer uses the blocks; its end frees them (F6)"}
+    rests = {"state == ABORTING": "a step uses the blocks; its end frees them (F6)"}
+    if told.remote_kv:
+        rests["state == CALLED_OFF"] = "the transfer uses the blocks; its end frees them (F6)"
     if told.decode_here and not told.for_its_prompt:
         rests["state == FINISHING"] = "the step launched ahead uses the blocks until it ends (F6)"
     return rests
@@ -257,7 +259,8 @@ def _laws() -> tuple[Law, ...]:
             "TheLineOwnsNothing",
             4,
             "who waits owns no blocks",
-            "state not in (WAITING, WAITING_FOR_EMBEDDINGS, PREEMPTED) or blocks == 'none'",
+            "state not in (ARRIVED, WAITING, WAITING_FOR_EMBEDDINGS, PREEMPTED)"
+            " or blocks == 'none'",
         ),
         Law(
             "NoAnswerWithoutItsPicture",

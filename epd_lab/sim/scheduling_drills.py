@@ -201,7 +201,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         ),
         data=DataConditions(nbytes_per_s=1e3, jitter_s=0.02),
         settings=Settings(num_blocks=28),
-        fires=("REQUEST:WAITING>FINISHED", "REQUEST:WAITING_FOR_REMOTE_KV>ABORTING"),
+        fires=("REQUEST:WAITING>FINISHED", "REQUEST:WAITING_FOR_REMOTE_KV>CALLED_OFF"),
         mutants=("who_leaves_the_line_wakes_nobody",),
         calm={"work.cancel_share": 0.0},
     ),

@@ -12,7 +12,7 @@ from epd_lab.formal import TABLES, models
 from epd_lab.formal.expressions import Body
 from epd_lab.formal.form import Model, Part
 from tests.fsm import test_models, test_transfer_pair, test_walks
-from tests.fsm.mutants import patched
+from tests.fsm.mutants import Planted, patched
 from tests.sim.mutants import MUTANTS as IN_THE_SIMULATOR
 
 # What the mutants' own actions do to the models' variables.
@@ -75,12 +75,13 @@ OF_LINK = {
 def with_cells(table: Table, rows: Iterator[Row]) -> Table:
     """The table with the cells of `rows` replaced; the kernel's laws are not asked."""
     rows_ = tuple(rows)
-    cells = {(source, row.event) for row in rows_ for source in row.sources}
+    cells = {(s, event) for row in rows_ for s in row.sources for event in row.events}
 
     def kept(row: Row) -> Iterator[Row]:
-        sources = tuple(s for s in row.sources if (s, row.event) not in cells)
-        if sources:
-            yield Row(sources, row.event, row.target, row.effects, row.do, row.when, row.note)
+        for event in row.events:
+            sources = tuple(s for s in row.sources if (s, event) not in cells)
+            if sources:
+                yield replace(row, source=sources, event=event)
 
     other = copy.copy(table)
     other.rows = (*(part for row in table.rows for part in kept(row)), *rows_)
@@ -99,7 +100,7 @@ def _differences(before: dict[State, dict[type[Event], object]], table: Table) -
         for event, edges in cells.items():
             if before[state].get(event) is not edges:
                 for guard, action, effects, target in edges:
-                    yield Row(state, event, target, effects, action, guard)
+                    yield Planted(state, event, target, effects, action, guard)
 
 
 def table_mutants() -> dict[str, Table]:

@@ -12,7 +12,7 @@ from epd.fsm.generation import Do, S
 from tests.fsm.paths import follow
 from tests.fsm.tables import make_generation, make_instance
 
-TELL = (Do.ANSWER_ERROR, Do.LOG_FAILURE, Do.CLOSE)
+TELL = (Do.CLOSE, Do.ANSWER_ERROR, Do.LOG_FAILURE)
 FAIL = (Do.ABORT_ATTEMPT, *TELL)
 SEND = (Do.ARM_ATTEMPT, Do.DISPATCH)
 
@@ -22,7 +22,7 @@ def tokens(*ids: int, finish: str = "") -> SimpleNamespace:
 
 
 SAYS = (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE)
-CUT = (Do.ABORT_ATTEMPT, Do.DELIVER_CUT, Do.CLOSE)
+CUT = (Do.ABORT_ATTEMPT, Do.CLOSE, Do.DELIVER_CUT)
 LATE = g.TokenTimedOut("no further token came within 60 s")
 
 
@@ -41,7 +41,7 @@ def test_an_answer(placed: g.Generation) -> None:
         (g.Accepted(), S.PLACED, (Do.ARM_ATTEMPT,)),
         (g.TokensArrived(tokens(1, 2)), S.STREAMING, SAYS),
         (g.Accepted(), S.STREAMING, (Do.ARM_ATTEMPT,)),  # preempted, and still there
-        (g.FinalTokensArrived(tokens(3, finish="stop")), S.FINISHED, (Do.DELIVER_FINAL, Do.CLOSE)),
+        (g.FinalTokensArrived(tokens(3, finish="stop")), S.FINISHED, (Do.CLOSE, Do.DELIVER_FINAL)),
         (g.AttemptFailed("lost", "gone", True), S.FINISHED, ()),
         (g.DeadlinePassed(), S.FINISHED, ()),
     )
@@ -94,7 +94,7 @@ def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> N
 
 def test_a_mistake_that_an_instance_finds_is_a_refusal(placed: g.Generation) -> None:
     """PLACED -> REJECTED with the reason: it is answered, and no failure of ours."""
-    told = (Do.ABORT_ATTEMPT, Do.ANSWER_ERROR, Do.CLOSE)
+    told = (Do.ABORT_ATTEMPT, Do.CLOSE, Do.ANSWER_ERROR)
     follow(placed, (g.AttemptRefused("media", "bad picture"), S.REJECTED, told))
     assert placed.error == ("media", "bad picture")
 
@@ -114,7 +114,7 @@ def test_who_leaves_while_it_has_no_instances(
     """PREPARING and MIGRATING -> what an operator counts it as."""
     made = make_generation()
     made._state = before
-    follow(made, (said, state, (*effects, Do.CLOSE)))
+    follow(made, (said, state, (Do.CLOSE, *effects)))
 
 
 @pytest.mark.parametrize(("said", "state", "effects"), OUTCOMES[1:], ids=str)
@@ -122,7 +122,7 @@ def test_an_api_that_has_answered_calls_off_the_attempt(
     placed: g.Generation, said: g.Event, state: S, effects: tuple[Do, ...]
 ) -> None:
     """PLACED -> REJECTED or FAILED, with no second answer."""
-    follow(placed, (said, state, (Do.ABORT_ATTEMPT, *effects, Do.CLOSE)))
+    follow(placed, (said, state, (Do.ABORT_ATTEMPT, Do.CLOSE, *effects)))
 
 
 def test_an_answer_that_a_stop_string_ended_is_finished(placed: g.Generation) -> None:
@@ -228,7 +228,7 @@ def test_what_was_said_is_the_answer_wherever_the_next_attempt_is(placed: g.Gene
     for made in (placed, again):
         made.fire(g.TokensArrived(tokens(1)))
         made.fire(g.AttemptFailed("lost", "gone", True))
-    follow(placed, (g.DeadlinePassed(), S.FINISHED, (Do.DELIVER_CUT, Do.CLOSE)))
+    follow(placed, (g.DeadlinePassed(), S.FINISHED, (Do.CLOSE, Do.DELIVER_CUT)))
     follow(again, (g.Placed("second"), S.PLACED, SEND), (g.DeadlinePassed(), S.FINISHED, CUT))
 
 

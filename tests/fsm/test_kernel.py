@@ -17,7 +17,6 @@ from epd.fsm.kernel import (
     IllegalEvent,
     Machine,
     Row,
-    RowCall,
     State,
     Table,
     TableError,
@@ -171,6 +170,13 @@ def test_a_held_state_must_try_again_by_time() -> None:
     assert table(retry, held={S.BUSY: "because"}).held == {S.BUSY: "because"}
 
 
+def test_a_row_of_several_events_is_a_row_for_each() -> None:
+    rows = [*rows_without(*GOOD[3:5]), Row(S.BUSY, (Finished, TimePassed), S.DONE, (Do.REST,))]
+    made = table(rows)
+    assert [r.events for r in made.rows_of(S.BUSY, TimePassed)] == [(Finished, TimePassed)]
+    assert made.dispatch[S.BUSY][Finished] == made.dispatch[S.BUSY][TimePassed]
+
+
 # --- fire -----------------------------------------------------------------------------------------
 
 
@@ -270,5 +276,6 @@ def test_an_event_that_repeats_elsewhere_or_leads_on_is_a_line_of_its_own() -> N
 def test_rows_and_guards_have_names_for_pictures() -> None:
     assert unless(is_big).__name__ == "not is_big"
     assert GuardCall(is_big).__name__ == "is_big"
-    names = [RowCall(GOOD[place]).__name__ for place in (0, 2, 3)]
+    calls = [call for _, call in table().cells()]
+    names = [calls[place].__name__ for place in (0, 2, 3)]
     assert names == ["WORK", "-", "REST, WORK"]

@@ -18,7 +18,8 @@ from epd.fsm import generation as g
 from epd.fsm import link as k
 from epd.fsm import request as r
 from epd.fsm import transfer as t
-from epd.fsm.kernel import Effect, Event, IllegalEvent, State, _closure
+from epd.fsm.kernel import Effect, Event, IllegalEvent, State
+from epd.fsm.laws import closure, edges_of
 from tests.fsm.tables import KINDS, Kind, make_event, make_link
 from tests.fsm.test_every_cell import cells, forced, in_cell
 
@@ -60,9 +61,9 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
 _PRODUCERS = "PARKED STREAMING WRITING"
 ALL_THE_SAME: dict[str, dict[str, str]] = {
     "REQUEST": {
-        "EmbeddingReady EmbeddingFailed": "WAITING_FOR_REMOTE_KV",
-        "EmbeddingsPromised": "WAITING_FOR_REMOTE_KV TRANSFERRING DECODING",
-        "KvFailed": "WAITING WAITING_FOR_EMBEDDINGS HELD",
+        "EmbeddingReady EmbeddingFailed": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF",
+        "EmbeddingsPromised": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF TRANSFERRING DECODING",
+        "KvFailed": "ARRIVED WAITING WAITING_FOR_EMBEDDINGS HELD",
     },
     "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost": "ABSENT RESIDENT"},
     "TRANSFER": {
@@ -84,6 +85,7 @@ CLOCKS: dict[State, set[Effect]] = {
     g.S.CANCELLING: {g.Do.ARM_ABORT},
     g.S.STOPPING: {g.Do.ARM_ABORT},
     r.S.ABORTING: {r.Do.ARM_GRACE},
+    r.S.CALLED_OFF: {r.Do.ARM_GRACE},
     r.S.FINISHING: {r.Do.ARM_GRACE},
     r.S.HELD: {r.Do.ARM_LEASE},
     t.S.EXPIRE_PENDING: {t.Do.ARM_GRACE},
@@ -126,7 +128,7 @@ def test_what_comes_late_is_taken_in_every_state_after(kind: Kind) -> None:
     table = kind.table
     assert of_the_moment(kind) <= {event.__name__ for event in table.events}
     for state in table.states:
-        for after in _closure([state], table._edges()):
+        for after in closure([state], edges_of(table)):
             missing = legal(kind, state) - legal(kind, after) - of_the_moment(kind)
             assert not missing, f"{table.name}: from {state.name} to {after.name}"
 

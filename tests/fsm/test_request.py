@@ -42,6 +42,7 @@ from tests.fsm.tables import KV, make_request
 TOKEN = TokenLogprobs(9, 0.0)
 FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
 GIVES_WAY = (*FREE, Do.ENQUEUE)
+GIVES_BACK = (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER)  # all but its blocks
 LAST = LastTokenSampled(TOKEN, "stop")
 LOST = KvFailed("lost", "decode is gone", True)
 
@@ -77,7 +78,7 @@ def test_a_held_prompt_owns_its_blocks_until_one_of_its_ends(
     made.decode_here = True
     made.fire(TextOnly())
     made.fire(Scheduled((3, 4)))
-    answered = (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE)
+    answered = (*GIVES_BACK, Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE)
     follow(
         made,
         (PromptHeld(TOKEN, "length"), S.HELD, answered),
@@ -92,7 +93,7 @@ def test_text_only_never_waits_for_pictures() -> None:
     """WAITING -> RUNNING -> DECODING -> FINISHED, all on one instance."""
     made = make_request()
     made.decode_here = True
-    started = (Do.RELEASE_EMBEDDINGS, Do.START_DECODING, Do.EMIT_TOKENS)
+    started = (*GIVES_BACK[1:], Do.START_DECODING, Do.EMIT_TOKENS)
     follow(
         made,
         (TextOnly(), S.WAITING, (Do.ENQUEUE,)),
@@ -333,7 +334,7 @@ def test_decoding_grows_gives_way_and_goes_on(decoding: Request) -> None:
     decoding.in_flight = 1
     follow(decoding, (Preempted(), S.DECODING, ()))
     decoding.in_flight = 0
-    again = (Do.RELEASE_EMBEDDINGS, Do.START_DECODING, Do.EMIT_TOKENS)
+    again = (*GIVES_BACK[1:], Do.START_DECODING, Do.EMIT_TOKENS)
     follow(
         decoding,
         (Preempted(), S.PREEMPTED, GIVES_WAY),
@@ -377,10 +378,10 @@ def test_remote_kv_brings_the_first_token_and_the_delta(waiting_for_kv: Request)
 def test_an_abort_waits_for_the_transfer_of_kv(
     waiting_for_kv: Request, outcome: RemoteKvArrived, effects: tuple[Do, ...]
 ) -> None:
-    """F6: WAITING_FOR_REMOTE_KV -> ABORTING -> FINISHED; the timer is armed first."""
-    ends = (Do.ARM_GRACE, Do.SEND_ABORTED, Do.CANCEL_TRANSFER)
+    """F6: WAITING_FOR_REMOTE_KV -> CALLED_OFF -> FINISHED."""
+    ends = (Do.SEND_ABORTED, Do.ARM_GRACE, Do.CANCEL_TRANSFER)
     follow(
         waiting_for_kv,
-        (AbortReceived(), S.ABORTING, ends),
+        (AbortReceived(), S.CALLED_OFF, ends),
         (outcome, S.FINISHED, effects),
     )

@@ -111,8 +111,9 @@ class Durations(Checker):
         self._lasts = {lasts.state: lasts for lasts in LASTS if self._limit_s(lasts)}
         rows = (row for table in TABLES for row in table.rows)
         leaving = {
-            row.event: None
+            event: None
             for row in rows
+            for event in row.events
             if any(s in self._lasts and row.target not in (None, s) for s in row.sources)
         }
         context.world.watch(self._watch, *leaving)
