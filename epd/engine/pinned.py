@@ -29,7 +29,8 @@ ALIGNED_NBYTES = 4096
 
 def register(buffer: memoryview, owner: object) -> torch.Tensor:
     """uint8 tensor over memory of somebody else, registered with the current device for as long as
-    `owner` lives.
+    `owner` lives, and kept so long: memory that were unmapped while it is registered would leave
+    its pages with the driver, and whatever came to lie at these addresses would go up as zeros.
 
     Where the driver refuses, copies are slower and hold up the launch thread; the log says so.
     """
@@ -45,8 +46,12 @@ def register(buffer: memoryview, owner: object) -> torch.Tensor:
         with contextlib.suppress(RuntimeError):  # else the next launch would be blamed for it
             torch.zeros(1, device="cuda")
     else:
-        weakref.finalize(owner, runtime.cudaHostUnregister, tensor.data_ptr()).atexit = False
+        weakref.finalize(owner, _unregister, tensor).atexit = False
     return tensor
+
+
+def _unregister(tensor: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
 class _Piece:

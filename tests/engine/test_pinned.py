@@ -6,9 +6,11 @@ import gc
 import threading
 import weakref
 
+import numpy as np
+import pytest
 import torch
 
-from epd.engine.pinned import ALIGNED_NBYTES, Arena
+from epd.engine.pinned import ALIGNED_NBYTES, Arena, register
 
 
 def test_pieces_are_apart_and_return() -> None:
@@ -68,3 +70,36 @@ def test_the_collector_may_run_within_take() -> None:
         gc.set_threshold(*before)
     gc.collect()
     assert arena.free_nbytes == 1 << 20
+
+
+class Runtime:
+    """The driver's books: what is registered."""
+
+    def __init__(self) -> None:
+        self.registered: set[int] = set()
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.registered.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.registered.remove(address)
+
+
+def test_registered_memory_outlives_its_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the driver goes on reading pages that are no longer at these addresses."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+
+    class Owner:
+        pass
+
+    owner, memory = Owner(), np.zeros(ALIGNED_NBYTES, np.uint8)
+    kept = weakref.ref(memory)
+    register(memoryview(memory), owner)
+    del memory
+    gc.collect()
+    assert kept() is not None and len(runtime.registered) == 1
+    del owner
+    gc.collect()
+    assert kept() is None and not runtime.registered
