@@ -90,7 +90,8 @@ class Preparer:
         directory = Path(config.model_dir)
         self._config = config
         self._renderer = ChatRenderer(directory, config.chat_template)
-        self._measurer = Measurer(directory, self._renderer.config, config.limits)
+        quantization = config.engine.quantization
+        self._measurer = Measurer(directory, self._renderer.config, config.limits, quantization)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
         self._grammars: Grammars | None = None

@@ -12,7 +12,7 @@ head norms, SwiGLU or any module in its place): `FusedDecoder.fits` says whether
 What else there is runs through transformers' code and the seam of `epd.engine.attention`.
 
 Weights of fused products are laid side by side in new memory and the modules' own become views of
-it, so nothing is held twice.
+it, so nothing is held twice.  Where they have eight bits (`fp8`), norm and gate give their rows so.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from epd.engine.flat_batch import FlatBatch
+from epd.engine.fp8 import Fp8Linear
+from epd.engine.kernels.torch_ops import Scaled
 from epd.engine.kv_pool import KvPool
 
 _PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
@@ -44,11 +45,12 @@ class AddedRows:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: torch.Tensor
-    qkv: tuple[torch.Tensor, torch.Tensor | None]
+    qkv: nn.Module
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
-    output: tuple[torch.Tensor, torch.Tensor | None]
+    output: nn.Module
     mlp_norm: torch.Tensor
-    mlp: Callable[[torch.Tensor], torch.Tensor]
+    mlp: Callable[[torch.Tensor | Scaled], torch.Tensor]
+    takes_fp8: tuple[bool, bool]  # the first product, and the MLP
 
 
 class FusedDecoder:
@@ -88,49 +90,55 @@ class FusedDecoder:
         ops = self._kernels
         cos, sin = (part[0].contiguous() for part in self._rotary(embeds[None], positions))
         residual = embeds
-        x = ops.rms_norm(residual, self._layers[0].input_norm, self._eps)
+        first = self._layers[0]
+        x = ops.rms_norm(residual, first.input_norm, self._eps, fp8=first.takes_fp8[0])
         for index, layer in enumerate(self._layers):
             keys, values = pool.layer(index)
             query = ops.rope_and_store(
-                linear(x, *layer.qkv), layer.head_norms, self._eps, cos, sin, batch.slots,
+                layer.qkv(x), layer.head_norms, self._eps, cos, sin, batch.slots,
                 keys, values,
             )  # fmt: skip
             attended = ops.attend(query, keys, values, batch, self._scaling)
-            x = linear(attended.flatten(1), *layer.output)
-            x = ops.add_rms_norm(x, residual, layer.mlp_norm, self._eps)
+            x = layer.output(attended.flatten(1))
+            x = ops.add_rms_norm(x, residual, layer.mlp_norm, self._eps, fp8=layer.takes_fp8[1])
             x = layer.mlp(x)
             for addition in added:
                 if index < len(addition.rows):
                     rows = addition.rows[index]
                     x[addition.at : addition.at + len(rows)] += rows
-            last = index + 1 == len(self._layers)
-            norm = self._norm if last else self._layers[index + 1].input_norm
-            x = ops.add_rms_norm(x, residual, norm, self._eps)
-        return x
+            if index + 1 < len(self._layers):
+                following = self._layers[index + 1]
+                norm, fp8 = following.input_norm, following.takes_fp8[0]
+                x = ops.add_rms_norm(x, residual, norm, self._eps, fp8=fp8)
+        hidden: torch.Tensor = ops.add_rms_norm(x, residual, self._norm, self._eps)
+        return hidden
 
     def _fuse(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms = None
         if getattr(attention, "q_norm", None) is not None:
             norms = (attention.q_norm.weight, attention.k_norm.weight)
+        qkv = _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+        known, takes_fp8 = self._fuse_mlp(mlp)
         return _Layer(
             layer.input_layernorm.weight,
-            _side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
+            qkv,
             norms,
-            (attention.o_proj.weight, attention.o_proj.bias),
+            attention.o_proj,
             layer.post_attention_layernorm.weight,
-            self._fuse_mlp(mlp),
+            known,
+            (isinstance(qkv, Fp8Linear), takes_fp8),
         )
 
-    def _fuse_mlp(self, mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _fuse_mlp(self, mlp: Any) -> tuple[Callable[[Any], torch.Tensor], bool]:
+        """And whether it takes rows of eight bits."""
         parts = {name for name, _ in mlp.named_children()}
         if not parts >= {"gate_proj", "up_proj", "down_proj"} or not _is_silu(mlp.act_fn):
             self.is_dense = False
-            return lambda x: _only_tensor(mlp(x[None]))[0]
-        gate_up = _side_by_side(mlp.gate_proj, mlp.up_proj)
-        down = (mlp.down_proj.weight, mlp.down_proj.bias)
-        ops = self._kernels
-        return lambda x: linear(ops.silu_mul(linear(x, *gate_up)), *down)
+            return (lambda x: _only_tensor(mlp(x[None]))[0]), False
+        gate_up, down = _side_by_side(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+        ops, fp8 = self._kernels, isinstance(down, Fp8Linear)
+        return (lambda x: down(ops.silu_mul(gate_up(x), fp8=fp8))), isinstance(gate_up, Fp8Linear)
 
 
 def _is_silu(activation: Any) -> bool:
@@ -143,8 +151,10 @@ def _only_tensor(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _side_by_side(*projections: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _side_by_side(*projections: Any) -> nn.Module:
     """One weight (and bias) for several products of one input; the modules keep views."""
+    if isinstance(projections[0], Fp8Linear):
+        return Fp8Linear.side_by_side(projections)
     weight = torch.cat([p.weight for p in projections])
     bias = torch.cat([p.bias for p in projections]) if projections[0].bias is not None else None
     at = 0
@@ -154,4 +164,7 @@ def _side_by_side(*projections: nn.Linear) -> tuple[torch.Tensor, torch.Tensor |
         if bias is not None:
             projection.bias.data = bias[at:end]
         at = end
-    return weight, bias
+    joined = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    joined.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return joined

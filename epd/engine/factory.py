@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from epd.config import ConfigError, EngineConfig
-from epd.engine import attention
+from epd.engine import attention, fp8
 from epd.engine.base import Progress, StepSequence, no_progress
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
@@ -105,6 +105,8 @@ def build_vision(
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
     model = _load(adapter, "vision", dtype, engine_config, progress)
+    if engine_config.quantization:
+        fp8.quantize(adapter.tower_layers(model))
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
         adapter,
@@ -143,6 +145,8 @@ def build_language(
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress)
+    if engine_config.quantization:
+        fp8.quantize(adapter.language_model(model).layers)  # type: ignore[arg-type]
     small = KvPool(layout, 1, dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
@@ -178,6 +182,8 @@ def _load(
     config: EngineConfig,
     progress: Progress,
 ) -> Any:
+    if config.quantization:
+        fp8.check(config.device, dtype)
     return load_stage(
         adapter,
         stage,

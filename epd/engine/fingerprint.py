@@ -38,12 +38,13 @@ def _update_sample(digest: hashlib._Hash, path: Path) -> None:
             digest.update(file.read(_SAMPLE_NBYTES))
 
 
-def model_fingerprint(model_dir: Path | str) -> str:
-    """32 hex digits that are equal for copies of one checkpoint.  Raises ModelError.
+def model_fingerprint(model_dir: Path | str, quantization: str = "") -> str:
+    """32 hex digits that are equal for copies of one checkpoint, computed with in the same way.
+    Raises ModelError.
 
     A directory without weights counts as what it says: all make the same dummy weights of it.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(quantization.encode())
     _update_json(digest, read_config(model_dir))
     _update_json(digest, read_preprocessor(model_dir))
     _update_json(digest, read_video_preprocessor(model_dir))

@@ -77,7 +77,7 @@ def prepare(spec: ChildSpec, status: Status) -> Serve:
         from epd.runtime.front import serve_all
 
         return lambda ending: serve_all(gateway, instance, engines, ending, status)
-    fingerprint = model_fingerprint(instance.model_dir)
+    fingerprint = model_fingerprint(instance.model_dir, instance.engine.quantization)
     return lambda ending: serve_instance(instance, engines, fingerprint, ending, status)
 
 

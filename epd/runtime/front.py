@@ -40,7 +40,8 @@ async def serve_gateway(config: GatewayConfig, ending: Ending, status: Status) -
         config.instance_id, epoch, config.endpoint, cluster_key=load_cluster_key(config.cluster_key)
     )
     ports = make_ports(bus, _within(config.instance_id, epoch, LocalMemory(), "never"))
-    gateway = Gateway(ports, config, model_fingerprint(config.model_dir))
+    fingerprint = model_fingerprint(config.model_dir, config.engine.quantization)
+    gateway = Gateway(ports, config, fingerprint)
     return await _serve(gateway, None, config, ending, status)
 
 
@@ -53,7 +54,7 @@ async def serve_all(
 ) -> int:
     """Gateway and one instance of all roles in this process, without sockets between stages."""
     hub, memory, epoch = LocalBusHub(), LocalMemory(), new_epoch()
-    fingerprint = model_fingerprint(config.model_dir)
+    fingerprint = model_fingerprint(config.model_dir, config.engine.quantization)
     gateway_ports = make_ports(
         LocalBus(hub, config.instance_id, epoch),
         _within(config.instance_id, epoch, memory, "never"),

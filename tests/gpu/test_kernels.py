@@ -45,6 +45,59 @@ def test_norm_and_gate(kernel_device: str) -> None:
         assert relative(ops.silu_mul(x), expected) < limit
 
 
+def test_rows_of_eight_bits(kernel_device: str) -> None:
+    """As the specification rounds them, but for a step where arithmetic before it differs."""
+    ops = kernels_for("cuda")
+    for dtype, _ in dtypes(kernel_device):
+        for size in (200, 2560):
+            x, residual = torch.randn(2, 5, 2 * size, dtype=dtype, device=kernel_device)
+            x[1], residual[1] = 0, 0
+            x[2, 3] = 1000
+            weight = torch.randn(2 * size, dtype=dtype, device=kernel_device)
+            again = residual.clone()
+            found = [
+                ops.scaled(x),
+                ops.scaled(x, gelu=True),
+                ops.rms_norm(x, weight, 1e-6, fp8=True),
+                ops.add_rms_norm(x, residual, weight, 1e-6, fp8=True),
+                ops.silu_mul(x, fp8=True),
+            ]
+            expected = [
+                torch_ops.scaled(x),
+                torch_ops.scaled(x, gelu=True),
+                torch_ops.rms_norm(x, weight, 1e-6, fp8=True),
+                torch_ops.add_rms_norm(x, again, weight, 1e-6, fp8=True),
+                torch_ops.silu_mul(x, fp8=True),
+            ]
+            assert torch.equal(residual, again)
+            if kernel_device == "cuda":
+                assert torch.equal(found[0].values.float(), expected[0].values.float())
+            for one, other in zip(found, expected, strict=True):
+                assert relative(one.scales, other.scales) < 1e-2
+                limit = 1e-2 if kernel_device == "cuda" else 0.1  # it cuts
+                assert relative(one.values.float(), other.values.float()) < limit
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 65, 300])
+def test_products_of_eight_bits(rows: int, kernel_device: str) -> None:
+    """Few rows and many, in parts and whole, sizes that fill no tile; the same bits every time."""
+    if kernel_device == "cpu" and rows > 7:
+        pytest.skip("many rows are torch's, and the interpreter is slow")
+    ops = kernels_for("cuda")
+    dtype = torch.float16 if kernel_device == "cpu" else torch.bfloat16
+    for size, depth in ((48, 64), (272, 1040), (2560, 2048)):
+        if kernel_device == "cpu" and size > 272:
+            continue
+        x = ops.scaled(torch.randn(rows, depth, dtype=dtype, device=kernel_device))
+        weight = ops.scaled(torch.randn(size, depth, dtype=dtype, device=kernel_device))
+        for bias in (None, torch.randn(size, dtype=dtype, device=kernel_device)):
+            expected = torch_ops.scaled_product(x, weight, bias, torch.float64)
+            for _ in range(3):
+                out = ops.scaled_product(x, weight, bias, dtype)
+                assert out.dtype == dtype and relative(out, expected) < 4e-3
+                assert torch.equal(out, ops.scaled_product(x, weight, bias, dtype))
+
+
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 2, 80), (8, 8, 96)])
 def test_rope_and_store(

@@ -1,11 +1,14 @@
 """The decoder's kernels in plain torch: what `triton_ops` must compute, on any device.
 
 Shapes: T tokens, H hidden, D head dimension.  Rounding is that of transformers' modules.
+
+Where the next product is one of eight bits (`epd.engine.fp8`), what comes before it gives its rows
+as `Scaled` (`fp8`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -14,25 +17,65 @@ if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0  # of its numbers
+SMALLEST_MAXIMUM = 1e-12  # of a row: the scale of a row of zeros
+
+
+class Scaled(NamedTuple):
+    """Rows of e4m3, each with a scale: what they mean is `values * scales`."""
+
+    values: torch.Tensor  # [T, H]
+    scales: torch.Tensor  # float32 [T, 1]
+
+
+def scaled(x: torch.Tensor, *, gelu: bool = False) -> Scaled:
+    """`[T, H]` in eight bits, of its GELU (tanh) where asked; a row's largest has the largest."""
+    wide = functional.gelu(x.float(), approximate="tanh").to(x.dtype).float() if gelu else x.float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST_MAXIMUM) / LARGEST
+    return Scaled((wide / scales).clamp(-LARGEST, LARGEST).to(FP8), scales)
+
+
+def scaled_product(
+    x: Scaled, weight: Scaled, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """`[T, N]` in `dtype`: x `[T, H]` by each row of weight `[N, H]`, summed in fp32."""
+    out = (x.values.float() @ weight.values.float().t()) * x.scales * weight.scales.t()
+    return (out if bias is None else out + bias.float()).to(dtype)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False
+) -> torch.Tensor | Scaled:
     """`[..., H]`: x over its root mean square (in fp32), times the weight."""
+    normed = _rms_norm(x, weight, eps)
+    return scaled(normed) if fp8 else normed
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    fp8: bool = False,
+) -> torch.Tensor | Scaled:
     """`residual += x` in place; the norm of the sum."""
     residual += x
-    return rms_norm(residual, weight, eps)
+    return rms_norm(residual, weight, eps, fp8=fp8)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scaled:
     """`[T, 2 I]`, gate and up side by side, to `silu(gate) * up`, `[T, I]`."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    product = functional.silu(gate) * up
+    return scaled(product) if fp8 else product
 
 
 def rope_and_store(
@@ -58,7 +101,7 @@ def rope_and_store(
         [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1
     )
     if norms is not None:
-        query, key = rms_norm(query, norms[0], eps), rms_norm(key, norms[1], eps)
+        query, key = _rms_norm(query, norms[0], eps), _rms_norm(key, norms[1], eps)
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     at = slots.long()
     written = at >= 0

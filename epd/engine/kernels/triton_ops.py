@@ -14,13 +14,21 @@ import torch
 import triton
 import triton.language as tl
 
+from epd.engine.kernels.torch_ops import Scaled
 from epd.engine.kernels.triton_attention import attend
+from epd.engine.kernels.triton_fp8 import empty, scaled, scaled_product, store_scaled
 
-__all__ = ["add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "silu_mul"]
+__all__ = [
+    "add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "scaled",
+    "scaled_product", "silu_mul",
+]  # fmt: skip
 
 
 @triton.jit
-def _rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(
+    x, residual, weight, out, scales, size, eps,
+    ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -33,38 +41,47 @@ def _rms_norm(x, residual, weight, out, size, eps, ADD: tl.constexpr, BLOCK: tl.
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
     normed = (wide * scale).to(value.dtype).to(tl.float32)
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row + at, (normed * gain).to(value.dtype), mask=inside)
+    normed = (normed * gain).to(value.dtype)
+    if FP8:
+        store_scaled(normed, out + row + at, scales + tl.program_id(0), inside)
+    else:
+        tl.store(out + row + at, normed, mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    out = torch.empty_like(x)
-    _launch_norm(x, x, weight, out, eps, add=False)
-    return out
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, fp8: bool = False
+) -> torch.Tensor | Scaled:
+    return _normed(x, x, weight, eps, add=False, fp8=fp8)
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    out = torch.empty_like(x)
-    _launch_norm(x, residual, weight, out, eps, add=True)
-    return out
-
-
-def _launch_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor,
-    out: torch.Tensor,
+    eps: float,
+    *,
+    fp8: bool = False,
+) -> torch.Tensor | Scaled:
+    return _normed(x, residual, weight, eps, add=True, fp8=fp8)
+
+
+def _normed(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
     eps: float,
     *,
     add: bool,
-) -> None:
+    fp8: bool,
+) -> torch.Tensor | Scaled:
+    out = empty(x.shape, x) if fp8 else Scaled(torch.empty_like(x), x)
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
     warps = min(16, max(1, block // 512))
     _rms_norm[(x.numel() // size,)](
-        x, residual, weight, out, size, eps, ADD=add, BLOCK=block, num_warps=warps
+        x, residual, weight, *out, size, eps, ADD=add, FP8=fp8, BLOCK=block, num_warps=warps
     )
+    return out if fp8 else out.values
 
 
 @triton.jit
@@ -80,8 +97,27 @@ def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr):
     tl.store(out + row * size + at, product.to(gate.dtype), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+@triton.jit
+def _silu_mul_scaled(gate_up, out, scales, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    active = (wide * tl.sigmoid(wide)).to(gate.dtype)
+    product = (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    store_scaled(product, out + row * size + at, scales + row, inside)
+
+
+def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scaled:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    if fp8:
+        rows = empty((num_tokens, size), gate_up)
+        block = triton.next_power_of_2(size)
+        warps = min(16, max(4, block // 1024))
+        _silu_mul_scaled[(num_tokens,)](gate_up, *rows, size, BLOCK=block, num_warps=warps)
+        return rows
     out = gate_up.new_empty(num_tokens, size)
     block = min(2048, triton.next_power_of_2(size))
     _silu_mul[(num_tokens, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=4)

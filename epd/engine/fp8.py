@@ -1,0 +1,97 @@
+"""Linear layers in eight bits: `--quantization fp8`.
+
+Theory of operation
+-------------------
+Weights become e4m3 when they are loaded, with a scale for each output channel; what comes into a
+layer becomes e4m3 as it comes, with a scale for each row, so no row depends on its neighbours.
+Sums are fp32 and are multiplied by both scales.  The layers of the decoder and of a tower are
+changed, whose products are most of the arithmetic; embeddings, head, norms, attention, a tower's
+mergers and the experts of a mixture stay as they are.
+
+On CUDA the kernels are `triton_fp8` and torch's scaled product; elsewhere the specification
+(`torch_ops`) computes the same numbers from the same roundings, slowly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from epd.config import ConfigError
+from epd.engine.kernels import kernels_for
+from epd.engine.kernels.torch_ops import Scaled, scaled
+
+logger = logging.getLogger(__name__)
+LAYERS = frozenset(
+    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj qkv proj linear_fc1 linear_fc2".split()
+)
+MULTIPLE = 16  # of both sizes of a weight: what the device's product takes
+
+
+class Fp8Linear(nn.Module):
+    """A linear layer of eight bits; takes rows that are `Scaled` already, too."""
+
+    def __init__(self, weight: Scaled, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.values, requires_grad=False)
+        self.scales = nn.Parameter(weight.scales, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.dtype = dtype
+
+    @classmethod
+    def of(cls, plain: nn.Linear) -> Fp8Linear:
+        bias = None if plain.bias is None else plain.bias.data
+        return cls(scaled(plain.weight.data), bias, plain.weight.dtype)
+
+    @classmethod
+    def side_by_side(cls, layers: Sequence[Any]) -> Fp8Linear:
+        """One layer for several products of one input; they keep no memory of their own."""
+        values = torch.cat([layer.weight for layer in layers])
+        scales = torch.cat([layer.scales for layer in layers])
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        parts = values.split([len(layer.weight) for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
+            layer.weight.data = part
+        return cls(Scaled(values, scales), bias, layers[0].dtype)
+
+    def forward(self, x: torch.Tensor | Scaled, *, gelu: bool = False) -> torch.Tensor:
+        """`gelu`: of the GELU (tanh) of what comes."""
+        ops = kernels_for(self.weight.device.type)
+        weight = Scaled(self.weight, self.scales)
+        if isinstance(x, Scaled):
+            product: torch.Tensor = ops.scaled_product(x, weight, self.bias, self.dtype)
+            return product
+        rows = ops.scaled(x.reshape(-1, x.shape[-1]), gelu=gelu)
+        return self.forward(rows).view(*x.shape[:-1], -1)
+
+
+def quantize(layers: Iterable[Any]) -> None:
+    """Exchange the linear modules of loaded layers, but for odd sizes."""
+    changed = left = 0
+    for layer in layers:
+        for path, module in list(layer.named_modules()):
+            parent, _, name = path.rpartition(".")
+            if not isinstance(module, nn.Linear) or name not in LAYERS:
+                continue
+            if module.in_features % MULTIPLE or module.out_features % MULTIPLE:
+                left += 1
+            else:
+                changed += 1
+                setattr(layer.get_submodule(parent), name, Fp8Linear.of(module))
+    logger.info("fp8: %d linear layers, and %d of odd sizes as they were", changed, left)
+
+
+def check(device: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError where a device has no product of eight bits."""
+    if not device.startswith("cuda"):
+        return
+    if dtype != torch.bfloat16:
+        raise ConfigError("--quantization fp8 computes in bfloat16 on a GPU; give --dtype bfloat16")
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(device)} has no fp8 products; leave --quantization out"
+        )

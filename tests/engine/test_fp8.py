@@ -1,0 +1,131 @@
+"""Layers of eight bits: the roundings, the layers that change, and what answers come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from epd.config import EngineConfig
+from epd.engine import fp8
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.fp8 import Fp8Linear
+from epd.engine.kernels import torch_ops
+from tests.engine.driver import Driver
+from tests.engine.test_decoder import fuse
+from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.engine.tiny_models import VISION_FAMILIES
+
+CONFIG = EngineConfig(threads=1, kv_nbytes=16 << 20, quantization="fp8")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "llava_onevision", "qwen3_vl_moe", "embedded")
+
+
+def test_rows_keep_their_largest_and_round_the_rest() -> None:
+    """Each row by itself; its largest number is exact, and the others are within half a step."""
+    x = torch.randn(5, 64) * torch.tensor([1e-6, 1e-2, 1.0, 1e3, 0.0])[:, None]
+    rows = torch_ops.scaled(x)
+    assert rows.values.dtype == torch.float8_e4m3fn and rows.scales.shape == (5, 1)
+    back = rows.values.float() * rows.scales
+    peaks = x.abs().argmax(-1, keepdim=True)
+    torch.testing.assert_close(back.gather(1, peaks), x.gather(1, peaks))
+    error = (back - x).abs()
+    # three bits of mantissa; below the smallest normal number a step has a fixed size
+    assert bool((error <= (x.abs() / 16).maximum(rows.scales * 2**-10) * 1.001).all())
+    assert not rows.values[4].float().any()
+    alone = torch_ops.scaled(x[2:3])
+    assert torch.equal(alone.values.float(), rows.values[2:3].float())
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    x = torch.randn(3, 32)
+    x[1, 3], x[2, 5] = torch.nan, torch.inf
+    weight = torch_ops.scaled(torch.randn(16, 32))
+    out = torch_ops.scaled_product(torch_ops.scaled(x), weight, None, torch.float32)
+    assert out[0].isfinite().all()
+    assert not out[1].isfinite().any() and not out[2].isfinite().any()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_is_close_to_the_plain_one(bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(256, 96, bias=bias).requires_grad_(False)
+    changed = Fp8Linear.of(plain)
+    x = torch.randn(2, 7, 256)
+    expected = plain(x)
+    assert float((changed(x) - expected).norm() / expected.norm()) < 0.05
+    torch.testing.assert_close(changed(x[:, :1]), changed(x)[:, :1])  # no row sees a neighbour
+    exact = torch_ops.scaled(plain.weight.data)
+    rows = torch_ops.scaled(x.flatten(0, 1))
+    wide = (rows.values.double() * rows.scales) @ (exact.values.double() * exact.scales).t()
+    wide = wide + plain.bias.double() if bias else wide
+    torch.testing.assert_close(changed(x).flatten(0, 1), wide.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_side_by_side_is_the_same_and_held_once() -> None:
+    torch.manual_seed(1)
+    layers = [Fp8Linear.of(nn.Linear(64, size).requires_grad_(False)) for size in (32, 16, 16)]
+    x = torch.randn(3, 64)
+    expected = torch.cat([layer(x) for layer in layers], dim=-1)
+    joined = Fp8Linear.side_by_side(layers)
+    assert torch.equal(joined(x), expected)
+    assert layers[1].weight.data_ptr() == joined.weight[32:].data_ptr()
+
+
+def test_odd_sizes_and_strangers_stay() -> None:
+    layer = nn.ModuleDict({"q_proj": nn.Linear(64, 40), "o_proj": nn.Linear(32, 64)})
+    layer["gate"] = nn.Linear(64, 64)
+    fp8.quantize([layer])
+    assert isinstance(layer["q_proj"], nn.Linear) and isinstance(layer["gate"], nn.Linear)
+    assert isinstance(layer["o_proj"], Fp8Linear)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_both_paths_say_the_same(family: str, model_dir: Callable[[str], Path]) -> None:
+    """transformers' layers with exchanged modules, and the fused decoder with fused roundings; in
+    chunks of any size, since no row depends on another."""
+    directory = model_dir(family)
+    executor = build_executor(CONFIG)
+    vision = None
+    if family in VISION_FAMILIES or family == "embedded":
+        vision = build_vision(directory, CONFIG, executor)
+    plain = Driver(directory, vision, build_language(directory, CONFIG, executor))
+    language = build_language(directory, CONFIG, executor)
+    changed = [m for m in language.model.modules() if isinstance(m, Fp8Linear)]
+    assert len(changed) >= 4 * language.kv_layout.num_layers
+    language.forward = fuse(language)
+    fused = Driver(directory, vision, language)
+    for prompt, images in cases(family):
+        found: list[torch.Tensor] = []
+        for serving in (plain, fused):
+            request = await serving.request("r", prompt, images)
+            found += serving.language.logits([request.next_step(4096)])
+            serving.release([request])
+        # a number next to the middle of two steps may go to either
+        assert float((found[0] - found[1]).norm() / found[0].norm()) < 0.02
+    texts = []
+    for chunk in (4096, 16):
+        requests = [
+            await plain.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
+            for i, (prompt, images) in enumerate(cases(family))
+        ]
+        texts.append(await plain.run(requests, chunk))
+        plain.release(requests)
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    assert same >= len(texts[0]) - 1
+
+
+async def test_a_tower_is_close_to_the_plain_one(model_dir: Callable[[str], Path]) -> None:
+    directory = model_dir("embedded")
+    prompt, images = next((p, i) for p, i in cases("embedded") if i)
+    found = []
+    for config in (CONFIG, EngineConfig(threads=1, kv_nbytes=16 << 20)):
+        executor = build_executor(config)
+        vision: Any = build_vision(directory, config, executor)
+        serving = Driver(directory, vision, build_language(directory, config, executor))
+        request = await serving.request("r", prompt, images)
+        found.append(torch.cat([rows.tensor for rows in request.rows]))
+    assert 0 < float((found[0] - found[1]).norm() / found[1].norm()) < 0.1
