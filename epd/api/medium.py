@@ -67,14 +67,12 @@ class Medium:
 class Measurer:
     """What one model makes of pictures and videos."""
 
-    def __init__(
-        self, directory: Path, config: Mapping[str, Any], limits: Limits, quantization: str = ""
-    ) -> None:
+    def __init__(self, directory: Path, config: Mapping[str, Any], limits: Limits) -> None:
         """`config`: config.json of the model directory."""
         self._config = config
         self._limits = limits
         self._preprocessor = read_preprocessor(directory)
-        self._model = model_fingerprint(directory, quantization)
+        self._model = model_fingerprint(directory)
         self._processor = processor_fingerprint(directory)
         self._video_processor = video_processor_fingerprint(directory)
         self.video: VideoSettings | None = video_settings(

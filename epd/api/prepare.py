@@ -90,8 +90,7 @@ class Preparer:
         directory = Path(config.model_dir)
         self._config = config
         self._renderer = ChatRenderer(directory, config.chat_template)
-        quantization = config.engine.quantization
-        self._measurer = Measurer(directory, self._renderer.config, config.limits, quantization)
+        self._measurer = Measurer(directory, self._renderer.config, config.limits)
         self._fetcher = MediaFetcher(config.limits)
         self._vocabulary = Vocabulary(self._renderer.tokenizer)
         self._grammars: Grammars | None = None

@@ -105,8 +105,6 @@ def build_vision(
     if not adapter.has_vision:
         raise ModelError(f"{model_dir} is a text-only model; start it without the encode role")
     model = _load(adapter, "vision", dtype, engine_config, progress)
-    if engine_config.quantization:
-        fp8.quantize(adapter.tower_layers(model))
     adapter.adopt_vision(model)
     engine = TorchVisionEngine(
         adapter,

@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 Weights become e4m3 when they are loaded, with a scale for each output channel; what comes into a
 layer becomes e4m3 as it comes, with a scale for each row, so no row depends on its neighbours.
-Sums are fp32 and are multiplied by both scales.  The layers of the decoder and of a tower are
-changed, whose products are most of the arithmetic; embeddings, head, norms, attention, a tower's
-mergers and the experts of a mixture stay as they are.
+Sums are fp32 and are multiplied by both scales.  The decoder's layers are changed; embeddings,
+head, norms, attention and the experts of a mixture stay as they are, and so does a tower: what its
+products would gain goes into making eight bits of their inputs, and rows are the less exact.
 
 On CUDA the kernels are `triton_fp8` and torch's scaled product; elsewhere the specification
 (`torch_ops`) computes the same numbers from the same roundings, slowly.
@@ -26,9 +26,7 @@ from epd.engine.kernels import kernels_for
 from epd.engine.kernels.torch_ops import Scaled, scaled
 
 logger = logging.getLogger(__name__)
-LAYERS = frozenset(
-    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj qkv proj linear_fc1 linear_fc2".split()
-)
+LAYERS = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
 MULTIPLE = 16  # of both sizes of a weight: what the device's product takes
 
 
@@ -58,14 +56,13 @@ class Fp8Linear(nn.Module):
             layer.weight.data = part
         return cls(Scaled(values, scales), bias, layers[0].dtype)
 
-    def forward(self, x: torch.Tensor | Scaled, *, gelu: bool = False) -> torch.Tensor:
-        """`gelu`: of the GELU (tanh) of what comes."""
+    def forward(self, x: torch.Tensor | Scaled) -> torch.Tensor:
         ops = kernels_for(self.weight.device.type)
         weight = Scaled(self.weight, self.scales)
         if isinstance(x, Scaled):
             product: torch.Tensor = ops.scaled_product(x, weight, self.bias, self.dtype)
             return product
-        rows = ops.scaled(x.reshape(-1, x.shape[-1]), gelu=gelu)
+        rows = ops.scaled(x.reshape(-1, x.shape[-1]))
         return self.forward(rows).view(*x.shape[:-1], -1)
 
 

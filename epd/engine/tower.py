@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.functional import gelu, linear
 
 from epd.engine.copies import upload
-from epd.engine.fp8 import Fp8Linear
 from epd.engine.kernels import kernels_for
 from epd.engine.segments import SegmentAttention
 
@@ -85,8 +84,6 @@ class GeluMlp(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         first = self.linear_fc1
-        if isinstance(first, Fp8Linear) and isinstance(self.linear_fc2, Fp8Linear):
-            return self.linear_fc2(first(hidden_states), gelu=True)
         if hidden_states.is_cuda:
             weight = first.weight.t()
             wide = torch._addmm_activation(  # noqa: SLF001 - it has no public name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -116,16 +115,3 @@ async def test_both_paths_say_the_same(family: str, model_dir: Callable[[str], P
         plain.release(requests)
     same = sum(a == b for a, b in zip(*texts, strict=True))
     assert same >= len(texts[0]) - 1
-
-
-async def test_a_tower_is_close_to_the_plain_one(model_dir: Callable[[str], Path]) -> None:
-    directory = model_dir("embedded")
-    prompt, images = next((p, i) for p, i in cases("embedded") if i)
-    found = []
-    for config in (CONFIG, EngineConfig(threads=1, kv_nbytes=16 << 20)):
-        executor = build_executor(config)
-        vision: Any = build_vision(directory, config, executor)
-        serving = Driver(directory, vision, build_language(directory, config, executor))
-        request = await serving.request("r", prompt, images)
-        found.append(torch.cat([rows.tensor for rows in request.rows]))
-    assert 0 < float((found[0] - found[1]).norm() / found[1].norm()) < 0.1

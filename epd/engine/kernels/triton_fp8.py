@@ -23,7 +23,7 @@ import triton.language as tl
 
 from epd.engine.kernels.torch_ops import FP8, LARGEST, SMALLEST_MAXIMUM, Scaled
 
-FEW = 64  # rows that this kernel multiplies
+FEW, BLOCK_N = 64, 64  # rows that this kernel multiplies at most; channels of a tile
 NUM_PROGRAMS = 132  # multiprocessors of a Hopper device
 MAX_TILES = 4096
 _LARGEST, _SMALLEST = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_MAXIMUM)
@@ -40,30 +40,24 @@ def empty(shape: Sequence[int], like: torch.Tensor) -> Scaled:
 def store_scaled(value, out, scale, inside):  # noqa: ANN201 - a kernel's part
     """A row, whole in this program; zero outside."""
     wide = value.to(tl.float32)
-    factor = tl.maximum(tl.max(tl.abs(wide), axis=0), _SMALLEST) / _LARGEST
+    factor = tl.div_rn(tl.maximum(tl.max(tl.abs(wide), axis=0), _SMALLEST), _LARGEST)
     tl.store(scale, factor)
-    tl.store(out, tl.div_rn(wide, factor).to(tl.float8e4nv), mask=inside)
+    tl.store(out, (wide * tl.div_rn(1.0, factor)).to(tl.float8e4nv), mask=inside)
 
 
 @triton.jit
-def _scaled(x, out, scales, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _scaled(x, out, scales, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     value = tl.load(x + row * size + at, mask=at < size, other=0.0)
-    if GELU:
-        wide = value.to(tl.float32)
-        turn = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-        value = (wide * tl.sigmoid(turn)).to(value.dtype)
     store_scaled(value, out + row * size + at, scales + row, at < size)
 
 
-def scaled(x: torch.Tensor, *, gelu: bool = False) -> Scaled:
+def scaled(x: torch.Tensor) -> Scaled:
     rows, size = empty(x.shape, x), x.shape[-1]
     block = triton.next_power_of_2(size)
     warps = min(16, max(1, block // 512))
-    _scaled[(x.numel() // size,)](
-        x.contiguous(), *rows, size, GELU=gelu, BLOCK=block, num_warps=warps
-    )
+    _scaled[(x.numel() // size,)](x.contiguous(), *rows, size, BLOCK=block, num_warps=warps)
     return rows
 
 
@@ -155,9 +149,11 @@ def _product_of_few(
 def _shape(num_rows: int, size: int, depth: int) -> tuple[int, int, int, int, int]:
     """Tile of rows, channels and depth; parts; stages of the pipeline."""
     block_m = max(16, triton.next_power_of_2(num_rows))
-    block_n, block_k = 64, 128
-    parts = max(1, min(8, NUM_PROGRAMS * 2 // triton.cdiv(size, block_n), depth // (4 * block_k)))
-    return block_m, block_n, block_k, parts, 5
+    tiles = triton.cdiv(size, BLOCK_N)
+    if tiles > NUM_PROGRAMS:  # two programs share a multiprocessor's memory
+        return block_m, BLOCK_N, 256 if block_m < FEW else 128, 1, 3
+    parts = min(round(NUM_PROGRAMS / tiles), depth // 512)
+    return block_m, BLOCK_N, 256, max(1, parts), 5
 
 
 @functools.cache
