@@ -19,6 +19,7 @@ from typing import Any
 
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import describe, gpus
+from epd_lab.bench.roofline import Roofline
 from epd_lab.bench.serve import Plan, any_failed, compared, measure
 from epd_lab.bench.serve_figures import table
 
@@ -32,8 +33,9 @@ SUITES: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {
 VERSIONS = ("torch", "triton", "transformers")
 
 
-async def measure_all(plan: Plan, out: Path) -> dict[str, Any]:
-    """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of what is known so far."""
+async def measure_all(plan: Plan, out: Path, roofline: Roofline | None = None) -> dict[str, Any]:
+    """Every target of `plan`; `out` has gpu.json, gpu.md and gpu.svg of what is known so far.
+    `roofline`: of the one GPU, where it is known."""
     rows: list[dict[str, Any]] = []
     broken: dict[str, str] = {}
     found = {
@@ -50,7 +52,7 @@ async def measure_all(plan: Plan, out: Path) -> dict[str, Any]:
             broken[target.name] = f"{type(error).__name__}: {error}"
             print(f"{target.name}: {broken[target.name]}", file=sys.stderr, flush=True)
             continue
-        rows += told["rows"]
+        rows += [_bounded(row, plan, roofline) for row in told["rows"]]
         rows.sort(key=lambda row: [w.name for w in plan.workloads].index(row["workload"]))
         found["rows"] = rows + compared(rows)
         _write(found, out)
@@ -71,17 +73,61 @@ def report(found: dict[str, Any]) -> str:
     return "\n".join([*head, table(rows), *errors, *broken])
 
 
-def run(plan: Plan, out: Path, *, as_json: bool) -> int:
+def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The table of docs/performance.md: medians, lowest and highest behind them, and the share of
+    the bound by arithmetic."""
+    titles = (
+        "server", "workload", "req/s", "TTFT p50 / p99 ms", "TPOT p50 ms", "ITL p50 ms",
+        "ITL p99 ms", "share of the roofline",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        if "spread" not in row:
+            continue  # it compares two others
+        told = row["figures"]
+        name = row["workload"]
+        if row["stream"] != name:
+            name += f": {row['stream']}"
+        bound = row["roofline"]
+        cells = (
+            row["server"],
+            name,
+            _spread(row, "req_per_s"),
+            f"{told['ttft_ms_p50']:.0f} / {told['ttft_ms_p99']:.0f}",
+            f"{told['tpot_ms_p50']:.2f}",
+            f"{told['itl_ms_p50']:.1f}",
+            _spread(row, "itl_ms_p99"),
+            f"{told['req_per_s'] / bound:.0%} of {bound:.1f}" if bound else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _spread(row: dict[str, Any], figure: str) -> str:
+    low, high = row["spread"][figure]
+    return f"{row['figures'][figure]:.1f} ({low:.1f} to {high:.1f})"
+
+
+def _bounded(row: dict[str, Any], plan: Plan, roofline: Roofline | None) -> dict[str, Any]:
+    """With `roofline`: requests a second, by arithmetic, of the prompts that were counted."""
+    streams = {(w.name, s.name): s for w in plan.workloads for s in w.streams}
+    stream, tokens = streams[row["workload"], row["stream"]], row["figures"]["prompt_tokens"]
+    bound = roofline.requests_per_s(stream, tokens) if roofline is not None else None
+    return row | {"roofline": bound}
+
+
+def run(plan: Plan, out: Path, roofline: Roofline | None = None, *, as_json: bool) -> int:
     """Measure, write and print; 1 if a request failed or a topology could not be measured."""
     out.mkdir(parents=True, exist_ok=True)
-    found = asyncio.run(measure_all(plan, out))
+    found = asyncio.run(measure_all(plan, out, roofline))
     print(json.dumps(found, indent=2) if as_json else report(found))
     return 1 if found["broken"] or any_failed(found.get("rows", ())) else 0
 
 
 def _write(found: dict[str, Any], out: Path) -> None:
     (out / "gpu.json").write_text(json.dumps(found, indent=2) + "\n")
-    (out / "gpu.md").write_text(f"```\n{report(found)}\n```\n")
+    tables = "\n".join(markdown(found["rows"]))
+    (out / "gpu.md").write_text(f"```\n{report(found)}\n```\n\n{tables}\n")
     (out / "gpu.svg").write_text(serve_plot.plot(found))
 
 

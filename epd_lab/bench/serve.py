@@ -22,7 +22,7 @@ from epd.cli.supervisor import running
 from epd_lab.bench import serve_plot
 from epd_lab.bench.machine import describe
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
-from epd_lab.bench.serve_figures import Slo, figures, median_of, ratios, stages_ms, table
+from epd_lab.bench.serve_figures import Slo, figures, median_of, ratios, spread_of, stages_ms, table
 from epd_lab.bench.trace import chrome_trace
 from epd_lab.bench.workload import Workload, bodies
 
@@ -110,6 +110,7 @@ async def _measure_one(
     rows = []
     for stream in workload.streams:
         samples = [run[stream.name] for run in runs]
+        repeats = [figures(one, plan.slo) for one in samples]
         if plan.trace is not None:
             traced += [(f"{name} {stream.name}", s) for one in samples for s in one]
         rows.append(
@@ -117,7 +118,8 @@ async def _measure_one(
                 "workload": workload.name,
                 "stream": stream.name,
                 "server": name,
-                "figures": median_of([figures(one, plan.slo) for one in samples]),
+                "figures": median_of(repeats),
+                "spread": spread_of(repeats),
                 "stages_ms": stages_ms(sample for one in samples for sample in one),
                 "errors": sorted({s.error for one in samples for s in one if s.error})[:5],
             }

@@ -63,6 +63,12 @@ def median_of(repeats: Sequence[Figures]) -> Figures:
     return {name: statistics.median(one[name] for one in repeats) for name in repeats[0]}
 
 
+def spread_of(repeats: Sequence[Figures]) -> dict[str, list[float]]:
+    """The lowest and the highest, figure by figure."""
+    values = {name: [one[name] for one in repeats] for name in repeats[0]}
+    return {name: [min(found), max(found)] for name, found in values.items()}
+
+
 def ratios(first: Figures, second: Figures) -> Figures:
     """Second by first, where both are known."""
     return {name: second[name] / value for name, value in first.items() if value and second[name]}

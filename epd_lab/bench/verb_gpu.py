@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epd.cli import options
 from epd.cli.parser import UsageError
 from epd_lab.bench.verb_serve import slo_of, target_of
+
+if TYPE_CHECKING:
+    from epd_lab.bench.roofline import Roofline
 
 DESCRIPTION = """\
 What the GPUs of this host do, unattended: topologies of one, two or four GPUs under the workloads
@@ -75,4 +78,18 @@ def run(args: argparse.Namespace) -> int:
         args.repeats,
         slo_of(args.slo),
     )
-    return gpu.run(plan, args.out, as_json=args.json)
+    roofline = _roofline(args, gpus()) if number == 1 else None
+    return gpu.run(plan, args.out, roofline, as_json=args.json)
+
+
+def _roofline(args: argparse.Namespace, names: list[str]) -> Roofline | None:
+    """Of the model on the one GPU, where both are known."""
+    from epd.engine.checkpoint import read_config, read_preprocessor
+    from epd_lab.bench.roofline import Roofline, card_of
+
+    given = vars(args)
+    card, directory = card_of(names), Path(given["model_dir"])
+    if card is None or not directory.is_dir():
+        return None
+    config, preprocessor = read_config(directory), read_preprocessor(directory)
+    return Roofline(card, config, preprocessor, given.get("engine.quantization") == "fp8")

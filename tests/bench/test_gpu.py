@@ -14,11 +14,12 @@ import pytest
 from epd import tiny
 from epd.api.prepare import Preparer
 from epd.config import GatewayConfig
-from epd.engine.checkpoint import read_config
+from epd.engine.checkpoint import read_config, read_preprocessor
 from epd_lab.bench import gpu, serve_plot, shape
 from epd_lab.bench.openai_load import Sample, ServerError
+from epd_lab.bench.roofline import CARDS, Roofline, card_of
 from epd_lab.bench.serve import Plan, Target
-from epd_lab.bench.serve_figures import Slo, figures
+from epd_lab.bench.serve_figures import Slo, figures, spread_of
 from epd_lab.bench.workload import NAMED
 
 
@@ -28,6 +29,7 @@ def told(server: str, seconds: float, errors: list[str]) -> dict[str, Any]:
         {
             "workload": name, "stream": name, "server": server,
             "figures": figures(samples, Slo()), "errors": errors,
+            "spread": spread_of([figures(samples, Slo())]),
         }
         for name in ("3x560", "text")
     ]  # fmt: skip
@@ -126,3 +128,39 @@ async def test_the_shape_is_asked_about_pictures(tmp_path: Path) -> None:
     assert prompt.token_ids[item.offset :][: item.num_rows] == (token,) * item.num_rows
     without = [tuple(i for i in p.token_ids if i != token) for p in (prompt, known)]
     assert without[0] == without[1]  # and so with every other word of the bundled model
+
+
+def test_the_roofline_is_that_of_the_design(tmp_path: Path) -> None:
+    """Milliseconds of arithmetic and of reading that were added up by hand for this shape."""
+    directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
+    configs = read_config(directory), read_preprocessor(directory)
+    roofline = Roofline(CARDS["H200"], *configs)
+    by_hand = {
+        "text": (1024, 9.8, 17.6), "3x560": (1378, 17.3, 13.8), "1x1080p": (2106, 36.1, 8.4),
+        "4x1080p": (9192, 177, 28),
+    }  # fmt: skip
+    for name, (tokens, arithmetic_ms, reading_ms) in by_hand.items():
+        (stream,) = NAMED[name].streams
+        found = roofline.request_s(stream, tokens)
+        assert found is not None
+        assert found[0] * 1e3 == pytest.approx(arithmetic_ms, rel=0.03)
+        assert found[1] * 1e3 == pytest.approx(reading_ms, rel=0.08)
+    eight = Roofline(CARDS["H200"], *configs, is_fp8=True)
+    (stream,) = NAMED["1x1080p"].streams
+    assert eight.requests_per_s(stream, 2106) > 1.2 * roofline.requests_per_s(stream, 2106)  # type: ignore[operator]
+    assert roofline.requests_per_s(NAMED["mixed"].streams[1], 9000) is None
+    assert card_of(["NVIDIA H200, driver 1"]) is CARDS["H200"]
+    assert card_of(["a"]) is None and card_of(["NVIDIA H200"] * 2) is None
+
+
+async def test_the_table_has_spread_and_share(
+    measured: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
+    roofline = Roofline(CARDS["H200"], read_config(directory), read_preprocessor(directory))
+    measured({"a": told("a", 1.0, []), "b": told("b", 2.0, [])})
+    found = await gpu.measure_all(plan("a", "b"), tmp_path, roofline)
+    lines = (tmp_path / "gpu.md").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("| a | text |")]
+    assert "1.0 (1.0 to 1.0)" in line and "% of " in line
+    assert len(gpu.markdown(found["rows"])) == 2 + 4

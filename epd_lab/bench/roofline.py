@@ -1,0 +1,98 @@
+"""What one card could do of a workload, by arithmetic alone.
+
+Theory of operation
+-------------------
+A request costs its arithmetic (the tower over its images, the layers over its prompt), and, for
+each token of its answer, its keys and values and its share of the weights, which a step reads once
+for all users.  Both one after the other, at the highest rates that were seen on the card, are the
+bound; what hides one behind the other could pass it, and nothing here has come near that.
+
+Of decoders of the common shape and towers of Qwen3-VL; of others there is no bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from epd.engine.geometry import image_geometry
+from epd_lab.bench.workload import Closed, Shape, Stream
+
+NUMBER_NBYTES = 2  # of bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Rates that were seen: products of random numbers, copies within the memory."""
+
+    flops: float
+    fp8_flops: float
+    nbytes_per_s: float
+
+
+CARDS = {"H200": Card(790e12, 1480e12, 4.3e12)}
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Of one model directory on one card; the configs are its JSON files."""
+
+    card: Card
+    config: Mapping[str, Any]
+    preprocessor: Mapping[str, Any]
+    is_fp8: bool = False
+
+    def request_s(self, stream: Stream, prompt_tokens: float) -> tuple[float, float] | None:
+        """Seconds of arithmetic and of reading for one request; None: not known."""
+        text, vision = self.config.get("text_config"), self.config.get("vision_config", {})
+        if text is None or not isinstance(stream.arrival, Closed):
+            return None
+        shape = stream.shape
+        if shape.images and "depth" not in vision:
+            return None
+        layers, head, kv = _sizes(text)
+        rate = self.card.fp8_flops if self.is_fp8 else self.card.flops
+        arithmetic_s = 2 * layers * prompt_tokens / rate
+        causal = 2 * prompt_tokens**2 * text["num_attention_heads"] * text["head_dim"]
+        other = text["num_hidden_layers"] * causal + shape.images * self._tower_flops(shape)
+        arithmetic_s += other / self.card.flops
+        weights = layers * (1 if self.is_fp8 else NUMBER_NBYTES) + head * NUMBER_NBYTES
+        tokens = prompt_tokens + shape.output_tokens / 2  # of the text, on average
+        each = kv * tokens + weights / stream.arrival.concurrency
+        return arithmetic_s, shape.output_tokens * each / self.card.nbytes_per_s
+
+    def requests_per_s(self, stream: Stream, prompt_tokens: float) -> float | None:
+        """The bound; None: not known."""
+        seconds = self.request_s(stream, prompt_tokens)
+        return None if seconds is None else 1 / sum(seconds)
+
+    def _tower_flops(self, shape: Shape) -> float:
+        """Of one image: layers, attention of all patches over each other, and mergers."""
+        vision = self.config["vision_config"]
+        geometry = image_geometry(self.config, self.preprocessor, *shape.size)
+        patches, width = geometry.num_patches, vision["hidden_size"]
+        layer = 4 * width**2 + 2 * width * vision["intermediate_size"]
+        wide = width * vision["spatial_merge_size"] ** 2
+        levels = 1 + len(vision.get("deepstack_visual_indexes", ()))
+        merger = levels * (wide**2 + wide * vision["out_hidden_size"])
+        attention = 4 * patches**2 * width
+        depth = vision["depth"]
+        products = 2 * (depth * layer * patches + merger * geometry.num_rows)
+        return float(products + depth * attention)
+
+
+def _sizes(text: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Weights of the layers, weights of the head, and bytes of a token's keys and values."""
+    hidden, head_dim = text["hidden_size"], text["head_dim"]
+    query, kv = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
+    layer = 2 * hidden * (query + kv) + 3 * hidden * text["intermediate_size"]
+    count = text["num_hidden_layers"]
+    return count * layer, hidden * text["vocab_size"], count * 2 * kv * NUMBER_NBYTES
+
+
+def card_of(names: list[str]) -> Card | None:
+    """Of the one GPU that there is; None: of several, or of a kind that nobody has measured."""
+    if len(names) != 1:
+        return None
+    return next((card for name, card in CARDS.items() if name in names[0]), None)
