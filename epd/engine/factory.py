@@ -45,6 +45,7 @@ __all__ = [
     "model_fingerprint",
     "processor_fingerprint",
 ]
+MAX_CAPTURED_PATCHES = 4096  # of a run of the tower; a longer one hides its launches
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
 
@@ -117,6 +118,8 @@ def build_vision(
     )
     measures = executor.streams is not None or engine_config.max_quantum_ms
     engine.warm_up(max_batch_patches if measures else 0)
+    if executor.streams is not None and engine_config.cuda_graphs:
+        engine.capture(CudaRecorder(), min(max_batch_patches, MAX_CAPTURED_PATCHES))
     return engine
 
 

@@ -26,7 +26,7 @@ class SegmentAttention:
         self._tiles: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the last bounds
 
     @functools.cached_property
-    def _kernels(self) -> Any:
+    def kernels(self) -> Any:
         from epd.engine.kernels import triton_segments  # only where there is a GPU
 
         return triton_segments
@@ -36,16 +36,24 @@ class SegmentAttention:
 
         qkv `[T, 3, num_heads, D]`, contiguous; bounds: cumulative lengths from 0, on the host.
         """
-        if qkv.is_cuda and qkv.itemsize == 2 and qkv[0].nbytes % ALIGNED_NBYTES == 0:
-            return self._kernels.attend_segments(qkv, self._tiles_of(bounds, qkv), scaling)
+        if self.is_tiled(qkv):
+            return self.kernels.attend_segments(qkv, self._tiles_of(bounds, qkv), scaling)
         return attend_plainly(qkv, bounds.tolist(), scaling)
+
+    def is_tiled(self, qkv: torch.Tensor) -> bool:
+        """Whether one kernel takes all segments of these."""
+        return qkv.is_cuda and qkv.itemsize == 2 and qkv[0].nbytes % ALIGNED_NBYTES == 0
+
+    def preset(self, bounds: torch.Tensor, tiles: torch.Tensor) -> None:
+        """For these very bounds the tiles are what lies there when the kernel runs."""
+        self._tiles = [(bounds, tiles)]
 
     def _tiles_of(self, bounds: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
         """Made once for a batch, not for each layer; with windows there are two sets of bounds."""
         for known, tiles in self._tiles:
             if known is bounds:
                 return tiles
-        tiles = upload(self._kernels.tiles_of(bounds.tolist(), qkv.shape[-1]), qkv.device)
+        tiles = upload(self.kernels.tiles_of(bounds.tolist(), qkv.shape[-1]), qkv.device)
         self._tiles = [*self._tiles[-1:], (bounds, tiles)]
         return tiles
 

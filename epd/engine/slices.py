@@ -51,6 +51,12 @@ class Slices:
         if self._num_layers:
             self._patch_s = elapsed_s / num_patches / self._num_layers
 
+    @property
+    def max_whole_patches(self) -> int:
+        """A run over so many takes a quantum; 0: there is no quantum."""
+        run_s = self._patch_s * self._num_layers
+        return int(self._quantum_s / run_s) if run_s else 0
+
     def begin(self, num_patches: int) -> None:
         """The next run has so many patches."""
         self._layer, self._per_slice = 0, 0
@@ -60,10 +66,16 @@ class Slices:
             num_slices = -(-self._num_layers // most)
             self._per_slice = -(-self._num_layers // num_slices)
 
+    def cut(self) -> None:
+        """A slice, or a captured run, is launched next."""
+        if not self._per_slice:
+            return
+        before, self._ahead = self._ahead, self._executor.here()
+        if before is not None:
+            before.wait(HUNG_S)
+        self._executor.give_way()
+
     def _before(self, layer: nn.Module, arguments: Any) -> None:
         if self._per_slice and self._layer % self._per_slice == 0:
-            before, self._ahead = self._ahead, self._executor.here()
-            if before is not None:
-                before.wait(HUNG_S)
-            self._executor.give_way()
+            self.cut()
         self._layer += 1

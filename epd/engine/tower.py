@@ -33,7 +33,7 @@ class PackedAttention(nn.Module):
 
     def __init__(self, attention: Any, attend: SegmentAttention) -> None:
         super().__init__()
-        self._attend = attend
+        self.attend = attend
         self.qkv = attention.qkv
         self.proj = attention.proj
         self.num_heads = attention.num_heads
@@ -49,7 +49,7 @@ class PackedAttention(nn.Module):
         num_tokens = hidden_states.shape[0]
         qkv = self.qkv(hidden_states).view(num_tokens, 3, self.num_heads, -1)
         kernels_for(qkv.device.type).rotate_pair(qkv, *position_embeddings)
-        return self.proj(self._attend(qkv, cu_seqlens, self.scaling))
+        return self.proj(self.attend(qkv, cu_seqlens, self.scaling))
 
 
 class LinearPatchEmbed(nn.Module):
@@ -102,6 +102,15 @@ def adopt(visual: Any) -> None:
         block.attn = PackedAttention(block.attn, attend)
         if GeluMlp.fits(block.mlp):
             block.mlp = GeluMlp(block.mlp)
+
+
+def run(
+    visual: Any, pixels: torch.Tensor, grids: Sequence[Grid], inputs: dict[str, Any]
+) -> torch.Tensor:
+    """Rows of all pictures, deepstack levels behind each; inputs: those of `tower_inputs`."""
+    output = visual(pixels, grid_thw=torch.tensor(grids), return_dict=True, **inputs)
+    levels = list(getattr(output, "deepstack_features", None) or ())
+    return torch.cat([output.pooler_output, *levels], dim=-1)
 
 
 def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from epd.engine.forward import FusedForward
 from epd.engine.graphs import PromptGraphs
 from epd.messages import SamplingParams, TokenLogprobs
 from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, expand, png
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
 from tests.engine.test_image_ops import NUM_PICTURES, check_pictures
@@ -71,6 +71,76 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
         # a picture's bytes may differ by a step, which tiny random towers amplify
         limit = 5e-2 if images else 1e-3
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl", "embedded"])
+async def test_captured_towers_give_the_same_rows(
+    family: str,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    """Of single pictures and of all in one batch, behind larger ones and before."""
+    directory, rows = model_dir(family), {}
+    pictures = [images for _, images in cases(family) if images]
+    for graphs in (True, False):
+        config = EngineConfig(
+            device=cuda, dtype="bfloat16", kv_nbytes=32 << 20, threads=2, cuda_graphs=graphs
+        )
+        executor = build_executor(config)
+        vision = build_vision(directory, config, executor, max_batch_patches=1024)
+        assert hasattr(vision.model.model.visual, "graphs") == graphs
+        language = build_language(directory, config, executor, 16)
+        serving = Driver(directory, vision, language)
+        found = []
+        together = [image for images in pictures for image in images]
+        for images in (*pictures, together, *pictures[::-1]):
+            patches = [
+                await vision.preprocess(png(image), layout.grid_thw)
+                for image, layout in zip(images, expand_all(serving, images), strict=True)
+            ]
+            encoded = await vision.encode(patches)
+            found += [one.tensor.float().cpu() for one in encoded]  # type: ignore[union-attr]
+        rows[graphs] = found
+        await executor.close()
+    for captured, plain in zip(rows[True], rows[False], strict=True):
+        assert float((captured - plain).norm() / plain.norm()) < 2e-2
+
+
+def expand_all(serving: Driver, images: list[Any]) -> list[Any]:
+    content = [{"type": "image"} for _ in images]
+    return expand(serving.model_dir, [{"role": "user", "content": content}], images)[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "embedded"])
+async def test_fp8_is_that_of_the_cpu(
+    family: str,
+    cuda: str,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    """Texts alone, so that the tower's rounding is not in it: logits, and the tokens of mixed
+    batches whose decodes are captured."""
+    directory, logits, said = model_dir(family), [], []
+    prompts = [[{"role": "user", "content": "tell me " * n}] for n in (1, 3, 40)]
+    for device in (cuda, "cpu"):
+        config = EngineConfig(
+            device=device, dtype="bfloat16", kv_nbytes=32 << 20, threads=2, quantization="fp8"
+        )
+        executor = build_executor(config)
+        serving = Driver(directory, None, build_language(directory, config, executor, 16))
+        for prompt in prompts:
+            request = await serving.request("r", prompt)
+            logits.append(serving.language.logits([request.next_step(4096)])[0].float().cpu())
+            serving.release([request])
+        requests = [
+            await serving.request(str(i), prompt, max_tokens=NEW_TOKENS)
+            for i, prompt in enumerate(prompts)
+        ]
+        said.append(await serving.run(requests, 16))
+        await executor.close()
+    for found, wanted in zip(logits[:3], logits[3:], strict=True):
+        assert float((found - wanted).norm() / wanted.norm()) < 5e-2
+    if family == "embedded":  # the others' random weights leave many tokens as likely
+        assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])

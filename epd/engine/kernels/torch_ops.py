@@ -32,7 +32,7 @@ class Scaled(NamedTuple):
 def scaled(x: torch.Tensor) -> Scaled:
     """`[T, H]` in eight bits: the largest of a row becomes the largest that there is."""
     wide = x.float()
-    scales = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST_MAXIMUM) / LARGEST
+    scales = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST_MAXIMUM) * (1 / LARGEST)
     return Scaled((wide * scales.reciprocal()).clamp(-LARGEST, LARGEST).to(FP8), scales)
 
 

@@ -49,6 +49,13 @@ def _rows(indices, first, position, block_stride, row_stride, ok, BLOCK_SIZE: tl
     return block * block_stride + (position % BLOCK_SIZE) * row_stride
 
 
+@triton.jit
+def _num_parts(num_decodes, most, NUM_KV_HEADS: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
+    """Of each decode's keys: as many as give the device its programs."""
+    parts = NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1)
+    return tl.minimum(tl.maximum(parts, 1), most)
+
+
 @triton.jit(do_not_specialize=["max_splits"])
 def _decode(
     query, keys, values, decodes, indptr, indices, seq_lens, out, parts, stats, scale,
@@ -61,8 +68,7 @@ def _decode(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     num_decodes = tl.load(decodes)
-    num_splits = tl.maximum(NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1), 1)
-    num_splits = tl.minimum(num_splits, max_splits)
+    num_splits = _num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
     if (sequence >= num_decodes) | (split >= num_splits):
         return
     length = tl.load(seq_lens + sequence)
@@ -121,8 +127,7 @@ def _combine(
     num_decodes = tl.load(decodes)
     if at >= num_decodes * NUM_HEADS:
         return
-    num_splits = tl.maximum(NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1), 1)
-    num_splits = tl.minimum(num_splits, max_splits)
+    num_splits = _num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
     ok = s < num_splits

@@ -9,7 +9,7 @@ modelling file of transformers is imported when a model is built, never before.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.engine.graphs import Recorder
 from epd.messages import KvLayout, PixelBounds, RowContract
 
 _COUPLED_ROPES = ("dynamic", "longrope")
@@ -140,6 +141,16 @@ class ModelAdapter:
 
     def adopt_vision(self, model: Any) -> None:
         """Exchange modules of a loaded vision part for faster ones."""
+
+    def capture_vision(
+        self,
+        model: Any,
+        max_patches: int,
+        record: Recorder,
+        before: Callable[[], None],
+    ) -> None:
+        """Capture runs of a loaded tower over up to so many patches, where it can be; `before` is
+        called ahead of each replay."""
 
     def tower_layers(self, model: Any) -> Sequence[nn.Module]:
         """The layers of a loaded tower, in the order in which a run calls each of them once."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
+from epd.engine.graphs import Recorder
 from epd.engine.image_ops import QwenImageOps
 from epd.engine.models.base import ModelAdapter
 from epd.engine.rope import mrope_positions
-from epd.engine.tower import adopt, tower_inputs
+from epd.engine.tower import adopt, run, tower_inputs
+from epd.engine.tower_graphs import TowerGraphs
 from epd.engine.video import video_settings
 from epd.messages import PixelBounds
 
@@ -47,6 +49,20 @@ class Qwen2VL(ModelAdapter):
     def adopt_vision(self, model: Any) -> None:
         adopt(model.model.visual)
 
+    def capture_vision(
+        self,
+        model: Any,
+        max_patches: int,
+        record: Recorder,
+        before: Callable[[], None],
+    ) -> None:
+        visual = model.model.visual
+        weight, attention = visual.patch_embed.proj.weight, visual.blocks[0].attn
+        pixels = weight.new_zeros(int(visual.spatial_merge_size) ** 2, weight[0].numel())
+        has_windows = hasattr(visual, "window_size")  # which need tiles of their own
+        if not has_windows and attention.attend.is_tiled(attention.qkv.weight):
+            visual.graphs = TowerGraphs(visual, pixels, max_patches, record, before)
+
     def tower_layers(self, model: Any) -> Sequence[Any]:
         return list(model.model.visual.blocks)
 
@@ -69,10 +85,11 @@ class Qwen2VL(ModelAdapter):
         device = next(visual.parameters()).device
         pixels = torch.cat([patches.pixels for patches in batch]).to(device=device, dtype=dtype)
         grids = [patches.grid_thw for patches in batch]
-        inputs = tower_inputs(visual, grids, device)
-        output = visual(pixels, grid_thw=torch.tensor(grids), return_dict=True, **inputs)
-        levels = list(getattr(output, "deepstack_features", None) or ())
-        return torch.cat([output.pooler_output, *levels], dim=-1)
+        graphs: TowerGraphs | None = getattr(visual, "graphs", None)
+        rows = graphs(pixels, grids) if graphs is not None else None
+        if rows is None:
+            rows = run(visual, pixels, grids, tower_inputs(visual, grids, device))
+        return rows
 
 
 class Qwen2_5VL(Qwen2VL):

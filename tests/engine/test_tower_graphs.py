@@ -1,0 +1,130 @@
+"""Captured runs of a tower give the rows that it gives itself; the recorder only plays them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from epd.engine.base import Rows
+from epd.engine.segments import SegmentAttention, attend_plainly
+from epd.engine.tower_graphs import MAX_SEGMENTS, STEP
+from tests.engine.conftest import picture
+from tests.engine.driver import Driver, expand, png
+
+BLOCK_M = 16
+GARBAGE = float("nan")  # where no tile writes
+
+
+class Tiled:
+    """The kernel over tiles, in torch."""
+
+    block_m = BLOCK_M
+
+    def tiling_for(self, head_dim: int) -> Tiled:
+        return self
+
+    def tiles_of(self, bounds: list[int], head_dim: int) -> torch.Tensor:
+        tiles = [
+            (first, start, end)
+            for start, end in itertools.pairwise(bounds)
+            for first in range(start, end, BLOCK_M)
+        ]
+        return torch.tensor(tiles, dtype=torch.int32)
+
+    def attend_segments(
+        self, qkv: torch.Tensor, tiles: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        out = qkv.new_full((len(qkv), qkv[0, 0].numel()), GARBAGE)
+        for first, start, end in tiles.tolist():
+            rows = slice(first, min(first + BLOCK_M, end))
+            if start < end:
+                attended = attend_plainly(qkv[start:end].contiguous(), [0, end - start], scaling)
+                out[rows] = attended[rows.start - start : rows.stop - start]
+        return out
+
+
+def played(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    result = call()
+
+    def again() -> None:
+        result.copy_(call())
+
+    return again, result
+
+
+@pytest.fixture
+def captured(
+    driver: Callable[[str], Driver], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Any]:
+    def make(family: str) -> Any:
+        vision: Any = driver(family).vision
+        monkeypatch.setattr(SegmentAttention, "is_tiled", lambda self, qkv: True)
+        monkeypatch.setattr(SegmentAttention, "kernels", Tiled())
+        vision.capture(played, 3 * STEP)
+        return vision.model.model.visual
+
+    return make
+
+
+async def rows_of(serving: Driver, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    images = [picture(seed, *size) for seed, size in enumerate(sizes)]
+    parts = [{"type": "image"} for _ in images]
+    _, layouts = expand(serving.model_dir, [{"role": "user", "content": parts}], images)
+    vision: Any = serving.vision
+    patches = [
+        await vision.preprocess(png(image), layout.grid_thw)
+        for image, layout in zip(images, layouts, strict=True)
+    ]
+    found = await vision.encode(patches)
+    assert all(isinstance(rows, Rows) for rows in found)
+    return [rows.tensor for rows in found]
+
+
+BATCHES: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((120, 90), (64, 64)),
+    ((64, 64),),  # behind a larger one: what that left must not be read
+    ((33, 70), (80, 40), (64, 64)),
+)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl"])
+async def test_rows_are_the_towers_own(
+    family: str, driver: Callable[[str], Driver], captured: Callable[[str], Any]
+) -> None:
+    serving = driver(family)
+    expected = [await rows_of(serving, sizes) for sizes in BATCHES]
+    visual = captured(family)
+    assert list(visual.graphs._sizes) == [STEP, 2 * STEP, 3 * STEP]
+    forward = visual.forward
+    runs: list[int] = []
+
+    def counted(pixels: torch.Tensor, **inputs: Any) -> Any:
+        runs.append(len(pixels))
+        return forward(pixels, **inputs)
+
+    visual.forward = counted
+    try:
+        for sizes, wanted in zip(BATCHES, expected, strict=True):
+            with torch.inference_mode():
+                visual.graphs._pixels.fill_(GARBAGE)
+            for found, rows in zip(await rows_of(serving, sizes), wanted, strict=True):
+                torch.testing.assert_close(found, rows, atol=1e-5, rtol=1e-4)
+        assert runs and all(length % STEP == 0 for length in runs), "all were padded"
+        runs.clear()
+        many = await rows_of(serving, [(32, 32)] * (MAX_SEGMENTS * 3 + 1))
+        assert len(many) == MAX_SEGMENTS * 3 + 1 and runs[-1] % STEP, "too many segments"
+        await rows_of(serving, [(400, 400)] * 3)
+        assert runs[-1] > 3 * STEP, "too large"
+    finally:
+        del visual.forward
+        del visual.graphs
+
+
+async def test_windows_are_not_captured(
+    driver: Callable[[str], Driver], captured: Callable[[str], Any]
+) -> None:
+    assert not hasattr(captured("qwen2_5_vl"), "graphs")

@@ -1,0 +1,120 @@
+"""Everything at once against a server on a GPU: `python -m tests.gpu.soak URL SECONDS`.
+
+Users ask for answers to texts and pictures of all sizes, with sampling of all kinds, and some of
+them leave in the middle.  At the end: what was answered, what failed, and how the memory of the
+device and of this host's processes went, by tenths of the time.  1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import psutil
+
+from epd_lab.bench.workload import WORDS, picture_url
+
+USERS = 40
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+    {"temperature": 1.1, "top_p": 0.9},
+    {"temperature": 0.9, "min_p": 0.05, "seed": 7},
+    {"temperature": 0, "repetition_penalty": 1.2, "frequency_penalty": 0.4},
+    {"temperature": 0.8, "logit_bias": {"200": 5, "201": -100}},
+    {"temperature": 0, "logprobs": True, "top_logprobs": 5},
+    {"temperature": 0.5, "structured_outputs": {"regex": "[a-z ]{20,400}"}},
+)
+
+
+def body_of(chance: random.Random, number: int) -> dict[str, Any]:
+    words = " ".join(chance.choices(WORDS, k=chance.choice((5, 60, 400, 2500))))
+    content: list[dict[str, Any]] = [{"type": "text", "text": words}]
+    for picture in range(chance.choice((0, 0, 1, 1, 2, 3))):
+        size = (chance.randrange(40, 2000), chance.randrange(40, 1400))
+        if max(size) > 20 * min(size):
+            size = (640, 480)
+        url = picture_url(size, number * 8 + picture)
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    asked = {"messages": [{"role": "user", "content": content}], "stream": True}
+    wish = chance.choice(SAMPLING)
+    ends = chance.random() < 0.3 or "structured_outputs" in wish
+    return asked | {"max_tokens": chance.choice((1, 16, 120, 600)), "ignore_eos": not ends} | wish
+
+
+async def user(session: aiohttp.ClientSession, name: int, until: float, told: Counter[str]) -> None:
+    chance = random.Random(name)
+    number = name * 100_000
+    while time.monotonic() < until:
+        number += 1
+        body = await asyncio.to_thread(body_of, chance, number)
+        leaves_after = chance.randrange(1, 40) if chance.random() < 0.25 else 0
+        try:
+            told[await ask(session, body, leaves_after)] += 1
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            told[f"FAILED {type(error).__name__}: {error}"[:200]] += 1
+
+
+async def ask(session: aiohttp.ClientSession, body: dict[str, Any], leaves_after: int) -> str:
+    events = 0
+    async with session.post("/v1/chat/completions", json=body) as response:
+        if response.status != 200:
+            return f"FAILED {response.status}: {(await response.text())[:160]}"
+        async for line in response.content:
+            if b'"error"' in line:
+                return f"FAILED {line.decode()[:160]}"
+            events += line.startswith(b"data:")
+            if leaves_after and events >= leaves_after:
+                return "left"
+            if line.startswith(b"data: [DONE]"):
+                return "answered"
+    return "FAILED: the stream ended early"
+
+
+def memory() -> tuple[int, int]:
+    """MiB of the device, and of the processes of this program's kind."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    device = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    host = 0
+    for process in psutil.process_iter(["cmdline", "memory_info"]):
+        if any("epd" in part for part in process.info["cmdline"] or ()):
+            host += process.info["memory_info"].rss
+    return device, host >> 20
+
+
+async def metrics(session: aiohttp.ClientSession) -> dict[str, float]:
+    async with session.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    wanted = ("epd_preemptions_total", "epd_in_use", "epd_requests_total")
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(wanted))
+    return {name: float(value) for name, value in pairs if float(value)}
+
+
+async def main(url: str, seconds: float) -> int:
+    told: Counter[str] = Counter()
+    until = time.monotonic() + seconds
+    timeout = aiohttp.ClientTimeout(total=300)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
+        users = [asyncio.create_task(user(session, n, until, told)) for n in range(USERS)]
+        for tenth in range(10):
+            await asyncio.sleep(seconds / 10)
+            device, host = memory()
+            print(f"{tenth + 1}/10: device {device} MiB, host {host} MiB, {dict(told)}", flush=True)
+        await asyncio.gather(*users)
+        await asyncio.sleep(3)
+        print(json.dumps(await metrics(session), indent=1))
+    device, host = memory()
+    print(f"at rest: device {device} MiB, host {host} MiB, {dict(told)}")
+    return int(any(name.startswith("FAILED") for name in told))
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]))))
