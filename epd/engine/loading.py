@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from epd.config import ConfigError
+from epd.engine import stored_fp8
 from epd.engine.base import Progress, no_progress
 from epd.engine.checkpoint import Checkpoint, ModelError
 
@@ -91,11 +92,7 @@ def plan_stage(
     `dummy`: nothing will be read.  `allow_unused`: tensors that no stage has are left out.  Raises
     ModelError, naming what is wrong.
     """
-    if adapter.checkpoint.config.get("quantization_config"):
-        raise ModelError(
-            f"{adapter.checkpoint.directory} is quantised, which this engine does not read; use "
-            "the bfloat16 checkpoint"
-        )
+    stored_fp8.check(adapter.checkpoint)
     try:
         with parameters_on_meta():
             model = adapter.build()
@@ -206,7 +203,12 @@ def _check_wanted(
     for name, like in wanted.items():
         stored = sources[name]
         entry = adapter.checkpoint.tensors[stored]
-        if entry.dtype not in STORED_DTYPES:
+        if entry.dtype == stored_fp8.DTYPE:
+            if fault := stored_fp8.fault(adapter.checkpoint, stored):
+                raise ModelError(
+                    f"{directory}: tensor {stored} is stored in eight bits and {fault}"
+                )
+        elif entry.dtype not in STORED_DTYPES:
             raise ModelError(
                 f"{directory}: tensor {stored} is stored as {entry.dtype}; weights must be one of "
                 f"{', '.join(STORED_DTYPES)}"
@@ -221,6 +223,8 @@ def _check_wanted(
 
 def _check_unused(adapter: ModelAdapter, unused: Sequence[str], *, allowed: bool) -> None:
     """Raises ModelError for tensors that the model has no place for, but for those skipped."""
+    tensors = adapter.checkpoint.tensors
+    unused = [name for name in unused if not stored_fp8.is_scale(tensors, name)]
     surplus = [n for n in unused if not any(re.search(p, n) for p in adapter.skipped)]
     directory = adapter.checkpoint.directory
     if surplus and not allowed:
@@ -261,7 +265,7 @@ def _read(
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in names:
-                    tensor = reader.get_tensor(sources[name])
+                    tensor = _stored(reader, checkpoint, sources[name], dtype)
                     if tensor.shape != wanted[name].shape:
                         tensor = tensor.transpose(1, 2).contiguous()
                     state[name] = _convert(tensor, dtype, device)
@@ -270,6 +274,19 @@ def _read(
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
             raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
     return state
+
+
+def _stored(reader: Any, checkpoint: Checkpoint, stored: str, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of an open file, and what it means where it is stored in eight bits."""
+    tensor: torch.Tensor = reader.get_tensor(stored)
+    if checkpoint.tensors[stored].dtype != stored_fp8.DTYPE:
+        return tensor
+    from safetensors import safe_open
+
+    scales = stored_fp8.scale_name(checkpoint.tensors, stored)
+    assert scales is not None  # as was looked at before
+    with safe_open(checkpoint.tensors[scales].file, framework="pt") as other:
+        return stored_fp8.widened(tensor, other.get_tensor(scales), checkpoint.config, dtype)
 
 
 def _nbytes(like: torch.Tensor, dtype: torch.dtype) -> int:

@@ -118,7 +118,7 @@ async def test_fp8_is_that_of_the_cpu(
     model_dir: Callable[[str], Path],  # noqa: F811
 ) -> None:
     """Texts alone, so that the tower's rounding is not in it: logits, and the tokens of mixed
-    batches whose decodes are captured.  A number that bfloat16 rounds otherwise may round to another
+    batches whose decodes are captured.  What bfloat16 rounds otherwise may round to another number
     of eight bits: on a CPU, float32 and bfloat16 differ by as much in these random models."""
     directory, logits, said = model_dir(family), [], []
     prompts = [[{"role": "user", "content": "tell me " * n}] for n in (1, 3, 40)]
