@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
+from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, Message, Span
 from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
@@ -103,7 +104,7 @@ class Actor:
         # The gateway's time against the own monotonic clock: of the gateway its wall clock's as it
         # starts; an instance is told (`roles/member.py`).  Setting a wall clock changes nothing.
         self.cluster_offset_s = ports.clock.wall_s() - ports.clock.now_s()
-        self.knows_time = True  # an instance does not until it is told, and refuses work till then
+        self.membership: Membership | None = None  # an instance's; a gateway has none
         self.closing = False
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
         # Of a gateway's life that another has followed.
@@ -190,6 +191,20 @@ class Actor:
     def num_timers(self) -> int:
         """How often one was armed since the start, or put off."""
         return self._timers.num_armed
+
+    # --- what an instance may take ----------------------------------------------------------------
+
+    @property
+    def knows_time(self) -> bool:
+        """An instance does not until it is told."""
+        return self.membership is None or self.membership.was_welcomed
+
+    def refusal(self, role: str, num_open: int, max_open: int, of: str = "requests") -> str:
+        """Why it takes no new work now; empty if it does."""
+        why = self.membership.objection if self.membership is not None else ""
+        if not why and num_open >= max_open:
+            why = f"has {max_open} {of} open"
+        return f"the {role} instance {why}" if why else ""
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -322,6 +337,9 @@ class Role(Generic[M]):
 
     def ended(self, machine: M) -> None:
         """A machine is in a terminal state (may be called again for late events)."""
+
+    def drained(self) -> None:
+        """This instance takes no new work from now on."""
 
     def peer_lost(self, peer: Address) -> None:
         """The gateway declared this epoch of a peer lost."""

@@ -163,23 +163,18 @@ class Instance:
 
     async def drain(self) -> bool:
         """Take no new work, wait for what is open, leave.  False: some of it had to be left."""
-        for role in (self.encode, self.prefill, self.decode):
-            if role is not None:
-                role.draining = True
-        if self.prefill is not None:
-            self.prefill.held.drain()
         self.member.drain()
-        await self._idle(self.actor.clock.now_s() + self.config.timing.drain_timeout_s)
+        await self._idle()
         self.member.leave()
         await asyncio.sleep(0)
         return not self.is_busy()
 
-    async def _idle(self, give_up_s: float) -> None:
-        """Until nothing is open, or until `give_up_s` of the clock."""
+    async def _idle(self) -> None:
+        """Until nothing is open, or there is no time for it left."""
         ended = asyncio.Event()
 
         def look() -> None:
-            if self.is_busy() and self.actor.clock.now_s() < give_up_s:
+            if self.is_busy() and not self.member.membership.terminal:
                 self.actor.arm("instance/idle", IDLE_CHECK_S, look)
             else:
                 ended.set()

@@ -38,7 +38,6 @@ class DecodeRole(Role[Request]):
         self._config = config
         self._layout = requests.engine.kv_layout
         self._landing = Landing(requests.engine, requests.return_blocks)
-        self.draining = False
         requests.extend(self)
         requests.reports.related.append(self._transfer_of)
 
@@ -81,12 +80,9 @@ class DecodeRole(Role[Request]):
     def _refusal(self, message: KvOffer) -> tuple[str, str, bool] | None:
         """Kind, reason, and whether another attempt may do better."""
         own = self._layout
-        if self.draining:
-            return "busy", "the decode instance is draining", True
-        if not self.actor.knows_time:
-            return "busy", "the decode instance has not heard its welcome yet", True
-        if len(self._requests) >= self._config.max_queue:
-            return "busy", f"the decode instance has {self._config.max_queue} requests open", True
+        busy = self.actor.refusal("decode", len(self._requests), self._config.max_queue)
+        if busy:
+            return "busy", busy, True
         if message.layout != own:
             return "contract", f"KV layouts differ: prefill {message.layout}, decode {own}", False
         num_tokens = _num_tokens(message)

@@ -77,7 +77,6 @@ class EncodeRole(Role[Encoding]):
         self._num_arrived = 0
         self._askers = Askers(actor, timing)
         self._num_batches = 0  # under way
-        self.draining = False
 
     def live(self) -> dict[str, int]:
         return {
@@ -189,12 +188,9 @@ class EncodeRole(Role[Encoding]):
             self._let_go(encoding)
 
     def _refusal(self, received: Received) -> str:
-        if self.draining:
-            return "the encode instance is draining"
-        if not self.actor.knows_time:
-            return "the encode instance has not heard its welcome yet"
-        if len(self._askers) >= self._config.max_queue:
-            return f"the encode instance has {self._config.max_queue} pictures open"
+        max_queue = self._config.max_queue
+        if busy := self.actor.refusal("encode", len(self._askers), max_queue, "pictures"):
+            return busy
         consumer = received.message.consumer
         if consumer is not None and self.actor.is_lost(consumer):
             return "the prefill instance was lost"

@@ -48,7 +48,7 @@ class HeldPrompts(Role[Request]):
         self._requests.num_held = len(self._held)
         self.actor.disarm(f"request/{request.key}/lease")
 
-    def drain(self) -> None:
+    def drained(self) -> None:
         """From now on nothing is held."""
         self._max_blocks = 0
         self._let_go()

@@ -1,20 +1,17 @@
-"""Membership of an instance: join, heartbeat, learn of peers, drain, leave.
+"""Membership of an instance: MEMBERSHIP's effects, and its copy of the registry.
 
-Joining is repeated until the gateway answers, so any start order works (faults F17, F18), and a
-gateway that restarts is joined again when it says that it does not know us.  The gateway owns the
-registry (fault F35); here only its latest copy is kept: peers to connect to, and epochs that it
-declared lost, which every role is told so that it fences them.
-
-An instance that is itself declared lost must not go on: its peers have fenced this epoch.  It says
-so through `on_expelled`, and its process ends; its parent starts it anew with a new epoch (F44).
+The gateway owns the registry (fault F35); here only its latest copy is kept: peers to connect to,
+and epochs that it declared lost, which every role is told so that it fences them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Never
 
 from epd.config import Timing
+from epd.fsm import membership as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.membership import Do
 from epd.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -28,7 +25,7 @@ from epd.messages import (
     Membership,
     Welcome,
 )
-from epd.roles.base import Actor, Role, receives
+from epd.roles.base import Actor, Role, performs, receives
 from epd.scheduling import pairing
 from epd.transport.base import Received
 
@@ -40,7 +37,7 @@ def absent_after_s(timing: Timing) -> float:
     return 3 * timing.lost_after_s
 
 
-class Member(Role[Never]):
+class Member(Role[fsm.Membership]):
     """One instance's side of the registry."""
 
     def __init__(
@@ -53,7 +50,8 @@ class Member(Role[Never]):
         load: Callable[[], Load],
     ) -> None:
         super().__init__(actor)
-        actor.knows_time = False
+        key = f"{info.address.instance_id}:{info.address.epoch}"
+        self.membership = actor.membership = fsm.Membership(key, actor.journal)
         actor.is_former = self._is_former
         self._gateway = gateway
         self._info = info
@@ -64,94 +62,149 @@ class Member(Role[Never]):
         self._gateway_epoch = 0
         self._registry_epoch = 0  # whose registry `_listed` is of
         self._listed: set[tuple[str, int]] = set()
-        self._beat_s = timing.heartbeat_interval_s
-        self.welcomed = False
-        self.draining = False
+        self.on_rejected: Callable[[str], None] = lambda reason: None
         self.on_expelled: Callable[[str], None] = lambda reason: None
         self.on_welcome: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         self.actor.connect(self._gateway)
-        self._join()
+        self._fire(fsm.JoinDue())
 
-    # --- joining ----------------------------------------------------------------------------------
+    def _fire(self, event: Event) -> None:
+        self.fire(self.membership, event)
 
-    def _join(self) -> None:
-        lost = dict(sorted(self.actor.lost))  # the last life of each
-        fingerprint, told = self._fingerprint, tuple(lost.items())
-        join = Join(PROTOCOL_VERSION, fingerprint, self._info, self.welcomed, told)
-        self.actor.send(self._gateway, join)
-        self.actor.arm("member/join", self._timing.retry_interval_s, self._join)
+    def drain(self) -> None:
+        """Take no new work; call `leave` when nothing is open."""
+        self._fire(fsm.DrainRequested())
+
+    def leave(self) -> None:
+        self._fire(fsm.LeaveRequested())
+
+    # --- the gateway's words ----------------------------------------------------------------------
 
     @receives(Welcome)
     def on_welcomed(self, received: Received) -> None:
         message: Welcome = received.message
         if message.epoch != self._info.address.epoch or self._is_former(received):
             return
-        self.actor.disarm("member/join")
         self._follow(received)
-        self._set_time(message.cluster_s)
-        self._beat_s = message.heartbeat_interval_s
-        if not self.welcomed:
-            self.welcomed = True
-            self.on_welcome()
-        self._watch()  # from now on: the very first answer may not come
-        self._beat()
+        self._fire(fsm.Welcomed(message.cluster_s, message.heartbeat_interval_s))
 
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
         message: JoinRefused = received.message
         if message.epoch == self._info.address.epoch and not self._is_former(received):
-            self.actor.disarm("member/join")
-            self.actor.disarm("member/beat")
-            self.on_expelled(message.reason)
-
-    def _is_former(self, received: Received) -> bool:
-        """Words of a gateway's earlier life may arrive when the next one has welcomed us: its view
-        of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
-        silent does not stand in the way of whoever speaks."""
-        if received.epoch >= self._gateway_epoch or not self.actor.armed("member/silence"):
-            return False
-        self.actor.counters["message_of_other_epoch"] += 1
-        return True
-
-    def _follow(self, received: Received) -> None:
-        """Of a new gateway: nobody reads the former one's requests any more, and it counts anew."""
-        if self._gateway_epoch not in (0, received.epoch):
-            self._note_lost(Address(received.source, self._gateway_epoch, ""))
-            self._version = 0
-        self._gateway_epoch = received.epoch
-
-    # --- heartbeats -------------------------------------------------------------------------------
-
-    def _beat(self) -> None:
-        self.actor.send(self._gateway, Heartbeat(self._load(), self._version, self.draining))
-        self.actor.arm("member/beat", self._beat_s, self._beat)
+            self._fire(fsm.Refused(message.reason))
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
         if self._is_former(received):
             return
-        self._watch()
         message: HeartbeatAck = received.message
-        self._set_time(message.cluster_s)
-        missed = message.known and self._version < message.version  # a `Membership` was lost
-        if (missed or not message.known) and not self.actor.armed("member/join"):
-            self._join()  # is answered with the whole registry
+        if not message.known:
+            self._fire(fsm.Forgotten(message.cluster_s))
+        elif self._version < message.version:
+            self._fire(fsm.NewsMissed(message.cluster_s))
+        else:
+            self._fire(fsm.Acknowledged(message.cluster_s))
 
-    def _set_time(self, cluster_s: float) -> None:
-        """Late by the word's own way.  The last word counts: machines may sleep, and their clocks
+    def _is_former(self, received: Received) -> bool:
+        """Words of a gateway's earlier life may arrive when the next one has welcomed us: its view
+        of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
+        silent does not stand in the way of whoever speaks."""
+        if received.epoch >= self._gateway_epoch or not self.membership.hears:
+            return False
+        self.actor.counters["message_of_other_epoch"] += 1
+        return True
+
+    def _follow(self, received: Received) -> None:
+        """Of a new gateway: it counts anew."""
+        former, self._gateway_epoch = self._gateway_epoch, received.epoch
+        if former not in (0, received.epoch):
+            self._version = 0
+            self._fire(fsm.GatewayReplaced(former))
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    @performs(Do.SEND_JOIN)
+    def send_join(self, machine: fsm.Membership, event: Event) -> None:
+        lost = dict(sorted(self.actor.lost))  # the last life of each
+        fingerprint, told = self._fingerprint, tuple(lost.items())
+        join = Join(PROTOCOL_VERSION, fingerprint, self._info, machine.was_welcomed, told)
+        self.actor.send(self._gateway, join)
+
+    @performs(Do.ARM_JOIN)
+    def arm_join(self, machine: fsm.Membership, event: Event) -> None:
+        self._arm("join", self._timing.retry_interval_s, fsm.JoinDue())
+
+    @performs(Do.TAKE_TIME)
+    def take_time(self, machine: fsm.Membership, event: fsm.Heard) -> None:
+        """Late by the message's own way.  The last one counts: machines may sleep, and their clocks
         with them."""
-        self.actor.cluster_offset_s = cluster_s - self.clock.now_s()
-        self.actor.knows_time = True
+        self.actor.cluster_offset_s = event.cluster_s - self.clock.now_s()
 
-    def _watch(self) -> None:
-        self.actor.arm("member/silence", self._timing.lost_after_s, self._rejoin)
+    @performs(Do.ARM_SILENCE)
+    def arm_silence(self, machine: fsm.Membership, event: Event) -> None:
+        self._arm("silence", self._timing.lost_after_s, fsm.GatewayFellSilent())
 
-    def _rejoin(self) -> None:
-        """The gateway has not answered for long: it may be a new one that does not know us."""
+    @performs(Do.BEAT)
+    def beat(self, machine: fsm.Membership, event: Event) -> None:
+        self._beat()
+
+    def _beat(self) -> None:
+        beat = Heartbeat(self._load(), self._version, self.membership.is_draining)
+        self.actor.send(self._gateway, beat)
+        self.actor.arm("member/beat", self.membership.beat_s, self._beat)
+
+    @performs(Do.DOUBT)
+    def doubt(self, machine: fsm.Membership, event: Event) -> None:
         self.actor.doubt(self._gateway)
-        self._join()
+
+    @performs(Do.NOTE_FORMER_LOST)
+    def note_former_lost(self, machine: fsm.Membership, event: fsm.GatewayReplaced) -> None:
+        """Nobody reads its requests any more."""
+        self._note_lost(Address(self._gateway.instance_id, event.former_epoch, ""))
+
+    @performs(Do.TELL_SERVING)
+    def tell_serving(self, machine: fsm.Membership, event: Event) -> None:
+        self.on_welcome()
+
+    @performs(Do.ARM_ABSENT)
+    def arm_absent(self, machine: fsm.Membership, event: Event) -> None:
+        self._arm("absent", absent_after_s(self._timing), fsm.AbsenceSettled())
+
+    @performs(Do.FORGET_ABSENT)
+    def forget_absent(self, machine: fsm.Membership, event: Event) -> None:
+        """A registry that starts anew has had time to hear from all who live."""
+        self.actor.listed = set(self._listed)
+
+    @performs(Do.LET_GO)
+    def let_go(self, machine: fsm.Membership, event: Event) -> None:
+        for role in self.actor.roles:
+            role.drained()
+
+    @performs(Do.ARM_DRAIN)
+    def arm_drain(self, machine: fsm.Membership, event: Event) -> None:
+        self._arm("drain", self._timing.drain_timeout_s, fsm.DrainTimedOut())
+
+    @performs(Do.SEND_LEAVE)
+    def send_leave(self, machine: fsm.Membership, event: Event) -> None:
+        self.actor.send(self._gateway, Leave())
+
+    @performs(Do.REJECT)
+    def reject(self, machine: fsm.Membership, event: fsm.Refused) -> None:
+        self.on_rejected(event.reason)
+
+    @performs(Do.EXPEL)
+    def expel(self, machine: fsm.Membership, event: fsm.Refused) -> None:
+        self.on_expelled(event.reason)
+
+    def _arm(self, what: str, delay_s: float, event: Event) -> None:
+        self.actor.arm(f"member/{what}", delay_s, lambda: self._fire(event))
+
+    def ended(self, machine: fsm.Membership) -> None:
+        for what in ("join", "silence", "beat", "absent", "drain"):
+            self.actor.disarm(f"member/{what}")
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -165,8 +218,7 @@ class Member(Role[Never]):
             return
         if received.epoch != self._registry_epoch:
             self._registry_epoch, self._listed = received.epoch, set()
-            absent_s = absent_after_s(self._timing)
-            self.actor.arm("member/absent", absent_s, self._forget_absent)
+            self._fire(fsm.RegistryBegan())
         self._version = message.version
         own = self._info.address.instance_id
         for info in message.instances:
@@ -184,12 +236,8 @@ class Member(Role[Never]):
         self._forget_old(present)
         self._listed |= present
         self.actor.listed |= present
-        if present & self.actor.lost and not self.actor.armed("member/join"):
-            self._join()  # a former registry said otherwise: this one has to know
-
-    def _forget_absent(self) -> None:
-        """A registry that starts anew has had time to hear from all who live."""
-        self.actor.listed = set(self._listed)
+        if present & self.actor.lost:
+            self._fire(fsm.LostOneListed())
 
     def _log_transport(self, info: InstanceInfo) -> None:
         is_self = self.actor.is_self(info.address)
@@ -223,17 +271,3 @@ class Member(Role[Never]):
         for key in sorted(self._listed):
             if key not in present and key not in self.actor.lost:
                 self._note_lost(self.actor.peers[key].address)
-
-    # --- leaving ----------------------------------------------------------------------------------
-
-    def drain(self) -> None:
-        """Take no new work; the composition root calls `leave` when nothing is open."""
-        self.draining = True
-        if self.welcomed:
-            self._beat()  # says it, as does each that follows
-
-    def leave(self) -> None:
-        self.actor.disarm("member/join")
-        self.actor.disarm("member/beat")
-        self.actor.disarm("member/silence")
-        self.actor.send(self._gateway, Leave())

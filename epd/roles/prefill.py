@@ -50,7 +50,6 @@ class PrefillRole(Role[Request]):
         self._config = config
         self._kv = KvProducer(actor, transfers, requests)
         self.held = HeldPrompts(actor, requests)
-        self.draining = False
         requests.extend(self)
         requests.reports.related.append(self._transfers_of)
 
@@ -91,12 +90,9 @@ class PrefillRole(Role[Request]):
 
     def _refusal(self, message: PrefillRequest) -> tuple[str, str, bool] | None:
         """Kind, reason, and whether another attempt may do better."""
-        if self.draining:
-            return "busy", "the prefill instance is draining", True
-        if not self.actor.knows_time:
-            return "busy", "the prefill instance has not heard its welcome yet", True
-        if len(self._requests) >= self._config.max_queue:
-            return "busy", f"the prefill instance has {self._config.max_queue} requests open", True
+        busy = self.actor.refusal("prefill", len(self._requests), self._config.max_queue)
+        if busy:
+            return "busy", busy, True
         if message.items and self._embeddings is None:
             return "media", "this model takes no pictures", False
         if self._embeddings is not None and (reason := self._embeddings.refusal(message.items)):

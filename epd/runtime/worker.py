@@ -180,12 +180,15 @@ async def serve_instance(
         await ports.transfers.close()
         raise
 
-    def on_expelled(reason: str) -> None:
-        """One that never was a member does not fit, and a new life would not either."""
-        was_member = instance.member.welcomed
-        status("expelled" if was_member else "refused", reason)
-        ending.at_once(EXIT_EXPELLED if was_member else 1)
+    def on_rejected(reason: str) -> None:
+        status("refused", reason)
+        ending.at_once(1)
 
+    def on_expelled(reason: str) -> None:
+        status("expelled", reason)
+        ending.at_once(EXIT_EXPELLED)
+
+    instance.member.on_rejected = on_rejected
     instance.member.on_expelled = on_expelled
     end_with_device(instance, ending, status)
     instance.member.on_welcome = lambda: status("serving", "")

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 import transitions
 
-from epd.fsm import embedding, encoding, generation, instance, link, request_table, transfer_table
+from epd.fsm import (
+    embedding,
+    encoding,
+    generation,
+    instance,
+    link,
+    membership,
+    request_table,
+    transfer_table,
+)
 from epd.fsm.kernel import Event, Row, State, Table
 
 TABLES: tuple[Table, ...] = (
@@ -21,6 +30,7 @@ TABLES: tuple[Table, ...] = (
     embedding.TABLE,
     transfer_table.TABLE,
     instance.TABLE,
+    membership.TABLE,
     link.TABLE,
 )
 

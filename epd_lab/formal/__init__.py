@@ -11,6 +11,7 @@ from epd.fsm.generation import TABLE as GENERATION
 from epd.fsm.instance import TABLE as INSTANCE
 from epd.fsm.kernel import Table
 from epd.fsm.link import TABLE as LINK
+from epd.fsm.membership import TABLE as MEMBERSHIP
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd_lab.formal import encoding, pair, request
@@ -20,6 +21,7 @@ from epd_lab.formal.form import Model
 from epd_lab.formal.generation import generation_model
 from epd_lab.formal.instance import instance_model
 from epd_lab.formal.link import link_model
+from epd_lab.formal.membership import membership_model
 from epd_lab.formal.pair import pair_model
 from epd_lab.formal.promela import promela
 from epd_lab.formal.request import request_model
@@ -32,6 +34,7 @@ TABLES = (
     EMBEDDING,
     TRANSFER,
     INSTANCE,
+    MEMBERSHIP,
     LINK,
 )
 REQUESTS = {
@@ -90,6 +93,7 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         *(encoding_model(told, of["ENCODING"], name) for name, told in ENCODINGS.items()),
         embedding_model(of["EMBEDDING"]),
         instance_model(of["INSTANCE"]),
+        membership_model(of["MEMBERSHIP"]),
         link_model(of["LINK"]),
         *(pair_model(told, of["TRANSFER"], name) for name, (_, told) in PAIRS.items()),
     )

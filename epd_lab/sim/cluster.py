@@ -291,7 +291,8 @@ class Cluster:
             language.is_leased = instance.requests.pool.holds
             language.is_published = instance.requests.pool.is_published
         self.nodes[process.name] = node
-        instance.member.on_expelled = lambda reason: self._ends("expelled", node, reason)
+        ends = partial(self._ends, "expelled", node)
+        instance.member.on_rejected = instance.member.on_expelled = ends
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         if self.on_deliver is not None:
             deliver = partial(self.on_deliver, process, instance.actor.deliver)

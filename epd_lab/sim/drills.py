@@ -165,7 +165,7 @@ DRILLS: tuple[Drill, ...] = (
         ),
         calm={"network": Conditions()},
         work=Workload(32, spread_s=1.5),
-        mutants=("copies_of_tokens_are_news",),
+        mutants=("copies_of_tokens_are_news", "a_join_is_said_once"),
     ),
     Drill(
         "broken-connections",
@@ -208,11 +208,16 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Fault("kill", "gateway", duration_s=0.4),),
         may_fail=Excuse(frozenset({"gateway"}), refusals=True),
         why="clients of a dead gateway see their connection break, or nobody there",
-        mutants=("new_registry_loses_the_absent", "a_new_gateway_does_not_wait"),
+        mutants=(
+            "new_registry_loses_the_absent",
+            "a_new_gateway_does_not_wait",
+            "a_silent_gateway_is_waited_for",
+        ),
         work=Workload(40, spread_s=1.5),
         fires=(
             "GENERATION:PREPARING>PREPARING",
             "LINK:PeerLost",
+            "MEMBERSHIP:CUT_OFF>MEMBER",
         ),
     ),
     Drill(

@@ -1,4 +1,4 @@
-"""The seven machines, each with a way to make one and to make each of its events, for tests."""
+"""The machines, each with a way to make one and to make each of its events, for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
-from epd.fsm import embedding, encoding, generation, instance, link, request, transfer
+from epd.fsm import embedding, encoding, generation, instance, link, membership, request, transfer
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
@@ -39,10 +39,13 @@ MESSAGE = SimpleNamespace(
 # What an event carries, by the name of the field; the same for every machine.
 CARRIES: dict[str, Any] = {
     "attempt": 1,
+    "beat_s": 0.25,
     "blocks": (3, 4),
     "checksum": 11,
     "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"),
+    "cluster_s": 5.0,
     "finish_reason": "stop",
+    "former_epoch": 1,
     "grant": GRANT,
     "image": b"image",
     "item": "item",
@@ -112,6 +115,10 @@ def make_link(journal: Journal = NULL_JOURNAL) -> link.Link:
     return link.Link(PEER, journal)
 
 
+def make_membership(journal: Journal = NULL_JOURNAL) -> membership.Membership:
+    return membership.Membership("e0:1", journal)
+
+
 @dataclass(frozen=True)
 class Kind:
     table: Table
@@ -131,6 +138,7 @@ KINDS = (
     Kind(TRANSFER, make_transfer, 104),
     Kind(instance.TABLE, make_instance, 21),
     Kind(link.TABLE, make_link, 12),
+    Kind(membership.TABLE, make_membership, 74),
 )
 
 

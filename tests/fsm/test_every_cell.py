@@ -1,4 +1,4 @@
-"""Every state x event x guard outcome of all seven tables, none left out.
+"""Every state x event x guard outcome of all tables, none left out.
 
 Differential: the compiled `fire` and `transitions` itself, from which it was compiled, reach one
 state with the same effects and the same changes of context.  Exhaustive: every cell is a row, or is

@@ -16,6 +16,7 @@ import pytest
 from epd.fsm import embedding as m
 from epd.fsm import generation as g
 from epd.fsm import link as k
+from epd.fsm import membership as p
 from epd.fsm import request as r
 from epd.fsm import transfer as t
 from epd.fsm.kernel import Effect, Event, IllegalEvent, State
@@ -56,6 +57,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "INSTANCE": {"JoinRejected": "once, first"},
     "LINK": {},
+    "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
 # Of these, what may come all the same: in every state but those named.
 _PRODUCERS = "PARKED STREAMING WRITING"
@@ -91,6 +93,9 @@ CLOCKS: dict[State, set[Effect]] = {
     t.S.EXPIRE_PENDING: {t.Do.ARM_GRACE},
     k.S.MUTE: {k.Do.ARM_TIMEOUT},
     k.S.UNREACHABLE: {k.Do.ARM_TIMEOUT},
+    p.S.JOINING: {p.Do.ARM_JOIN},
+    p.S.MEMBER: {p.Do.ARM_SILENCE},
+    p.S.CUT_OFF: {p.Do.ARM_JOIN},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -175,8 +180,9 @@ def test_a_doubt_begins_with_its_clocks() -> None:
 @each_kind
 def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     """What is said again may be lost again; fence, engine and a new transfer have clocks of their
-    own."""
+    own, and a registry begins once."""
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
             asks = {t.Do.START_FENCE, t.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
+            asks |= {p.Do.FORGET_ABSENT} & effects
             assert asks or any(effect.name.startswith("ARM_") for effect in effects), where

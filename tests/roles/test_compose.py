@@ -116,9 +116,9 @@ def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
         with mock.patch.object(instance.member, "leave", wraps=instance.member.leave) as leave:
             told = drained(cluster, "epd0")
             cluster.pass_time(0.01)
-            roles = (instance.encode, instance.prefill, instance.decode)
-            assert all(role is not None and role.draining for role in roles)
-            assert instance.member.draining
+            assert instance.member.membership.is_draining
+            for role in ("encode", "prefill", "decode"):
+                assert instance.actor.refusal(role, 0, 1) == f"the {role} instance is draining"
             assert instance.prefill is not None and instance.prefill.held._max_blocks == 0
             while not record.ended:
                 assert not told and not leave.called

@@ -9,6 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.fsm.membership import S
 from epd.messages import (
     AbortEncode,
     CancelTransfer,
@@ -33,7 +34,7 @@ ASKED: dict[str, tuple[Any, str]] = {
 
 
 def drains(cluster: Simulated, name: str, role: Any) -> Any:
-    return mock.patch.object(role, "draining", new=True)
+    return mock.patch.object(cluster.instance(name).member.membership, "_state", S.DRAINING)
 
 
 def is_full(cluster: Simulated, name: str, role: Any) -> Any:
@@ -41,7 +42,7 @@ def is_full(cluster: Simulated, name: str, role: Any) -> Any:
 
 
 def does_not_know_the_time(cluster: Simulated, name: str, role: Any) -> Any:
-    return mock.patch.object(cluster.instance(name).actor, "knows_time", new=False)
+    return mock.patch.object(cluster.instance(name).member.membership, "_state", S.JOINING)
 
 
 @pytest.mark.parametrize("why", [drains, is_full, does_not_know_the_time])

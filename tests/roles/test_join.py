@@ -33,7 +33,7 @@ def reach(instance: Instance, *offers: TransportOffer) -> None:
 async def answer_to(cluster: Cluster, instance: Instance) -> str:
     """Join: the reason of the refusal, or "welcome"."""
     heard: asyncio.Queue[str] = asyncio.Queue()
-    instance.member.on_expelled = heard.put_nowait
+    instance.member.on_rejected = heard.put_nowait
     instance.member.on_welcome = lambda: heard.put_nowait("welcome")
     instance.start()
     async with asyncio.timeout(PATIENCE_S):

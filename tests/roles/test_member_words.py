@@ -10,6 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.fsm.membership import S
 from epd.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -24,6 +25,7 @@ from epd.messages import (
 )
 from epd.roles.member import absent_after_s
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY
+from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 
@@ -67,10 +69,10 @@ def joins(said: list[Any]) -> list[Join]:
 def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
     with member() as at:
         role = at.role
-        role.welcomed = False
+        in_state(role.membership, S.OUTSIDE)
         at.actor.disarm("member/beat")
         at.said.clear()
-        at.do(role._join)
+        at.do(role.start)
         at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
         join = Join(PROTOCOL_VERSION, FINGERPRINT, role._info, False)
         assert at.said == [(GATEWAY, join)] * 2
@@ -84,14 +86,12 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
         assert [type(message) for message in at.words()] == [Heartbeat] * 2
         welcome(at)
         role.on_welcome.assert_called_once_with()
-        at.said.clear()
-        at.do(role._join)
-        assert joins(at.words())[0].was_member
+        assert joins(ack(at, 0, known=False))[0].was_member
 
 
 def test_only_a_welcome_of_this_very_life_counts() -> None:
     with member() as at:
-        at.actor.knows_time = False
+        in_state(at.role.membership, S.JOINING)
         assert welcome(at, of=2) == [] and not at.actor.knows_time
 
 
@@ -112,19 +112,31 @@ def test_a_gateway_that_was_followed_is_lost_and_its_words_are_over() -> None:
         assert at.actor.counters["message_of_other_epoch"] == before + 4
         expelled.assert_not_called()
         assert at.role._gateway_epoch == 3 and ("p0", 1) not in at.actor.lost
-        at.actor.disarm("member/silence")  # it does not speak any more
+        in_state(at.role.membership, S.CUT_OFF)  # it does not speak any more
         assert len(welcome(at, epoch=2)) == 1
 
 
 def test_who_is_refused_says_so_and_is_silent() -> None:
     with member() as at:
         expelled = at.role.on_expelled = mock.Mock()
-        at.do(at.role._join)
+        rejected = at.role.on_rejected = mock.Mock()
+        ack(at, 0, known=False)
         at.tell("on_refused", JoinRefused(2, "another life"), GATEWAY)
         expelled.assert_not_called()
         at.tell("on_refused", JoinRefused(1, "it was lost"), GATEWAY)
         expelled.assert_called_once_with("it was lost")
-        assert not at.actor.armed("member/join") and not at.actor.armed("member/beat")
+        rejected.assert_not_called()
+        assert not [name for name in at.actor._timers if name.startswith("member/")]
+
+
+def test_who_never_was_a_member_is_rejected() -> None:
+    with member() as at:
+        expelled = at.role.on_expelled = mock.Mock()
+        rejected = at.role.on_rejected = mock.Mock()
+        in_state(at.role.membership, S.JOINING)
+        at.tell("on_refused", JoinRefused(1, "it does not fit"), GATEWAY)
+        rejected.assert_called_once_with("it does not fit")
+        expelled.assert_not_called()
 
 
 def test_who_is_not_known_or_has_missed_news_joins_again() -> None:
@@ -135,9 +147,11 @@ def test_who_is_not_known_or_has_missed_news_joins_again() -> None:
         assert at.actor.cluster_s() == pytest.approx(9.0)
         assert len(joins(ack(at, version + 1))) == 1
         assert joins(ack(at, version + 1)) == [], "it has asked"
-        at.actor.disarm("member/join")
+        at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
+        assert len(joins(at.words())) == 1, "which may be lost"
+        welcome(at)
         assert len(joins(ack(at, 0, known=False))) == 1
-        at.actor.disarm("member/join")
+        welcome(at)
         at.role._version = 5
         assert joins(ack(at, 3)) == []
 
@@ -215,19 +229,29 @@ def test_who_drains_says_so_at_once_and_ever_after_and_who_leaves_is_silent() ->
         assert [getattr(m, "is_draining", None) for m in at.words()] == [True]
         at.cluster.pass_time(1.1 * TIMING.heartbeat_interval_s)
         assert [getattr(m, "is_draining", None) for m in at.words()] == [True] * 2
-        at.do(at.role._join)
+        ack(at, 0, known=False)
         at.said.clear()
         at.do(at.role.leave)
         assert at.said == [(GATEWAY, Leave())]
-        assert not [name for name in at.actor._timers if name in ("member/join", "member/beat")]
-        assert not at.actor.armed("member/silence")
+        assert not [name for name in at.actor._timers if name.startswith("member/")]
         at.cluster.pass_time(2 * TIMING.lost_after_s)
         assert len(at.said) == 1
 
 
-def test_who_was_never_welcomed_drains_without_a_word() -> None:
+def test_who_was_never_welcomed_has_nothing_to_drain_and_leaves() -> None:
     with member() as at:
-        at.role.welcomed = False
+        in_state(at.role.membership, S.JOINING)
         at.said.clear()
         at.do(at.role.drain)
-        assert not at.said
+        assert at.words() == [Leave()] and at.role.membership.state is S.LEFT
+
+
+def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
+    with member() as at:
+        at.do(at.role.drain)
+        assert len(joins(ack(at, 0, known=False))) == 1
+        at.cluster.pass_time(TIMING.drain_timeout_s - 0.01)
+        assert Leave() not in at.words()
+        assert at.actor.refusal("encode", 0, 1) == "the encode instance is draining"
+        at.cluster.pass_time(0.02)
+        assert Leave() in at.words()

@@ -9,12 +9,14 @@ from unittest import mock
 
 import pytest
 
+from epd.fsm.membership import S
 from epd.fsm.request import AbortReceived
 from epd.messages import Address, RequestFailed, RequestInquiry
 from epd.transport.base import Received
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Picture
+from tests.fsm.tables import at as in_state
 from tests.roles.simulated import Simulated, simulated
 
 
@@ -83,9 +85,7 @@ def cannot_have_a_picture(cluster: Simulated) -> Record:
 
 
 def is_refused_by_decode(cluster: Simulated) -> Record:
-    decode = cluster.instance("d0").decode
-    assert decode is not None
-    decode.draining = True
+    in_state(cluster.instance("d0").member.membership, S.DRAINING)
     return cluster.ask(max_tokens=3)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.engine.base import ChunkScores
+from epd.fsm import membership
 from epd.fsm import request as fsm
 from epd.fsm.request import Request, S
 from epd.messages import (
@@ -28,6 +29,7 @@ from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Picture
 from epd_lab.sim.workload import mm_hash_of
+from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
 
 NAMES = ("one", "two")
@@ -151,7 +153,7 @@ def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
 
 def test_who_is_turned_away_has_its_pictures_dismissed() -> None:
     with pictures() as at:
-        at.role.draining = True
+        in_state(at.actor.membership, membership.S.DRAINING)
         begin(at)
         rooms = [(to, m.room) for to, m in at.said if isinstance(m, CancelTransfer)]
         assert rooms == [("e0", "r/1/0"), ("e0", "r/1/1")]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from epd.config import DecodeConfig, EncodeConfig, PrefillConfig
+from epd.fsm.membership import S
 from epd.messages import (
     Address,
     CancelTransfer,
@@ -25,6 +26,7 @@ from epd.messages import (
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY, Settings
 from epd_lab.sim.golden import BLOCK_SIZE, Picture
+from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS, Simulated
 
@@ -52,11 +54,11 @@ def item(room: str, picture: Picture = PICTURE) -> MediaItem:
 
 
 def drains(desk: Desk) -> None:
-    desk.role.draining = True
+    in_state(desk.actor.membership, S.DRAINING)
 
 
 def was_not_welcomed(desk: Desk) -> None:
-    desk.role.actor.knows_time = False
+    in_state(desk.actor.membership, S.JOINING)
 
 
 # --- prefill --------------------------------------------------------------------------------------

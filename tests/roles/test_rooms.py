@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from epd.fsm import membership
 from epd.fsm import transfer as fsm
 from epd.fsm.transfer import S, Side
 from epd.messages import (
@@ -17,6 +18,7 @@ from epd.messages import (
     TransferAborted,
     TransferInDoubt,
 )
+from tests.fsm.tables import at as in_state
 from tests.roles.rooms import (
     OFFER,
     PEER,
@@ -52,7 +54,7 @@ def test_a_grant_that_nobody_could_end_opens_no_room(why: str) -> None:
         if why == "lost":
             at.actor.lost.add(("d0", 1))
         else:
-            at.actor.knows_time = False
+            in_state(at.actor.membership, membership.S.JOINING)
         hear(at, grant(at))
         assert at.role.find("r", Side.PRODUCER) is None
 

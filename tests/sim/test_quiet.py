@@ -198,7 +198,11 @@ def test_after_silence_is_over_nothing_happens(name: str) -> None:
     world.loop.run_until(world.loop.now_s + 60.0)
     later = list(world.events)[before:]
     assert later
-    beats = {("INSTANCE", "HEALTHY"), *(("arrive", kind) for kind in HOUSEKEEPING)}
+    beats = {
+        ("INSTANCE", "HEALTHY"),
+        ("MEMBERSHIP", "MEMBER"),
+        *(("arrive", kind) for kind in HOUSEKEEPING),
+    }
     assert {(kind, what[-1]) for _, kind, what in later} == beats
     assert not any(node.timers(("member/", "instance/")) for node in cluster.living())
     world.close()

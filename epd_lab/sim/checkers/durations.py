@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epd.fsm import encoding, generation, instance, link, request, transfer
+from epd.fsm import encoding, generation, instance, link, membership, request, transfer
 from epd.fsm.kernel import STORY_LENGTH, Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.cluster import Settings
@@ -84,6 +84,9 @@ LASTS = (
     Lasts("encode.cache_load_timeout_s", encoding.S.PROMOTING),
     Lasts("timing.link_timeout_s", link.S.ASKED),
     Lasts("timing.link_timeout_s", link.S.MUTE),
+    Lasts("timing.drain_timeout_s", membership.S.DRAINING),
+    Lasts("timing.drain_timeout_s", membership.S.DRAINING_REJOINING),
+    Lasts("timing.drain_timeout_s", membership.S.DRAINING_CUT_OFF),
     Lasts("timing.suspect_after_s", instance.S.HEALTHY, _heard_s),
     Lasts("timing.lost_after_s", instance.S.SUSPECT, _seen_s),
     Lasts(
@@ -99,6 +102,7 @@ TABLES = (
     encoding.Encoding.table,
     link.Link.table,
     instance.Instance.table,
+    membership.Membership.table,
 )
 
 

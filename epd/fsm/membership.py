@@ -1,0 +1,237 @@
+"""MEMBERSHIP: one life of an instance, as it sees its place in the registry.
+
+Theory of operation
+-------------------
+The gateway owns the registry (INSTANCE, fault F35); this is the other half.  An instance asks again
+and again until it is answered, so any start order works (faults F17, F18).  Its welcome brings the
+gateway's time, without which no deadline can be read: before it no work is taken.
+
+A member that is not known, or that has missed news, asks again, and is answered with the whole
+registry: REJOINING, while the gateway speaks.  A gateway that is silent may be a new one that does
+not know us: CUT_OFF asks for it, and takes the word of whoever speaks.  In every other state words
+of a gateway's earlier life are over (fault F44).  The work that is open goes on meanwhile: only the
+way to new work is gone.
+
+Who drains takes no new work, and all else is as before: it has to learn who is lost, so it asks as
+a member does.  It leaves when nothing is open, and when the time for that is over.
+
+A life that the gateway has declared lost must not go on: its peers have fenced it.  EXPELLED ends
+the process, whose next life joins (fault F44).  REJECTED was never a member: it does not fit, and
+the next life would not either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+
+
+class S(State):
+    OUTSIDE = "not started; nobody knows it"
+    JOINING = "asks for a place; takes no work, for it cannot read a deadline"
+    MEMBER = "takes work"
+    REJOINING = "takes work; has asked for the registry again"
+    CUT_OFF = "takes work; the gateway is silent, and is asked again and again"
+    DRAINING = "finishes its work, takes no new"
+    DRAINING_REJOINING = "finishes its work; has asked for the registry again"
+    DRAINING_CUT_OFF = "finishes its work; the gateway is silent, and is asked again and again"
+    REJECTED = "never was a member, and does not fit"
+    EXPELLED = "was declared lost: its peers have fenced it"
+    LEFT = "said good-bye"
+
+
+class Do(Effect):
+    SEND_JOIN = "ask the gateway for a place, and for the registry"
+    ARM_JOIN = "fire JoinDue later"
+    TAKE_TIME = "take the gateway's time"
+    ARM_SILENCE = "fire GatewayFellSilent, unless it speaks"
+    BEAT = "say now that it lives and whether it drains, and from now on every interval"
+    DOUBT = "have the link to the gateway asked for an echo"
+    NOTE_FORMER_LOST = "tell every role that the gateway's former life is over"
+    TELL_SERVING = "tell the process that it serves"
+    FORGET_ABSENT = "take those that the new registry does not list for gone"
+    ARM_ABSENT = "fire AbsenceSettled when all who live have joined the new registry"
+    LET_GO = "tell every role that no new work comes"
+    ARM_DRAIN = "fire DrainTimedOut later"
+    SEND_LEAVE = "tell the gateway"
+    REJECT = "tell the process that it does not fit"
+    EXPEL = "tell the process that this life is over"
+
+
+@dataclass(slots=True)
+class JoinDue(Event):
+    """The process has started, or no answer came to what was asked."""
+
+    by_time = True
+
+
+@dataclass(slots=True)
+class Welcomed(Event):
+    cluster_s: float
+    beat_s: float
+
+
+@dataclass(slots=True)
+class Acknowledged(Event):
+    """The gateway has heard a heartbeat, and there is nothing new."""
+
+    cluster_s: float
+
+
+@dataclass(slots=True)
+class NewsMissed(Event):
+    """It has heard one, and of changes that were lost on their way here."""
+
+    cluster_s: float
+
+
+@dataclass(slots=True)
+class Forgotten(Event):
+    """It has heard one, and does not know whose."""
+
+    cluster_s: float
+
+
+@dataclass(slots=True)
+class LostOneListed(Event):
+    """Its registry has a life that an earlier one declared lost: it has to know."""
+
+
+@dataclass(slots=True)
+class GatewayReplaced(Event):
+    former_epoch: int
+
+
+@dataclass(slots=True)
+class RegistryBegan(Event):
+    """The first that is heard of this registry; it learns of its instances one by one."""
+
+
+@dataclass(slots=True)
+class AbsenceSettled(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class GatewayFellSilent(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class Refused(Event):
+    reason: str
+
+
+@dataclass(slots=True)
+class DrainRequested(Event):
+    pass
+
+
+@dataclass(slots=True)
+class DrainTimedOut(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class LeaveRequested(Event):
+    """Nothing is open."""
+
+
+_WORKING = (S.MEMBER, S.REJOINING, S.CUT_OFF)
+_DRAINING = (S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF)
+_JOINED = (*_WORKING, *_DRAINING)
+_OPEN = (S.JOINING, *_JOINED)
+_ENDED = (S.REJECTED, S.EXPELLED, S.LEFT)
+
+
+Heard = Welcomed | Acknowledged | NewsMissed | Forgotten  # what tells the gateway's time
+
+
+class Membership(Machine):
+    """`key` is `id:epoch`, as the gateway's INSTANCE of this life."""
+
+    __slots__ = ("beat_s",)
+
+    def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(key, journal)
+        self.beat_s = 0.0  # how often the gateway wants to hear of us
+
+    @property
+    def was_welcomed(self) -> bool:
+        """And so knows the gateway's time."""
+        return self.state not in (S.OUTSIDE, S.JOINING, S.REJECTED)
+
+    @property
+    def is_draining(self) -> bool:
+        return self.state in _DRAINING
+
+    @property
+    def hears(self) -> bool:
+        """Whether a gateway speaks: words of its earlier lives are over."""
+        return self.state in (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)
+
+    @property
+    def objection(self) -> str:
+        """Why no new work is taken; empty if it is."""
+        if self.state in _WORKING:
+            return ""
+        return "is draining" if self.was_welcomed else "has not heard its welcome yet"
+
+
+def keep_interval(membership: Membership, event: Welcomed) -> None:
+    membership.beat_s = event.beat_s
+
+
+_ASK = (Do.SEND_JOIN, Do.ARM_JOIN)
+_HEARD = (Do.TAKE_TIME, Do.ARM_SILENCE)
+_DRAIN = (Do.LET_GO, Do.BEAT, Do.ARM_DRAIN)
+
+
+# One line per row, as the table that it is.
+# fmt: off
+def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
+    return (
+        Row((known, rejoining, cut_off), Welcomed, known, (*_HEARD, Do.BEAT), keep_interval),
+        Row((known, rejoining), Acknowledged, None, _HEARD),
+        Row(known, (NewsMissed, Forgotten), rejoining, (*_HEARD, *_ASK)),
+        Row(rejoining, (NewsMissed, Forgotten), None, _HEARD, note="it was asked"),
+        Row(cut_off, (Acknowledged, NewsMissed, Forgotten), rejoining, _HEARD, note="it was asked, and has to answer"),
+        Row(known, LostOneListed, rejoining, _ASK),
+        Row((known, rejoining), GatewayFellSilent, cut_off, (Do.DOUBT, *_ASK)),
+        Row((rejoining, cut_off), JoinDue, None, _ASK, note="the word or its answer may be lost"),
+    )
+
+
+ROWS = (
+    Row(S.OUTSIDE, JoinDue, S.JOINING, _ASK),
+    Row(S.JOINING, JoinDue, None, _ASK, note="there may be no gateway yet (F17, F18)"),
+    Row(S.JOINING, Welcomed, S.MEMBER, (Do.TAKE_TIME, Do.TELL_SERVING, Do.ARM_SILENCE, Do.BEAT), keep_interval),
+    Row(S.JOINING, Refused, S.REJECTED, (Do.REJECT,), note="version, model or layout differ (F11)"),
+    Row(S.JOINING, DrainRequested, S.LEFT, (Do.SEND_LEAVE,), note="it has no work; its welcome may be on its way"),
+    *_joined(S.MEMBER, S.REJOINING, S.CUT_OFF),
+    Row(S.MEMBER, DrainRequested, S.DRAINING, _DRAIN),
+    Row(S.REJOINING, DrainRequested, S.DRAINING_REJOINING, _DRAIN),
+    Row(S.CUT_OFF, DrainRequested, S.DRAINING_CUT_OFF, _DRAIN),
+    *_joined(S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF),
+    Row(_DRAINING, DrainTimedOut, S.LEFT, (Do.SEND_LEAVE,)),
+    Row(_OPEN, LeaveRequested, S.LEFT, (Do.SEND_LEAVE,)),
+    Row(_OPEN, GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
+    Row(_OPEN, RegistryBegan, None, (Do.ARM_ABSENT,)),
+    Row(_OPEN, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
+    Row(_JOINED, Refused, S.EXPELLED, (Do.EXPEL,), note="F44"),
+)
+
+IGNORES = (
+    Ignore((S.JOINING,), (Acknowledged, NewsMissed, Forgotten), "meant for an earlier life of this name"),
+    Ignore((S.JOINING, S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
+    Ignore((S.MEMBER, S.DRAINING), (JoinDue,), "the answer was faster"),
+    Ignore(_DRAINING, (DrainRequested,), "said before"),
+    Ignore(_ENDED, (JoinDue, Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, AbsenceSettled, GatewayFellSilent, Refused, DrainRequested, DrainTimedOut, LeaveRequested), "this life is over"),
+)
+
+_ANY_ORDER = "only the gateway's word ends it: instances may start first"
+_SILENT = "only a gateway's word ends it, and its own work goes on meanwhile"
+_HELD: dict[State, str] = {S.JOINING: _ANY_ORDER, S.CUT_OFF: _SILENT}
+TABLE = Table("MEMBERSHIP", __doc__ or "", S, S.OUTSIDE, _ENDED, ROWS, IGNORES, _HELD)
+Membership.table = TABLE
