@@ -1,15 +1,13 @@
 """One process per instance on this host, started, watched, restarted, and always cleaned up.
 
-A child that ends before it first served is a mistake in the configuration: everything stops, with
-its sentence.  One that ends later is started anew with a back-off, as a new epoch.  Children live
-in sessions of their own, so that Ctrl-C reaches only the supervisor, which ends them in order; and
+What becomes of each stands in CHILD's table; here its effects are performed.  Children live in
+sessions of their own, so that Ctrl-C reaches only the supervisor, which ends them in order; and
 they hold the supervisor's pipe, so that they end even if it is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -20,8 +18,12 @@ from pathlib import Path
 import msgspec
 
 from epd.errors import Told
+from epd.fsm import child as fsm
+from epd.fsm.child import Do
+from epd.fsm.kernel import Effect, Event
+from epd.fsm.story import RecordingJournal
 from epd.runtime.child import ChildSpec, StatusLine
-from epd.runtime.zygote import LOST, Process, Zygote, ZygoteLost
+from epd.runtime.zygote import Process, Zygote, ZygoteLost
 from epd.transport.shm_segment import sweep
 
 FIRST_BACKOFF_S = 0.5
@@ -37,63 +39,84 @@ class StartFailed(Told):
 
 
 class Child:
-    """One supervised process over all its lives."""
+    """One supervised process over all its lives: CHILD's effects, with real processes."""
 
     def __init__(self, spec: ChildSpec, changed: Callable[[Child], None], launch: Launch) -> None:
         self.spec = spec
-        self.state = "starting"
+        self.state = "starting"  # in words for whoever looks: ours, or the process's own
         self.detail = ""
         self.pid = 0
         self.starts = 0
-        self.exit_status: int | None = None
         self.served = asyncio.Event()
         self.ended = asyncio.Event()
+        self.machine = fsm.Child(spec.name, RecordingJournal(time.monotonic))
         self._changed = changed
         self._launch = launch
         self._process: Process | None = None
-        self._stopping = asyncio.Event()
+        self._pause_s = FIRST_BACKOFF_S
+        self._clock: asyncio.TimerHandle | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._perform: dict[Effect, Callable[[Event], None]] = {
+            Do.LAUNCH: self._begin_life,
+            Do.ARM_LIFE: lambda event: self._arm(STABLE_AFTER_S, fsm.LivedLong()),
+            Do.FIRST_PAUSE: self._pause_first,
+            Do.ARM_PAUSE: self._arm_pause,
+            Do.SEND_TERM: lambda event: self._send(signal.SIGTERM),
+            Do.SEND_INT: lambda event: self._send(signal.SIGINT),  # of two SIGTERM one may be lost
+            Do.SEND_KILL: lambda event: self._send(signal.SIGKILL),
+            Do.ARM_KILL: lambda event: self._arm(
+                self._drain_timeout_s + KILL_AFTER_S, fsm.KillDue()
+            ),
+            Do.ARM_GONE: lambda event: self._arm(KILL_AFTER_S, fsm.KillDue()),
+            Do.TELL_SERVED: lambda event: self.served.set(),
+            Do.TELL_FAILED: self._tell_failed,
+            Do.TELL_STOPPED: lambda event: self._show("stopped"),
+        }
 
     @property
     def name(self) -> str:
         return self.spec.name
 
-    def _set(self, state: str, detail: str = "") -> None:
-        self.state, self.detail = state, detail
-        self._changed(self)
-
-    async def run(self) -> None:
-        """Start, watch, start again; returns when stopped or when it never served."""
-        backoff_s = FIRST_BACKOFF_S
-        try:
-            while not self._stopping.is_set():
-                began_s = time.monotonic()
-                try:
-                    self.exit_status = await self._live_once()
-                except ZygoteLost as lost:
-                    self.exit_status, self.detail = LOST, str(lost)
-                if self._stopping.is_set():
-                    break
-                if not self.served.is_set():
-                    self._set("failed", self.detail or f"exit status {self.exit_status}")
-                    break
-                if time.monotonic() - began_s > STABLE_AFTER_S:
-                    backoff_s = FIRST_BACKOFF_S
-                self._set("restarting", f"ended with status {self.exit_status}")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), backoff_s)
-                backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
-        finally:
-            if self._stopping.is_set():
-                self._set("stopped")
+    def fire(self, event: Event) -> None:
+        for effect in self.machine.fire(event):
+            self._perform[effect](event)
+        if self.machine.terminal and not self.ended.is_set():
+            self._disarm()
             self.ended.set()
 
-    async def _live_once(self) -> int:
+    async def stop(self, *, hurried: bool) -> None:
+        """Drain it (not if `hurried`); it is killed if it does not end.  One whose process is still
+        being made is not waited for: it is told when it is."""
+        self.fire(fsm.StopRequested())
+        if hurried:
+            self.fire(fsm.HurryRequested())
+        if self._process is not None:
+            await self.ended.wait()
+
+    async def over(self) -> None:
+        """Until nothing of it is left."""
+        if self._life is not None:
+            await self._life
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """For drills: a signal to the present process."""
+        os.kill(self.pid, number)
+
+    # --- a life -----------------------------------------------------------------------------------
+
+    def _begin_life(self, event: Event) -> None:
         self.starts += 1
-        self._set("starting")
-        self._process = process = await self._launch()
+        self._show("starting")
+        self._life = asyncio.get_running_loop().create_task(self._live())
+
+    async def _live(self) -> None:
+        try:
+            self._process = process = await self._launch()
+        except (ZygoteLost, OSError) as error:
+            self.fire(fsm.LaunchFailed(str(error)))
+            return
         self.pid = process.pid
-        if self._stopping.is_set():  # asked while the process was being made
-            process.send_signal(signal.SIGTERM)
+        self.fire(fsm.Launched())
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
@@ -102,43 +125,54 @@ class Child:
             if status is None:  # a library that prints: not ours, and no reason to end
                 sys.stderr.buffer.write(line)
                 continue
+            self._show(status.state, status.detail)
             if status.state == "serving":
-                self.served.set()
-            self._set(status.state, status.detail)
+                self.fire(fsm.Served())
         exit_status = await process.wait()
         sweep()  # a killed process could not remove its own segments
-        return exit_status
+        self._process = None
+        self.fire(fsm.Ended(exit_status))
 
-    async def stop(self, *, hurried: bool) -> None:
-        """Drain it (not if `hurried`); kill it if it does not end."""
-        self._stopping.set()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        if hurried:
-            self.hurry()
-        try:
-            async with asyncio.timeout(self._drain_timeout_s + KILL_AFTER_S):
-                await process.wait()
-        except TimeoutError:
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+    def _send(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
 
-    def hurry(self) -> None:
-        """If it is draining: end it now.  Another signal than SIGTERM, of which two may be one."""
-        process = self._process
-        if self._stopping.is_set() and process is not None and process.returncode is None:
-            process.send_signal(signal.SIGINT)
+    # --- what time and others do ------------------------------------------------------------------
+
+    def _arm(self, delay_s: float, event: Event) -> None:
+        self._disarm()
+        self._clock = asyncio.get_running_loop().call_later(delay_s, self.fire, event)
+
+    def _disarm(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+
+    def _pause_first(self, event: Event) -> None:
+        self._pause_s = FIRST_BACKOFF_S
+
+    def _arm_pause(self, event: Event) -> None:
+        self._show("restarting", _why(event))
+        self._arm(self._pause_s, fsm.StartDue())
+        self._pause_s = min(MAX_BACKOFF_S, 2 * self._pause_s)
+
+    def _tell_failed(self, event: Event) -> None:
+        self._show("failed", self.detail or _why(event))  # its own sentence, if it has said one
+
+    def _show(self, state: str, detail: str = "") -> None:
+        self.state, self.detail = state, detail
+        self._changed(self)
 
     @property
     def _drain_timeout_s(self) -> float:
         config = self.spec.gateway or self.spec.instance
         return config.timing.drain_timeout_s if config is not None else 0.0
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """For drills: a signal to the present process."""
-        os.kill(self.pid, number)
+
+def _why(event: Event) -> str:
+    if isinstance(event, fsm.LaunchFailed):
+        return event.reason
+    assert isinstance(event, fsm.Ended)
+    return f"ended with exit status {event.exit_status}"
 
 
 async def _line_of(stdout: asyncio.StreamReader) -> bytes:
@@ -175,7 +209,6 @@ class Supervisor:
         models = {spec.instance.model_dir for spec in specs if spec.instance is not None}
         self._zygotes = {model_dir: Zygote(model_dir) for model_dir in sorted(models)}
         self.children = {spec.name: Child(spec, changed, self._launch(spec)) for spec in specs}
-        self._tasks: list[asyncio.Task[None]] = []
         self._hurried = False
 
     def _launch(self, spec: ChildSpec) -> Launch:
@@ -185,7 +218,8 @@ class Supervisor:
 
     async def start(self) -> None:
         sweep()
-        self._tasks = [asyncio.create_task(child.run()) for child in self.children.values()]
+        for child in self.children.values():
+            child.fire(fsm.StartDue())
 
     async def wait_serving(self, timeout_s: float) -> None:
         """Until every child serves.  Raises StartFailed with the words of the first that cannot."""
@@ -226,7 +260,8 @@ class Supervisor:
             await asyncio.gather(*(child.stop(hurried=self._hurried) for child in group))
         for zygote in self._zygotes.values():
             await zygote.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        lives = (child.over() for child in self.children.values())
+        await asyncio.gather(*lives, return_exceptions=True)
         self._remove_left_files()
 
     def _remove_left_files(self) -> None:
@@ -241,4 +276,4 @@ class Supervisor:
         """End at once what is draining, and do not drain the rest."""
         self._hurried = True
         for child in self.children.values():
-            child.hurry()
+            child.fire(fsm.HurryRequested())

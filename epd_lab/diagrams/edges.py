@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import transitions
 
 from epd.fsm import (
+    child,
     embedding,
     encoding,
     generation,
@@ -32,6 +33,7 @@ TABLES: tuple[Table, ...] = (
     instance.TABLE,
     membership.TABLE,
     link.TABLE,
+    child.TABLE,
 )
 
 

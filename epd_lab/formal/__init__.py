@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from epd.fsm.child import TABLE as CHILD
 from epd.fsm.embedding import TABLE as EMBEDDING
 from epd.fsm.encoding import TABLE as ENCODING
 from epd.fsm.generation import TABLE as GENERATION
@@ -15,6 +16,7 @@ from epd.fsm.membership import TABLE as MEMBERSHIP
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd_lab.formal import encoding, pair, request
+from epd_lab.formal.child import child_model
 from epd_lab.formal.embedding import embedding_model
 from epd_lab.formal.encoding import encoding_model
 from epd_lab.formal.form import Model
@@ -36,6 +38,7 @@ TABLES = (
     INSTANCE,
     MEMBERSHIP,
     LINK,
+    CHILD,
 )
 REQUESTS = {
     "REQUEST_TEXT": request.Told(),
@@ -95,6 +98,7 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         instance_model(of["INSTANCE"]),
         membership_model(of["MEMBERSHIP"]),
         link_model(of["LINK"]),
+        child_model(of["CHILD"]),
         *(pair_model(told, of["TRANSFER"], name) for name, (_, told) in PAIRS.items()),
     )
 

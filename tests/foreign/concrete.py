@@ -94,6 +94,7 @@ def _of_embedding(machine: Any) -> Values:
 CONCRETE = {
     "LINK": Concrete(lambda values: tables.make_link()),
     "INSTANCE": Concrete(lambda values: tables.make_instance()),
+    "CHILD": Concrete(lambda values: tables.make_child()),
     "MEMBERSHIP": Concrete(lambda values: tables.make_membership()),
     "GENERATION": Concrete(_generation, _of_generation),
     "REQUEST": Concrete(_request, _of_request, {"kv": KV}),

@@ -7,7 +7,17 @@ from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
-from epd.fsm import embedding, encoding, generation, instance, link, membership, request, transfer
+from epd.fsm import (
+    child,
+    embedding,
+    encoding,
+    generation,
+    instance,
+    link,
+    membership,
+    request,
+    transfer,
+)
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
@@ -44,6 +54,7 @@ CARRIES: dict[str, Any] = {
     "checksum": 11,
     "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"),
     "cluster_s": 5.0,
+    "exit_status": 1,
     "finish_reason": "stop",
     "former_epoch": 1,
     "grant": GRANT,
@@ -119,6 +130,10 @@ def make_membership(journal: Journal = NULL_JOURNAL) -> membership.Membership:
     return membership.Membership("e0:1", journal)
 
 
+def make_child(journal: Journal = NULL_JOURNAL) -> child.Child:
+    return child.Child("e0", journal)
+
+
 @dataclass(frozen=True)
 class Kind:
     table: Table
@@ -139,6 +154,7 @@ KINDS = (
     Kind(instance.TABLE, make_instance, 21),
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 74),
+    Kind(child.TABLE, make_child, 24),
 )
 
 

@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 
+from epd.fsm import child as c
 from epd.fsm import embedding as m
 from epd.fsm import generation as g
 from epd.fsm import link as k
@@ -57,6 +58,10 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "INSTANCE": {"JoinRejected": "once, first"},
     "LINK": {},
+    "CHILD": {
+        "StartDue LivedLong KillDue": "there is one clock, and it is the present state's",
+        "Launched LaunchFailed Served Ended": "of the one process",
+    },
     "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
 # Of these, what may come all the same: in every state but those named.
@@ -93,6 +98,9 @@ CLOCKS: dict[State, set[Effect]] = {
     t.S.EXPIRE_PENDING: {t.Do.ARM_GRACE},
     k.S.MUTE: {k.Do.ARM_TIMEOUT},
     k.S.UNREACHABLE: {k.Do.ARM_TIMEOUT},
+    c.S.PAUSED: {c.Do.ARM_PAUSE},
+    c.S.STOPPING: {c.Do.ARM_KILL},
+    c.S.KILLING: {c.Do.ARM_GONE},
     p.S.JOINING: {p.Do.ARM_JOIN},
     p.S.MEMBER: {p.Do.ARM_SILENCE},
     p.S.CUT_OFF: {p.Do.ARM_JOIN},
@@ -180,9 +188,9 @@ def test_a_doubt_begins_with_its_clocks() -> None:
 @each_kind
 def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     """What is said again may be lost again; fence, engine and a new transfer have clocks of their
-    own, and a registry begins once."""
+    own, a registry begins once, and a pause is shortened once."""
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
             asks = {t.Do.START_FENCE, t.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
-            asks |= {p.Do.FORGET_ABSENT} & effects
+            asks |= {p.Do.FORGET_ABSENT, c.Do.FIRST_PAUSE} & effects
             assert asks or any(effect.name.startswith("ARM_") for effect in effects), where

@@ -1,0 +1,112 @@
+"""CHILD as data: a process that is made, serves, ends or is stopped, over all its lives."""
+
+from __future__ import annotations
+
+from epd.fsm import child as c
+from epd.fsm.kernel import Table
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+LIVES = "(STARTING, SERVING, RESTARTING)"
+LEAVES = "(STOPPING, KILLING)"
+OVER = "(STOPPED, FAILED)"
+
+
+def _laws() -> tuple[Law, ...]:
+    return (
+        Law(
+            "NoProcessIsLeft",
+            4,
+            "who is over has no process, and who lives or is stopped has one",
+            f"(process == 'none') == (state not in {LIVES} and state not in {LEAVES})",
+        ),
+        Law(
+            "WhoIsStoppedIsTold",
+            7,
+            "a process that is to end knows it, or is not made yet",
+            f"state not in {LEAVES} or told or process == 'making'",
+        ),
+        Law(
+            "AClockRuns",
+            7,
+            "a pause ends, and so does the time to drain",
+            f"(state != PAUSED and state not in {LEAVES}) or clock",
+        ),
+    )
+
+
+def _part(table: Table) -> Part:
+    return Part(
+        table,
+        effects={
+            "LAUNCH": (
+                "require process == 'none' -- one process of a child at a time",
+                "process = 'making'",
+                "told = False",
+            ),
+            "ARM_LIFE": ("clock = True",),
+            "ARM_PAUSE": ("clock = True",),
+            "ARM_KILL": ("clock = True",),
+            "ARM_GONE": ("clock = True",),
+            "SEND_TERM": ("told = process == 'made'",),
+            "SEND_KILL": ("told = process == 'made'",),
+            "TELL_FAILED": ("require not has_served -- who served once is started again",),
+            "TELL_SERVED": ("has_served = True",),
+        },
+        silent=frozenset(("FIRST_PAUSE", "SEND_INT", "TELL_STOPPED")),
+        at_end=("clock = False",),
+    )
+
+
+def child_model(table: Table = c.TABLE) -> Model:
+    """The model; `table` is CHILD's, or one with a bug put back."""
+    made = "process == 'made'"
+    gone = ("process = 'none'", "told = False")
+    rings = ("clock = False",)
+    pauses, leaves = "state == PAUSED and clock", f"state in {LEAVES} and clock"
+    lives = f"state in {LIVES} and clock"
+    return Model(
+        name="CHILD",
+        about="one process that a supervisor keeps, over all its lives",
+        parts=(_part(table),),
+        variables=(
+            Variable("process", ("none", "making", "made"), "of the operating system"),
+            Variable("told", (False, True), "it was asked to end, or killed"),
+            Variable("clock", (False, True), "armed"),
+            Variable("has_served", (False, True), "in any of its lives"),
+        ),
+        happenings=(
+            Happening("starts", "time", "state == PENDING", c.StartDue),
+            Happening("pause_is_over", "time", pauses, c.StartDue, before=rings),
+            Happening(
+                "is_made",
+                "work",
+                "process == 'making'",
+                c.Launched,
+                before=("process = 'made'",),
+            ),
+            Happening(
+                "cannot_be_made", "fault", "process == 'making'", c.LaunchFailed, before=gone
+            ),
+            Happening("serves", "fault", made, c.Served),
+            Happening("lives_long", "time", lives, c.LivedLong, before=rings),
+            Happening("ends", "fault", made, c.Ended, before=gone),
+            Happening("has_to_end", "work", f"{made} and told", c.Ended, before=gone),
+            Happening("is_asked_to_stop", "fault", event=c.StopRequested),
+            Happening("is_hurried", "fault", event=c.HurryRequested),
+            Happening("is_due", "time", leaves, c.KillDue, before=rings),
+        ),
+        laws=_laws(),
+        promises=(
+            Promise(
+                "WhoIsStoppedEnds",
+                7,
+                "it is over, or it lives",
+                "again",
+                f"state in {OVER}",
+                fair=("time", "work"),
+                rests={
+                    f"state in {LIVES}": "it serves until it ends or is asked to",
+                },
+            ),
+        ),
+    )
