@@ -4,29 +4,26 @@ A placement is chosen by policy over the registry's view and the gateway's own b
 tell late what the gateway itself has just assigned, and instances that failed a generation are
 avoided. Equal pictures meet in one encoder while an attempt with one of them is open, and find the
 encoder that said that it has their rows afterwards. An attempt goes out as one `EncodeRequest` for
-each picture, to its encoder, and the `PrefillRequest`. The bus may lose any of them.  Silence of
-prefill is the attempt's own time-out; a picture is offered again until its encoder accepts it,
-because nobody else would notice.
-
-An attempt that is withdrawn is called off at its encoders too: prefill, which would dismiss the
-rooms, may be the one that cannot be reached.  That word may be lost as well; an encoder says now
-and then which rooms it still holds, and hears of those that are over (`wants`).
+each picture, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them.
+Silence of prefill is the attempt's own time-out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from epd.api.port import Generation as Prepared
 from epd.api.port import TransferParams
 from epd.config import Timing
 from epd.fsm.generation import Generation
-from epd.messages import AbortEncode, Address, EncodeRequest, MediaItem, PrefillRequest
+from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.holds import Holds
+from epd.roles.offers import Offers, Picture
 from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, PickEncoder, Placement, Unplaceable, lacking, place
 from epd.scheduling.residency import CacheIndex, Flights, Said
@@ -34,8 +31,17 @@ from epd.scheduling.residency import CacheIndex, Flights, Said
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
 
 
+@dataclass(slots=True)
+class _Kept:
+    """What is known of one generation."""
+
+    booked: tuple[str, ...] = ()  # instances of its present attempt
+    is_absent: bool = False  # storage does not have its pictures
+    give_up_s: float | None = None  # while there is no topology for it
+
+
 class Dispatcher:
-    """The books of one gateway's attempts: what is assigned where, and not yet accepted."""
+    """The books of one gateway's attempts: what is assigned where."""
 
     def __init__(
         self,
@@ -56,14 +62,11 @@ class Dispatcher:
         self._affinity = affinity
         self._pick = pick
         self.holds = Holds(actor, timing)
+        self.offers = Offers(actor, timing)
         self._silent = silent
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
-        self._booked: dict[str, tuple[str, ...]] = {}
-        self._absent: dict[str, None] = {}  # generations whose pictures storage does not have
-        self._give_up_s: dict[str, float] = {}  # while there is no topology for it
-        self._unaccepted: dict[str, dict[str, tuple[Address, EncodeRequest, bytes]]] = {}
-        self._rooms: dict[str, dict[str, Address]] = {}  # of present attempts; who encodes for them
+        self._kept: dict[str, _Kept] = {}  # by generation
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Dispatcher:
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         known = Said(self, machine.prompt.encoded_at)
-        is_absent = machine.key in self._absent
+        is_absent = self._of(machine).is_absent
         chosen = place(
             candidates,
             hashes,
@@ -126,22 +129,23 @@ class Dispatcher:
 
         An encoder that there never was will not return.
         """
-        if machine.key in self._absent and not self._registry.has_known("encode"):
+        kept, now_s = self._of(machine), self._actor.clock.now_s()
+        if kept.is_absent and not self._registry.has_known("encode"):
             return False
-        now_s = self._actor.clock.now_s()
-        give_up_s = self._give_up_s.setdefault(machine.key, now_s + self._timing.topology_timeout_s)
-        return now_s < give_up_s
+        if kept.give_up_s is None:
+            kept.give_up_s = now_s + self._timing.topology_timeout_s
+        return now_s < kept.give_up_s
 
     def not_in_storage(self, machine: Generation) -> None:
         """Storage did not have one of its pictures: from now on encoders are asked."""
-        self._absent[machine.key] = None
+        self._of(machine).is_absent = True
 
     # --- sending ----------------------------------------------------------------------------------
 
     def send(self, machine: Generation) -> bool:
         """Send the present attempt to its instances.  False: prefill takes no messages."""
         placement: Placement = machine.placement
-        self._give_up_s.pop(machine.key, None)
+        self._of(machine).give_up_s = None
         self._book(machine, placement)
         deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
         token_due_s = min(deadline_s, self._at(machine.token_due_s + DEADLINE_GRACE_S))
@@ -176,8 +180,7 @@ class Dispatcher:
         self, machine: Generation, placement: Placement, deadline_s: float
     ) -> tuple[MediaItem, ...]:
         items = []
-        unaccepted = self._unaccepted[machine.key] = {}
-        rooms = self._rooms[machine.key] = {}
+        pictures: dict[str, Picture] = {}
         pairs = zip(machine.prompt.items, placement.encoders, strict=True)
         for index, (item, encoder) in enumerate(pairs):
             room = f"{machine.key}/{machine.attempt}/{index}"
@@ -194,8 +197,7 @@ class Dispatcher:
                 item.clip,
                 item.bounds,
             )
-            unaccepted[room] = (encoder, request, item.image)
-            rooms[room] = encoder
+            pictures[room] = Picture(encoder, request, item.image)
             items.append(
                 MediaItem(
                     index,
@@ -209,34 +211,8 @@ class Dispatcher:
                     item.second_per_grid,
                 )
             )
-        self._offer_encodes(machine)
+        self.offers.begin(machine, pictures)
         return tuple(items)
-
-    def _offer_encodes(self, machine: Generation, *, is_repeat: bool = False) -> None:
-        """Send, and again until accepted: the bus may lose it, and a repeat does no harm."""
-        unaccepted = self._unaccepted.get(machine.key)
-        if not unaccepted:
-            return
-        for encoder, request, image in unaccepted.values():
-            if is_repeat:
-                self._actor.doubt(encoder)
-            self._actor.send(encoder, request, (image,))
-        self._actor.arm(
-            f"generation/{machine.key}/encode",
-            self._timing.accept_timeout_s / 2,
-            lambda: self._offer_encodes(machine, is_repeat=True),
-        )
-
-    def encode_accepted(self, machine: Generation, room: str) -> None:
-        """Offered no more; where nobody else will tell of the rows, it is until they are kept."""
-        if machine.prompt.stage != "encode":
-            self._unaccepted.get(machine.key, {}).pop(room, None)
-
-    def rows_kept(self, machine: Generation, room: str) -> bool:
-        """Whether this was the last room of the attempt."""
-        self._unaccepted.get(machine.key, {}).pop(room, None)
-        rooms = self._rooms.get(machine.key, {})
-        return rooms.pop(room, None) is not None and not rooms
 
     def needed(self, machine: Generation) -> tuple[Address, ...]:
         """Instances whose loss ends the attempt; that of others is told by these."""
@@ -244,18 +220,6 @@ class Dispatcher:
         if machine.prompt.stage == "encode":
             return placement.encoders
         return placement.prefill, placement.decode
-
-    def not_accepted_by(self, peer: Address) -> list[str]:
-        """Generations with a picture that this encoder has not taken yet."""
-        return [
-            key
-            for key, rooms in self._unaccepted.items()
-            if any(encoder == peer for encoder, _, _ in rooms.values())
-        ]
-
-    def wants(self, machine: Generation, room: str) -> bool:
-        """Whether the present attempt may still need this room's rows."""
-        return room in self._rooms.get(machine.key, {}) and not machine.token_ids_of_attempt
 
     def transfer_params(self, machine: Generation) -> TransferParams:
         """How rows and KV of the latest attempt move."""
@@ -290,9 +254,7 @@ class Dispatcher:
 
     def withdraw(self, machine: Generation) -> None:
         """The attempt is given up: its encoders hear of it, nothing is offered again."""
-        for room, encoder in self._rooms.pop(machine.key, {}).items():
-            self._actor.send(encoder, AbortEncode(room))
-        self._unaccepted.pop(machine.key, None)
+        self.offers.given_up(machine)
         self._unbook(machine)
 
     def forget(self, machine: Generation) -> None:
@@ -300,16 +262,13 @@ class Dispatcher:
         self.holds.ended(machine)
         if self._affinity is not None:
             self._affinity.ended(machine)
-        self._rooms.pop(machine.key, None)  # what was served needs no word
-        self.withdraw(machine)
-        self._absent.pop(machine.key, None)
-        self._give_up_s.pop(machine.key, None)
-        self._actor.disarm(f"generation/{machine.key}/encode")
+        self.offers.answered(machine)
+        self._unbook(machine)
+        self._kept.pop(machine.key, None)
 
     def _book(self, machine: Generation, placement: Placement) -> None:
         self._unbook(machine)
-        names = tuple(sorted(placement.instances()))
-        self._booked[machine.key] = names
+        names = self._of(machine).booked = tuple(sorted(placement.instances()))
         encoders = (encoder.instance_id for encoder in placement.encoders)
         hashes = (item.mm_hash for item in machine.prompt.items)
         self._flights.begin(machine.key, zip(hashes, encoders, strict=True))
@@ -317,5 +276,10 @@ class Dispatcher:
 
     def _unbook(self, machine: Generation) -> None:
         self._flights.end(machine.key)
-        for name in self._booked.pop(machine.key, ()):
-            self._assigned[name] -= 1
+        if (kept := self._kept.get(machine.key)) is not None:
+            for name in kept.booked:
+                self._assigned[name] -= 1
+            kept.booked = ()
+
+    def _of(self, machine: Generation) -> _Kept:
+        return self._kept.setdefault(machine.key, _Kept())

@@ -82,6 +82,8 @@ class GatewayRole(Role[Generation]):
         self._timing = timing
         self._time_limits = TimeLimits.of(timing)
         self._dispatcher = dispatcher
+        self._offers = dispatcher.offers
+        self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
         self._timers = GatewayTimers(actor, self.fire, dispatcher, timing)
@@ -94,7 +96,8 @@ class GatewayRole(Role[Generation]):
         registry.on_lost = self._instance_lost
 
     def live(self) -> dict[str, int]:
-        return {"generations": len(self._open), "assigned": self._dispatcher.num_assigned}
+        own = {"generations": len(self._open), "assigned": self._dispatcher.num_assigned}
+        return {**own, **self._offers.live()}
 
     # --- the API's side ---------------------------------------------------------------------------
 
@@ -159,10 +162,12 @@ class GatewayRole(Role[Generation]):
 
     def _place(self, machine: Generation) -> None:
         chosen = self._dispatcher.choose(machine)
-        if isinstance(chosen, Unplaceable):
+        if not isinstance(chosen, Unplaceable):
+            self.fire(machine, fsm.Placed(chosen))
+        elif self._dispatcher.may_wait(machine):
             self.fire(machine, fsm.NoTopology(chosen.reason))
         else:
-            self.fire(machine, fsm.Placed(chosen))
+            self.fire(machine, fsm.PlacementTimedOut(chosen.reason))
 
     @performs(Do.PLACE)
     def place_again(self, machine: Generation, event: Event) -> None:
@@ -178,11 +183,8 @@ class GatewayRole(Role[Generation]):
     def await_topology(self, machine: Generation, event: fsm.NoTopology) -> None:
         """An instance that is restarted is back within seconds, and those of a gateway that was
         restarted join it within seconds: requests need not be lost."""
-        if self._dispatcher.may_wait(machine):
-            pause_s = self._timing.retry_interval_s
-            self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
-        else:
-            self.fire(machine, fsm.PlacementTimedOut(event.reason))
+        pause_s = self._timing.retry_interval_s
+        self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
 
     @performs(Do.DISPATCH)
     def dispatch(self, machine: Generation, event: Event) -> None:
@@ -233,8 +235,8 @@ class GatewayRole(Role[Generation]):
     def on_encode_accepted(self, received: Received) -> None:
         room: str = received.message.room
         machine = self._current(room.rsplit("/", 2)[0], received.message.attempt)
-        if machine is not None and self._dispatcher.wants(machine, room):
-            self._dispatcher.encode_accepted(machine, room)
+        if machine is not None and self._offers.wants(machine, room):
+            self._offers.taken(machine, room)
             if machine.prompt.stage == "encode":
                 self.fire(machine, fsm.Accepted())
         else:
@@ -242,12 +244,16 @@ class GatewayRole(Role[Generation]):
 
     @receives(RowsKept)
     def on_rows_kept(self, received: Received) -> None:
-        """The last one is the answer to who wanted no more than rows."""
         message: RowsKept = received.message
         machine = self._current(message.request_id, message.attempt)
-        if machine is not None and self._dispatcher.rows_kept(machine, message.room):
-            chunk = TokenChunk(machine.key, machine.attempt, 0, (), "length")
-            self.fire(machine, fsm.FinalTokensArrived(chunk))
+        if machine is not None:
+            self._offers.kept(machine, message.room)
+
+    def _rows_are_kept(self, request_id: str) -> None:
+        """The answer to who wanted no more than rows."""
+        machine = self._open[request_id]
+        chunk = TokenChunk(machine.key, machine.attempt, 0, (), "length")
+        self.fire(machine, fsm.FinalTokensArrived(chunk))
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
@@ -316,7 +322,7 @@ class GatewayRole(Role[Generation]):
 
     def peer_silent(self, peer: Address) -> None:
         """Nobody else would miss a picture that was not taken there."""
-        for key in self._dispatcher.not_accepted_by(peer):
+        for key in self._offers.not_taken_by(peer):
             reason = f"instance {peer.instance_id} does not answer"
             self._attempt_failed(self._open[key], {peer.instance_id}, "lost", reason, True)
 

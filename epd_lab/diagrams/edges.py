@@ -19,6 +19,7 @@ from epd.fsm import (
     instance,
     link,
     membership,
+    offer,
     request_table,
     transfer_table,
 )
@@ -33,6 +34,7 @@ TABLES: tuple[Table, ...] = (
     instance.TABLE,
     membership.TABLE,
     link.TABLE,
+    offer.TABLE,
     child.TABLE,
 )
 

@@ -13,6 +13,7 @@ from epd.fsm.instance import TABLE as INSTANCE
 from epd.fsm.kernel import Table
 from epd.fsm.link import TABLE as LINK
 from epd.fsm.membership import TABLE as MEMBERSHIP
+from epd.fsm.offer import TABLE as OFFER
 from epd.fsm.request_table import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd_lab.formal import encoding, pair, request
@@ -24,6 +25,7 @@ from epd_lab.formal.generation import generation_model
 from epd_lab.formal.instance import instance_model
 from epd_lab.formal.link import link_model
 from epd_lab.formal.membership import membership_model
+from epd_lab.formal.offer import offer_model
 from epd_lab.formal.pair import pair_model
 from epd_lab.formal.promela import promela
 from epd_lab.formal.request import request_model
@@ -38,6 +40,7 @@ TABLES = (
     INSTANCE,
     MEMBERSHIP,
     LINK,
+    OFFER,
     CHILD,
 )
 REQUESTS = {
@@ -98,6 +101,8 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         instance_model(of["INSTANCE"]),
         membership_model(of["MEMBERSHIP"]),
         link_model(of["LINK"]),
+        offer_model(for_rows=False, table=of["OFFER"]),
+        offer_model(for_rows=True, table=of["OFFER"], name="OFFER_FOR_ROWS"),
         child_model(of["CHILD"]),
         *(pair_model(told, of["TRANSFER"], name) for name, (_, told) in PAIRS.items()),
     )

@@ -165,7 +165,11 @@ DRILLS: tuple[Drill, ...] = (
         ),
         calm={"network": Conditions()},
         work=Workload(32, spread_s=1.5),
-        mutants=("copies_of_tokens_are_news", "a_join_is_said_once"),
+        mutants=(
+            "copies_of_tokens_are_news",
+            "a_join_is_said_once",
+            "a_picture_is_offered_once",
+        ),
     ),
     Drill(
         "broken-connections",

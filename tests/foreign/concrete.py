@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from epd.fsm import embedding, encoding, generation, request
+from epd.fsm import embedding, encoding, generation, offer, request
 from epd.messages import TokenLogprobs
 from tests.foreign.walk import Concrete, Values
 from tests.fsm import tables
@@ -91,7 +91,21 @@ def _of_embedding(machine: Any) -> Values:
     }
 
 
+def _offer(values: Values) -> offer.Offer[str]:
+    made = offer.Offer("r/1", {room: "picture" for room in "ab" if values[f"has_{room}"]})
+    made.untaken = {room: None for room in "ab" if values[f"lacks_{room}"]}
+    return made
+
+
+def _of_offer(machine: Any) -> Values:
+    return {
+        **{f"has_{room}": room in machine.pictures for room in "ab"},
+        **{f"lacks_{room}": room in machine.untaken for room in "ab"},
+    }
+
+
 CONCRETE = {
+    "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: tables.make_link()),
     "INSTANCE": Concrete(lambda values: tables.make_instance()),
     "CHILD": Concrete(lambda values: tables.make_child()),

@@ -15,6 +15,7 @@ from epd.fsm import (
     instance,
     link,
     membership,
+    offer,
     request,
     transfer,
 )
@@ -130,6 +131,10 @@ def make_membership(journal: Journal = NULL_JOURNAL) -> membership.Membership:
     return membership.Membership("e0:1", journal)
 
 
+def make_offer(journal: Journal = NULL_JOURNAL) -> offer.Offer[str]:
+    return offer.Offer("r/1", {"room": "picture", "other": "picture"}, journal)
+
+
 def make_child(journal: Journal = NULL_JOURNAL) -> child.Child:
     return child.Child("e0", journal)
 
@@ -154,6 +159,7 @@ KINDS = (
     Kind(instance.TABLE, make_instance, 21),
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 74),
+    Kind(offer.TABLE, make_offer, 10),
     Kind(child.TABLE, make_child, 24),
 )
 

@@ -62,6 +62,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "StartDue LivedLong KillDue": "there is one clock, and it is the present state's",
         "Launched LaunchFailed Served Ended": "of the one process",
     },
+    "OFFER": {"Offered": "once, first"},
     "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
 # Of these, what may come all the same: in every state but those named.

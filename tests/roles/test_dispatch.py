@@ -39,8 +39,7 @@ def test_the_books_are_of_what_is_open() -> None:
         assert books.in_flight(hashes[0]) == (one.encoder(0),)
         one.tokens(0, 21, finish_reason="stop")
         assert books.num_assigned == 0 and books.in_flight(hashes[0]) == ()
-        for book in (books._booked, books._rooms, books._unaccepted):
-            assert not book
+        assert not books._kept and not books.offers.live()["offers"]
 
 
 def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not() -> None:
@@ -56,7 +55,7 @@ def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not
         other.tokens(0, 21, finish_reason="stop")
         assert not other.sent(AbortEncode)
         at.cluster.pass_time(TIMING.accept_timeout_s)
-        assert not [name for name in at.actor._timers if name.endswith("/encode")]
+        assert not [name for name in at.actor._timers if name.startswith("offer/")]
 
 
 def test_a_request_without_a_topology_waits_for_so_long() -> None:

@@ -66,7 +66,7 @@ def test_whose_failure_it_was(kind: str, culprit: str, blamed: set[str]) -> None
         one = Open(at, "", PICTURES[0])
         one.fails("p0", kind, culprit=culprit)
         assert one.machine.attempt == 2 and avoided(one) == blamed
-        assert (one.key in at.role._dispatcher._absent) == (kind == "absent")
+        assert at.role._dispatcher._kept[one.key].is_absent == (kind == "absent")
 
 
 def test_a_mistake_of_the_request_is_the_answer() -> None:

@@ -8,6 +8,7 @@ from unittest import mock
 
 from epd.fsm import generation, instance, transfer
 from epd.fsm.kernel import Event
+from epd.fsm.membership import AbsenceSettled
 from epd.fsm.request import Request
 from epd.fsm.transfer_failures import keep_failure
 from epd.messages import CancelTransfer, Membership
@@ -57,7 +58,7 @@ def attempts_are_not_called_off() -> Iterator[None]:
     withdraw = Dispatcher.withdraw
 
     def silently(self: Dispatcher, machine: generation.Generation) -> None:
-        self._rooms.pop(machine.key, None)
+        self.offers.answered(machine)
         withdraw(self, machine)
 
     with open_rooms_are_not_told(), mock.patch.object(Dispatcher, "withdraw", silently):
@@ -122,7 +123,7 @@ def a_new_registry_is_whole_at_once() -> Iterator[None]:
 
     def forget_first(self: Member, received: Received) -> None:
         hear(self, received)
-        self._forget_absent()
+        self.forget_absent(self.membership, AbsenceSettled())
 
     handlers = {**Member.handlers, Membership: "on_membership"}
     with (

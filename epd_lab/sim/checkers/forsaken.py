@@ -84,8 +84,9 @@ class Forsaken(Checker):
 
     def _pictures(self, gateway: Node, machine: generation.Generation) -> Iterator[str]:
         assert gateway.gateway is not None
-        rooms = gateway.gateway.role._dispatcher._rooms.get(machine.key, {})
-        for room, encoder in rooms.items():
+        offer = gateway.gateway.role._dispatcher.offers._offers.get(machine.key)
+        for room, picture in (offer.pictures if offer is not None else {}).items():
+            encoder = picture.encoder
             node = self._at(gateway, encoder)
             if node is None or node.instance is None or node.instance.encode is None:
                 continue

@@ -77,8 +77,8 @@ def _placements(node: Node) -> Iterator[str]:
         )
         if unplaced and not role._timers.runs(machine, "attempt"):
             yield f"{key} is to be placed, and nobody will"
-    for key, rooms in role._dispatcher._unaccepted.items():
-        if rooms and not armed(f"generation/{key}/encode"):
+    for key, attempt in role._dispatcher.offers._offers.items():
+        if attempt.untaken and not armed(f"offer/{attempt.key}"):
             yield f"pictures of {key} are not accepted, and nobody will offer them again"
 
 

@@ -1,0 +1,139 @@
+"""OFFER: the pictures of one attempt, at the gateway, on their way to its encoders.
+
+Theory of operation
+-------------------
+A picture is offered to its encoder again and again until that takes it: the bus may lose it, a
+repeat does no harm, and nobody else would notice.  Then its rows are prefill's to wait for
+(TRANSFER).  Only who wants no more than rows has no prefill: for them a picture is offered until its
+rows are kept, and the last one that is kept is the answer.
+
+The attempt's own clocks bound all of it (GENERATION).  Of one that is given up the encoders are told,
+too: prefill, which would dismiss the rooms, may be the one that cannot be reached.  What was served
+needs no word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    unless,
+)
+
+T = TypeVar("T")
+
+
+class S(State):
+    OFFERED = "not every encoder has its picture; those that have not are asked again"
+    TAKEN = "every encoder has its picture"
+    SERVED = "its rows have come, or nobody is left to want them"
+    CALLED_OFF = "the attempt was given up before"
+
+
+class Do(Effect):
+    SEND_PICTURES = "send each picture that was not taken to its encoder"
+    DOUBT = "have the links to those encoders asked for an echo"
+    ARM_RETRY = "fire RetryDue later"
+    SEND_ABORTS = "tell the encoder of each room that was not served"
+    ANSWER = "hand the generation its end: all rows are kept"
+
+
+@dataclass(slots=True)
+class Offered(Event):
+    """The attempt goes out."""
+
+
+@dataclass(slots=True)
+class RetryDue(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class Taken(Event):
+    """Its encoder has the picture of this room."""
+
+    room: str
+
+
+@dataclass(slots=True)
+class RowsKept(Event):
+    """Its encoder keeps the rows of this room, which is all that is wanted."""
+
+    room: str
+
+
+@dataclass(slots=True)
+class Answered(Event):
+    """The generation has ended with its answer."""
+
+    by_time = True  # GENERATION's clocks end it
+
+
+@dataclass(slots=True)
+class GivenUp(Event):
+    """The attempt has failed, or the client has left."""
+
+    by_time = True  # GENERATION's clocks end it
+
+
+class Offer(Machine, Generic[T]):
+    """One attempt's pictures; `key` is `request/attempt`, a picture's a room."""
+
+    __slots__ = ("pictures", "untaken")
+
+    def __init__(
+        self, key: str, pictures: Mapping[str, T], journal: Journal = NULL_JOURNAL
+    ) -> None:
+        super().__init__(key, journal)
+        self.pictures = dict(pictures)  # that may still be wanted, by room
+        self.untaken = dict.fromkeys(pictures)
+
+
+def is_last(offer: Offer[T], event: Taken | RowsKept) -> bool:
+    return not offer.untaken.keys() - {event.room}
+
+
+def note_taken(offer: Offer[T], event: Taken) -> None:
+    offer.untaken.pop(event.room, None)
+
+
+def note_kept(offer: Offer[T], event: RowsKept) -> None:
+    offer.untaken.pop(event.room, None)
+    offer.pictures.pop(event.room, None)
+
+
+_OPEN = (S.OFFERED, S.TAKEN)
+_OVER = (S.SERVED, S.CALLED_OFF)
+_AGAIN = (Do.SEND_PICTURES, Do.ARM_RETRY)
+
+# One line per row, as the table that it is.
+# fmt: off
+ROWS = (
+    Row(S.OFFERED, Offered, None, _AGAIN),
+    Row(S.OFFERED, RetryDue, None, (Do.DOUBT, *_AGAIN), note="the picture or the answer may be lost"),
+    Row(S.OFFERED, Taken, S.TAKEN, (), note_taken, is_last),
+    Row(S.OFFERED, Taken, None, (), note_taken, unless(is_last)),
+    Row(S.OFFERED, RowsKept, S.SERVED, (Do.ANSWER,), note_kept, is_last),
+    Row(S.OFFERED, RowsKept, None, (), note_kept, unless(is_last)),
+    Row(_OPEN, Answered, S.SERVED),
+    Row(_OPEN, GivenUp, S.CALLED_OFF, (Do.SEND_ABORTS,)),
+)
+
+IGNORES = (
+    Ignore((S.TAKEN,), (RetryDue, Taken, RowsKept), "the last one has taken its picture"),
+    Ignore(_OVER, (RetryDue, Taken, RowsKept, Answered, GivenUp), "nobody wants them any more"),
+)
+
+TABLE = Table("OFFER", __doc__ or "", S, S.OFFERED, _OVER, ROWS, IGNORES)
+Offer.table = TABLE

@@ -1,0 +1,112 @@
+"""Pictures on their way to encoders: OFFER machines, one for each attempt that has pictures.
+
+The message that calls a picture off may be lost: an encoder says now and then which rooms it still
+holds, and hears of those that are over (`wants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from epd.config import Timing
+from epd.fsm import offer as fsm
+from epd.fsm.generation import Generation
+from epd.fsm.kernel import Event
+from epd.fsm.offer import Do
+from epd.messages import AbortEncode, Address, EncodeRequest
+from epd.roles.base import Actor, Role, performs
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    encoder: Address
+    request: EncodeRequest
+    image: bytes
+
+
+Offer = fsm.Offer[Picture]
+
+
+class Offers(Role[Offer]):
+    """Of the present attempts of one gateway's generations."""
+
+    def __init__(self, actor: Actor, timing: Timing) -> None:
+        super().__init__(actor)
+        self._timing = timing
+        self._offers: dict[str, Offer] = {}  # by generation
+        self.on_answer: Callable[[str], None] = lambda request_id: None
+
+    def live(self) -> dict[str, int]:
+        return {"offers": len(self._offers)}
+
+    def begin(self, machine: Generation, pictures: dict[str, Picture]) -> None:
+        if pictures:
+            key = f"{machine.key}/{machine.attempt}"
+            offer = self._offers[machine.key] = Offer(key, pictures, self.actor.journal)
+            self.fire(offer, fsm.Offered())
+
+    def taken(self, machine: Generation, room: str) -> None:
+        """Where nobody else will tell of the rows, it is offered until they are kept."""
+        if machine.prompt.stage != "encode":
+            self._tell(machine, fsm.Taken(room))
+
+    def kept(self, machine: Generation, room: str) -> None:
+        if self.wants(machine, room):
+            self._tell(machine, fsm.RowsKept(room))
+
+    def given_up(self, machine: Generation) -> None:
+        self._tell(machine, fsm.GivenUp())
+
+    def answered(self, machine: Generation) -> None:
+        self._tell(machine, fsm.Answered())
+
+    def _tell(self, machine: Generation, event: Event) -> None:
+        if (offer := self._offers.get(machine.key)) is not None:
+            self.fire(offer, event)
+
+    def wants(self, machine: Generation, room: str) -> bool:
+        """Whether the present attempt may still need this room's rows."""
+        offer = self._offers.get(machine.key)
+        return offer is not None and room in offer.pictures and not machine.token_ids_of_attempt
+
+    def not_taken_by(self, peer: Address) -> list[str]:
+        """Generations with a picture that this encoder has not taken yet."""
+        return [
+            request_id
+            for request_id, offer in self._offers.items()
+            if any(offer.pictures[room].encoder == peer for room in offer.untaken)
+        ]
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    @performs(Do.SEND_PICTURES)
+    def send_pictures(self, offer: Offer, event: Event) -> None:
+        for room in offer.untaken:
+            picture = offer.pictures[room]
+            self.actor.send(picture.encoder, picture.request, (picture.image,))
+
+    @performs(Do.DOUBT)
+    def doubt(self, offer: Offer, event: Event) -> None:
+        for room in offer.untaken:
+            self.actor.doubt(offer.pictures[room].encoder)
+
+    @performs(Do.ARM_RETRY)
+    def arm_retry(self, offer: Offer, event: Event) -> None:
+        delay_s = self._timing.accept_timeout_s / 2
+        self.actor.arm(f"offer/{offer.key}", delay_s, lambda: self.fire(offer, fsm.RetryDue()))
+
+    @performs(Do.SEND_ABORTS)
+    def send_aborts(self, offer: Offer, event: Event) -> None:
+        for room, picture in offer.pictures.items():
+            self.actor.send(picture.encoder, AbortEncode(room))
+
+    @performs(Do.ANSWER)
+    def answer(self, offer: Offer, event: Event) -> None:
+        self.on_answer(offer.key.rpartition("/")[0])
+
+    def ended(self, machine: Offer) -> None:
+        self.actor.disarm(f"offer/{machine.key}")
+        request_id = machine.key.rpartition("/")[0]
+        if self._offers.get(request_id) is machine:
+            del self._offers[request_id]

@@ -1,0 +1,106 @@
+"""OFFER as data: two pictures of one attempt, on their way to their encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from epd.fsm import offer as o
+from epd.fsm.kernel import Table
+from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
+
+OVER = "(SERVED, CALLED_OFF)"
+
+
+def _part(table: Table) -> Part:
+    return Part(
+        table,
+        effects={
+            "SEND_PICTURES": ("require lacks_a or lacks_b -- what all have is not sent again",),
+            "ARM_RETRY": ("clock = True",),
+            "SEND_ABORTS": ("told = True",),
+            "ANSWER": (
+                "require not has_a and not has_b -- the last rows are the answer",
+                "answered = True",
+            ),
+        },
+        silent=frozenset(("DOUBT",)),
+        at_end=("clock = False",),
+    )
+
+
+def _happenings() -> Iterator[Happening]:
+    yield Happening("goes_out", "work", "not begun", o.Offered, before=("begun = True",))
+    yield Happening("is_due", "time", "clock", o.RetryDue, before=("clock = False",))
+    for room, other in (("a", "b"), ("b", "a")):
+        mine, field = f"lacks_{room} = False", {"room": f"'{room}'"}
+        last = {"is_last": f"not lacks_{other}"}
+        yield Happening(
+            f"{room}_is_taken",
+            "fault",
+            "begun and not FOR_ROWS",
+            o.Taken,
+            guards=last,
+            event_fields=field,
+            actions={"note_taken": (mine,)},
+        )
+        yield Happening(
+            f"{room}_is_kept",
+            "fault",
+            f"begun and FOR_ROWS and has_{room}",
+            o.RowsKept,
+            guards=last,
+            event_fields=field,
+            actions={"note_kept": (mine, f"has_{room} = False")},
+        )
+    yield Happening("is_answered", "fault", "begun", o.Answered)
+    yield Happening("is_given_up", "work", "begun", o.GivenUp)  # by GENERATION's clocks
+
+
+def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") -> Model:
+    """The model; `for_rows`: nothing but the rows is wanted."""
+    wants = "for their rows alone" if for_rows else "for a prompt"
+    return Model(
+        name=name,
+        about=f"two pictures of one attempt, on their way to encoders ({wants})",
+        parts=(_part(table),),
+        variables=(
+            Variable("begun", (False, True), "it went out"),
+            Variable("clock", (False, True), "armed: it is said again"),
+            *(Variable(f"lacks_{room}", (True, False), "its encoder, it") for room in "ab"),
+            *(Variable(f"has_{room}", (True, False), "may still be wanted") for room in "ab"),
+            Variable("told", (False, True), "the encoders, that it is over"),
+            Variable("answered", (False, True), "the generation"),
+        ),
+        happenings=tuple(_happenings()),
+        laws=(
+            Law(
+                "NobodyElseWouldNotice",
+                7,
+                "a picture that was not taken is offered again",
+                "state != OFFERED or not begun or (clock and (lacks_a or lacks_b))",
+            ),
+            Law(
+                "TakenIsTaken",
+                4,
+                "who is not asked any more has its picture",
+                "state != TAKEN or not (lacks_a or lacks_b)",
+            ),
+            Law(
+                "EncodersAreTold",
+                4,
+                "encoders hear of an attempt that was given up, and of no other",
+                "told == (state == CALLED_OFF)",
+            ),
+        ),
+        promises=(
+            Promise(
+                "ItIsOver",
+                7,
+                "it is served or called off",
+                "once",
+                f"state in {OVER}",
+                fair=("work",),
+            ),
+        ),
+        constants={"FOR_ROWS": for_rows},
+    )
