@@ -21,6 +21,7 @@ from epd import __version__
 ROOT = Path(__file__).parent.parent
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+ROWS = ("    Row(", "    Ignore(")  # as tables in epd/fsm have them
 # where a whole process ends, or where nothing but the end of a child is waited for
 MAY_CANCEL_TASKS = ("epd/roles/base.py", "epd/cli/", "epd/runtime/", "epd_lab/sim/")
 PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/")
@@ -93,8 +94,10 @@ def imported(source: Source) -> Iterator[tuple[int, str]]:
 
 @rule("epd/", "epd_lab/", "tests/", breaks="x = 1\n" * 401)
 def file_is_short(source: Source) -> Iterator[Finding]:
-    if len(source.lines) > MAX_FILE_LINES:
-        yield 1, f"{len(source.lines)} lines; at most {MAX_FILE_LINES}: split by reason to change"
+    """A row of a table is data, and stands with its machine."""
+    num_lines = sum(not line.startswith(ROWS) for line in source.lines)
+    if num_lines > MAX_FILE_LINES:
+        yield 1, f"{num_lines} lines; at most {MAX_FILE_LINES}: split by reason to change"
 
 
 @rule("epd/", "epd_lab/", "tests/", breaks="def f():\n" + "    x = 1\n" * 61)

@@ -135,33 +135,6 @@ class IdleTimePassed(Event):
     by_time = True
 
 
-class Embedding(Machine):
-    """Rows of one hash; `waiters` maps a room to its item, in order of arrival."""
-
-    __slots__ = ("failure", "room", "rows", "slots", "tried", "waiters")
-
-    def __init__(self, mm_hash: str, journal: Journal = NULL_JOURNAL) -> None:
-        super().__init__(mm_hash, journal)
-        self.waiters: dict[str, Any] = {}
-        self.room = ""  # of the current load
-        self.tried: set[str] = set()
-        self.rows: Any = None
-        self.slots: tuple[int, ...] = ()
-        self.failure = ("", "", True)
-
-    @property
-    def item(self) -> Any:
-        return self.waiters.get(self.room)
-
-    @property
-    def at_rest(self) -> bool:
-        """Cached: nothing is on its way."""
-        return self.state is S.RESIDENT
-
-    def untried(self) -> list[str]:
-        return [room for room in self.waiters if room not in self.tried]
-
-
 def others_wait(embedding: Embedding, event: Unwanted) -> bool:
     return any(room != event.room for room in embedding.waiters)
 
@@ -241,4 +214,32 @@ IGNORES = (
 )
 
 TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)
-Embedding.table = TABLE
+# fmt: on
+
+
+class Embedding(Machine):
+    """Rows of one hash; `waiters` maps a room to its item, in order of arrival."""
+
+    table = TABLE
+    __slots__ = ("failure", "room", "rows", "slots", "tried", "waiters")
+
+    def __init__(self, mm_hash: str, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(mm_hash, journal)
+        self.waiters: dict[str, Any] = {}
+        self.room = ""  # of the current load
+        self.tried: set[str] = set()
+        self.rows: Any = None
+        self.slots: tuple[int, ...] = ()
+        self.failure = ("", "", True)
+
+    @property
+    def item(self) -> Any:
+        return self.waiters.get(self.room)
+
+    @property
+    def at_rest(self) -> bool:
+        """Cached: nothing is on its way."""
+        return self.state is S.RESIDENT
+
+    def untried(self) -> list[str]:
+        return [room for room in self.waiters if room not in self.tried]

@@ -201,59 +201,6 @@ class IdleTimePassed(Event):
     by_time = True
 
 
-class Encoding(Machine):
-    """One hash; `rooms` are its open rooms, which hold references to the rows."""
-
-    __slots__ = (
-        "arrival",
-        "bounds",
-        "clip",
-        "encodes",
-        "expected",
-        "failure",
-        "image",
-        "in_batch",
-        "num_rows",
-        "patches",
-        "rooms",
-        "rows",
-        "stored",
-    )
-
-    def __init__(
-        self,
-        mm_hash: str,
-        image: Any,
-        expected: Any,
-        journal: Journal = NULL_JOURNAL,
-        *,
-        num_rows: int = 0,
-        clip: Any = None,
-        bounds: Any = None,
-        stored: bool = False,
-        encodes: bool = True,
-    ) -> None:
-        super().__init__(mm_hash, journal)
-        self.arrival = 0  # its place among the encodings of its instance
-        self.image = image
-        self.expected = expected  # grid_thw that the gateway computed
-        self.num_rows = num_rows
-        self.clip = clip  # which frames to take of a video; None: a picture
-        self.bounds = bounds  # between which areas a picture is resized; None: the model's
-        self.stored = stored  # whether a storage may know its rows
-        self.encodes = encodes  # False: rows can only be found in storage
-        self.rooms: dict[str, None] = {}
-        self.patches: Any = None
-        self.rows: Any = None
-        self.in_batch = False
-        self.failure = ("", "", True)
-
-    @property
-    def at_rest(self) -> bool:
-        """Cached: nothing is on its way."""
-        return self.state in (S.RESIDENT, S.DEMOTED)
-
-
 def others_wait(encoding: Encoding, event: RoomClosed) -> bool:
     return any(room != event.room for room in encoding.rooms)
 
@@ -392,4 +339,58 @@ IGNORES = (
 )
 
 TABLE = Table("ENCODING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)
-Encoding.table = TABLE
+# fmt: on
+
+
+class Encoding(Machine):
+    """One hash; `rooms` are its open rooms, which hold references to the rows."""
+
+    table = TABLE
+    __slots__ = (
+        "arrival",
+        "bounds",
+        "clip",
+        "encodes",
+        "expected",
+        "failure",
+        "image",
+        "in_batch",
+        "num_rows",
+        "patches",
+        "rooms",
+        "rows",
+        "stored",
+    )
+
+    def __init__(
+        self,
+        mm_hash: str,
+        image: Any,
+        expected: Any,
+        journal: Journal = NULL_JOURNAL,
+        *,
+        num_rows: int = 0,
+        clip: Any = None,
+        bounds: Any = None,
+        stored: bool = False,
+        encodes: bool = True,
+    ) -> None:
+        super().__init__(mm_hash, journal)
+        self.arrival = 0  # its place among the encodings of its instance
+        self.image = image
+        self.expected = expected  # grid_thw that the gateway computed
+        self.num_rows = num_rows
+        self.clip = clip  # which frames to take of a video; None: a picture
+        self.bounds = bounds  # between which areas a picture is resized; None: the model's
+        self.stored = stored  # whether a storage may know its rows
+        self.encodes = encodes  # False: rows can only be found in storage
+        self.rooms: dict[str, None] = {}
+        self.patches: Any = None
+        self.rows: Any = None
+        self.in_batch = False
+        self.failure = ("", "", True)
+
+    @property
+    def at_rest(self) -> bool:
+        """Cached: nothing is on its way."""
+        return self.state in (S.RESIDENT, S.DEMOTED)

@@ -227,61 +227,6 @@ class DeadlinePassed(Event):
     by_time = True
 
 
-class Generation(Machine):
-    """One choice of one API request."""
-
-    __slots__ = (
-        "accepted",
-        "admitted_s",
-        "attempt",
-        "avoided",
-        "cause",
-        "error",
-        "failures",
-        "finish_reason",
-        "limits",
-        "max_attempts",
-        "num_before",
-        "pending_aborts",
-        "placement",
-        "prompt",
-        "stream",
-        "token_due_s",
-        "token_ids",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        max_attempts: int,
-        journal: Journal = NULL_JOURNAL,
-        limits: Any = None,
-    ) -> None:
-        super().__init__(request_id, journal)
-        self.admitted_s = journal.now_s()
-        self.token_due_s = 0.0  # when the client's patience for the next token ends
-        self.limits = limits  # how long it waits
-        self.attempt = 0
-        self.max_attempts = max_attempts
-        self.failures: dict[str, int] = {}  # of attempts, by kind
-        self.avoided: set[str] = set()  # where they failed: taken again only if there is no other
-        self.prompt: Any = None  # what the API prepared
-        self.placement: Any = None
-        self.accepted = False
-        self.token_ids: list[int] = []  # delivered so far, over all attempts
-        self.num_before = 0  # of them, by earlier attempts
-        self.finish_reason = ""
-        self.error = ("", "")  # kind, reason
-        self.cause = ""  # what had failed before
-        self.pending_aborts: set[str] = set()
-        self.stream: Any = None
-
-    @property
-    def token_ids_of_attempt(self) -> int:
-        """How many tokens the present attempt has delivered."""
-        return len(self.token_ids) - self.num_before
-
-
 def may_retry(generation: Generation, event: Any) -> bool:
     num_alike = generation.failures.get(event.kind, 0) + 1
     return event.retryable and num_alike < generation.max_attempts
@@ -397,4 +342,60 @@ IGNORES = (
 )
 
 TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES)
-Generation.table = TABLE
+# fmt: on
+
+
+class Generation(Machine):
+    """One choice of one API request."""
+
+    table = TABLE
+    __slots__ = (
+        "accepted",
+        "admitted_s",
+        "attempt",
+        "avoided",
+        "cause",
+        "error",
+        "failures",
+        "finish_reason",
+        "limits",
+        "max_attempts",
+        "num_before",
+        "pending_aborts",
+        "placement",
+        "prompt",
+        "stream",
+        "token_due_s",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        max_attempts: int,
+        journal: Journal = NULL_JOURNAL,
+        limits: Any = None,
+    ) -> None:
+        super().__init__(request_id, journal)
+        self.admitted_s = journal.now_s()
+        self.token_due_s = 0.0  # when the client's patience for the next token ends
+        self.limits = limits  # how long it waits
+        self.attempt = 0
+        self.max_attempts = max_attempts
+        self.failures: dict[str, int] = {}  # of attempts, by kind
+        self.avoided: set[str] = set()  # where they failed: taken again only if there is no other
+        self.prompt: Any = None  # what the API prepared
+        self.placement: Any = None
+        self.accepted = False
+        self.token_ids: list[int] = []  # delivered so far, over all attempts
+        self.num_before = 0  # of them, by earlier attempts
+        self.finish_reason = ""
+        self.error = ("", "")  # kind, reason
+        self.cause = ""  # what had failed before
+        self.pending_aborts: set[str] = set()
+        self.stream: Any = None
+
+    @property
+    def token_ids_of_attempt(self) -> int:
+        """How many tokens the present attempt has delivered."""
+        return len(self.token_ids) - self.num_before

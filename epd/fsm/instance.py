@@ -78,34 +78,6 @@ class EpochReplaced(Event):
     one is over: the process is gone, or may be fenced."""
 
 
-class Instance(Machine):
-    """One epoch of an instance: `key` is `id:epoch`."""
-
-    __slots__ = ("acked_s", "info", "load", "reason", "seen_s")
-
-    def __init__(self, info: Any, load: Any, now_s: float, journal: Journal = NULL_JOURNAL) -> None:
-        super().__init__(f"{info.address.instance_id}:{info.address.epoch}", journal)
-        self.info = info
-        self.load = load
-        self.seen_s = now_s
-        self.acked_s = now_s  # when it was last told that it is known
-        self.reason = ""
-
-    @property
-    def takes_work(self) -> bool:
-        return self.state is S.HEALTHY
-
-    @property
-    def was_lost(self) -> bool:
-        """Gone without a word."""
-        return self.state is S.LOST
-
-    @property
-    def present(self) -> bool:
-        """A member: peers may talk to it."""
-        return self.state in (S.HEALTHY, S.SUSPECT, S.DRAINING)
-
-
 def keep_load(instance: Instance, event: HeartbeatReceived) -> None:
     instance.load = event.load
 
@@ -143,4 +115,33 @@ IGNORES = (
 )
 
 TABLE = Table("INSTANCE", __doc__ or "", S, S.JOINING, _ENDED, ROWS, IGNORES)
-Instance.table = TABLE
+# fmt: on
+
+
+class Instance(Machine):
+    """One epoch of an instance: `key` is `id:epoch`."""
+
+    table = TABLE
+    __slots__ = ("acked_s", "info", "load", "reason", "seen_s")
+
+    def __init__(self, info: Any, load: Any, now_s: float, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(f"{info.address.instance_id}:{info.address.epoch}", journal)
+        self.info = info
+        self.load = load
+        self.seen_s = now_s
+        self.acked_s = now_s  # when it was last told that it is known
+        self.reason = ""
+
+    @property
+    def takes_work(self) -> bool:
+        return self.state is S.HEALTHY
+
+    @property
+    def was_lost(self) -> bool:
+        """Gone without a word."""
+        return self.state is S.LOST
+
+    @property
+    def present(self) -> bool:
+        """A member: peers may talk to it."""
+        return self.state in (S.HEALTHY, S.SUSPECT, S.DRAINING)

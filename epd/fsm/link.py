@@ -79,21 +79,6 @@ class PeerLost(Event):
     """Its registry declared that life of the peer lost, or it was replaced."""
 
 
-class Link(Machine):
-    """One doubt; `key` is the peer's name."""
-
-    __slots__ = ("peer",)
-
-    def __init__(self, peer: Any, journal: Journal = NULL_JOURNAL) -> None:
-        super().__init__(peer.instance_id, journal)
-        self.peer = peer  # Address
-
-    @property
-    def carries(self) -> bool:
-        """Whether words are still believed to arrive."""
-        return self.state in (S.ASKED, S.CARRIES)
-
-
 def is_absent(link: Link, event: EchoMissed) -> bool:
     return event.is_absent
 
@@ -122,4 +107,20 @@ IGNORES = (
 
 _HELD: dict[State, str] = {S.UNREACHABLE: "only an echo or the peer's end says that it is reachable, or gone"}
 TABLE = Table("LINK", __doc__ or "", S, S.ASKED, (S.CARRIES, S.OVER), ROWS, IGNORES, _HELD)
-Link.table = TABLE
+# fmt: on
+
+
+class Link(Machine):
+    """One doubt; `key` is the peer's name."""
+
+    table = TABLE
+    __slots__ = ("peer",)
+
+    def __init__(self, peer: Any, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(peer.instance_id, journal)
+        self.peer = peer  # Address
+
+    @property
+    def carries(self) -> bool:
+        """Whether words are still believed to arrive."""
+        return self.state in (S.ASKED, S.CARRIES)

@@ -21,7 +21,6 @@ from epd.engine.base import LanguageEngine, Outcome, StepFailure
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
-from epd.fsm.request_table import TABLE
 from epd.messages import (
     AbortRequest,
     Address,
@@ -45,7 +44,6 @@ from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
-assert Request.table is TABLE  # importing the table binds it to the machine
 Granted = Callable[[tuple[int, ...], int], None]
 MAX_TOMBSTONES = 4096
 PRIORITY_S = 10.0  # that a step of priority is worth

@@ -20,14 +20,14 @@ from epd.fsm import (
     link,
     membership,
     offer,
-    request_table,
+    request,
     transfer_table,
 )
 from epd.fsm.kernel import Event, Row, State, Table
 
 TABLES: tuple[Table, ...] = (
     generation.TABLE,
-    request_table.TABLE,
+    request.TABLE,
     encoding.TABLE,
     embedding.TABLE,
     transfer_table.TABLE,

@@ -14,7 +14,7 @@ from epd.fsm.kernel import Table
 from epd.fsm.link import TABLE as LINK
 from epd.fsm.membership import TABLE as MEMBERSHIP
 from epd.fsm.offer import TABLE as OFFER
-from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm.request import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd_lab.formal import encoding, pair, request
 from epd_lab.formal.child import child_model

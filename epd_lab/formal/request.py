@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from epd.fsm import request as r
 from epd.fsm.kernel import Event, Table
-from epd.fsm.request_table import TABLE
+from epd.fsm.request import TABLE
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, FAILED)"

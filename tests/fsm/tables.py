@@ -20,7 +20,7 @@ from epd.fsm import (
     transfer,
 )
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
-from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm.request import TABLE as REQUEST
 from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd.messages import TokenLogprobs
 

@@ -16,9 +16,8 @@ from epd.fsm import encoding as e
 from epd.fsm import generation as g
 from epd.fsm import instance as i
 from epd.fsm import request as r
-from epd.fsm import request_parts as rp
 from epd.fsm.kernel import Machine, Row, State, Table, unless
-from epd.fsm.request_table import TABLE as REQUEST_TABLE
+from epd.fsm.request import TABLE as REQUEST_TABLE
 from epd_lab.sim.model.encoding import EncodingWorld
 from epd_lab.sim.model.explore import explore
 from epd_lab.sim.model.laws import Violation
@@ -115,10 +114,10 @@ BUGS: dict[str, Bug] = {
                 r.LastTokenSampled,
                 r.S.FINISHING,
                 _LAST,
-                rp.keep_last_token,
+                r.keep_last_token,
                 when,
             )
-            for when in (rp.in_flight, unless(rp.in_flight))
+            for when in (r.in_flight, unless(r.in_flight))
         ],
     ),
     "decode is lost while preempted, and the table does not know": (

@@ -14,7 +14,7 @@ from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm import transfer as t
 from epd.fsm.kernel import IllegalEvent, Row, Table, unless
-from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm.request import TABLE as REQUEST
 from tests.fsm.data_worlds import EmbeddingWorld, EncodingWorld, TransferWorld
 from tests.fsm.mutants import patched
 from tests.fsm.request_worlds import GenerationWorld, RequestWorld

@@ -11,8 +11,8 @@ import msgspec
 
 from epd import messages
 from epd.engine.base import ChunkScores, Outcome, Settled, StepSequence
-from epd.fsm import generation, request, request_parts
-from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm import generation, request
+from epd.fsm.request import TABLE as REQUEST
 from epd.messages import KvOffer, SamplingParams, TokenChunk
 from epd.roles.prompt_scores import PromptScores
 from epd.roles.step import new_tokens, sequence_of
@@ -120,7 +120,7 @@ def a_preempted_grammar_starts_anew() -> Iterator[None]:
     """F24: who was preempted goes on in the first state of its grammar."""
 
     def mark(machine: request.Request, event: request.Scheduled) -> None:
-        request_parts.keep_blocks(machine, event)
+        request.keep_blocks(machine, event)
         machine.lookup = len(machine.output)  # a place that is free where nobody guesses
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:

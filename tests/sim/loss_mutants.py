@@ -9,7 +9,7 @@ from unittest import mock
 from epd.api.port import Refused, TimeLimits
 from epd.engine.base import StepFailure
 from epd.fsm import embedding, encoding, generation, request, transfer
-from epd.fsm.request_parts import note_late
+from epd.fsm.request import note_late
 from epd.fsm.transfer_failures import keep_failure, keep_refusal, note_lost
 from epd.messages import TokenChunk
 from epd.roles.base import Actor

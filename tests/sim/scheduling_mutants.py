@@ -10,8 +10,8 @@ import msgspec
 
 from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
-from epd.fsm import generation, request, request_parts, transfer, transfer_parts
-from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm import generation, request, transfer, transfer_parts
+from epd.fsm.request import TABLE as REQUEST
 from epd.roles.kv_producer import KvProducer
 from epd.roles.room_owners import Staged
 from epd.roles.step import _spans as spans
@@ -30,7 +30,7 @@ def preempted_says_it_again() -> Iterator[None]:
     """F24: a preempted request begins its answer anew, without knowing what it has said."""
 
     def forget(machine: request.Request, event: request.Scheduled) -> None:
-        request_parts.keep_blocks(machine, event)
+        request.keep_blocks(machine, event)
         machine.output.clear()
 
     with row(REQUEST, R.PREEMPTED, request.Scheduled, R.RUNNING, (), forget):
@@ -78,7 +78,7 @@ def prompt_runs_over_its_picture() -> Iterator[None]:
 def mid_prompt_is_forgotten() -> Iterator[None]:
     """F10: who waits in the middle of its prompt is not scheduled again when its rows are here."""
     state, event = R.WAITING_MID_PROMPT, request.EmbeddingReady
-    with row(REQUEST, state, event, R.RUNNING, (), request_parts.keep_rows):
+    with row(REQUEST, state, event, R.RUNNING, (), request.keep_rows):
         yield
 
 
@@ -219,7 +219,7 @@ def preempted_is_silent() -> Iterator[None]:
 def last_token_frees_blocks() -> Iterator[None]:
     """F6: a last token gives the blocks back while the step ahead still writes into them."""
     do = (request.Do.DEQUEUE, request.Do.RELEASE_BLOCKS, *LAST)
-    event, keep = request.LastTokenSampled, request_parts.keep_last_token
+    event, keep = request.LastTokenSampled, request.keep_last_token
     with row(REQUEST, R.DECODING, event, R.FINISHED, do, keep):
         yield
 
@@ -227,7 +227,7 @@ def last_token_frees_blocks() -> Iterator[None]:
 @mutant
 def who_has_ended_stays_in_the_batch() -> Iterator[None]:
     """Who waits for the step ahead is put into the next one, and so on."""
-    event, keep = request.LastTokenSampled, request_parts.keep_last_token
+    event, keep = request.LastTokenSampled, request.keep_last_token
     with row(REQUEST, R.DECODING, event, R.FINISHING, LAST, keep):
         yield
 

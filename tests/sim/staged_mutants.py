@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.fsm import request
-from epd.fsm.request_table import TABLE as REQUEST
+from epd.fsm.request import TABLE as REQUEST
 from epd.messages import RowsKept
 from epd.roles.base import Actor
 from epd.roles.encode import EncodeRole

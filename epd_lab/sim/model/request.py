@@ -17,12 +17,10 @@ from functools import partial
 
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
-from epd.fsm.request_table import TABLE
 from epd.messages import KvState, SamplingParams, TokenLogprobs
 from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.world import World
 
-assert r.Request.table is TABLE  # importing the table binds it to the machine
 MAX_TOKENS = 2
 MAX_TOKENS_AHEAD = 3
 BLOCKS = (3, 4)

@@ -1,0 +1,409 @@
+"""REQUEST: one attempt of a request at an instance that runs the language model.
+
+Theory of operation
+-------------------
+At a prefill instance it asks for its embeddings, waits for a place in the batch (text-only requests
+at once, others when enough of their prompt can be computed), computes its prompt in chunks, waits
+where a picture's rows are loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands
+its KV over: to itself if decode lives here too (a reference, no copy), else through a TRANSFER that
+sends what is final while the rest is computed.  At a decode instance it begins by waiting for
+remote KV.  Either way it then decodes until a token, or its deadline, ends the answer.
+
+Blocks belong to the request from admission to its end, except after the hand-over, when the transfer
+owns them until its outcome is known.  Decoding asks for more as it goes; when there are none, the
+youngest gives its blocks up (PREEMPTED), joins the line again at its old place, and computes all of
+it once more; its client sees a pause and no other difference.
+
+A step in flight uses the blocks and cannot be interrupted, so an abort meanwhile is the state
+ABORTING, which keeps the blocks until the last step has returned (faults F6, F43); so does a
+transfer of remote KV, whose end CALLED_OFF awaits.  The step after one may be launched before its
+tokens are known.  If one of them ends the request, it is computed once too often: FINISHING keeps
+the blocks until that step has returned, and its token is dropped.
+An embedding is received once: later chunks use the resident rows (F10).  A request that was for its
+prompt alone (another one goes on with it) is HELD afterwards: nobody else uses its blocks, so its
+lease may end by time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from epd.fsm.kernel import NULL_JOURNAL, Event, Ignore, Journal, Machine, Row, State, Table, unless
+from epd.fsm.request.events import (
+    AbortReceived,
+    ChunkComputed,
+    DeadlinePassed,
+    EmbeddingFailed,
+    EmbeddingReady,
+    EmbeddingsPromised,
+    EmbeddingsRequired,
+    FirstTokenSampled,
+    GraceEnded,
+    Grown,
+    KvDelivered,
+    KvFailed,
+    KvOffered,
+    KvWithdrawn,
+    LastTokenSampled,
+    LayersComputed,
+    LeaseEnded,
+    LeaseRevoked,
+    Preempted,
+    PromptHeld,
+    RemoteKvArrived,
+    Scheduled,
+    StepFailed,
+    StepReturned,
+    TextOnly,
+    TokenSampled,
+    _Failed,
+)
+from epd.fsm.request.states import Do, Own, S
+
+__all__ = (
+    "ALL_TOKENS",
+    "TABLE",
+    "AbortReceived",
+    "ChunkComputed",
+    "DeadlinePassed",
+    "Do",
+    "EmbeddingFailed",
+    "EmbeddingReady",
+    "EmbeddingsPromised",
+    "EmbeddingsRequired",
+    "FirstTokenSampled",
+    "GraceEnded",
+    "Grown",
+    "KvDelivered",
+    "KvFailed",
+    "KvOffered",
+    "KvWithdrawn",
+    "LastTokenSampled",
+    "LayersComputed",
+    "LeaseEnded",
+    "LeaseRevoked",
+    "Own",
+    "Preempted",
+    "PromptHeld",
+    "RemoteKvArrived",
+    "Request",
+    "S",
+    "Scheduled",
+    "StepFailed",
+    "StepReturned",
+    "TextOnly",
+    "TokenSampled",
+    "adopt_kv",
+    "count_chunk",
+    "decode_here",
+    "end_here",
+    "goes_on",
+    "grow",
+    "in_flight",
+    "keep_blocks",
+    "keep_failure",
+    "keep_first_token",
+    "keep_last_token",
+    "keep_rows",
+    "keep_token",
+    "may_begin",
+    "note_late",
+    "reaches_missing",
+)  # fmt: skip
+
+ALL_TOKENS = 1 << 60
+
+
+def may_begin(request: Request, event: EmbeddingReady | EmbeddingsPromised) -> bool:
+    return request.num_ready(getattr(event, "room", "")) >= request.min_early_tokens
+
+
+def reaches_missing(request: Request, event: ChunkComputed) -> bool:
+    return request.num_computed + event.num_tokens >= request.num_ready()
+
+
+def goes_on(request: Request, event: EmbeddingReady) -> bool:
+    return request.num_ready(event.room) > request.num_computed
+
+
+def decode_here(request: Request, event: Event) -> bool:
+    return request.decode_here
+
+
+def in_flight(request: Request, event: Event) -> bool:
+    return request.in_flight > 0
+
+
+def keep_rows(request: Request, event: EmbeddingReady) -> None:
+    request.missing.discard(event.room)
+    request.rows[event.room] = event.rows
+
+
+def keep_blocks(request: Request, event: Scheduled) -> None:
+    request.block_table, request.num_computed = event.blocks, event.num_cached
+    if request.num_cached < 0:
+        request.num_cached = event.num_cached
+
+
+def grow(request: Request, event: Grown) -> None:
+    request.block_table += event.blocks
+
+
+def count_chunk(request: Request, event: ChunkComputed) -> None:
+    request.num_computed += event.num_tokens
+
+
+def keep_first_token(request: Request, event: FirstTokenSampled) -> None:
+    request.num_computed += event.num_tokens
+    request.output.append(event.token)
+
+
+def keep_token(request: Request, event: TokenSampled) -> None:
+    request.num_computed += len(event.confirmed) + 1
+    request.output += (*event.confirmed, event.token)
+
+
+def keep_last_token(request: Request, event: LastTokenSampled) -> None:
+    request.output += (*event.confirmed, event.token)
+    request.finish_reason = event.finish_reason
+
+
+def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
+    request.block_table = event.blocks
+    request.num_computed = event.kv.num_tokens
+    request.num_cached = event.kv.num_cached
+    request.rope_delta = event.kv.rope_delta
+    request.output.append(event.kv.first_token)
+
+
+def keep_failure(request: Request, event: _Failed) -> None:
+    request.failure = (event.kind, event.reason, event.retryable)
+    request.culprit = event.culprit
+
+
+def end_here(request: Request, event: Event) -> None:
+    request.finish_reason = "length"
+
+
+def note_late(request: Request, event: DeadlinePassed) -> None:
+    request.failure = ("deadline", "the request did not finish before its deadline", False)
+
+
+_ENDED = (S.FINISHED, S.FAILED)
+_USED_BY_STEPS = (S.ABORTING, S.FINISHING)
+_LINGERS = (*_USED_BY_STEPS, S.CALLED_OFF)
+_IN_QUEUE = (S.WAITING, S.PREEMPTED)
+_PROMPT = (S.RUNNING, S.WAITING_MID_PROMPT)
+_IN_BATCH = (*_PROMPT, S.DECODING)
+_UNBEGUN = (S.ARRIVED, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED)
+
+# One line per row, as the table that it is.
+# fmt: off
+ROWS = (
+    # Arrival.
+    Row(S.ARRIVED, TextOnly, S.WAITING, (Do.ENQUEUE,), note="never waits for pictures of others"),
+    Row(S.ARRIVED, EmbeddingsRequired, S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
+    Row(S.ARRIVED, KvOffered, S.WAITING_FOR_REMOTE_KV, (Do.RESERVE_BLOCKS,)),
+    # Embeddings.
+    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingsPromised, S.WAITING, (Do.ENQUEUE,), when=may_begin, note="there is text before its pictures"),
+    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingsPromised, None, when=unless(may_begin)),
+    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingReady, S.WAITING, (Do.ENQUEUE,), keep_rows, may_begin),
+    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingReady, None, (), keep_rows, unless(may_begin)),
+    Row((*_IN_QUEUE, S.RUNNING), EmbeddingReady, None, (Do.EXTEND,), keep_rows, note="of RUNNING, the load overlapped the steps before it"),
+    Row(S.WAITING_MID_PROMPT, EmbeddingReady, S.RUNNING, (Do.EXTEND,), keep_rows, goes_on, "its blocks are as they were (F10)"),
+    Row(S.WAITING_MID_PROMPT, EmbeddingReady, None, (), keep_rows, unless(goes_on), "a later picture"),
+    # Prompt.
+    Row(S.WAITING, Scheduled, S.RUNNING, (), keep_blocks, decode_here),
+    Row(S.WAITING, Scheduled, S.RUNNING, (Do.OFFER_KV,), keep_blocks, unless(decode_here)),
+    Row(S.PREEMPTED, Scheduled, S.RUNNING, (), keep_blocks, note="its offer stands"),
+    Row(S.RUNNING, ChunkComputed, S.WAITING_MID_PROMPT, (Do.PUSH_KV,), count_chunk, reaches_missing, "others pass it"),
+    Row(S.RUNNING, ChunkComputed, None, (Do.PUSH_KV,), count_chunk, unless(reaches_missing)),
+    Row(S.RUNNING, LayersComputed, None, (Do.PUSH_KV,), note="of its last chunk"),
+    Row(S.RUNNING, FirstTokenSampled, S.DECODING, (Do.START_DECODING, Do.EMIT_TOKENS), keep_first_token, decode_here, "a reference, no copy"),
+    Row(S.RUNNING, FirstTokenSampled, S.TRANSFERRING, (Do.HAND_OVER_KV,), keep_first_token, unless(decode_here)),
+    Row(S.RUNNING, PromptHeld, S.HELD, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_LEASE), keep_last_token, note="another request goes on with it"),
+    Row(S.HELD, (LeaseEnded, LeaseRevoked), S.FINISHED, note="nobody else uses the blocks, so time may end it"),
+    # Hand-over: the transfer owns the blocks, on either side, until they are published.
+    Row(S.TRANSFERRING, KvDelivered, S.FINISHED, (Do.REPORT_SPANS,)),
+    Row(S.WAITING_FOR_REMOTE_KV, RemoteKvArrived, S.DECODING, (Do.START_DECODING, Do.EMIT_TOKENS), adopt_kv),
+    Row((S.WAITING_FOR_REMOTE_KV, S.CALLED_OFF), KvWithdrawn, S.FINISHED),
+    # Decode.
+    Row(S.DECODING, TokenSampled, None, (Do.EMIT_TOKENS,), keep_token),
+    Row((S.RUNNING, S.DECODING), Grown, None, (), grow, note="of RUNNING, for its second token, in the step ahead"),
+    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), keep_last_token, in_flight, "the step ahead writes into its blocks, and reads no rows"),
+    Row((S.RUNNING, S.DECODING), LastTokenSampled, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), keep_last_token, unless(in_flight)),
+    # It gives way: what it computed is computed again; rows stay referenced, an offer stands.
+    Row(_IN_BATCH, Preempted, None, when=in_flight, note="not while a step uses the blocks (F6)"),
+    Row(_IN_BATCH, Preempted, S.PREEMPTED, (Do.ENQUEUE,), when=unless(in_flight)),
+    # It fails.
+    Row((S.WAITING_FOR_EMBEDDINGS, *_IN_QUEUE), EmbeddingFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure),
+    Row((S.PREEMPTED, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV), KvFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure),
+    Row(_PROMPT, (EmbeddingFailed, KvFailed), S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "KV: decode is lost, or refused early"),
+    Row(_PROMPT, (EmbeddingFailed, KvFailed), S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
+    Row((S.RUNNING, S.DECODING), StepFailed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), keep_failure, in_flight, "the step ahead has it, too"),
+    Row((S.RUNNING, S.DECODING), StepFailed, S.FAILED, (Do.SEND_FAILURE,), keep_failure, unless(in_flight)),
+    # It is called off.
+    Row((*_UNBEGUN, S.HELD), AbortReceived, S.FINISHED, (Do.SEND_ABORTED,), note="of HELD, somebody has come for it, or the gateway is gone"),
+    Row(S.TRANSFERRING, AbortReceived, S.FINISHED, (Do.WITHDRAW_OFFER, Do.SEND_ABORTED), note="the transfer is told, and owns the blocks"),
+    Row(_IN_BATCH, AbortReceived, S.ABORTING, (Do.SEND_ABORTED, Do.ARM_GRACE), when=in_flight, note="the step owns the blocks"),
+    Row(_IN_BATCH, AbortReceived, S.FINISHED, (Do.SEND_ABORTED,), when=unless(in_flight)),
+    Row(S.WAITING_FOR_REMOTE_KV, AbortReceived, S.CALLED_OFF, (Do.SEND_ABORTED, Do.ARM_GRACE, Do.CANCEL_TRANSFER)),
+    # Its time is over.
+    Row((*_UNBEGUN, S.TRANSFERRING), DeadlinePassed, S.FAILED, (Do.SEND_FAILURE,), note_late),
+    Row(_PROMPT, DeadlinePassed, S.ABORTING, (Do.SEND_FAILURE, Do.ARM_GRACE), note_late, in_flight),
+    Row(_PROMPT, DeadlinePassed, S.FAILED, (Do.SEND_FAILURE,), note_late, unless(in_flight)),
+    Row(S.DECODING, DeadlinePassed, S.FINISHING, (Do.EMIT_TOKENS, Do.REPORT_SPANS, Do.ARM_GRACE), end_here, in_flight, "all that it has said is the answer"),
+    Row(S.DECODING, DeadlinePassed, S.FINISHED, (Do.EMIT_TOKENS, Do.REPORT_SPANS), end_here, unless(in_flight)),
+    Row(S.WAITING_FOR_REMOTE_KV, DeadlinePassed, S.CALLED_OFF, (Do.SEND_FAILURE, Do.ARM_GRACE, Do.CANCEL_TRANSFER), note_late),
+    # Over for the client: the outcome frees the memory.
+    Row(_USED_BY_STEPS, StepReturned, None, when=in_flight, note="one more is under way"),
+    Row(_USED_BY_STEPS, StepReturned, S.FINISHED, when=unless(in_flight), note="of FINISHING, computed once too often"),
+    Row(S.CALLED_OFF, RemoteKvArrived, S.FINISHED, (), adopt_kv, note="the commit was faster"),
+    Row(S.CALLED_OFF, KvFailed, S.FINISHED, note="the transfer returned the blocks, or fences them"),
+    Row(_LINGERS, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="time frees nothing (F6)"),
+    Row((*_LINGERS, *_ENDED), AbortReceived, None, (Do.SEND_ABORTED,), note="the confirmation was lost"),
+    Row(_ENDED, Scheduled, None, (), keep_blocks, note="too late: given back"),
+    Row(_ENDED, RemoteKvArrived, None, (), adopt_kv, note="too late: given back"),
+)
+
+IGNORES = (
+    Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised, StepReturned, DeadlinePassed), "it was answered; its lease bounds it"),
+    Ignore(_ENDED, (LeaseEnded, LeaseRevoked), "it was let go"),
+    Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn, StepReturned, DeadlinePassed, GraceEnded), "it has ended"),
+    Ignore((*_UNBEGUN, *_IN_BATCH, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV, S.CALLED_OFF), (StepReturned,), "nothing waits for the step's end"),
+    Ignore((*_IN_QUEUE, *_PROMPT, *_USED_BY_STEPS, *_ENDED), (EmbeddingsPromised,), "a picture was here already"),
+    Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
+    Ignore((S.ABORTING,), (KvFailed, KvDelivered, LayersComputed), "it has ended for the client"),
+    Ignore(_LINGERS, (DeadlinePassed,), "it has ended for the client"),
+    Ignore(_USED_BY_STEPS, (EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
+    Ignore((S.DECODING, S.TRANSFERRING), (EmbeddingFailed, EmbeddingReady), "its prompt is computed: it needs rows no longer"),
+)
+
+_HELD: dict[State, str] = {
+    **dict.fromkeys(_USED_BY_STEPS, "a step still uses the blocks; only its end frees them (F6)"),
+    S.CALLED_OFF: "the transfer still uses the blocks; only its end frees them (F6)",
+}
+TABLE = Table("REQUEST", __doc__ or "", S, S.ARRIVED, _ENDED, ROWS, IGNORES, _HELD)
+# fmt: on
+
+
+class Request(Machine):
+    """One attempt; `key` is `request_id/attempt`."""
+
+    table = TABLE
+    __slots__ = (
+        "block_table",
+        "culprit",
+        "deadline_s",
+        "decode_here",
+        "failure",
+        "finish_reason",
+        "gateway",
+        "in_flight",
+        "kv_room",
+        "lease_s",
+        "lookup",
+        "message",
+        "min_early_tokens",
+        "missing",
+        "num_cached",
+        "num_computed",
+        "num_confirmed",
+        "num_rejected",
+        "num_sent",
+        "num_whole",
+        "output",
+        "prefix",
+        "prompt",
+        "rank",
+        "rope",
+        "rope_delta",
+        "rows",
+        "said",
+        "sampling",
+    )
+
+    def __init__(
+        self, key: str, message: Any, prompt: tuple[int, ...], journal: Journal = NULL_JOURNAL
+    ) -> None:
+        super().__init__(key, journal)
+        self.message = message  # PrefillRequest or KvOffer
+        self.prompt = prompt  # token ids; after a migration they end with those already sent
+        self.sampling = message.sampling
+        self.gateway = message.gateway
+        self.deadline_s = message.deadline_s
+        self.decode_here = False
+        self.lease_s = 0.0  # how long its blocks are held for a request that goes on; 0: not
+        self.missing: set[str] = set()  # rooms whose rows are not resident yet
+        self.min_early_tokens = 1  # it begins before its pictures if so much can be computed
+        self.rows: dict[str, Any] = {}  # room to rows
+        self.block_table: tuple[int, ...] = ()
+        self.num_computed = 0
+        self.num_cached = -1  # of its prompt, when prefill first took it; -1: it has not yet
+        self.prefix: Any = None  # the keys of its blocks' contents
+        self.rank = 0.0  # its place in every line of this instance
+        self.in_flight = 0  # steps under way that use the blocks
+        self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
+        # Ids of the answer's tokens, if asked; those of earlier attempts first.
+        self.said = array("i")
+        self.num_sent = 0
+        self.lookup: Any = None  # guesses of what it says next; None: it does not speculate
+        self.num_confirmed = self.num_rejected = 0  # of its guesses, since tokens were sent last
+        self.rope: Any = None
+        self.rope_delta = 0
+        self.kv_room = ""
+        self.num_whole = -1  # blocks that were sent before the last chunk; -1: it has not begun
+        self.finish_reason = ""
+        self.failure = ("", "", True)
+        self.culprit = ""  # the instance that failed it, if it was another
+
+    @property
+    def request_id(self) -> str:
+        return str(self.message.request_id)
+
+    @property
+    def attempt(self) -> int:
+        return int(self.message.attempt)
+
+    @property
+    def ended_for_client(self) -> bool:
+        """Nobody reads its tokens any more, whatever still owns its memory."""
+        return self.terminal or self.state in (S.ABORTING, S.CALLED_OFF, S.FINISHING, S.HELD)
+
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether its new tokens may wait for more: nobody reads them one by one."""
+        num_new = len(self.output) - self.num_sent
+        is_few = self.num_sent > 0 and num_new < self.sampling.tokens_per_word
+        return is_few and not self.finish_reason
+
+    def num_ready(self, ready_room: str = "") -> int:
+        """Tokens up to the first picture that lacks; `ready_room` does not, whatever is noted."""
+        lacking = (
+            item.offset
+            for item in self.message.items
+            if item.room in self.missing
+            and item.room != ready_room
+            and item.end > self.num_computed
+        )
+        return min(lacking, default=ALL_TOKENS)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far: the prompt, and what was generated."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Their ids `[start, stop)`."""
+        num_prompt = len(self.prompt)
+        chunk = list(self.prompt[start:stop])
+        if stop > num_prompt:
+            output = self.output[max(0, start - num_prompt) : stop - num_prompt]
+            chunk += [token.token_id for token in output]
+        return chunk
+
+    @property
+    def num_emitted(self) -> int:
+        """Output tokens of earlier attempts, at the end of `prompt`."""
+        return int(self.message.num_emitted)

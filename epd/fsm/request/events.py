@@ -1,0 +1,175 @@
+"""Events of REQUEST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from epd.fsm.kernel import Event
+from epd.fsm.request.states import Own
+
+
+@dataclass(slots=True)
+class _Failed(Event):
+    kind: str
+    reason: str
+    retryable: bool
+    culprit: str = ""  # the instance that failed, if it was another
+
+
+@dataclass(slots=True)
+class EmbeddingsRequired(Event):
+    """Arrived with pictures."""
+
+
+@dataclass(slots=True)
+class EmbeddingsPromised(Event):
+    """There will be room for all its rows, and all are asked for; some may be here already."""
+
+
+@dataclass(slots=True)
+class EmbeddingReady(Event):
+    room: str
+    rows: Any
+
+
+class EmbeddingFailed(_Failed):
+    pass
+
+
+@dataclass(slots=True)
+class TextOnly(Event):
+    """Arrived without pictures."""
+
+
+@dataclass(slots=True)
+class KvOffered(Event):
+    """Arrived at a decode instance: its KV will come from a prefill instance."""
+
+
+@dataclass(slots=True)
+class Scheduled(Event):
+    """The batch took it; blocks for all tokens known so far are its own."""
+
+    brings = (Own.BATCH_PLACE, Own.BLOCKS)
+    ends = (Own.QUEUE_PLACE,)
+    blocks: tuple[int, ...]
+    num_cached: int = 0  # tokens whose KV the first blocks hold already
+
+
+@dataclass(slots=True)
+class Grown(Event):
+    """It got blocks for its next tokens."""
+
+    blocks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ChunkComputed(Event):
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class LayersComputed(Event):
+    """Of its last chunk, which begins at token `start`: KV of the first layers is final."""
+
+    start: int
+    num_layers: int
+
+
+@dataclass(slots=True)
+class FirstTokenSampled(Event):
+    """The prompt (after a preemption, and what was generated) is computed; the request goes on."""
+
+    num_tokens: int
+    token: Any
+
+
+@dataclass(slots=True)
+class LastTokenSampled(Event):
+    """This token ends the request."""
+
+    token: Any
+    finish_reason: str
+    num_tokens: int = 0
+    confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
+
+
+@dataclass(slots=True)
+class PromptHeld(LastTokenSampled):
+    """Likewise, of a request that was for its prompt's KV: another one will go on with it."""
+
+
+@dataclass(slots=True)
+class LeaseEnded(Event):
+    """Nobody came for the KV in time."""
+
+    by_time = True
+
+
+@dataclass(slots=True)
+class LeaseRevoked(Event):
+    """Too much is held, or the instance leaves; who comes computes it again."""
+
+
+@dataclass(slots=True)
+class TokenSampled(Event):
+    token: Any
+    confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
+
+
+@dataclass(slots=True)
+class RemoteKvArrived(Event):
+    brings = (Own.BLOCKS,)
+    ends = (Own.REMOTE_KV,)
+    blocks: tuple[int, ...]
+    kv: Any
+
+
+@dataclass(slots=True)
+class KvDelivered(Event):
+    pass
+
+
+class KvFailed(_Failed):
+    """The transfer is over, and has its memory or gave it back: an offer, or what was on its way."""
+
+    ends = (Own.OFFER, Own.REMOTE_KV)
+
+
+@dataclass(slots=True)
+class KvWithdrawn(Event):
+    """Prefill ended the request itself: nothing to decode."""
+
+    ends = (Own.REMOTE_KV,)
+
+
+class StepFailed(_Failed):
+    """This sequence failed in a step; the step is over."""
+
+
+@dataclass(slots=True)
+class StepReturned(Event):
+    """The step that this sequence was in is over (fired only when it changes something)."""
+
+
+@dataclass(slots=True)
+class Preempted(Event):
+    """An older request needs its blocks."""
+
+
+@dataclass(slots=True)
+class AbortReceived(Event):
+    pass
+
+
+@dataclass(slots=True)
+class DeadlinePassed(Event):
+    by_time = True
+
+
+@dataclass(slots=True)
+class GraceEnded(Event):
+    """The step or transfer of one that is over for the client has still not ended."""
+
+    by_time = True
