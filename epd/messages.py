@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import msgspec
 
+from epd.failure import Failure
 from epd.records import (
     Address,
     CacheTier,
@@ -48,7 +49,7 @@ from epd.records import (
     end_of,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=False):
@@ -169,12 +170,12 @@ class RowsKept(Message):
 
 
 class EncodeRejected(Message):
-    """Busy or draining: retryable, elsewhere."""
+    """The room was not opened; elsewhere it may be."""
 
     request_id: str
     attempt: int
     room: str
-    reason: str
+    failure: Failure
 
 
 class AbortEncode(Message):
@@ -223,15 +224,12 @@ class RequestInquiry(Message):
 
 
 class RequestFailed(Message):
-    """The attempt ended without a finished answer.  `retryable`: another instance may do better."""
+    """The attempt ended without a finished answer."""
 
     request_id: str
     attempt: int
-    kind: str  # "busy" | "media" | "engine" | "transfer" | "deadline" | "internal"
-    reason: str
-    retryable: bool
+    failure: Failure
     spans: tuple[Span, ...] = ()
-    culprit: str = ""  # the instance that failed, if it is not the one that says so
 
 
 class AbortRequest(Message):

@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from epd.failure import Failure
 from epd.fsm.kernel import (
     NULL_JOURNAL,
     Effect,
@@ -96,9 +97,7 @@ class Loaded(Event):
 @dataclass(slots=True)
 class LoadFailed(Event):
     ends = (Own.LOAD,)
-    kind: str
-    reason: str
-    retryable: bool
+    failure: Failure
 
 
 @dataclass(slots=True)
@@ -106,18 +105,14 @@ class LoadLost(Event):
     """The producer was lost; its slots stay fenced."""
 
     ends = (Own.LOAD,)
-    kind: str
-    reason: str
-    retryable: bool
+    failure: Failure
 
 
 @dataclass(slots=True)
 class LoadTimedOut(Event):
     by_time = True
     ends = (Own.LOAD,)
-    kind: str
-    reason: str
-    retryable: bool
+    failure: Failure
 
 
 @dataclass(slots=True)
@@ -171,7 +166,7 @@ def keep_rows(embedding: Embedding, event: Loaded) -> None:
 
 
 def keep_failure(embedding: Embedding, event: LoadFailed | LoadLost | LoadTimedOut) -> None:
-    embedding.failure = (event.kind, event.reason, event.retryable)
+    embedding.failure = event.failure
 
 
 _IN_LOAD = (S.REQUESTED, S.LOADING)
@@ -230,7 +225,7 @@ class Embedding(Machine):
         self.tried: set[str] = set()
         self.rows: Any = None
         self.slots: tuple[int, ...] = ()
-        self.failure = ("", "", True)
+        self.failure: Failure | None = None
 
     @property
     def item(self) -> Any:

@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import (
     NULL_JOURNAL,
     Effect,
@@ -109,6 +110,13 @@ class PreprocessFailed(Event):
 
     ends = (Own.WORK,)
     reason: str
+
+
+@dataclass(slots=True)
+class Withdrawn(Event):
+    """Nobody wanted it any more before its turn came; no work was begun."""
+
+    ends = (Own.READ, Own.WORK)
 
 
 @dataclass(slots=True)
@@ -251,20 +259,20 @@ def keep_copy(encoding: Encoding, event: DemotionSucceeded | PromotionSucceeded)
 
 def note_absent(encoding: Encoding, event: Event) -> None:
     reason = "the rows of a picture are not in the shared storage"
-    encoding.image, encoding.failure = None, ("absent", reason, True)
+    encoding.image, encoding.failure = None, Failure(FailureKind.ABSENT, reason)
 
 
 def note_bad_picture(encoding: Encoding, event: PreprocessFailed) -> None:
-    encoding.image, encoding.failure = None, ("media", event.reason, False)
+    encoding.image, encoding.failure = None, Failure(FailureKind.MEDIA, event.reason)
 
 
 def note_failure(encoding: Encoding, event: EncodeFailed) -> None:
     encoding.image, encoding.patches, encoding.in_batch = None, None, False
-    encoding.failure = ("engine", event.reason, True)
+    encoding.failure = Failure(FailureKind.ENGINE, event.reason)
 
 
 def note_timeout(encoding: Encoding, event: EncodeTimedOut) -> None:
-    encoding.failure = ("engine", "the encoder did not answer in time", True)
+    encoding.failure = Failure(FailureKind.ENGINE, "the encoder did not answer in time")
 
 
 def drop_patches(encoding: Encoding, event: RoomClosed) -> None:
@@ -305,6 +313,7 @@ ROWS = (
     # Nobody waits for it.
     Row(S.ABANDONED, Requested, S.ENCODING, (), add_room, in_batch, "resurrection (F22)"),
     Row(S.ABANDONED, Requested, S.QUEUED, (), add_room, unless(in_batch), "resurrection (F22)"),
+    Row((S.LOADING, S.ABANDONED), Withdrawn, S.EVICTED),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),
@@ -327,7 +336,7 @@ ROWS = (
 _COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed, CopyTimedOut)
 
 IGNORES = (
-    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, LoadSucceeded, LoadMissed, LoadTimedOut, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
+    Ignore(_ENDED, (RoomClosed, Withdrawn, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, LoadSucceeded, LoadMissed, LoadTimedOut, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
     Ignore((S.LOADING, *_CACHED), (EncodeTimedOut,), "a late timer"),
     Ignore((*_IN_THE_MAKING, S.ABANDONED, *_CACHED), (LoadSucceeded, LoadMissed, LoadTimedOut), "storage answers late: it was not waited for"),
     Ignore((S.LOADING, *_IN_THE_MAKING, S.ABANDONED), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
@@ -388,7 +397,7 @@ class Encoding(Machine):
         self.patches: Any = None
         self.rows: Any = None
         self.in_batch = False
-        self.failure = ("", "", True)
+        self.failure: Failure | None = None
 
     @property
     def at_rest(self) -> bool:

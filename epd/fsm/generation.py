@@ -30,6 +30,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import (
     NULL_JOURNAL,
     Effect,
@@ -111,7 +112,10 @@ class Abandoned(Event):
 
     ends = (Own.CLIENT,)
     reason: str
-    kind: str = "internal"
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(FailureKind.INTERNAL, self.reason)
 
 
 @dataclass(slots=True)
@@ -154,17 +158,17 @@ class TokensMissed(Event):
 
     blamed: ClassVar[Collection[str]] = ()
     reason: str
-    kind: str = "lost"
-    retryable: bool = True
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(FailureKind.LOST, self.reason)
 
 
 @dataclass(slots=True)
 class AttemptFailed(Event):
     """`blamed`: at which instances, by name."""
 
-    kind: str
-    reason: str
-    retryable: bool
+    failure: Failure
     blamed: Collection[str] = ()
 
 
@@ -173,17 +177,18 @@ class AttemptRefused(Event):
     """An instance found that the request is wrong: no other one will find it right."""
 
     blamed: ClassVar[Collection[str]] = ()
-    kind: str
-    reason: str
+    failure: Failure
 
 
 @dataclass(slots=True)
 class AttemptTimedOut(Event):
     by_time = True
     reason: str
-    kind: str = "lost"
-    retryable: bool = True
     blamed: Collection[str] = ()
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(FailureKind.LOST, self.reason)
 
 
 @dataclass(slots=True)
@@ -227,9 +232,9 @@ class DeadlinePassed(Event):
     by_time = True
 
 
-def may_retry(generation: Generation, event: Any) -> bool:
-    num_alike = generation.failures.get(event.kind, 0) + 1
-    return event.retryable and num_alike < generation.max_attempts
+def may_retry(generation: Generation, event: AttemptEnded) -> bool:
+    kind = event.failure.kind
+    return kind.retryable and generation.failures.get(kind, 0) + 1 < generation.max_attempts
 
 
 def has_said(generation: Generation, event: Event) -> bool:
@@ -252,19 +257,18 @@ def append_tokens(generation: Generation, event: TokensArrived | FinalTokensArri
     generation.finish_reason = event.chunk.finish_reason
 
 
-def note_failure(generation: Generation, event: Any) -> None:
-    generation.error = (event.kind, event.reason)
-    generation.failures[event.kind] = generation.failures.get(event.kind, 0) + 1
+def note_failure(generation: Generation, event: AttemptEnded) -> None:
+    generation.failure, kind = event.failure, event.failure.kind
+    generation.failures[kind] = generation.failures.get(kind, 0) + 1
     generation.avoided.update(event.blamed)
 
 
 def note_refusal(generation: Generation, event: Refused) -> None:
-    generation.error = ("busy", event.reason)
+    generation.failure = Failure(FailureKind.BUSY, event.reason)
 
 
 def note_no_topology(generation: Generation, event: PlacementTimedOut) -> None:
-    _, generation.cause = generation.error
-    generation.error = ("unavailable", event.reason)
+    _fail_after(generation, FailureKind.UNAVAILABLE, event.reason)
 
 
 def note_cut(generation: Generation, event: Event) -> None:
@@ -272,19 +276,25 @@ def note_cut(generation: Generation, event: Event) -> None:
 
 
 def note_late(generation: Generation, event: TokenTimedOut) -> None:
-    _, generation.cause = generation.error
-    generation.error = ("deadline", event.reason)
+    _fail_after(generation, FailureKind.DEADLINE, event.reason)
 
 
 def note_deadline(generation: Generation, event: DeadlinePassed) -> None:
-    _, generation.cause = generation.error
-    generation.error = ("deadline", "the request did not finish before its deadline")
+    reason = "the request did not finish before its deadline"
+    _fail_after(generation, FailureKind.DEADLINE, reason)
+
+
+def _fail_after(generation: Generation, kind: FailureKind, reason: str) -> None:
+    """Also because of what had failed before."""
+    generation.cause = generation.failure.reason if generation.failure is not None else ""
+    generation.failure = Failure(kind, reason)
 
 
 def note_abandoned(generation: Generation, event: Abandoned) -> None:
-    generation.error = (event.kind, event.reason)
+    generation.failure = event.failure
 
 
+AttemptEnded = TokensMissed | AttemptFailed | AttemptRefused | AttemptTimedOut
 _OPEN = (S.PLACED, S.STREAMING)
 _UNPLACED = (S.PREPARING, S.MIGRATING)
 _ENDED = (S.FINISHED, S.CANCELLED, S.FAILED, S.REJECTED)
@@ -355,7 +365,7 @@ class Generation(Machine):
         "attempt",
         "avoided",
         "cause",
-        "error",
+        "failure",
         "failures",
         "finish_reason",
         "limits",
@@ -382,7 +392,7 @@ class Generation(Machine):
         self.limits = limits  # how long it waits
         self.attempt = 0
         self.max_attempts = max_attempts
-        self.failures: dict[str, int] = {}  # of attempts, by kind
+        self.failures: dict[FailureKind, int] = {}  # of attempts
         self.avoided: set[str] = set()  # where they failed: taken again only if there is no other
         self.prompt: Any = None  # what the API prepared
         self.placement: Any = None
@@ -390,7 +400,7 @@ class Generation(Machine):
         self.token_ids: list[int] = []  # delivered so far, over all attempts
         self.num_before = 0  # of them, by earlier attempts
         self.finish_reason = ""
-        self.error = ("", "")  # kind, reason
+        self.failure: Failure | None = None  # the last one
         self.cause = ""  # what had failed before
         self.pending_aborts: set[str] = set()
         self.stream: Any = None

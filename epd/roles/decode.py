@@ -12,6 +12,7 @@ granted before a single token is decoded.
 from __future__ import annotations
 
 from epd.config import DecodeConfig
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event, Machine
@@ -180,7 +181,9 @@ class DecodeRole(Role[Request]):
         elif transfer.failure[0] == "withdrawn":
             outcome = fsm.KvWithdrawn()
         else:
-            outcome = fsm.KvFailed(*transfer.failure, transfer.peer.instance_id)
+            kind, reason, _ = transfer.failure
+            failure = Failure(FailureKind(kind or "cancelled"), reason, transfer.peer.instance_id)
+            outcome = fsm.KvFailed(failure)
         self._requests.fire(request, outcome)
 
 

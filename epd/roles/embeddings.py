@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.config import PrefillConfig
+from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.embedding import Do, Embedding
@@ -36,7 +37,7 @@ class Want:
     attempt: int
     deadline_s: float
     ready: Callable[[str, Any], None]  # room, rows
-    failed: Callable[[str, str, bool], None]  # kind, reason, retryable
+    failed: Callable[[Failure], None]
 
 
 class Embeddings(Role[Embedding]):
@@ -176,7 +177,7 @@ class Embeddings(Role[Embedding]):
         item = want.item
         if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
             reason = f"instance {item.encoder.instance_id} was lost"
-            self.fire(embedding, fsm.LoadFailed("lost", reason, True))
+            self.fire(embedding, fsm.LoadFailed(Failure(FailureKind.LOST, reason)))
             return
         transfer = self._transfers.open_consumer(
             item.room, want.attempt, item.encoder, self, embedding.key, want.deadline_s
@@ -228,10 +229,12 @@ class Embeddings(Role[Embedding]):
 
     @performs(Do.NOTIFY_FAILED)
     def notify_failed(self, embedding: Embedding, event: Event) -> None:
-        kind, reason, retryable = embedding.failure
+        failure = embedding.failure
+        assert failure is not None  # whatever orders this has said why
         for want in list(embedding.waiters.values()):
-            which = f"picture {want.item.index + 1}: " if kind == "media" else ""
-            want.failed(kind, which + reason, retryable)
+            is_media = failure.kind is FailureKind.MEDIA
+            which = f"picture {want.item.index + 1}: " if is_media else ""
+            want.failed(Failure(failure.kind, which + failure.reason))
 
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, embedding: Embedding, event: Event) -> None:
@@ -293,9 +296,10 @@ class Embeddings(Role[Embedding]):
 
 def _load_outcome(transfer: Transfer) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
-    kind, reason, retryable = transfer.failure
+    kind, reason, _ = transfer.failure
+    failure = Failure(FailureKind(kind or "cancelled"), reason)
     if transfer.held:
-        return fsm.LoadLost(kind, reason, retryable)
-    if kind == "deadline":
-        return fsm.LoadTimedOut(kind, reason, retryable)
-    return fsm.LoadFailed(kind or "cancelled", reason, retryable)
+        return fsm.LoadLost(failure)
+    if failure.kind is FailureKind.DEADLINE:
+        return fsm.LoadTimedOut(failure)
+    return fsm.LoadFailed(failure)

@@ -15,6 +15,7 @@ from typing import Any
 
 from epd.config import EncodeConfig, Timing
 from epd.engine.base import EncodeFailure, MediaError, Rows, VisionEngine
+from epd.failure import Failure, FailureKind
 from epd.fsm import encoding as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.encoding import Do, Encoding
@@ -116,7 +117,12 @@ class EncodeRole(Role[Encoding]):
         if reason := self._refusal(received):
             self.actor.send(
                 received.source,
-                EncodeRejected(message.request_id, message.attempt, message.room, reason),
+                EncodeRejected(
+                    message.request_id,
+                    message.attempt,
+                    message.room,
+                    Failure(FailureKind.BUSY, reason),
+                ),
             )
             return
         self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
@@ -204,7 +210,7 @@ class EncodeRole(Role[Encoding]):
     async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
         self._arm_timeout(encoding)
         if not await self.begin(encoding):
-            return fsm.PreprocessFailed("nobody wants it any more")
+            return fsm.Withdrawn()
         try:
             patches = await self._engine.preprocess(
                 encoding.image, encoding.expected, encoding.clip, encoding.bounds
@@ -300,15 +306,18 @@ class EncodeRole(Role[Encoding]):
 
     @performs(Do.FAIL_ROOMS)
     def fail_rooms(self, encoding: Encoding, event: Event) -> None:
+        failure = encoding.failure
+        assert failure is not None  # whatever orders this has said why
         for room in list(encoding.rooms):
             asker = self._askers.keeper(room)
             self._report(room, encoding)
             if asker is not None:
-                failed = RequestFailed(asker.request_id, asker.attempt, *encoding.failure)
+                failed = RequestFailed(asker.request_id, asker.attempt, failure)
                 self.actor.send(asker.gateway, failed)
             transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
             if transfer is not None:
-                self._transfers.fire(transfer, transfer_fsm.SourceFailed(*encoding.failure))
+                kind, reason, retryable = failure.kind, failure.reason, failure.retryable
+                self._transfers.fire(transfer, transfer_fsm.SourceFailed(kind, reason, retryable))
             self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
         self._let_go(encoding)
 

@@ -9,7 +9,7 @@ beyond `MAX_LINES_PER_S` are left out, and counted in one line afterwards.
 from __future__ import annotations
 
 from epd.api.port import GenerationError
-from epd.failure import FailureKind
+from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Generation
 from epd.roles.base import Actor
 
@@ -17,24 +17,26 @@ MAX_LINES_PER_S = 10
 
 # Kinds whose reasons are not words of ours.
 SENTENCES = {
-    "contract": "instances do not agree on what they exchange",
-    "engine": "an engine failed",
-    "transfer": "a transfer between instances failed",
-    "internal": "internal error",
+    FailureKind.CONTRACT: "instances do not agree on what they exchange",
+    FailureKind.ENGINE: "an engine failed",
+    FailureKind.TRANSFER: "a transfer between instances failed",
+    FailureKind.INTERNAL: "internal error",
 }
 
 
-def is_mistake(kind: str) -> bool:
+def is_mistake(failure: Failure) -> bool:
     """Whether it is the request that is wrong, wherever it is sent."""
-    return FailureKind(kind).status == 400
+    return failure.kind.status == 400
 
 
 def error_of(machine: Generation) -> GenerationError:
     """What its client is told."""
-    kind, reason = machine.error
-    status = FailureKind(kind).status
+    failure = machine.failure
+    assert failure is not None  # whatever orders an answer has said why
+    kind, reason, status = failure.kind, failure.reason, failure.kind.status
     if status == 500 or kind in SENTENCES:
-        reason = f"{SENTENCES.get(kind, SENTENCES['internal'])}; the server's log has the reason"
+        sentence = SENTENCES.get(kind, SENTENCES[FailureKind.INTERNAL])
+        reason = f"{sentence}; the server's log has the reason"
     return GenerationError(kind, reason, status, status in (429, 503))
 
 
@@ -53,12 +55,12 @@ class FailureLog:
         if self._num_told > MAX_LINES_PER_S:
             self._num_left_out += 1
             return
-        kind, reason = machine.error
+        assert machine.failure is not None  # as above
         placement = machine.placement
         fields: dict[str, object] = {
             "request": machine.key,
-            "kind": kind,
-            "reason": reason,
+            "kind": machine.failure.kind.value,
+            "reason": machine.failure.reason,
             "attempts": machine.attempt,
             "instances": ",".join(sorted(placement.instances())) if placement else "",
             "output_tokens": len(machine.token_ids),

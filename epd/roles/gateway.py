@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 from epd.api.port import Generation as Prepared
 from epd.api.port import (
@@ -27,6 +26,7 @@ from epd.api.port import (
     TimeLimits,
 )
 from epd.config import Limits, Timing
+from epd.failure import Failure, FailureKind
 from epd.fsm import generation as fsm
 from epd.fsm.generation import Do, Generation
 from epd.fsm.kernel import Event
@@ -191,7 +191,7 @@ class GatewayRole(Role[Generation]):
         if not self._dispatcher.send(machine):
             name = machine.placement.prefill.instance_id
             reason = f"instance {name} takes no messages"
-            self._attempt_failed(machine, {name}, "busy", reason, True)
+            self._attempt_failed(machine, {name}, Failure(FailureKind.BUSY, reason))
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -257,26 +257,24 @@ class GatewayRole(Role[Generation]):
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
-        message: Any = received.message
+        message: EncodeRejected | RequestFailed = received.message
+        failure, culprit = message.failure, message.failure.culprit or received.source
         machine = self._current(message.request_id, message.attempt)
         sender = Address(received.source, received.epoch, "")
         if machine is None or self.actor.is_lost(sender):  # of the lost, its loss says all
             return
-        if isinstance(message, EncodeRejected):
-            self._attempt_failed(machine, {received.source}, "busy", message.reason, True)
-            return
-        self._report(received.source, machine.key, message.spans)
-        if message.kind == "deadline":
+        if isinstance(message, RequestFailed):
+            self._report(received.source, machine.key, message.spans)
+        blamed = {culprit}
+        if failure.kind is FailureKind.DEADLINE:
             self.fire(machine, fsm.DeadlinePassed())
             return
-        kind, retryable = message.kind, message.retryable
-        blamed = {message.culprit or received.source}
-        if kind == "absent":  # nobody's fault
+        if failure.kind is FailureKind.ABSENT:  # nobody's fault
             blamed = set()
             self._dispatcher.not_in_storage(machine)
-        elif kind == "transfer":
+        elif failure.kind is FailureKind.TRANSFER:
             blamed.add(received.source)  # either end of it
-        self._attempt_failed(machine, blamed, kind, message.reason, retryable)
+        self._attempt_failed(machine, blamed, failure)
 
     @receives(RequestAborted)
     def on_aborted(self, received: Received) -> None:
@@ -303,12 +301,12 @@ class GatewayRole(Role[Generation]):
         return machine if machine is not None and machine.attempt == attempt else None
 
     def _attempt_failed(
-        self, machine: Generation, blamed: AbstractSet[str], kind: str, reason: str, retryable: bool
+        self, machine: Generation, blamed: AbstractSet[str], failure: Failure
     ) -> None:
-        if is_mistake(kind):
-            self.fire(machine, fsm.AttemptRefused(kind, reason))
+        if is_mistake(failure):
+            self.fire(machine, fsm.AttemptRefused(failure))
             return
-        self.fire(machine, fsm.AttemptFailed(kind, reason, retryable, blamed))
+        self.fire(machine, fsm.AttemptFailed(failure, blamed))
 
     def _instance_lost(self, lost: Address) -> None:
         """Fail the attempts that still need it; an encoder's loss is prefill's to tell."""
@@ -318,13 +316,15 @@ class GatewayRole(Role[Generation]):
                 continue
             if lost == placement.decode or not machine.token_ids_of_attempt:
                 reason = f"instance {lost.instance_id} was lost"
-                self._attempt_failed(machine, {lost.instance_id}, "lost", reason, True)
+                failure = Failure(FailureKind.LOST, reason)
+                self._attempt_failed(machine, {lost.instance_id}, failure)
 
     def peer_silent(self, peer: Address) -> None:
         """Nobody else would miss a picture that was not taken there."""
         for key in self._offers.not_taken_by(peer):
             reason = f"instance {peer.instance_id} does not answer"
-            self._attempt_failed(self._open[key], {peer.instance_id}, "lost", reason, True)
+            failure = Failure(FailureKind.LOST, reason)
+            self._attempt_failed(self._open[key], {peer.instance_id}, failure)
 
     # --- effects ----------------------------------------------------------------------------------
 

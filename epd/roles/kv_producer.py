@@ -14,6 +14,7 @@ landed.  With the first token the transfer takes all blocks over.
 
 from __future__ import annotations
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event
@@ -86,16 +87,19 @@ class KvProducer(Role[Request]):
 
     @performs(Do.PUSH_KV)
     def push_kv(self, request: Request, event: Event) -> None:
+        self._push(request, event if isinstance(event, fsm.LayersComputed) else None)
+
+    def _push(self, request: Request, layers: fsm.LayersComputed | None = None) -> None:
         """Let decode have what is final now, if it has room for it already."""
         transfer = self.find(request)
         if transfer is None or transfer.grant is None:
             return
         num_groups = 0
-        if isinstance(event, fsm.LayersComputed):
-            num_full = event.start // self._layout.block_size
-            num_groups = event.num_layers * self._layout.slots_per_block // self._layout.num_layers
+        if layers is not None:
+            num_full = layers.start // self._layout.block_size
+            num_groups = layers.num_layers * self._layout.slots_per_block // self._layout.num_layers
             num_said = self._num_held(transfer) + transfer.ready_nbytes // self._layout.block_nbytes
-            if request.num_whole < 0:  # computed again, it may begin before what was sent
+            if request.num_whole is None:  # computed again, it may begin before what was sent
                 request.num_whole = max(num_full, num_said)
         else:
             num_full = request.num_computed // self._layout.block_size
@@ -122,7 +126,7 @@ class KvProducer(Role[Request]):
         """`num_full`: blocks that can be sent whole, as far as is known."""
         num_held = self._num_held(transfer)
         num_blocks = self._requests.num_blocks_for(len(request.prompt))
-        num_whole = request.num_whole if request.num_whole >= 0 else num_full
+        num_whole = num_full if request.num_whole is None else request.num_whole
         num_whole = min(max(num_whole, num_held), num_blocks)
         return KvOrder(num_held, num_whole, num_blocks, self._layout.slots_per_block)
 
@@ -145,15 +149,15 @@ class KvProducer(Role[Request]):
             rope_delta=request.rope_delta,
             num_layers=self._layout.num_layers,
             num_blocks=num_blocks,
-            num_whole=request.num_whole if request.num_whole >= 0 else num_blocks,
-            num_cached=request.num_cached,
+            num_whole=num_blocks if request.num_whole is None else request.num_whole,
+            num_cached=request.num_cached or 0,
         )
 
     def granted(self, transfer: Transfer) -> None:
         """What was computed before the grant came need not wait for the next chunk."""
         request = self._requests.get(transfer.owner)
         if request is not None:
-            self.push_kv(request, fsm.ChunkComputed(0))
+            self._push(request)
 
     def hold_part(self, transfer: Transfer) -> None:
         """Own what is ready and has not landed, whatever the request does with its blocks."""
@@ -198,5 +202,6 @@ class KvProducer(Role[Request]):
         if request is None:
             return
         peer = transfer.peer.instance_id
-        failed = fsm.KvFailed(*transfer.failure, peer)
+        kind, reason, _ = transfer.failure
+        failed = fsm.KvFailed(Failure(FailureKind(kind or "cancelled"), reason, peer))
         self._requests.fire(request, fsm.KvDelivered() if delivered else failed)

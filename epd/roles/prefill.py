@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from epd.config import PrefillConfig
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event, Machine
@@ -73,7 +74,7 @@ class PrefillRole(Role[Request]):
             return
         if (refusal := self._refusal(message)) is not None:
             self._dismiss_pictures(message)
-            failed = RequestFailed(message.request_id, message.attempt, *refusal)
+            failed = RequestFailed(message.request_id, message.attempt, refusal)
             self.actor.send(message.gateway, failed)
             return
         request = Request(key, message, message.token_ids, self.actor.journal)
@@ -88,15 +89,14 @@ class PrefillRole(Role[Request]):
         arrived = fsm.EmbeddingsRequired() if message.items else fsm.TextOnly()
         self._requests.fire(request, arrived)
 
-    def _refusal(self, message: PrefillRequest) -> tuple[str, str, bool] | None:
-        """Kind, reason, and whether another attempt may do better."""
+    def _refusal(self, message: PrefillRequest) -> Failure | None:
         busy = self.actor.refusal("prefill", len(self._requests), self._config.max_queue)
         if busy:
-            return "busy", busy, True
+            return Failure(FailureKind.BUSY, busy)
         if message.items and self._embeddings is None:
-            return "media", "this model takes no pictures", False
+            return Failure(FailureKind.MEDIA, "this model takes no pictures")
         if self._embeddings is not None and (reason := self._embeddings.refusal(message.items)):
-            return "capacity", reason, False
+            return Failure(FailureKind.CAPACITY, reason)
         num_tokens = len(message.token_ids)
         if self.actor.is_self(message.decode):
             num_tokens += message.sampling.max_tokens - message.num_emitted
@@ -106,7 +106,7 @@ class PrefillRole(Role[Request]):
                 f"{num_tokens} tokens need {needed} KV blocks and the instance has {size}; ask for "
                 "fewer tokens, or raise engine.kv_nbytes"
             )
-            return "capacity", reason, False
+            return Failure(FailureKind.CAPACITY, reason)
         return None
 
     # --- effects: embeddings ----------------------------------------------------------------------
@@ -122,9 +122,9 @@ class PrefillRole(Role[Request]):
         def ready(room: str, rows: Any) -> None:
             self._requests.fire(request, fsm.EmbeddingReady(room, rows))
 
-        def failed(item: MediaItem, kind: str, reason: str, retryable: bool) -> None:
-            encoder = item.encoder.instance_id
-            self._requests.fire(request, fsm.EmbeddingFailed(kind, reason, retryable, encoder))
+        def failed(item: MediaItem, failure: Failure) -> None:
+            told = Failure(failure.kind, failure.reason, item.encoder.instance_id)
+            self._requests.fire(request, fsm.EmbeddingFailed(told))
 
         def granted() -> None:
             for item in message.items:

@@ -59,16 +59,7 @@ class Reports(Role[Request]):
 
     @performs(Do.SEND_FAILURE)
     def send_failure(self, request: Request, event: Event) -> None:
-        kind, reason, retryable = request.failure
-        self.actor.send(
-            request.gateway,
-            RequestFailed(
-                request.request_id,
-                request.attempt,
-                kind,
-                reason,
-                retryable,
-                self._spans(request) if request.message.reports else (),
-                request.culprit,
-            ),
-        )
+        assert request.failure is not None  # whatever orders this has said why
+        spans = self._spans(request) if request.message.reports else ()
+        failed = RequestFailed(request.request_id, request.attempt, request.failure, spans)
+        self.actor.send(request.gateway, failed)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from epd.config import EngineConfig, Timing
 from epd.engine.base import LanguageEngine, Outcome, StepFailure
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
@@ -213,7 +214,8 @@ class Requests(Role[Request]):
         has_ended = request.ended_for_client if request is not None else self._ended.get(key, False)
         if has_ended:
             self.actor.counters["last_word_lost"] += 1
-            lost = RequestFailed(request_id, attempt, "lost", "its last word was lost", True)
+            failure = Failure(FailureKind.LOST, "its last message was lost")
+            lost = RequestFailed(request_id, attempt, failure)
             self.actor.send(received.source, lost)
 
     # --- the step loop ----------------------------------------------------------------------------
@@ -264,7 +266,7 @@ class Requests(Role[Request]):
             return
         outcome = self._scores.take(request, outcome)
         if isinstance(outcome, StepFailure):
-            self.fire(request, fsm.StepFailed("engine", outcome.reason, True))
+            self.fire(request, fsm.StepFailed(Failure(FailureKind.ENGINE, outcome.reason)))
         elif outcome is None:
             self.fire(request, fsm.ChunkComputed(count))
         else:
@@ -381,7 +383,7 @@ class Requests(Role[Request]):
 
     def ended(self, machine: Request) -> None:
         if self._requests.pop(machine.key, None) is not None:
-            goes_on = not (machine.decode_here or machine.finish_reason or machine.failure[0])
+            goes_on = not (machine.decode_here or machine.finish_reason or machine.failure)
             self._bury(machine.key, ended_here=not goes_on)
             self.actor.times.note_stages(machine)
             self.reports.forget(machine)

@@ -144,7 +144,7 @@ class RowTiers(Role[Encoding]):
     async def start_load(self, encoding: Encoding, event: Event) -> Event:
         assert self._storage is not None  # or the machine would not have asked
         if not await self._owner.begin(encoding):
-            return fsm.LoadMissed()
+            return fsm.Withdrawn()
         self._arm(encoding, fsm.LoadTimedOut())
         nbytes = encoding.num_rows * self._engine.contract.row_nbytes
         try:

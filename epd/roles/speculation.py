@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from epd.config import SpeculativeConfig
-from epd.fsm.request import ALL_TOKENS, Request
+from epd.fsm.request import Request
 from epd.messages import TokenLogprobs
 from epd.scheduling.batching import Entry
 from epd.scheduling.speculation import PromptLookup
@@ -42,7 +42,7 @@ class Speculation:
         limit = min(self._config.num_speculative_tokens + on_its_way, left - 1)
         guesses = request.lookup.guess(request.tokens, request.num_tokens, limit)
         waits = bool(on_its_way) and has_room and len(guesses) > 1
-        entry.num_ready = request.num_tokens if waits else ALL_TOKENS
+        entry.num_ready = request.num_tokens if waits else None
         entry.guesses = () if on_its_way else guesses
 
     def verified(

@@ -70,7 +70,7 @@ def new_tokens(request: Request) -> TokenChunk:
         tuple(new) if request.sampling.tells_logprobs else (),
         request.num_confirmed,
         request.num_rejected,
-        0 if request.num_sent else request.num_cached,
+        0 if request.num_sent else request.num_cached or 0,
     )
 
 

@@ -58,7 +58,7 @@ class Entry:
     rank: float = 0.0
     max_tokens: int = 0  # reserved at admission, if more than `num_tokens`
     num_computed: int = 0  # or being computed, in steps that are under way
-    num_ready: int = 1 << 60  # tokens that may be computed: up to a picture or token that lacks
+    num_ready: int | None = None  # tokens that may be computed, if a picture or token lacks
     num_blocks: int = 0  # leased
     recomputable: bool = True  # may be preempted while it decodes
     reserves_only: bool = False  # wants blocks and no place in the batch: KV that will be received
@@ -70,7 +70,8 @@ class Entry:
     @property
     def num_left(self) -> int:
         """Tokens that could be computed now."""
-        return min(self.num_tokens, self.num_ready) - self.num_computed
+        ready = self.num_tokens if self.num_ready is None else min(self.num_ready, self.num_tokens)
+        return ready - self.num_computed
 
     def launched(self, count: int, *, ahead: bool) -> None:
         """A step with its next `count` tokens is under way; `ahead`: the next step may take the
@@ -305,7 +306,7 @@ class BatchScheduler:
 
     def _num_due(self, entry: Entry) -> int:
         """Tokens that are worth a step now."""
-        is_partial = entry.num_ready < entry.num_tokens
+        is_partial = entry.num_ready is not None and entry.num_ready < entry.num_tokens
         enough = not is_partial or entry.num_left >= self._bounds.min_partial_tokens
         return entry.num_left if enough else 0
 

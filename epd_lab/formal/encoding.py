@@ -123,6 +123,20 @@ def _workers() -> Iterator[Happening]:
     )
     for name, kind, event, doing, after in works:
         yield Happening(name, kind, f"work == '{doing}'", event, 0, (f"work = '{after}'",))
+    yield Happening(
+        "nobody_wanted_it_before_the_pool_began",
+        "fault",
+        "work == 'pool' and state == ABANDONED",
+        e.Withdrawn,
+        before=("work = 'none'",),
+    )
+    yield Happening(
+        "nobody_wanted_it_before_it_was_looked_for",
+        "fault",
+        f"reading and state == LOADING and {UNREAD}",
+        e.Withdrawn,
+        before=("reading = False",),
+    )
     begun = f"state != ABSENT and state not in {ENDED}"
     yield Happening("work_takes_too_long", "time", begun, e.EncodeTimedOut)
 

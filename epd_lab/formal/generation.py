@@ -16,7 +16,7 @@ from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 ENDED = "(FINISHED, CANCELLED, FAILED, REJECTED)"
 UNPLACED = "(PREPARING, MIGRATING)"
 TIMERS = ("patience", "watch", "abort_timer")
-KIND = {"kind": "'lost'"}  # of every failure
+KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
     "note_accepted note_refusal note_no_topology note_cut note_late note_deadline note_abandoned "
     "ARM_DEADLINE".split()
@@ -116,18 +116,14 @@ def _attempt() -> Iterator[Happening]:
     )
     for name, event, when, before in words:
         yield Happening(name, "fault", when, event, 0, before, event_fields=KIND)
-    for event in (g.AttemptFailed, g.TokensMissed):
-        hole = ("hole = True",) if event is g.TokensMissed else ()
-        yield Happening(
-            f"{event.__name__}_for_good",
-            "fault",
-            f"{sent} and at_work",
-            event,
-            0,
-            hole,
-            {"may_retry": "False"},
-            KIND | {"retryable": "False"},
-        )
+    yield Happening(
+        "attempt_fails_for_good",
+        "fault",
+        f"{sent} and at_work",
+        g.AttemptFailed,
+        guards={"may_retry": "False"},
+        event_fields={"failure": "'contract'"},
+    )
 
 
 def _laws() -> tuple[Law, ...]:

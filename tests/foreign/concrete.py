@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from epd.failure import FailureKind
 from epd.fsm import embedding, encoding, generation, offer, request
 from epd.messages import TokenLogprobs
 from tests.foreign.walk import Concrete, Values
@@ -18,7 +19,7 @@ ITEMS = tables.MESSAGE.items  # rooms a and b, tokens 1 and 2 of a prompt of thr
 def _generation(values: Values) -> generation.Generation:
     made = generation.Generation("g", values["MAX_ATTEMPTS"])
     made.attempt = values["attempts"]
-    made.failures = {"lost": values["failures"]} if values["failures"] else {}
+    made.failures = {FailureKind.LOST: values["failures"]} if values["failures"] else {}
     made.token_ids = [5] if values["said"] else []
     return made
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import IllegalEvent, Machine
 from epd_lab.formal import models
 from epd_lab.formal.expressions import Assign, Body, Require, expression, statements
@@ -91,6 +92,8 @@ class Walked:
     def take(self, happening: Happening, node: Node) -> Node:
         values = self.values(node)
         carried = {n: self.holds(text, values) for n, text in happening.event_fields.items()}
+        if kind := carried.get("failure"):
+            carried["failure"] = Failure(FailureKind(kind), "because")
         self._do(happening.before, values)
         if happening.event is not None:
             machine = self.concrete.make(values | dict(self.model.constants))

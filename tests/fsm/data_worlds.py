@@ -157,6 +157,8 @@ class EncodingWorld(World):
         if self.work == "preprocess":
             yield from (e.PreprocessSucceeded("patches"), e.PreprocessFailed("truncated"))
             yield e.EncodeFailed("a bug")
+            if self.machine.state is e.S.ABANDONED:
+                yield e.Withdrawn()
         elif self.work == "prepared":
             yield e.BatchStarted()
         elif self.work == "batch":
@@ -207,8 +209,9 @@ class EncodingWorld(World):
             self.need(self.kept and not rooms, "rows are dropped that are not kept or still read")
             self.kept = ""
         elif effect is e.Do.FAIL_ROOMS:
-            self.need(bool(self.machine.failure[0]), "rooms are told no reason")
-            self.need_reason(self.machine.failure[1], event)
+            failure = self.machine.failure
+            self.need(failure is not None, "rooms are told no reason")
+            self.need_reason(failure.reason if failure is not None else "", event)
             for room in rooms:  # as the role does
                 self.fire(e.RoomClosed(room))
         elif effect in (e.Do.FILL_ROOMS, e.Do.FILL_ONE):
@@ -274,7 +277,8 @@ class EmbeddingWorld(World):
         elif effect is m.Do.NOTIFY_READY:
             self.told.update(waiters)
         elif effect is m.Do.NOTIFY_FAILED:
-            self.need_reason(self.machine.failure[1], event)
+            failure = self.machine.failure
+            self.need_reason(failure.reason if failure is not None else "", event)
             for room in waiters:  # their requests fail and let go at once
                 self.told[room] += 1
                 self.fire(m.Unwanted(room))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
@@ -34,9 +35,12 @@ class GenerationWorld(World):
         yield from (g.DeadlinePassed(), g.TokenTimedOut("late"), g.CancelRequested("hung up"))
         yield from (g.Refused("it is wrong"), g.Abandoned("a fault"))
         if state is not g.S.PREPARING:  # what instances and timers of attempts may still say
-            for retryable in (True, False):
-                yield g.AttemptFailed("engine", "because", retryable)
-            yield from (g.AttemptRefused("media", "bad"), g.StopRequested("enough"))
+            for kind in (FailureKind.ENGINE, FailureKind.CONTRACT):
+                yield g.AttemptFailed(Failure(kind, "because"))
+            yield from (
+                g.AttemptRefused(Failure(FailureKind.MEDIA, "bad")),
+                g.StopRequested("enough"),
+            )
             yield from (g.Accepted(), g.TokensMissed("a hole"), g.AttemptTimedOut("silent"))
             yield from (make_event(g.TokensArrived), make_event(g.FinalTokensArrived))
             yield from (g.AbortConfirmed(), g.AbortTimedOut())
@@ -50,10 +54,11 @@ class GenerationWorld(World):
         if effect is g.Do.DELIVER:
             self.need(self.answers() == 0, "tokens after the answer")
         if effect in (g.Do.ANSWER_ERROR, g.Do.LOG_FAILURE):
-            kind, reason = self.machine.error
-            self.need_reason(reason, event)
+            failure = self.machine.failure
+            self.need_reason(failure.reason if failure is not None else "", event)
             late = isinstance(event, g.DeadlinePassed | g.TokenTimedOut)
-            self.need(bool(kind) and late == (kind == "deadline"), "another kind of failure")
+            known = failure is not None and failure.kind is FailureKind.DEADLINE
+            self.need(late == known, "another kind of failure")
         if effect is g.Do.DISPATCH:
             bound = 1 + NUM_KINDS * (self.machine.max_attempts - 1)
             self.need(self.machine.attempt <= bound, "too many attempts")
@@ -101,7 +106,7 @@ class RequestWorld(World):
             yield r.EmbeddingsPromised()
         for room in sorted(self.waiting_rooms):
             yield r.EmbeddingReady(room, "rows")
-            yield r.EmbeddingFailed("media", "bad picture", False)
+            yield r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture"))
         if self.queued and q.state in (r.S.WAITING, r.S.PREEMPTED):
             yield r.Scheduled((3, 4))
         if q.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT, r.S.DECODING):
@@ -122,7 +127,7 @@ class RequestWorld(World):
             yield r.EmbeddingsRequired() if self.pictures else r.TextOnly()
 
     def _transfer(self) -> Choices:
-        yield r.KvFailed("lost", "instance lost", True)
+        yield r.KvFailed(Failure(FailureKind.LOST, "instance lost"))
         if self.remote_kv:
             yield from (r.RemoteKvArrived((3, 4), KV), r.KvWithdrawn())
         elif self.blocks == "transfer":
@@ -141,7 +146,7 @@ class RequestWorld(World):
         if q.state in (r.S.ABORTING, r.S.FINISHING):
             yield r.StepReturned()
             return
-        yield r.StepFailed("engine", "because", True)
+        yield r.StepFailed(Failure(FailureKind.ENGINE, "because"))
         if q.state is r.S.RUNNING:
             yield r.ChunkComputed(1)
             if q.in_flight == 1 or (q.decode_here and not q.missing):  # the step ahead decodes it
@@ -194,10 +199,11 @@ class RequestWorld(World):
         }
         act.get(effect, lambda: None)()
         if effect is r.Do.SEND_FAILURE:
-            kind, reason, _ = self.machine.failure
-            self.need_reason(reason, event)
+            failure = self.machine.failure
+            self.need_reason(failure.reason if failure is not None else "", event)
             late = isinstance(event, r.DeadlinePassed)
-            self.need(bool(kind) and late == (kind == "deadline"), "another kind of failure")
+            known = failure is not None and failure.kind is FailureKind.DEADLINE
+            self.need(late == known, "another kind of failure")
         if effect is r.Do.SEND_ABORTED and "aborted" not in self.ended:
             self.ended.append("aborted")
         if effect is r.Do.EMIT_TOKENS:

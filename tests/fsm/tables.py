@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import (
     child,
     embedding,
@@ -61,6 +62,7 @@ CARRIES: dict[str, Any] = {
     "grant": GRANT,
     "image": b"image",
     "item": "item",
+    "failure": Failure(FailureKind.ENGINE, "because"),
     "kind": "engine",
     "kv": KV,
     "load": "load",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.embedding import (
     Do,
     Embedding,
@@ -23,7 +24,7 @@ from tests.fsm.paths import follow
 from tests.fsm.tables import make_embedding
 
 ROWS = Loaded("rows", (1, 2))
-FAILURE = ("lost", "the encoder is gone", True)
+FAILURE = Failure(FailureKind.LOST, "the encoder is gone")
 ARRIVE = (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY)
 
 
@@ -50,7 +51,7 @@ def test_another_room_takes_over_when_the_load_fails(
     loading.fire(Wanted("b", "item b"))
     follow(
         loading,
-        (outcome(*FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)),
+        (outcome(FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)),
         (LeaseGranted(), S.LOADING, ()),
         (ROWS, S.RESIDENT, ARRIVE),
     )
@@ -65,7 +66,7 @@ def test_without_another_room_every_waiter_is_told(
     loading: Embedding, outcome: type[LoadFailed], state: S
 ) -> None:
     """LOADING -> FAILED, or QUARANTINED while the transfer still owns the slots."""
-    follow(loading, (outcome(*FAILURE), state, (Do.NOTIFY_FAILED,)))
+    follow(loading, (outcome(FAILURE), state, (Do.NOTIFY_FAILED,)))
     assert loading.failure == FAILURE
 
 
@@ -93,7 +94,7 @@ def test_a_resurrected_load_that_was_cancelled_starts_anew(loading: Embedding) -
     """F22: ABANDONED -> LOADING -> REQUESTED: the cancel was faster, the new room loads."""
     loading.fire(Unwanted("a"))
     loading.fire(Wanted("b", "item b"))
-    follow(loading, (LoadFailed(*FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)))
+    follow(loading, (LoadFailed(FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)))
     assert loading.room == "b"
 
 
@@ -115,7 +116,7 @@ def test_a_quarantined_load_does_not_block_its_hash(loading: Embedding) -> None:
     """QUARANTINED -> REQUESTED with new slots; the old ones return to the transfer's pool."""
     follow(
         loading,
-        (LoadLost(*FAILURE), S.QUARANTINED, (Do.NOTIFY_FAILED,)),
+        (LoadLost(FAILURE), S.QUARANTINED, (Do.NOTIFY_FAILED,)),
         (Unwanted("a"), S.QUARANTINED, ()),
         (Wanted("b", "item b"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
         (SlotsReturned(), S.REQUESTED, ()),
@@ -131,5 +132,5 @@ def test_leaving_before_slots_are_there_leaves_the_line() -> None:
         made,
         (Wanted("a", "item a"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
         (Unwanted("a"), S.EVICTED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM)),
-        (LoadFailed(*FAILURE), S.EVICTED, ()),
+        (LoadFailed(FAILURE), S.EVICTED, ()),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.encoding import (
     BatchStarted,
     CopyTimedOut,
@@ -63,19 +64,19 @@ def test_two_rooms_and_one_encode(queued: Encoding) -> None:
 def test_a_bad_picture_fails_alone(queued: Encoding) -> None:
     """F13: QUEUED -> FAILED, not to be retried elsewhere."""
     follow(queued, (PreprocessFailed("truncated"), S.FAILED, (Do.FAIL_ROOMS,)))
-    assert queued.failure == ("media", "truncated", False)
+    assert queued.failure == Failure(FailureKind.MEDIA, "truncated")
 
 
 def test_a_fault_of_ours_is_not_the_pictures(queued: Encoding) -> None:
     """F40: QUEUED -> FAILED; the client is not told that its picture is bad."""
     follow(queued, (EncodeFailed("a bug"), S.FAILED, (Do.FAIL_ROOMS,)))
-    assert queued.failure == ("engine", "a bug", True)
+    assert queued.failure == Failure(FailureKind.ENGINE, "a bug")
 
 
 def test_a_failed_batch_may_be_retried_elsewhere(encoding: Encoding) -> None:
     """F40: ENCODING -> FAILED."""
     follow(encoding, (EncodeFailed("out of memory"), S.FAILED, (Do.FAIL_ROOMS,)))
-    assert encoding.failure == ("engine", "out of memory", True)
+    assert encoding.failure == Failure(FailureKind.ENGINE, "out of memory")
 
 
 def test_an_abandoned_batch_finishes_and_is_kept(encoding: Encoding) -> None:
@@ -186,8 +187,9 @@ def test_without_a_tower_what_is_not_found_is_absent(outcome: LoadMissed) -> Non
         (Requested("a"), S.LOADING, (Do.START_LOAD,)),
         (outcome, S.FAILED, (Do.FAIL_ROOMS,)),
     )
-    kind, reason, retryable = finder.failure
-    assert (kind, retryable) == ("absent", True) and "not in the shared storage" in reason
+    failure = finder.failure
+    assert failure is not None and failure.kind is FailureKind.ABSENT and failure.retryable
+    assert "not in the shared storage" in failure.reason
 
 
 def test_a_load_that_nobody_waits_for_is_kept_or_forgotten(loading: Encoding) -> None:

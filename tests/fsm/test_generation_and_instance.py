@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import generation as g
 from epd.fsm import instance as i
 from epd.fsm.generation import Do, S
@@ -42,7 +43,7 @@ def test_an_answer(placed: g.Generation) -> None:
         (g.TokensArrived(tokens(1, 2)), S.STREAMING, SAYS),
         (g.Accepted(), S.STREAMING, (Do.ARM_ATTEMPT,)),  # preempted, and still there
         (g.FinalTokensArrived(tokens(3, finish="stop")), S.FINISHED, (Do.CLOSE, Do.DELIVER_FINAL)),
-        (g.AttemptFailed("lost", "gone", True), S.FINISHED, ()),
+        (g.AttemptFailed(Failure(FailureKind.LOST, "gone")), S.FINISHED, ()),
         (g.DeadlinePassed(), S.FINISHED, ()),
     )
     assert (placed.token_ids, placed.finish_reason) == ([1, 2, 3], "stop")
@@ -55,7 +56,11 @@ def test_a_full_gateway_refuses_at_once() -> None:
 
 @pytest.mark.parametrize(
     "failure",
-    [g.AttemptFailed("lost", "gone", True), g.AttemptTimedOut("silent"), g.TokensMissed("hole")],
+    [
+        g.AttemptFailed(Failure(FailureKind.LOST, "gone")),
+        g.AttemptTimedOut("silent"),
+        g.TokensMissed("hole"),
+    ],
     ids=lambda event: type(event).__name__,
 )
 def test_a_lost_attempt_migrates_with_its_tokens_until_attempts_run_out(
@@ -75,7 +80,8 @@ def test_a_lost_attempt_migrates_with_its_tokens_until_attempts_run_out(
 
 def test_failures_of_different_kinds_do_not_add_up(placed: g.Generation) -> None:
     """PLACED -> MIGRATING: one of two attempts may fail in each way (swarm 71480)."""
-    lost, in_doubt = (g.AttemptFailed(kind, "because", True) for kind in ("lost", "transfer"))
+    kinds = (FailureKind.LOST, FailureKind.TRANSFER)
+    lost, in_doubt = (g.AttemptFailed(Failure(kind, "because")) for kind in kinds)
     follow(
         placed,
         (in_doubt, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)),
@@ -88,15 +94,16 @@ def test_failures_of_different_kinds_do_not_add_up(placed: g.Generation) -> None
 
 def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> None:
     """F40: PLACED -> FAILED with the reason."""
-    follow(placed, (g.AttemptFailed("contract", "layouts differ", False), S.FAILED, FAIL))
-    assert placed.error == ("contract", "layouts differ")
+    drift = Failure(FailureKind.CONTRACT, "layouts differ")
+    follow(placed, (g.AttemptFailed(drift), S.FAILED, FAIL))
+    assert placed.failure == drift
 
 
 def test_a_mistake_that_an_instance_finds_is_a_refusal(placed: g.Generation) -> None:
     """PLACED -> REJECTED with the reason: it is answered, and no failure of ours."""
     told = (Do.ABORT_ATTEMPT, Do.CLOSE, Do.ANSWER_ERROR)
-    follow(placed, (g.AttemptRefused("media", "bad picture"), S.REJECTED, told))
-    assert placed.error == ("media", "bad picture")
+    follow(placed, (g.AttemptRefused(Failure(FailureKind.MEDIA, "bad picture")), S.REJECTED, told))
+    assert placed.failure == Failure(FailureKind.MEDIA, "bad picture")
 
 
 OUTCOMES = [
@@ -138,21 +145,23 @@ def test_an_answer_that_a_stop_string_ended_is_finished(placed: g.Generation) ->
 
 def test_a_deadline_says_what_had_failed_before(placed: g.Generation) -> None:
     """MIGRATING -> FAILED: while it waited for its next attempt, time ran out."""
-    placed.fire(g.AttemptFailed("busy", "d0 is draining", True))
+    placed.fire(g.AttemptFailed(Failure(FailureKind.BUSY, "d0 is draining")))
     follow(placed, (g.DeadlinePassed(), S.FAILED, TELL))
-    assert (placed.error[0], placed.cause) == ("deadline", "d0 is draining")
+    assert placed.failure is not None and placed.failure.kind is FailureKind.DEADLINE
+    assert placed.cause == "d0 is draining"
 
 
 def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
     """MIGRATING -> MIGRATING, for a while -> FAILED."""
-    placed.fire(g.AttemptFailed("lost", "p0 is gone", True))
+    placed.fire(g.AttemptFailed(Failure(FailureKind.LOST, "p0 is gone")))
     follow(
         placed,
         (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
         (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
         (g.PlacementTimedOut("no prefill"), S.FAILED, TELL),
     )
-    assert (placed.error, placed.cause) == (("unavailable", "no prefill"), "p0 is gone")
+    assert placed.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
+    assert placed.cause == "p0 is gone"
 
 
 @pytest.mark.parametrize(
@@ -175,12 +184,12 @@ def test_a_new_gateway_waits_for_its_instances(
         (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
         (then, state, effects),
     )
-    assert state is S.PLACED or made.error == ("unavailable", "no prefill")
+    assert state is S.PLACED or made.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
 
 
 def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
     """MIGRATING -> MIGRATING, for a while -> PLACED."""
-    placed.fire(g.AttemptFailed("lost", "p0 is gone", True))
+    placed.fire(g.AttemptFailed(Failure(FailureKind.LOST, "p0 is gone")))
     follow(
         placed,
         (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
@@ -206,7 +215,8 @@ def test_the_deadline_answers_from_every_open_state(state: S) -> None:
     made = make_generation()
     made._state = state
     assert made.fire(g.DeadlinePassed()).count(Do.ANSWER_ERROR) == 1
-    assert made.state is S.FAILED and made.error[0] == "deadline"
+    assert made.state is S.FAILED and made.failure is not None
+    assert made.failure.kind is FailureKind.DEADLINE
 
 
 def test_what_was_said_is_the_answer_when_its_time_is_over(placed: g.Generation) -> None:
@@ -227,7 +237,7 @@ def test_what_was_said_is_the_answer_wherever_the_next_attempt_is(placed: g.Gene
     again.fire(g.Placed("first"))
     for made in (placed, again):
         made.fire(g.TokensArrived(tokens(1)))
-        made.fire(g.AttemptFailed("lost", "gone", True))
+        made.fire(g.AttemptFailed(Failure(FailureKind.LOST, "gone")))
     follow(placed, (g.DeadlinePassed(), S.FINISHED, (Do.CLOSE, Do.DELIVER_CUT)))
     follow(again, (g.Placed("second"), S.PLACED, SEND), (g.DeadlinePassed(), S.FINISHED, CUT))
 
@@ -240,7 +250,7 @@ def test_a_token_that_does_not_come_is_an_error_whatever_was_said(state: S) -> N
     made._state = state
     made.token_ids = [1, 2]
     assert made.fire(LATE).count(Do.ANSWER_ERROR) == 1
-    assert made.state is S.FAILED and made.error == ("deadline", LATE.reason)
+    assert made.state is S.FAILED and made.failure == Failure(FailureKind.DEADLINE, LATE.reason)
 
 
 def test_who_is_called_off_waits_for_no_token(placed: g.Generation) -> None:

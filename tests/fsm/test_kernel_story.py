@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.generation import (
     Accepted,
     Admitted,
@@ -40,7 +41,7 @@ def test_an_attempt_is_accepted_for_itself() -> None:
         Admitted(),
         Placed("here"),
         Accepted(),
-        AttemptFailed("lost", "gone", True),
+        AttemptFailed(Failure(FailureKind.LOST, "gone")),
         Placed("there"),
     ):
         generation.fire(event)

@@ -42,7 +42,9 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "ENCODING": {
         "Requested": "a hash that has ended gets a new machine",
         "BatchStarted": "of who is in the queue for batches now",
-        "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed": "the one work's end",
+        "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed Withdrawn": (
+            "the one work's end"
+        ),
     },
     "EMBEDDING": {
         "Wanted": "a hash that has ended gets a new machine",
@@ -82,7 +84,7 @@ ALL_THE_SAME: dict[str, dict[str, str]] = {
 # Or when it has ended: the outcome is late, or was called off.
 AFTER_THE_END: dict[str, str] = {
     "REQUEST": "Scheduled RemoteKvArrived KvWithdrawn KvDelivered",
-    "ENCODING": "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed",
+    "ENCODING": "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed Withdrawn",
     "EMBEDDING": "LeaseGranted",
 }
 # Entering a state arms the clocks that bound the wait in it.

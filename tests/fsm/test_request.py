@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Event
 from epd.fsm.request import (
-    ALL_TOKENS,
     AbortReceived,
     ChunkComputed,
     DeadlinePassed,
@@ -44,7 +44,7 @@ FREE = (Do.DEQUEUE, Do.RELEASE_BLOCKS)
 GIVES_WAY = (*FREE, Do.ENQUEUE)
 GIVES_BACK = (Do.DEQUEUE, Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER)  # all but its blocks
 LAST = LastTokenSampled(TOKEN, "stop")
-LOST = KvFailed("lost", "decode is gone", True)
+LOST = KvFailed(Failure(FailureKind.LOST, "decode is gone"))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_prompt_waits_in_its_middle_and_keeps_its_blocks() -> None:
         (EmbeddingReady("b", "rows b"), S.WAITING_MID_PROMPT, ()),
         (EmbeddingReady("a", "rows a"), S.RUNNING, (Do.EXTEND,)),
     )
-    assert (made.block_table, made.num_computed, made.num_ready()) == ((3, 4), 1, ALL_TOKENS)
+    assert (made.block_table, made.num_computed, made.num_ready()) == ((3, 4), 1, None)
 
 
 def test_a_load_that_overlaps_the_step_stops_nobody() -> None:
@@ -181,7 +181,7 @@ def parked() -> Request:
 @pytest.mark.parametrize(
     ("event", "told"),
     [
-        (EmbeddingFailed("media", "bad picture", False), Do.SEND_FAILURE),
+        (EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture")), Do.SEND_FAILURE),
         (DeadlinePassed(), Do.SEND_FAILURE),
         (AbortReceived(), Do.SEND_ABORTED),
     ],
@@ -204,7 +204,7 @@ def test_a_picture_that_fails_fails_the_request() -> None:
     made = make_request()
     made.fire(EmbeddingsRequired())
     ends = (Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE)
-    follow(made, (EmbeddingFailed("media", "bad picture", False), S.FAILED, ends))
+    follow(made, (EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture")), S.FAILED, ends))
 
 
 def test_the_hand_over_gives_the_blocks_to_the_transfer(running: Request) -> None:
@@ -274,7 +274,7 @@ def test_decode_is_aborted_in_flight(decoding: Request) -> None:
     follow(decoding, (StepReturned(), S.FINISHED, ends))
 
 
-@pytest.mark.parametrize("outcome", [LAST, StepFailed("engine", "not finite", True)])
+@pytest.mark.parametrize("outcome", [LAST, StepFailed(Failure(FailureKind.ENGINE, "not finite"))])
 def test_the_step_ahead_keeps_blocks_of_who_has_ended(decoding: Request, outcome: Event) -> None:
     """F6: DECODING -> FINISHING or ABORTING -> FINISHED, and its client is told at once."""
     last = outcome is LAST
@@ -300,7 +300,7 @@ def test_decode_lost_while_the_prompt_runs(running: Request) -> None:
     running.in_flight = 0
     ends = (Do.RELEASE_BLOCKS, Do.RELEASE_EMBEDDINGS)
     follow(running, (StepReturned(), S.FINISHED, ends))
-    assert running.failure == ("lost", "decode is gone", True)
+    assert running.failure == LOST.failure
 
 
 def test_who_fails_in_a_step_while_the_next_one_runs_has_a_reason(
@@ -310,8 +310,8 @@ def test_who_fails_in_a_step_while_the_next_one_runs_has_a_reason(
     for request, offer in ((running, (Do.WITHDRAW_OFFER,)), (decoding, ())):
         request.in_flight = 1
         told = (Do.DEQUEUE, *offer, Do.SEND_FAILURE, Do.ARM_GRACE)
-        follow(request, (StepFailed("engine", "not finite", True), S.ABORTING, told))
-        assert request.failure == ("engine", "not finite", True)
+        follow(request, (StepFailed(Failure(FailureKind.ENGINE, "not finite")), S.ABORTING, told))
+        assert request.failure == Failure(FailureKind.ENGINE, "not finite")
 
 
 def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None:

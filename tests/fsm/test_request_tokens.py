@@ -50,7 +50,7 @@ def test_rows_that_come_in_the_line_let_the_batch_go_further(preempted: bool) ->
 def test_what_was_cached_is_counted_when_it_is_first_taken() -> None:
     made = make_request()
     made.fire(TextOnly())
-    assert made.num_cached == -1
+    assert made.num_cached is None
     for blocks, num_cached in (((3,), 2), ((4,), 1)):
         made.fire(Scheduled(blocks, num_cached))
         assert (made.block_table, made.num_computed, made.num_cached) == (blocks, num_cached, 2)

@@ -51,7 +51,8 @@ class World:
 
     def need_reason(self, told: str, event: Event) -> None:
         """What is told is the reason of what just happened, not of something before."""
-        reason = getattr(event, "reason", told)
+        reason = getattr(event, "reason", None) or getattr(event, "failure", None)
+        reason = getattr(reason, "reason", reason) or told
         self.need(bool(told) and told == reason, f"{told!r} is told of {type(event).__name__}")
 
     def need(self, holds: bool, law: str) -> None:

@@ -10,6 +10,7 @@ from unittest import mock
 import msgspec
 
 from epd.api.port import GenerationUpdate, Stage
+from epd.failure import Failure, FailureKind
 from epd.messages import (
     Address,
     Heartbeat,
@@ -114,8 +115,9 @@ class Open:
         chunk = msgspec.structs.replace(made, **other)
         return self.at.tell("on_tokens", Tokens((chunk,)), self.decode)
 
-    def fails(self, source: str, kind: str, **other: Any) -> list[Message]:
-        made = RequestFailed(self.key, self.machine.attempt, kind, "because", True)
+    def fails(self, source: str, kind: str, culprit: str = "", **other: Any) -> list[Message]:
+        failure = Failure(FailureKind(kind), "because", culprit)
+        made = RequestFailed(self.key, self.machine.attempt, failure)
         return self.at.tell("on_failed", msgspec.structs.replace(made, **other), source)
 
     def updates(self) -> list[GenerationUpdate]:

@@ -160,5 +160,5 @@ def test_a_prompt_that_fills_no_block_is_nowhere() -> None:
         one = text(at, length=1)
         affinity = at.cluster.gateway.affinity
         assert affinity.shares(one.machine, at.role._dispatcher.candidates()) == {}
-        one.fails(one.prefill, "contract", retryable=False)
+        one.fails(one.prefill, "contract")
         assert affinity.live() == {"prefix_keys": 0}

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.embedding import S
@@ -200,7 +201,7 @@ def test_slots_are_handed_out_to_all_whom_they_serve() -> None:
         assert own.role.live()["lease_line"] == 2
         assert own.transfer("a").state is transfer_fsm.S.PENDING
         own.hear("big", transfer_fsm.AbortReceived("engine", "because", False))
-        assert own.heard == [("big", "engine", "because", False)]
+        assert own.heard == [("big", Failure(FailureKind.ENGINE, "because"))]
         assert own.role.live()["lease_line"] == 0
         assert len(own.transfer("a").slots) == len(own.transfer("b").slots) == 1
 
@@ -223,7 +224,7 @@ def test_all_who_want_it_hear_why_it_failed(kind: str, told: str) -> None:
         own.hear("a", aborted)
         assert not own.heard, "the follower's room is tried"
         own.hear("b", aborted)
-        assert own.heard == [(room, kind, told, False) for room in "ab"]
+        assert own.heard == [(room, Failure(FailureKind(kind), told)) for room in "ab"]
         assert own.role.live()["slots"] == 0 and not own.role._embeddings
 
 
@@ -231,7 +232,7 @@ def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
     with pool() as own:
         own.at.actor.lost.add(("e0", 1))
         own.want("a")
-        assert own.heard == [("a", "lost", "instance e0 was lost", True)]
+        assert own.heard == [("a", Failure(FailureKind.LOST, "instance e0 was lost"))]
         assert own.role._transfers.find("a", Side.CONSUMER) is None
 
 
@@ -262,10 +263,10 @@ def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load()
 
 
 OUTCOMES = [
-    (("engine", "because", True), False, fsm.LoadFailed("engine", "because", True)),
-    (("deadline", "late", True), False, fsm.LoadTimedOut("deadline", "late", True)),
-    (("", "", True), False, fsm.LoadFailed("cancelled", "", True)),
-    (("deadline", "late", True), True, fsm.LoadLost("deadline", "late", True)),
+    (("engine", "because", True), False, fsm.LoadFailed(Failure(FailureKind.ENGINE, "because"))),
+    (("deadline", "late", True), False, fsm.LoadTimedOut(Failure(FailureKind.DEADLINE, "late"))),
+    (("", "", True), False, fsm.LoadFailed(Failure(FailureKind.CANCELLED, ""))),
+    (("deadline", "late", True), True, fsm.LoadLost(Failure(FailureKind.DEADLINE, "late"))),
 ]
 
 

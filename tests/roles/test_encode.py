@@ -115,10 +115,9 @@ def test_a_device_that_hangs_fails_the_picture_in_time_and_is_told_of(*, kept: b
         assert encoding.state is S.ENCODING
         at.cluster.pass_time(0.2 * LIMIT_S)
         assert encoding.state is S.ABANDONED and not rooms(at)
-        kind, reason, retryable = encoding.failure
-        told = RequestFailed("r", 1, kind, reason, retryable)
+        told = RequestFailed("r", 1, encoding.failure)
         assert ((GATEWAY, told) in at.said) == kept
-        assert (kind, retryable, at.actor.counters["device_hangs"]) == ("engine", True, 0)
+        assert (encoding.failure.kind, at.actor.counters["device_hangs"]) == ("engine", 0)
         at.cluster.pass_time(LIMIT_S)
         assert encoding.state is S.FAILED
         assert at.actor.counters["device_hangs"] == 1

@@ -15,6 +15,7 @@ from epd.api.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
 from epd.engine.factory import build_executor, build_language, build_vision
+from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Generation
 from epd.roles.compose import Engines
 from epd.roles.failures import MAX_LINES_PER_S, FailureLog, error_of
@@ -149,7 +150,7 @@ class Actor:
 
 def failure(kind: str = "engine", reason: str = "because") -> Generation:
     made = Generation("g-1", 2)
-    made.error = (kind, reason)
+    made.failure = Failure(FailureKind(kind), reason)
     made.stream = SimpleNamespace(client_request_id="")
     return made
 

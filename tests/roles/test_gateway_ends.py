@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from epd.api.port import Leave
+from epd.failure import Failure, FailureKind
 from epd.fsm.generation import S
 from epd.messages import (
     AbortEncode,
@@ -44,10 +45,10 @@ def test_who_rejects_a_picture_is_avoided() -> None:
     with gateway() as at:
         one = Open(at, "", PICTURES[0])
         encoder = one.encoder(0)
-        rejected = EncodeRejected(one.key, 1, one.room(0), "it is full")
+        rejected = EncodeRejected(one.key, 1, one.room(0), Failure(FailureKind.BUSY, "it is full"))
         said = at.tell("on_failed", rejected, encoder)
         assert AbortEncode(f"{one.key}/1/0") in said
-        assert one.machine.error == ("busy", "it is full")
+        assert one.machine.failure == Failure(FailureKind.BUSY, "it is full")
         assert one.machine.attempt == 2 and one.encoder(0) != encoder
         assert avoided(one) == {encoder}
 
@@ -72,7 +73,7 @@ def test_whose_failure_it_was(kind: str, culprit: str, blamed: set[str]) -> None
 def test_a_mistake_of_the_request_is_the_answer() -> None:
     with gateway() as at:
         one = Open(at)
-        one.fails("p0", "media", retryable=False)
+        one.fails("p0", "media")
         (update,) = one.updates()
         assert update.error is not None and update.error.status == 400
         assert at.role.outcomes == {"rejected": 1}
@@ -81,7 +82,7 @@ def test_a_mistake_of_the_request_is_the_answer() -> None:
 def test_what_no_other_may_do_better_is_not_tried_again() -> None:
     with gateway() as at:
         one = Open(at)
-        one.fails("p0", "contract", retryable=False)
+        one.fails("p0", "contract")
         (update,) = one.updates()
         assert update.error is not None and update.error.kind == "contract"
 
@@ -134,8 +135,9 @@ def test_the_loss_of_an_instance_is_that_of_its_attempts() -> None:
         assert one.machine.attempt == other.machine.attempt == 1
         lose(at, placement.prefill)
         assert one.machine.attempt == 2
-        assert one.machine.error[0] == "lost" and avoided(one) == {placement.prefill.instance_id}
-        assert other.machine.attempt == 1 + (other.machine.error[0] == "lost")
+        assert one.machine.failure.kind is FailureKind.LOST
+        assert avoided(one) == {placement.prefill.instance_id}
+        assert other.machine.attempt == 1 + (other.machine.failure is not None)
 
 
 def test_once_tokens_come_only_the_loss_of_decode_counts() -> None:
@@ -145,7 +147,7 @@ def test_once_tokens_come_only_the_loss_of_decode_counts() -> None:
         lose(at, one.machine.placement.prefill)
         assert one.machine.attempt == 1
         lose(at, one.machine.placement.decode)
-        assert one.machine.attempt == 2 and one.machine.error[0] == "lost"
+        assert one.machine.attempt == 2 and one.machine.failure.kind == "lost"
 
 
 def test_the_loss_of_an_encoder_ends_what_wants_no_more_than_rows() -> None:
@@ -170,7 +172,8 @@ def test_an_encoder_that_does_not_answer_loses_the_pictures_that_it_has_not_take
         at.tell("on_encode_accepted", EncodeAccepted(taken.room(0), 1), encoder.instance_id)
         at.do(at.role.peer_silent, encoder)
         assert [one.machine.attempt for one in (taken, waits, too)] == [1, 2, 2]
-        assert waits.machine.error == ("lost", f"instance {encoder.instance_id} does not answer")
+        reason = f"instance {encoder.instance_id} does not answer"
+        assert waits.machine.failure == Failure(FailureKind.LOST, reason)
         assert avoided(waits) == {encoder.instance_id}
 
 
@@ -190,7 +193,7 @@ def test_who_does_not_accept_is_doubted_and_avoided() -> None:
         at.cluster.pass_time(0.02)
         doubt.assert_called_once_with(prefill)
         assert one.machine.attempt == 2 and avoided(one) == {prefill.instance_id}
-        assert f"instance {prefill.instance_id} did not accept" in one.machine.error[1]
+        assert f"instance {prefill.instance_id} did not accept" in one.machine.failure.reason
 
 
 def test_a_silent_attempt_is_inquired_after_and_then_given_up() -> None:
@@ -211,7 +214,7 @@ def test_a_silent_attempt_is_inquired_after_and_then_given_up() -> None:
         assert one.machine.attempt == 1
         at.cluster.pass_time(0.1)
         assert one.machine.attempt == 2 and avoided(one) == set(names)
-        assert one.machine.error[1] == "no word of it arrived for 0.5 s"
+        assert one.machine.failure.reason == "no word of it arrived for 0.5 s"
 
 
 def test_pictures_alone_are_not_inquired_after() -> None:
@@ -237,7 +240,8 @@ def test_a_client_waits_for_a_token_as_long_as_it_says(num_said: int) -> None:
         at.cluster.pass_time(0.02)
         assert one.machine.terminal
         which = "no further token" if num_said else "no token"
-        assert one.machine.error == ("deadline", f"{which} came within {limit_s:g} s")
+        reason = f"{which} came within {limit_s:g} s"
+        assert one.machine.failure == Failure(FailureKind.DEADLINE, reason)
 
 
 def test_the_whole_is_cut_a_little_after_its_instances_end_it() -> None:

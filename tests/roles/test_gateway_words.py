@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from epd.api.port import Leave, Refused
+from epd.failure import Failure, FailureKind
 from epd.fsm.generation import S
 from epd.messages import (
     AbortEncode,
@@ -82,7 +83,9 @@ def test_an_attempt_that_prefill_cannot_be_told_of_goes_elsewhere() -> None:
             one = Open(at)
         assert one.machine.attempt == 2 and one.machine.state is S.PLACED
         assert one.prefill != full[0]
-        assert one.machine.error == ("busy", f"instance {full[0]} takes no messages")
+        assert one.machine.failure == Failure(
+            FailureKind.BUSY, f"instance {full[0]} takes no messages"
+        )
 
 
 def test_what_has_ended_while_it_was_prepared_is_not_sent() -> None:
@@ -147,7 +150,7 @@ def test_a_hole_in_the_stream_is_a_failed_attempt_that_goes_on_behind_what_came(
         one = Open(at)
         one.tokens(0, 21)
         said = one.tokens(2, 23)
-        assert one.machine.attempt == 2 and one.machine.error[1] == "tokens 1 to 2 were lost"
+        assert one.machine.attempt == 2 and one.machine.failure.reason == "tokens 1 to 2 were lost"
         aborts = [message for message in said if isinstance(message, AbortRequest)]
         assert aborts == [AbortRequest(one.key, 1)] * 2
         ((_, again),) = one.sent(PrefillRequest)

@@ -9,6 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
 from epd.fsm.request import Request, S
@@ -85,7 +86,7 @@ def test_what_decode_is_offered() -> None:
             rope_delta=0,
             num_layers=KV_LAYOUT.num_layers,
             num_blocks=3,
-            num_whole=request.num_whole if request.num_whole >= 0 else 3,
+            num_whole=3 if request.num_whole is None else request.num_whole,
             num_cached=0,
         )
         assert kv.commit_state(SimpleNamespace(key="other")) is None
@@ -120,9 +121,7 @@ def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
         word = CancelTransfer("r/1/kv", 1, ("capacity", "too long", False))
         at.do(transfers.on_cancel, Received("d0", 1, word, ()))
         failed = [m for m in at.words() if isinstance(m, RequestFailed)]
-        assert [(m.kind, m.reason, m.retryable, m.culprit) for m in failed] == [
-            ("capacity", "too long", False, "d0")
-        ]
+        assert [m.failure for m in failed] == [Failure(FailureKind.CAPACITY, "too long", "d0")]
         assert request.terminal
         at.cluster.pass_time(0.1)
         requests = at.cluster.instance("p0").requests
@@ -252,7 +251,7 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
 
 OUTCOMES = [
     (("withdrawn", "", True), fsm.KvWithdrawn()),
-    (("engine", "because", False), fsm.KvFailed("engine", "because", False, "p0")),
+    (("engine", "because", False), fsm.KvFailed(Failure(FailureKind.ENGINE, "because", "p0"))),
 ]
 
 

@@ -115,7 +115,7 @@ def test_what_has_failed_at_prefill_goes_on_nowhere(fails: Callable[[Simulated],
         with mock.patch.object(requests.actor, "send") as send:
             cluster.within("p0", requests.on_inquiry, asked)
         (told,) = send.call_args_list
-        assert isinstance(told.args[1], RequestFailed) and told.args[1].retryable
+        assert isinstance(told.args[1], RequestFailed) and told.args[1].failure.retryable
 
 
 def test_what_goes_on_at_decode_is_not_over_at_prefill() -> None:

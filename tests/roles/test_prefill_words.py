@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 from epd.engine.base import ChunkScores
+from epd.failure import Failure, FailureKind
 from epd.fsm import membership
 from epd.fsm import request as fsm
 from epd.fsm.request import Request, S
@@ -102,10 +103,10 @@ def test_all_pictures_are_wanted_once_all_are_promised() -> None:
             assert request.state is S.RUNNING, "its text can be computed before"
             at.do(found[0].ready, "r/1/0", "rows")
             assert request.missing == {"r/1/1"} and request.rows == {"r/1/0": "rows"}
-            at.do(found[1].failed, "media", "because", False)
+            at.do(found[1].failed, Failure(FailureKind.MEDIA, "because"))
         (failed,) = [m for m in at.words() if isinstance(m, RequestFailed)]
-        assert (failed.kind, failed.reason, failed.retryable) == ("media", "because", False)
-        assert failed.culprit == "e0" and request.ended_for_client
+        assert failed.failure == Failure(FailureKind.MEDIA, "because", "e0")
+        assert request.ended_for_client
 
 
 def test_who_has_ended_wants_nothing_more() -> None:
@@ -117,7 +118,7 @@ def test_who_has_ended_wants_nothing_more() -> None:
         ):
             request = begin(at)
             want.side_effect = lambda one: at.role._requests.fire(
-                request, fsm.EmbeddingFailed("media", "because", False, "e0")
+                request, fsm.EmbeddingFailed(Failure(FailureKind.MEDIA, "because", "e0"))
             )
             at.do(promise.call_args.args[2])
             assert want.call_count == 1
@@ -222,12 +223,10 @@ def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
         at.do(reports.send_aborted, other, None)
         assert at.said == [(GATEWAY, RequestAborted("s", 1))]
         for one, told in ((request, spans), (other, ())):
-            one.failure, one.culprit = ("engine", "because", False), "e0"
+            one.failure = Failure(FailureKind.ENGINE, "because", "e0")
             at.said.clear()
             at.do(reports.send_failure, one, None)
             ((to, failed),) = at.said
-            assert to == GATEWAY and failed == RequestFailed(
-                one.request_id, 1, "engine", "because", False, told, "e0"
-            )
+            assert to == GATEWAY and failed == RequestFailed(one.request_id, 1, one.failure, told)
         reports.forget(request)
         assert reports.live() == {"chunk_logs": 0}

@@ -87,11 +87,11 @@ def refused(desk: Desk, message: PrefillRequest) -> tuple[str, bool] | None:
     failed = [answer for answer in answers if isinstance(answer, RequestFailed)]
     assert len(failed) == (desk.role._requests.get(f"{message.request_id}/1") is None)
     for one in failed:
-        assert (one.request_id, one.attempt) == (message.request_id, 1) and one.reason
+        assert (one.request_id, one.attempt) == (message.request_id, 1) and one.failure.reason
         assert desk.said[-1][0] == GATEWAY
         rooms = [answer.room for answer in answers if isinstance(answer, CancelTransfer)]
         assert rooms == [item.room for item in message.items], "their encoders keep no rows"
-        return one.kind, one.retryable
+        return one.failure.kind, one.failure.retryable
     return None
 
 
@@ -113,7 +113,7 @@ def test_a_text_only_model_takes_no_pictures() -> None:
         answers = at.tell("on_prefill_request", prompt(at, "r", items=(item("r/1/0"),)), GATEWAY)
         (failed,) = answers
         assert isinstance(failed, RequestFailed)
-        assert (failed.kind, failed.retryable) == ("media", False)
+        assert (failed.failure.kind, failed.failure.retryable) == ("media", False)
 
 
 def test_pictures_that_the_pool_never_holds_are_refused_for_good() -> None:
@@ -272,7 +272,7 @@ def accepted(desk: Desk, message: EncodeRequest, *payloads: bytes) -> bool:
     (answer,) = desk.tell("on_encode_request", message, GATEWAY, *payloads)
     if isinstance(answer, EncodeRejected):
         assert (answer.request_id, answer.attempt, answer.room) == ("r", 1, message.room)
-        assert answer.reason
+        assert answer.failure.reason
         return False
     assert answer == EncodeAccepted(message.room, 1)
     return True

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from epd.engine.base import StepFailure
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm.request import Request, S
 from epd.messages import (
@@ -108,14 +109,14 @@ def inquiry(at: Desk, request_id: str) -> list[Any]:
 
 def test_who_inquires_after_what_has_ended_is_told_so_and_else_nothing() -> None:
     with requests() as at:
-        lost = RequestFailed("a", 1, "lost", "its last word was lost", True)
+        lost = RequestFailed("a", 1, Failure(FailureKind.LOST, "its last message was lost"))
         hang(at)
         begin(at, "a")
         assert inquiry(at, "a") == [] and inquiry(at, "never heard of") == []
         abort(at, "a")
         assert inquiry(at, "a") == [lost], "for its client it has"
         abort(at, "b")
-        assert inquiry(at, "b") == [RequestFailed("b", 1, "lost", lost.reason, True)]
+        assert inquiry(at, "b") == [RequestFailed("b", 1, lost.failure)]
         at.role._bury("c/1", ended_here=False)
         assert inquiry(at, "c") == [], "it goes on at decode"
         assert at.actor.counters["last_word_lost"] == 2
@@ -167,7 +168,7 @@ def test_a_request_that_nothing_is_heard_of_is_ended_by_its_deadline() -> None:
         assert not request.terminal
         at.cluster.pass_time(0.02)
         (failed,) = [m for m in at.words() if isinstance(m, RequestFailed)]
-        assert failed.kind == "deadline" and request.terminal
+        assert failed.failure.kind is FailureKind.DEADLINE and request.terminal
         assert not [name for name in at.actor._timers if name.startswith("request/")]
         assert not at.role.live()["requests"] and at.role.has_ended("r/1")
 
@@ -209,7 +210,7 @@ def test_what_the_line_is_told_of_a_request() -> None:
         entry = at.role._entry(plain)
         assert (entry.key, entry.num_tokens, entry.rank) == ("a/1", 3, plain.rank)
         assert (entry.max_tokens, entry.num_computed) == (0, 0)
-        assert entry.recomputable and entry.num_ready >= 3
+        assert entry.recomputable and entry.num_ready is None
         long = tuple(range(20, 29))
         scored = begin(at, "b", sampling=SamplingParams(8, num_prompt_logprobs=0), token_ids=long)
         cached = begin(at, "c", token_ids=long)
@@ -313,7 +314,7 @@ def test_an_outcome_fails_its_own_request_alone() -> None:
     with requests() as at:
         failed, fine = settled(at, StepFailure("bad numbers"), TokenLogprobs(22, 0.0))
         assert failed.state is S.FAILED and fine.state is S.DECODING
-        assert failed.failure == ("engine", "bad numbers", True)
+        assert failed.failure == Failure(FailureKind.ENGINE, "bad numbers")
 
 
 def test_an_engine_that_answers_for_fewer_than_it_was_asked_is_a_fault() -> None:

@@ -154,7 +154,7 @@ async def test_storage_is_asked_for_this_very_picture_and_has_it_or_not() -> Non
     assert (device.tier, host.tier) == ("device", "host")
     made.owner.begin.return_value = False
     made.storage.get.reset_mock()
-    assert await made.tiers.start_load(one, None) == fsm.LoadMissed()  # type: ignore[arg-type]
+    assert await made.tiers.start_load(one, None) == fsm.Withdrawn()  # type: ignore[arg-type]
     assert not made.storage.get.called, "nobody wants it any more"
 
 

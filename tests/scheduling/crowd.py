@@ -106,11 +106,11 @@ class Crowd:
         )
         self.scheduler.add(job.entry)
 
-    def ready(self, job: Job) -> int:
+    def ready(self, job: Job) -> int | None:
         shape = job.shape
         waits = shape.picture_at and self.now < shape.arrives + shape.ready_after
         covered = job.entry.num_computed > shape.picture_at
-        return shape.picture_at if waits and not covered and not shape.received else 1 << 60
+        return shape.picture_at if waits and not covered and not shape.received else None
 
     def keys(self, job: Job) -> list[bytes]:
         full = len(job.tokens) // BLOCK
@@ -287,9 +287,10 @@ class Crowd:
             ready = self.ready(job)
             num_guesses = count - 1 if entry.decoding else 0
             assert num_guesses <= len(entry.guesses)
-            assert entry.num_computed + count - num_guesses <= min(known, ready)
+            assert entry.num_computed + count - num_guesses <= known
+            assert ready is None or entry.num_computed + count - num_guesses <= ready
             assert len(job.tokens) <= job.shape.prompt + job.shape.output
-            if not entry.decoding and ready < len(job.tokens):
+            if not entry.decoding and ready is not None and ready < len(job.tokens):
                 assert ready - entry.num_computed >= bounds.min_partial_tokens, "a crumb"
             assert entry.num_computed + count <= len(job.blocks) * BLOCK
         sampled = sum(n for e, n in plan if e.decoding)

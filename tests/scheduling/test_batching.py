@@ -79,7 +79,7 @@ def test_a_few_tokens_before_a_picture_are_not_worth_a_step() -> None:
     entered.entry.num_ready = 6
     assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 6)]  # a step has one place
     entered.entry.num_computed = 10
-    entered.entry.num_ready = 1 << 60  # the end of a prompt is worth one, however short
+    entered.entry.num_ready = None  # the end of a prompt is worth one, however short
     assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 2)]
 
 

@@ -9,6 +9,7 @@ from unittest import mock
 from msgspec.structs import replace as replace_struct
 
 from epd.config import Timing
+from epd.failure import Failure, FailureKind
 from epd.fsm import encoding, generation, transfer
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
@@ -144,7 +145,8 @@ def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
         for machine in list(self._open.values()):
             if machine.placement is not None and lost in machine.placement.addresses():
                 name = lost.instance_id
-                self._attempt_failed(machine, {name}, "lost", f"instance {name} was lost", True)
+                failure = Failure(FailureKind.LOST, f"instance {name} was lost")
+                self._attempt_failed(machine, {name}, failure)
 
     with mock.patch.object(GatewayRole, "_instance_lost", fail_all):
         yield

@@ -37,7 +37,7 @@ def a_raise_leaves_its_picture_open() -> Iterator[None]:
 
     async def start(self: EncodeRole, machine: encoding.Encoding, event: Event) -> Event:
         if not await self.begin(machine):
-            return encoding.PreprocessFailed("nobody wants it any more")
+            return encoding.Withdrawn()
         return encoding.PreprocessSucceeded(
             await self._engine.preprocess(
                 machine.image, machine.expected, machine.clip, machine.bounds

@@ -13,6 +13,7 @@ from unittest import mock
 import msgspec
 
 from epd.engine.base import Rows
+from epd.failure import Failure, FailureKind
 from epd.fsm import embedding, encoding, generation, request, transfer, transfer_parts
 from epd.fsm.kernel import Event, unless
 from epd.fsm.transfer_failures import note_lost
@@ -260,7 +261,7 @@ def bad_picture_fails_batch() -> Iterator[None]:
 
     def never_again(machine: encoding.Encoding, event: encoding.EncodeFailed) -> None:
         machine.patches, machine.in_batch = None, False
-        machine.failure = ("media", event.reason, False)
+        machine.failure = Failure(FailureKind.MEDIA, event.reason)
 
     table = encoding.Encoding.table
     do = (encoding.Do.FAIL_ROOMS,)

@@ -29,6 +29,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import NULL_JOURNAL, Event, Ignore, Journal, Machine, Row, State, Table, unless
 from epd.fsm.request.events import (
     AbortReceived,
@@ -62,7 +63,6 @@ from epd.fsm.request.events import (
 from epd.fsm.request.states import Do, Own, S
 
 __all__ = (
-    "ALL_TOKENS",
     "TABLE",
     "AbortReceived",
     "ChunkComputed",
@@ -112,19 +112,20 @@ __all__ = (
     "reaches_missing",
 )  # fmt: skip
 
-ALL_TOKENS = 1 << 60
-
 
 def may_begin(request: Request, event: EmbeddingReady | EmbeddingsPromised) -> bool:
-    return request.num_ready(getattr(event, "room", "")) >= request.min_early_tokens
+    num_ready = request.num_ready(event.room if isinstance(event, EmbeddingReady) else "")
+    return num_ready is None or num_ready >= request.min_early_tokens
 
 
 def reaches_missing(request: Request, event: ChunkComputed) -> bool:
-    return request.num_computed + event.num_tokens >= request.num_ready()
+    num_ready = request.num_ready()
+    return num_ready is not None and request.num_computed + event.num_tokens >= num_ready
 
 
 def goes_on(request: Request, event: EmbeddingReady) -> bool:
-    return request.num_ready(event.room) > request.num_computed
+    num_ready = request.num_ready(event.room)
+    return num_ready is None or num_ready > request.num_computed
 
 
 def decode_here(request: Request, event: Event) -> bool:
@@ -142,7 +143,7 @@ def keep_rows(request: Request, event: EmbeddingReady) -> None:
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
     request.block_table, request.num_computed = event.blocks, event.num_cached
-    if request.num_cached < 0:
+    if request.num_cached is None:
         request.num_cached = event.num_cached
 
 
@@ -178,8 +179,7 @@ def adopt_kv(request: Request, event: RemoteKvArrived) -> None:
 
 
 def keep_failure(request: Request, event: _Failed) -> None:
-    request.failure = (event.kind, event.reason, event.retryable)
-    request.culprit = event.culprit
+    request.failure = event.failure
 
 
 def end_here(request: Request, event: Event) -> None:
@@ -187,7 +187,8 @@ def end_here(request: Request, event: Event) -> None:
 
 
 def note_late(request: Request, event: DeadlinePassed) -> None:
-    request.failure = ("deadline", "the request did not finish before its deadline", False)
+    reason = "the request did not finish before its deadline"
+    request.failure = Failure(FailureKind.DEADLINE, reason)
 
 
 _ENDED = (S.FINISHED, S.FAILED)
@@ -294,7 +295,6 @@ class Request(Machine):
     table = TABLE
     __slots__ = (
         "block_table",
-        "culprit",
         "deadline_s",
         "decode_here",
         "failure",
@@ -340,7 +340,7 @@ class Request(Machine):
         self.rows: dict[str, Any] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
         self.num_computed = 0
-        self.num_cached = -1  # of its prompt, when prefill first took it; -1: it has not yet
+        self.num_cached: int | None = None  # of its prompt, when prefill first took it
         self.prefix: Any = None  # the keys of its blocks' contents
         self.rank = 0.0  # its place in every line of this instance
         self.in_flight = 0  # steps under way that use the blocks
@@ -353,10 +353,9 @@ class Request(Machine):
         self.rope: Any = None
         self.rope_delta = 0
         self.kv_room = ""
-        self.num_whole = -1  # blocks that were sent before the last chunk; -1: it has not begun
+        self.num_whole: int | None = None  # blocks that were sent before the last chunk began
         self.finish_reason = ""
-        self.failure = ("", "", True)
-        self.culprit = ""  # the instance that failed it, if it was another
+        self.failure: Failure | None = None
 
     @property
     def request_id(self) -> str:
@@ -378,8 +377,9 @@ class Request(Machine):
         is_few = self.num_sent > 0 and num_new < self.sampling.tokens_per_word
         return is_few and not self.finish_reason
 
-    def num_ready(self, ready_room: str = "") -> int:
-        """Tokens up to the first picture that lacks; `ready_room` does not, whatever is noted."""
+    def num_ready(self, ready_room: str = "") -> int | None:
+        """Tokens up to the first picture that lacks, if one does; `ready_room` does not, whatever
+        is noted."""
         lacking = (
             item.offset
             for item in self.message.items
@@ -387,7 +387,7 @@ class Request(Machine):
             and item.room != ready_room
             and item.end > self.num_computed
         )
-        return min(lacking, default=ALL_TOKENS)
+        return min(lacking, default=None)
 
     @property
     def num_tokens(self) -> int:

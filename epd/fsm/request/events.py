@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from epd.failure import Failure
 from epd.fsm.kernel import Event
 from epd.fsm.request.states import Own
 
 
 @dataclass(slots=True)
 class _Failed(Event):
-    kind: str
-    reason: str
-    retryable: bool
-    culprit: str = ""  # the instance that failed, if it was another
+    failure: Failure
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from epd.failure import FailureKind
 from epd.fsm import embedding, generation, instance, link, transfer
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import Address, EncodeRejected, RequestFailed
@@ -75,10 +76,10 @@ class Attempts(Checker):
         if (source, received.epoch) in self._lost[process.name]:
             return
         said = self._said[message.request_id, message.attempt]
-        culprit = getattr(message, "culprit", "") or source
-        if getattr(message, "kind", "") == "transfer":
+        failure = message.failure
+        if failure.kind is FailureKind.TRANSFER:
             said.add(source)
-        said.add("" if getattr(message, "kind", "") == "absent" else culprit)
+        said.add("" if failure.kind is FailureKind.ABSENT else failure.culprit or source)
 
     def _lost_at(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -119,12 +120,12 @@ class Attempts(Checker):
                 return said - {""}
             if lost := {a.instance_id for a in _needed(machine) if self._is_lost(process, a)}:
                 return lost
-            if event.reason.endswith("takes no messages") and not self.context.undisturbed:
+            if event.failure.reason.endswith("takes no messages") and not self.context.undisturbed:
                 return {placement.prefill.instance_id}
             given_up, now_s = self._given_up[process.name], self.world.loop.now_s
             silent = {a.instance_id for a in placement.encoders}
             silent = {name for name in silent if given_up.get(name) == now_s}
-            return silent if silent and event.kind == "lost" else None
+            return silent if silent and event.failure.kind is FailureKind.LOST else None
         if self.context.undisturbed:
             return None
         if isinstance(event, generation.TokensMissed):

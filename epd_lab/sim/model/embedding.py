@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as m
 from epd.fsm import transfer as t
 from epd.fsm.kernel import Event
@@ -133,13 +134,14 @@ class EmbeddingWorld(World):
         self.concluded.add(transfer.key)
         if not self._current(transfer.key):
             return
-        kind, reason, retryable = transfer.failure
+        kind, reason, _ = transfer.failure
+        failure = Failure(FailureKind(kind or "cancelled"), reason)
         if transfer.held:
-            self.fire(m.LoadLost(kind, reason, retryable))
-        elif kind == "deadline":
-            self.fire(m.LoadTimedOut(kind, reason, retryable))
+            self.fire(m.LoadLost(failure))
+        elif failure.kind is FailureKind.DEADLINE:
+            self.fire(m.LoadTimedOut(failure))
         else:
-            self.fire(m.LoadFailed(kind or "cancelled", reason, retryable))
+            self.fire(m.LoadFailed(failure))
 
     # --- everything that may happen next ----------------------------------------------------------
 

@@ -134,8 +134,12 @@ class EncodingWorld(World):
         self.fire_room(room, t.BytesReady("rows", NBYTES))
 
     def fail_rooms(self, encoding: e.Encoding, event: Event) -> None:
+        failure = encoding.failure
+        require(failure is not None, "rooms are told no reason")
+        assert failure is not None
+        told = t.SourceFailed(failure.kind, failure.reason, failure.retryable)
         for room in list(encoding.rooms):
-            self.fire_room(room, t.SourceFailed(*encoding.failure))
+            self.fire_room(room, told)
             self._close(room)
 
     def _close(self, room: str) -> None:
@@ -190,6 +194,8 @@ class EncodingWorld(World):
             yield self._worked(e.PreprocessSucceeded("patches"), "work")
             yield self._worked(e.PreprocessFailed("truncated"), "fault")
             yield self._worked(e.EncodeFailed("a bug"), "fault")
+            if self.encoding.state is e.S.ABANDONED:
+                yield self._worked(e.Withdrawn(), "work")
         elif self.work == "prepared":
             yield self._worked(e.BatchStarted(), "work", "batch")
         elif self.work == "batch":

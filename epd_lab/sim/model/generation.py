@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
@@ -50,7 +51,7 @@ class GenerationWorld(World):
         generation = self.generation
         self.admitted |= isinstance(event, g.Admitted)
         self.perform(generation, generation.fire(event), event)
-        generation.error, generation.cause = ("", ""), ""  # words: no guard reads them
+        generation.failure, generation.cause = None, ""  # words: no guard reads them
         if generation.terminal:
             generation.failures = {}  # nobody counts them any more
 
@@ -84,7 +85,7 @@ class GenerationWorld(World):
         self.cut = True
 
     def answer_error(self, generation: g.Generation, event: Event) -> None:
-        require(all(generation.error), "an error that says nothing")
+        require(generation.failure is not None, "an error that says nothing")
         self.answers += 1
 
     def log_failure(self, generation: g.Generation, event: Event) -> None:
@@ -136,9 +137,9 @@ class GenerationWorld(World):
             if generation.token_ids:
                 yield self._api(g.StopRequested("the client has enough"))
         if generation.state in (g.S.PLACED, g.S.STREAMING):
-            yield self._event(g.AttemptFailed("lost", "instance lost", True), "fault")
+            yield self._event(g.AttemptFailed(Failure(FailureKind.LOST, "instance lost")), "fault")
             yield self._event(g.AttemptTimedOut("silence"), "time")
-            yield self._event(g.AttemptRefused("media", "it is wrong"), "fault")
+            yield self._event(g.AttemptRefused(Failure(FailureKind.MEDIA, "it is wrong")), "fault")
         if generation.state in (g.S.CANCELLING, g.S.STOPPING):
             yield self._event(g.AbortTimedOut(), "time")
         yield self._event(g.TokenTimedOut("no token"), "time")
@@ -221,8 +222,10 @@ def _read(world: GenerationWorld, number: int, word: str) -> None:
     """What the gateway makes of a word of the present attempt."""
     generation = world.generation
     if word == "failed":
-        _, reason, retryable = world.attempts[number].request.failure
-        world.fire(g.AttemptFailed("lost", reason, retryable))
+        failure = world.attempts[number].request.failure
+        assert failure is not None  # it is told
+        kind = FailureKind.LOST if failure.retryable else FailureKind.MEDIA
+        world.fire(g.AttemptFailed(Failure(kind, failure.reason)))
     elif word == "aborted":
         generation.pending_aborts.discard("instance")
         world.fire(g.AbortConfirmed())

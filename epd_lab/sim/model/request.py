@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from epd.failure import Failure, FailureKind
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
 from epd.messages import KvState, SamplingParams, TokenLogprobs
@@ -186,7 +187,7 @@ class RequestWorld(World):
             yield self.act("its rows are promised", "work", _promise)
         for room in sorted(self.loading):
             yield self.act(f"{room} is ready", "work", partial(_load, room=room))
-            yield self._event(r.EmbeddingFailed("media", "bad picture", False), "fault")
+            yield self._event(r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture")), "fault")
         if self.queued and request.state in (r.S.WAITING, r.S.PREEMPTED):
             yield self.act("it is scheduled", "work", _schedule)
         if self.transfer == "open":
@@ -208,9 +209,10 @@ class RequestWorld(World):
         if self.taken and stays and ahead >= request.num_tokens:
             index = request.num_emitted + len(request.output)
             coming = int(index + 1 < self.max_tokens)
-        known = min(request.num_ready(), request.num_tokens + coming)
-        ready = known - request.num_computed - sum(self.taken)
-        return ready if self.brief else min(1, ready)
+        known, ready = request.num_tokens + coming, request.num_ready()
+        known = known if ready is None else min(ready, known)
+        left = known - request.num_computed - sum(self.taken)
+        return left if self.brief else min(1, left)
 
     def _blocks(self) -> Iterator[Step[RequestWorld]]:
         """An older request needs them, if this one can compute again what it loses."""
@@ -239,7 +241,7 @@ class RequestWorld(World):
                 yield self._event(event, kind)
 
     def _transfer(self) -> Iterator[Step[RequestWorld]]:
-        yield self._over(r.KvFailed("lost", "instance lost", True), "fault")
+        yield self._over(r.KvFailed(Failure(FailureKind.LOST, "instance lost")), "fault")
         if self.remote_kv:
             kv = KvState(2, token(0), 0, 1, 2, 2)
             yield self._over(r.RemoteKvArrived(BLOCKS, kv), "work", "owned")
@@ -261,7 +263,7 @@ class RequestWorld(World):
         if request.ended_for_client:
             yield self._returned(r.StepReturned(), "work")
             return
-        yield self._returned(r.StepFailed("engine", "because", True), "fault")
+        yield self._returned(r.StepFailed(Failure(FailureKind.ENGINE, "because")), "fault")
         index = request.num_emitted + len(request.output)
         taken = self.taken[0]
         if request.num_computed + taken < request.num_tokens:
