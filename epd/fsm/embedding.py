@@ -18,8 +18,8 @@ Source: the asynchronous-load change of vLLM's encoder-cache connector.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from epd.failure import Failure
 from epd.fsm.kernel import (
@@ -35,6 +35,7 @@ from epd.fsm.kernel import (
     Table,
     unless,
 )
+from epd.records import MediaItem
 
 
 class Do(Effect):
@@ -67,10 +68,21 @@ class S(State):
     EVICTED = "forgotten"
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One item of one request that waits for rows."""
+
+    item: MediaItem
+    attempt: int
+    deadline_s: float
+    ready: Callable[[str, object], None]  # room, rows
+    failed: Callable[[Failure], None]
+
+
 @dataclass(slots=True)
 class Wanted(Event):
     room: str
-    item: Any
+    item: Want
 
 
 @dataclass(slots=True)
@@ -78,7 +90,7 @@ class Unwanted(Event):
     """A waiter left: it used the rows, or it was aborted."""
 
     room: str
-    item: Any = None
+    item: Want | None = None
 
 
 @dataclass(slots=True)
@@ -90,7 +102,7 @@ class LeaseGranted(Event):
 class Loaded(Event):
     brings = (Own.ROWS,)
     ends = (Own.LOAD,)
-    rows: Any
+    rows: object
     slots: tuple[int, ...]
 
 
@@ -220,15 +232,15 @@ class Embedding(Machine):
 
     def __init__(self, mm_hash: str, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(mm_hash, journal)
-        self.waiters: dict[str, Any] = {}
+        self.waiters: dict[str, Want] = {}
         self.room = ""  # of the current load
         self.tried: set[str] = set()
-        self.rows: Any = None
+        self.rows: object = None
         self.slots: tuple[int, ...] = ()
         self.failure: Failure | None = None
 
     @property
-    def item(self) -> Any:
+    def item(self) -> Want | None:
         return self.waiters.get(self.room)
 
     @property

@@ -27,7 +27,7 @@ fails as `absent`, which the gateway takes to an encoder.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import (
@@ -43,6 +43,9 @@ from epd.fsm.kernel import (
     Table,
     unless,
 )
+from epd.records import Clip, PixelBounds
+
+Image = bytes | bytearray | memoryview  # compressed
 
 
 class Do(Effect):
@@ -86,6 +89,20 @@ class S(State):
     EVICTED = "rows or patches were dropped"
 
 
+class Patches(Protocol):
+    """What the vision tower takes."""
+
+    @property
+    def num_patches(self) -> int: ...
+
+
+class Rows(Protocol):
+    """What it gives."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Requested(Event):
     room: str
@@ -101,7 +118,7 @@ class RoomClosed(Event):
 @dataclass(slots=True)
 class PreprocessSucceeded(Event):
     ends = (Own.WORK,)
-    patches: Any
+    patches: Patches
 
 
 @dataclass(slots=True)
@@ -130,7 +147,7 @@ class EncodeSucceeded(Event):
     """The event of the producing stream has passed: rows may be read (fault F2)."""
 
     ends = (Own.WORK,)
-    rows: Any
+    rows: Rows
 
 
 @dataclass(slots=True)
@@ -149,7 +166,7 @@ class LoadSucceeded(Event):
     """Storage had the value, whole, and made by this model for this picture."""
 
     ends = (Own.READ,)
-    rows: Any
+    rows: Rows
 
 
 @dataclass(slots=True)
@@ -175,13 +192,13 @@ class DemotionRequested(Event):
 @dataclass(slots=True)
 class DemotionSucceeded(Event):
     ends = (Own.COPY_DOWN,)
-    rows: Any
+    rows: Rows
 
 
 @dataclass(slots=True)
 class PromotionSucceeded(Event):
     ends = (Own.COPY_UP,)
-    rows: Any
+    rows: Rows
 
 
 @dataclass(slots=True)
@@ -374,19 +391,19 @@ class Encoding(Machine):
     def __init__(
         self,
         mm_hash: str,
-        image: Any,
-        expected: Any,
+        image: Image,
+        expected: tuple[int, int, int],
         journal: Journal = NULL_JOURNAL,
         *,
         num_rows: int = 0,
-        clip: Any = None,
-        bounds: Any = None,
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
         stored: bool = False,
         encodes: bool = True,
     ) -> None:
         super().__init__(mm_hash, journal)
         self.arrival = 0  # its place among the encodings of its instance
-        self.image = image
+        self.image: Image | None = image
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows
         self.clip = clip  # which frames to take of a video; None: a picture
@@ -394,8 +411,8 @@ class Encoding(Machine):
         self.stored = stored  # whether a storage may know its rows
         self.encodes = encodes  # False: rows can only be found in storage
         self.rooms: dict[str, None] = {}
-        self.patches: Any = None
-        self.rows: Any = None
+        self.patches: Patches | None = None
+        self.rows: Rows | None = None
         self.in_batch = False
         self.failure: Failure | None = None
 

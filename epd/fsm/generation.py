@@ -44,6 +44,7 @@ from epd.fsm.kernel import (
     Table,
     unless,
 )
+from epd.records import TokenChunk
 
 
 class Do(Effect):
@@ -143,13 +144,13 @@ class Accepted(Event):
 
 @dataclass(slots=True)
 class TokensArrived(Event):
-    chunk: Any
+    chunk: TokenChunk
 
 
 @dataclass(slots=True)
 class FinalTokensArrived(Event):
     ends = (Own.ATTEMPT,)
-    chunk: Any
+    chunk: TokenChunk
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ machine (fault F7).  A process that returns joins with a new epoch, which is a n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+from epd.records import InstanceInfo, Load
 
 
 class S(State):
@@ -47,7 +47,7 @@ class JoinRejected(Event):
 
 @dataclass(slots=True)
 class HeartbeatReceived(Event):
-    load: Any
+    load: Load
 
 
 @dataclass(slots=True)
@@ -124,7 +124,9 @@ class Instance(Machine):
     table = TABLE
     __slots__ = ("acked_s", "info", "load", "reason", "seen_s")
 
-    def __init__(self, info: Any, load: Any, now_s: float, journal: Journal = NULL_JOURNAL) -> None:
+    def __init__(
+        self, info: InstanceInfo, load: Load, now_s: float, journal: Journal = NULL_JOURNAL
+    ) -> None:
         super().__init__(f"{info.address.instance_id}:{info.address.epoch}", journal)
         self.info = info
         self.load = load

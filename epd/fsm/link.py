@@ -20,7 +20,6 @@ ever say that it is lost.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from epd.fsm.kernel import (
     NULL_JOURNAL,
@@ -34,6 +33,7 @@ from epd.fsm.kernel import (
     Table,
     unless,
 )
+from epd.records import Address
 
 
 class S(State):
@@ -116,9 +116,9 @@ class Link(Machine):
     table = TABLE
     __slots__ = ("peer",)
 
-    def __init__(self, peer: Any, journal: Journal = NULL_JOURNAL) -> None:
+    def __init__(self, peer: Address, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(peer.instance_id, journal)
-        self.peer = peer  # Address
+        self.peer = peer
 
     @property
     def carries(self) -> bool:

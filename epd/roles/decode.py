@@ -112,6 +112,7 @@ class DecodeRole(Role[Request]):
         def leased(blocks: tuple[int, ...], num_held: int) -> None:
             transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
             assert transfer is not None  # with its end it left the line
+            assert isinstance(request.message, KvOffer)  # it came by one
             received = range(num_held, self._prompt_blocks(request.message))
             transfer.nbytes = len(received) * self._layout.block_nbytes
             self._landing.lease(request.kv_room, blocks, received, ready)

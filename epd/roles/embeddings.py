@@ -11,14 +11,13 @@ references.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
 from epd.fsm import transfer as transfer_fsm
-from epd.fsm.embedding import Do, Embedding
+from epd.fsm.embedding import Do, Embedding, Want
 from epd.fsm.kernel import Event
 from epd.fsm.transfer import Transfer
 from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
@@ -27,17 +26,6 @@ from epd.roles.transfers import Transfers
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
 from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
 from epd.transport.base import Reference
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """One item of one request that waits for rows."""
-
-    item: MediaItem
-    attempt: int
-    deadline_s: float
-    ready: Callable[[str, Any], None]  # room, rows
-    failed: Callable[[Failure], None]
 
 
 class Embeddings(Role[Embedding]):
@@ -203,7 +191,7 @@ class Embeddings(Role[Embedding]):
             # The load was this waiter's own room, which nobody asks the encoder for any more: if
             # that request was lost, followers would wait for ever.  One of their rooms takes over.
             self.cancel_transfer(embedding, event)
-        elif event.room not in embedding.tried:
+        elif event.item is not None and event.room not in embedding.tried:
             self.dismiss(event.item.item, event.item.attempt)
 
     @performs(Do.CANCEL_FOLLOWERS)

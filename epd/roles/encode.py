@@ -34,7 +34,7 @@ from epd.roles.askers import Asker, Askers
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.cache_events import CachePublisher
 from epd.roles.room_owners import Staged
-from epd.roles.row_tiers import RowTiers
+from epd.roles.row_tiers import RowTiers, rows_of
 from epd.roles.run_ahead import RunAhead
 from epd.roles.send_ring import SendRing
 from epd.roles.transfers import Transfers
@@ -264,7 +264,8 @@ class EncodeRole(Role[Encoding]):
 
     def _next_batch(self) -> list[Encoding]:
         """Taken from those that are prepared."""
-        line = ((e.arrival, e.key, e.patches.num_patches) for e in self._prepared.values())
+        all_ = self._prepared.values()
+        line = ((e.arrival, e.key, p.num_patches) for e in all_ if (p := e.patches) is not None)
         max_patches, is_behind = self._config.max_batch_patches, self._num_batches > 0
         keys = next_batch(line, max_patches, is_behind=is_behind)
         return [self._prepared.pop(key) for key in keys]
@@ -292,13 +293,13 @@ class EncodeRole(Role[Encoding]):
     @performs(Do.FILL_ONE)
     def fill_one(self, encoding: Encoding, event: fsm.Requested) -> None:
         self.tiers.books.hit(encoding.key)
-        self._ahead.count(encoding.key, encoding.rows.nbytes)
+        self._ahead.count(encoding.key, rows_of(encoding).nbytes)
         self._fill(encoding, event.room)
 
     def _fill(self, encoding: Encoding, room: str) -> None:
         transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
         if transfer is not None:
-            rows: Rows = encoding.rows
+            rows = rows_of(encoding)
             self._transfers.fire(transfer, transfer_fsm.BytesReady(rows, rows.nbytes))
         elif (asker := self._askers.keeper(room)) is not None:
             self.actor.send(asker.gateway, RowsKept(asker.request_id, asker.attempt, room))

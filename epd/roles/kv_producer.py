@@ -50,7 +50,8 @@ class KvProducer(Role[Request]):
 
     @performs(Do.OFFER_KV)
     def offer_kv(self, request: Request, event: Event) -> None:
-        message: PrefillRequest = request.message
+        message = request.message
+        assert isinstance(message, PrefillRequest)  # what came as KV is decoded here
         request.kv_room = f"{request.key}/kv"
         offer = KvOffer(
             request.kv_room,

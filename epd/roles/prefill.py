@@ -15,6 +15,7 @@ from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
 from epd.fsm import transfer as transfer_fsm
+from epd.fsm.embedding import Want
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
 from epd.messages import (
@@ -24,7 +25,7 @@ from epd.messages import (
     RequestFailed,
 )
 from epd.roles.base import Actor, Role, performs, receives
-from epd.roles.embeddings import Embeddings, Want
+from epd.roles.embeddings import Embeddings
 from epd.roles.held_prompts import HeldPrompts
 from epd.roles.kv_producer import KvProducer
 from epd.roles.requests import Requests
@@ -81,10 +82,10 @@ class PrefillRole(Role[Request]):
         remaining = message.sampling.max_tokens - message.num_emitted
         request.decode_here = self.actor.is_self(message.decode) or remaining <= 1
         request.lease_s = message.lease_s if self._requests.caching else 0.0
-        request.rope = self._requests.engine.rope_positions(
+        rope = self._requests.engine.rope_positions(
             len(message.token_ids), layouts_of(message.items)
         )
-        request.rope_delta = request.rope.delta
+        request.positions, request.rope_delta = rope.positions, rope.delta
         self._requests.open(request)
         arrived = fsm.EmbeddingsRequired() if message.items else fsm.TextOnly()
         self._requests.fire(request, arrived)
@@ -113,7 +114,7 @@ class PrefillRole(Role[Request]):
 
     @performs(Do.ACQUIRE_EMBEDDINGS)
     def acquire_embeddings(self, request: Request, event: Event) -> None:
-        message: PrefillRequest = request.message
+        message = request.message
         embeddings = self._embeddings
         assert embeddings is not None  # or the pictures would have been refused
         request.missing = {item.room for item in message.items}

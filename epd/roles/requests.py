@@ -215,8 +215,7 @@ class Requests(Role[Request]):
         if has_ended:
             self.actor.counters["last_word_lost"] += 1
             failure = Failure(FailureKind.LOST, "its last message was lost")
-            lost = RequestFailed(request_id, attempt, failure)
-            self.actor.send(received.source, lost)
+            self.actor.send(received.source, RequestFailed(request_id, attempt, failure))
 
     # --- the step loop ----------------------------------------------------------------------------
 
@@ -289,7 +288,8 @@ class Requests(Role[Request]):
             entry.num_published = num_full
 
     def _keys(self, request: Request, num_tokens: int) -> Sequence[Key]:
-        return request.prefix.extend(request.tokens, num_tokens) if self.caching else ()
+        keys = request.prefix if self.caching else None
+        return keys.extend(request.tokens, num_tokens) if keys is not None else ()
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 

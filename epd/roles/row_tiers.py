@@ -9,7 +9,7 @@ miss and is encoded anew, and one that cannot be written is forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from epd.config import EncodeConfig
 from epd.engine.base import Rows, VisionEngine
@@ -33,6 +33,11 @@ class Owner(Protocol):
     async def begin(self, encoding: Encoding) -> bool:
         """Wait until work on it may begin; False: nobody wants it any more."""
         ...
+
+
+def rows_of(encoding: Encoding) -> Rows:
+    """The engine's own; they are there in every state that orders something with them."""
+    return cast(Rows, encoding.rows)
 
 
 class RowTiers(Role[Encoding]):
@@ -97,7 +102,7 @@ class RowTiers(Role[Encoding]):
         self._keep(encoding, self.books.host)
 
     def _keep(self, encoding: Encoding, tier: Tier) -> None:
-        self.books.place(encoding.key, encoding.rows.nbytes, tier)
+        self.books.place(encoding.key, rows_of(encoding).nbytes, tier)
         self._events.stored(encoding.key)
         self.actor.disarm(_timer(encoding))
 
@@ -109,13 +114,13 @@ class RowTiers(Role[Encoding]):
 
     @performs(Do.START_DEMOTION)
     def start_demotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
-        self.books.place(encoding.key, encoding.rows.nbytes, self.books.host)
+        self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.host)
         self._arm(encoding, fsm.CopyTimedOut())
         return self._copy(encoding, self._engine.to_host, fsm.DemotionSucceeded)
 
     @performs(Do.START_PROMOTION)
     def start_promotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
-        self.books.place(encoding.key, encoding.rows.nbytes, self.books.device)
+        self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.device)
         self._arm(encoding, fsm.CopyTimedOut())
         return self._copy(encoding, self._engine.to_device, fsm.PromotionSucceeded)
 
@@ -126,7 +131,7 @@ class RowTiers(Role[Encoding]):
         succeeded: Callable[[Rows], Event],
     ) -> Event:
         try:
-            return succeeded(await copy(encoding.rows))
+            return succeeded(await copy(rows_of(encoding)))
         except Exception as error:
             self.actor.fault(f"copy of rows {encoding.key}", error)
             return fsm.CopyFailed()
@@ -161,7 +166,7 @@ class RowTiers(Role[Encoding]):
 
     @performs(Do.STORE_ROWS)
     def store_rows(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, None] | None:
-        return None if self._storage is None else self._store(encoding, encoding.rows)
+        return None if self._storage is None else self._store(encoding, rows_of(encoding))
 
     async def _store(self, encoding: Encoding, rows: Rows) -> None:
         assert self._storage is not None

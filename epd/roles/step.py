@@ -117,7 +117,7 @@ def token_event(
 
 def _positions(request: Request, start: int, stop: int) -> Any:
     """`[3][stop - start]` where the prompt has positions of its own; None: index + delta."""
-    known = request.rope.positions if request.rope is not None else None
+    known = request.positions
     num_prompt = len(request.prompt)
     if known is None or start >= num_prompt:
         return None

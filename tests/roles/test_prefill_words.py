@@ -173,7 +173,7 @@ def test_positions_of_pictures_are_those_of_the_model() -> None:
                 for i in request.message.items
             ],  # type: ignore[misc]
         )
-        assert request.rope.positions == rope.positions and request.rope_delta == rope.delta != 0
+        assert request.positions == rope.positions and request.rope_delta == rope.delta != 0
         related = at.role._transfers_of(request)
         assert len(related) == 3 and [t.key for t in related[:2]] == ["r/1/0", "r/1/1"]
         assert related[2].key == "r/1/kv"

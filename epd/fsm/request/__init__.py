@@ -27,7 +27,8 @@ lease may end by time.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import NULL_JOURNAL, Event, Ignore, Journal, Machine, Row, State, Table, unless
@@ -61,6 +62,8 @@ from epd.fsm.request.events import (
     _Failed,
 )
 from epd.fsm.request.states import Do, Own, S
+from epd.messages import KvOffer, PrefillRequest
+from epd.records import TokenLogprobs
 
 __all__ = (
     "TABLE",
@@ -289,6 +292,22 @@ TABLE = Table("REQUEST", __doc__ or "", S, S.ARRIVED, _ENDED, ROWS, IGNORES, _HE
 # fmt: on
 
 
+class Keys(Protocol):
+    """The keys of its blocks' contents, made as it grows."""
+
+    def extend(
+        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int
+    ) -> Sequence[bytes]: ...
+
+
+class Lookup(Protocol):
+    """Guesses of what it says next."""
+
+    def guess(
+        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int, limit: int
+    ) -> Sequence[int]: ...
+
+
 class Request(Machine):
     """One attempt; `key` is `request_id/attempt`."""
 
@@ -314,10 +333,10 @@ class Request(Machine):
         "num_sent",
         "num_whole",
         "output",
+        "positions",
         "prefix",
         "prompt",
         "rank",
-        "rope",
         "rope_delta",
         "rows",
         "said",
@@ -325,7 +344,11 @@ class Request(Machine):
     )
 
     def __init__(
-        self, key: str, message: Any, prompt: tuple[int, ...], journal: Journal = NULL_JOURNAL
+        self,
+        key: str,
+        message: PrefillRequest | KvOffer,
+        prompt: tuple[int, ...],
+        journal: Journal = NULL_JOURNAL,
     ) -> None:
         super().__init__(key, journal)
         self.message = message  # PrefillRequest or KvOffer
@@ -337,20 +360,22 @@ class Request(Machine):
         self.lease_s = 0.0  # how long its blocks are held for a request that goes on; 0: not
         self.missing: set[str] = set()  # rooms whose rows are not resident yet
         self.min_early_tokens = 1  # it begins before its pictures if so much can be computed
-        self.rows: dict[str, Any] = {}  # room to rows
+        self.rows: dict[str, object] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
         self.num_computed = 0
         self.num_cached: int | None = None  # of its prompt, when prefill first took it
-        self.prefix: Any = None  # the keys of its blocks' contents
+        self.prefix: Keys | None = None  # the keys of its blocks' contents
         self.rank = 0.0  # its place in every line of this instance
         self.in_flight = 0  # steps under way that use the blocks
-        self.output: list[Any] = []  # tokens sampled in this attempt, TokenLogprobs
+        self.output: list[TokenLogprobs] = []  # tokens sampled in this attempt
         # Ids of the answer's tokens, if asked; those of earlier attempts first.
         self.said = array("i")
         self.num_sent = 0
-        self.lookup: Any = None  # guesses of what it says next; None: it does not speculate
+        self.lookup: Lookup | None = (
+            None  # guesses of what it says next; None: it does not speculate
+        )
         self.num_confirmed = self.num_rejected = 0  # of its guesses, since tokens were sent last
-        self.rope: Any = None
+        self.positions: Sequence[Sequence[int]] | None = None  # of its prompt, if not linear
         self.rope_delta = 0
         self.kv_room = ""
         self.num_whole: int | None = None  # blocks that were sent before the last chunk began
@@ -359,11 +384,11 @@ class Request(Machine):
 
     @property
     def request_id(self) -> str:
-        return str(self.message.request_id)
+        return self.message.request_id
 
     @property
     def attempt(self) -> int:
-        return int(self.message.attempt)
+        return self.message.attempt
 
     @property
     def ended_for_client(self) -> bool:
@@ -406,4 +431,4 @@ class Request(Machine):
     @property
     def num_emitted(self) -> int:
         """Output tokens of earlier attempts, at the end of `prompt`."""
-        return int(self.message.num_emitted)
+        return self.message.num_emitted

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from epd.failure import Failure
 from epd.fsm.kernel import Event
 from epd.fsm.request.states import Own
+from epd.records import KvState, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class EmbeddingsPromised(Event):
 @dataclass(slots=True)
 class EmbeddingReady(Event):
     room: str
-    rows: Any
+    rows: object
 
 
 class EmbeddingFailed(_Failed):
@@ -80,17 +80,17 @@ class FirstTokenSampled(Event):
     """The prompt (after a preemption, and what was generated) is computed; the request goes on."""
 
     num_tokens: int
-    token: Any
+    token: TokenLogprobs
 
 
 @dataclass(slots=True)
 class LastTokenSampled(Event):
     """This token ends the request."""
 
-    token: Any
+    token: TokenLogprobs
     finish_reason: str
     num_tokens: int = 0
-    confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
+    confirmed: tuple[TokenLogprobs, ...] = ()  # guesses before it that the same step confirmed
 
 
 @dataclass(slots=True)
@@ -112,8 +112,8 @@ class LeaseRevoked(Event):
 
 @dataclass(slots=True)
 class TokenSampled(Event):
-    token: Any
-    confirmed: tuple[Any, ...] = ()  # guesses before it that the same step confirmed
+    token: TokenLogprobs
+    confirmed: tuple[TokenLogprobs, ...] = ()  # guesses before it that the same step confirmed
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class RemoteKvArrived(Event):
     brings = (Own.BLOCKS,)
     ends = (Own.REMOTE_KV,)
     blocks: tuple[int, ...]
-    kv: Any
+    kv: KvState
 
 
 @dataclass(slots=True)

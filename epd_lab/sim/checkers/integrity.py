@@ -9,6 +9,7 @@ very life of the peer that it was granted to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from epd.engine.base import Rows
 from epd.fsm import embedding, transfer
@@ -57,7 +58,7 @@ class Integrity(Checker):
 
     def _published(self, process: SimProcess, machine: embedding.Embedding) -> None:
         expected = self._rows.get(machine.key)
-        rows: Rows | list[memoryview] = machine.rows
+        rows: Any = machine.rows
         found = b"".join([rows.buffer()] if isinstance(rows, Rows) else rows)
         if expected is not None and found != expected:
             self.violate(

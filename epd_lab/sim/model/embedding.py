@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as m
@@ -25,6 +26,7 @@ from epd_lab.sim.model.pair import NBYTES
 from epd_lab.sim.model.world import World
 
 IDLE, WAITS, READY, FAILED, LEFT = "idle", "waits", "has rows", "failed", "left"
+WANT: Any = "item"  # who waits, as far as the machine is concerned
 BUSY_CONSUMER = (WAITS, READY)
 ENCODER = Address("e0", 1, "")
 
@@ -228,7 +230,7 @@ class EmbeddingWorld(World):
 
 def _want(world: EmbeddingWorld, room: str) -> None:
     world.requests[room] = WAITS
-    world.fire(m.Wanted(room, "item"))
+    world.fire(m.Wanted(room, WANT))
 
 
 def _leave(world: EmbeddingWorld, room: str) -> None:

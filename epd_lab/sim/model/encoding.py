@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from epd.fsm import encoding as e
 from epd.fsm import transfer as t
@@ -25,6 +26,8 @@ from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.world import World
 
 NBYTES = 64
+PATCHES: Any = "patches"
+ROWS: Any = "rows"
 CONSUMER = Address("p0", 1, "")
 MANIFEST = Manifest(None, 4)
 
@@ -65,7 +68,7 @@ class EncodingWorld(World):
         self.dead: set[str] = set()
 
     def _absent(self) -> e.Encoding:
-        return e.Encoding("hash", "image", (1, 2, 2), num_rows=4, stored=self.tiers)
+        return e.Encoding("hash", b"image", (1, 2, 2), num_rows=4, stored=self.tiers)
 
     # --- ENCODING, as its role performs it --------------------------------------------------------
 
@@ -191,7 +194,7 @@ class EncodingWorld(World):
 
     def _workers(self) -> Iterator[Step[EncodingWorld]]:
         if self.work == "pool":
-            yield self._worked(e.PreprocessSucceeded("patches"), "work")
+            yield self._worked(e.PreprocessSucceeded(PATCHES), "work")
             yield self._worked(e.PreprocessFailed("truncated"), "fault")
             yield self._worked(e.EncodeFailed("a bug"), "fault")
             if self.encoding.state is e.S.ABANDONED:
@@ -199,7 +202,7 @@ class EncodingWorld(World):
         elif self.work == "prepared":
             yield self._worked(e.BatchStarted(), "work", "batch")
         elif self.work == "batch":
-            yield self._worked(e.EncodeSucceeded("rows"), "work")
+            yield self._worked(e.EncodeSucceeded(ROWS), "work")
             yield self._worked(e.EncodeFailed("because"), "fault")
 
     def _worked(self, event: Event, kind: str, work: str = "none") -> Step[EncodingWorld]:
@@ -213,12 +216,12 @@ class EncodingWorld(World):
         if self.kept == "device" and not self.copying:
             yield self._encoding_step(e.DemotionRequested(), "fault")
         if self.reading:
-            yield self._read(e.LoadSucceeded("rows"), "work", over=True)
+            yield self._read(e.LoadSucceeded(ROWS), "work", over=True)
             yield self._read(e.LoadMissed(), "fault", over=True)
             yield self._read(e.LoadTimedOut(), "time", over=False)
         if self.copying:
             done = e.DemotionSucceeded if self.copying == "down" else e.PromotionSucceeded
-            yield self._copied(done("copy"), "work", over=True)
+            yield self._copied(done(ROWS), "work", over=True)
             yield self._copied(e.CopyFailed(), "fault", over=True)
             yield self._copied(e.CopyTimedOut(), "time", over=False)
 

@@ -10,23 +10,23 @@ once when it is over, and not before; the successor is never harmed by words of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from epd.fsm import instance as i
 from epd.fsm.kernel import Event
-from epd.messages import Address
+from epd.messages import Address, InstanceInfo, Load
 from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.world import World
 
 EPOCHS = (1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Info:
-    """What a join says of its process."""
+IDLE = Load()
 
-    address: Address
+
+def _info(epoch: int) -> InstanceInfo:
+    """What a join says of its process."""
+    return InstanceInfo(Address("e0", epoch, ""), (), "", 0)
 
 
 class InstanceWorld(World):
@@ -124,7 +124,7 @@ def _hear(world: InstanceWorld, epoch: int, word: str) -> None:
     if word == "joins":
         _join(world, epoch)
     elif epoch == world.known:
-        heard = {"beats": i.HeartbeatReceived(0), "drains": i.DrainAnnounced()}
+        heard = {"beats": i.HeartbeatReceived(IDLE), "drains": i.DrainAnnounced()}
         if word != "beats" or world.machines[epoch].present:
             world.fire(epoch, heard.get(word, i.LeftReceived()))
 
@@ -142,5 +142,5 @@ def _join(world: InstanceWorld, epoch: int) -> None:
             world.fire(epoch, i.JoinAccepted())
         return
     world.known = epoch
-    world.machines[epoch] = i.Instance(_Info(Address("e0", epoch, "")), 0, 0.0)
+    world.machines[epoch] = i.Instance(_info(epoch), IDLE, 0.0)
     world.fire(epoch, i.JoinAccepted())

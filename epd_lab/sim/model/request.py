@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as r
@@ -73,7 +74,8 @@ class RequestWorld(World):
     ) -> None:
         items = tuple(_Item(f"item {index}", 1 + index) for index in range(num_items))
         prompt = (0,) * max(2, 1 + num_items)
-        self.request = r.Request("id/1", _Message(items, num_emitted), prompt)
+        message: Any = _Message(items, num_emitted)
+        self.request = r.Request("id/1", message, prompt)
         self.request.decode_here = decode_here or remote_kv
         self.remote_kv = remote_kv
         self.held = held  # it is for its prompt alone, whose blocks are held afterwards
