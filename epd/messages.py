@@ -315,13 +315,13 @@ class CommitAck(Message):
 class CancelTransfer(Message):
     """The consumer does not want it any more; its slots stay leased until CancelAck (fault F7).
 
-    `failure`: kind, reason and retryable, where it never wanted it.  The reason goes the way of the
-    offer, so that who learns of the refusal learns why.
+    `failure`: where it never wanted it.  It goes the way of the offer, so that who learns of the
+    refusal learns why.
     """
 
     room: str
     attempt: int
-    failure: tuple[str, str, bool] | None = None
+    failure: Failure | None = None
 
 
 class CancelAck(Message):
@@ -336,9 +336,7 @@ class TransferAborted(Message):
 
     room: str
     attempt: int
-    kind: str
-    reason: str
-    retryable: bool
+    failure: Failure
 
 
 class TransferInDoubt(Message):

@@ -39,7 +39,7 @@ def test_writing_then_checking_finds_nothing(tmp_path: Path) -> None:
     assert check_diagrams(out) == []
     assert sorted(written) == sorted(out.iterdir())
     names = {path.name for path in written}
-    assert {"README.md", "messages.md", "messages.svg", "transfer.md", "transfer.svg"} <= names
+    assert {"README.md", "messages.md", "messages.svg", "incoming.md", "incoming.svg"} <= names
 
 
 def test_an_edited_row_makes_its_pages_stale(

@@ -14,7 +14,7 @@ from epd.cli.temporary import base_url_of, with_server
 from epd.tiny import SAMPLES
 from epd.tiny.samples import read_index
 
-LAST_STATES = {"FINISHED", "FAILED", "RELEASED", "CANCELLED", "EXPIRED"}  # nobody leaves them
+LAST_STATES = {"FINISHED", "FAILED", "DELIVERED", "CANCELLED", "EXPIRED"}  # nobody leaves them
 
 
 def run_demo(plan: Plan, *, keep: bool) -> int:

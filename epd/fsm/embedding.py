@@ -11,7 +11,7 @@ References keep rows from the moment they are wanted until their last consumer h
 unreferenced rows can be evicted (faults F23, F24).  When all waiters leave during a load it is
 ABANDONED: the memory is the transfer's until the outcome arrives, then the rows stay as cache or
 the slots return (F21); a new waiter meanwhile joins the same load (F22).  The slots themselves are
-owned by TRANSFER until published, by this machine while RESIDENT.
+owned by INCOMING until published, by this machine while RESIDENT.
 
 Source: the asynchronous-load change of vLLM's encoder-cache connector.
 """

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 A picture is offered to its encoder again and again until that takes it: the bus may lose it, a
 repeat does no harm, and nobody else would notice.  Then its rows are prefill's to wait for
-(TRANSFER).  Only who wants no more than rows has no prefill: for them a picture is offered until its
+(INCOMING).  Only who wants no more than rows has no prefill: for them a picture is offered until its
 rows are kept, and the last one that is kept is the answer.
 
 The attempt's own clocks bound all of it (GENERATION).  Of one that is given up the encoders are told,

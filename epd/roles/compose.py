@@ -21,13 +21,14 @@ from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.finder import NoTower, StorageWatch
 from epd.roles.gateway import GatewayRole
+from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.member import Member
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill import PrefillRole
 from epd.roles.profiling import Profiled
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
-from epd.roles.transfers import Transfers
 from epd.scheduling.encode_policy import pick_encoder
 
 IDLE_CHECK_S = 0.05
@@ -60,7 +61,8 @@ class Instance:
         self._close_engines = engines.close
         self.actor = actor = Actor(ports)
         self.links = Links(actor, config.timing)
-        self.transfers = Transfers(actor, config.timing)
+        self.outgoing = OutgoingRooms(actor, config.timing)
+        self.incoming = IncomingRooms(actor, config.timing)
         self.encode: EncodeRole | None = None
         self.requests: Requests | None = None
         self.embeddings: Embeddings | None = None
@@ -69,7 +71,7 @@ class Instance:
         if engines.vision is not None:
             events = CachePublisher(actor, gateway)
             self.encode = EncodeRole(
-                actor, self.transfers, engines.vision, config.encode, config.timing, events
+                actor, self.outgoing, engines.vision, config.encode, config.timing, events
             )
         if engines.language is not None:
             self._add_language(engines.language)
@@ -87,14 +89,19 @@ class Instance:
         if "prefill" in config.roles:
             if engine.row_contract is not None:
                 self.embeddings = Embeddings(
-                    actor, self.transfers, engine.row_contract, config.prefill
+                    actor, self.incoming, engine.row_contract, config.prefill
                 )
                 engine.attach_rows(self.embeddings.region.buffer)
             self.prefill = PrefillRole(
-                actor, self.transfers, self.requests, self.embeddings, config.prefill
+                actor,
+                self.outgoing,
+                self.incoming,
+                self.requests,
+                self.embeddings,
+                config.prefill,
             )
         if "decode" in config.roles:
-            self.decode = DecodeRole(actor, self.transfers, self.requests, config.decode)
+            self.decode = DecodeRole(actor, self.incoming, self.requests, config.decode)
 
     def _add_finder(self, gateway: Address) -> None:
         """Rows that encoders have put into a shared storage are found here without them."""
@@ -105,7 +112,7 @@ class Instance:
         events = CachePublisher(actor, gateway)
         tower = NoTower(embeddings.contract)
         self.encode = EncodeRole(
-            actor, self.transfers, tower, config.encode, config.timing, events, encodes=False
+            actor, self.outgoing, tower, config.encode, config.timing, events, encodes=False
         )
         StorageWatch(actor, storage, events)
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 from epd.config import DecodeConfig
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
-from epd.fsm import transfer as transfer_fsm
+from epd.fsm.incoming import CancelRequested, Incoming, Published, PublishFailed, SlotsLeased
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
-from epd.fsm.transfer import Transfer
-from epd.messages import Address, CancelTransfer, Grant, KvOffer, KvState
+from epd.messages import Address, CancelTransfer, Grant, KvOffer
 from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
 from epd.roles.requests import Requests
-from epd.roles.transfers import Transfers
 from epd.scheduling.kv_order import KvOrder
 from epd.transport.base import Received
 
@@ -31,10 +30,10 @@ class DecodeRole(Role[Request]):
     """Consumer of KV."""
 
     def __init__(
-        self, actor: Actor, transfers: Transfers, requests: Requests, config: DecodeConfig
+        self, actor: Actor, incoming: IncomingRooms, requests: Requests, config: DecodeConfig
     ) -> None:
         super().__init__(actor)
-        self._transfers = transfers
+        self._rooms = incoming
         self._requests = requests
         self._config = config
         self._layout = requests.engine.kv_layout
@@ -46,7 +45,7 @@ class DecodeRole(Role[Request]):
         return {"kv_landing": self._landing.num_leased}
 
     def _transfer_of(self, request: Request) -> list[Machine | None]:
-        return [self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)]
+        return [self._rooms.find(request.kv_room)]
 
     @receives(KvOffer)
     def on_kv_offer(self, received: Received) -> None:
@@ -67,25 +66,25 @@ class DecodeRole(Role[Request]):
         request.kv_room = message.room
         request.decode_here = True
         self._requests.open(request)
-        transfer = self._transfers.open_consumer(
+        self._rooms.open(
             message.room,
             message.attempt,
             source,
             self,
             key,
+            message.num_prompt_tokens,
             message.first_token_deadline_s,
         )
-        transfer.meta = message
         self._requests.fire(request, fsm.KvOffered())
 
-    def _refusal(self, message: KvOffer) -> tuple[str, str, bool] | None:
-        """Kind, reason, and whether another attempt may do better."""
+    def _refusal(self, message: KvOffer) -> Failure | None:
         own = self._layout
         busy = self.actor.refusal("decode", len(self._requests), self._config.max_queue)
         if busy:
-            return "busy", busy, True
+            return Failure(FailureKind.BUSY, busy)
         if message.layout != own:
-            return "contract", f"KV layouts differ: prefill {message.layout}, decode {own}", False
+            reason = f"KV layouts differ: prefill {message.layout}, decode {own}"
+            return Failure(FailureKind.CONTRACT, reason)
         num_tokens = _num_tokens(message)
         needed, size = self._requests.num_blocks_for(num_tokens), self._requests.pool.size
         if needed > size:
@@ -93,98 +92,95 @@ class DecodeRole(Role[Request]):
                 f"{num_tokens} tokens need {needed} KV blocks and the decode instance has {size}; "
                 "ask for fewer tokens, or raise engine.kv_nbytes"
             )
-            return "capacity", reason, False
-        if not self._landing.fits(self._prompt_blocks(message)):
+            return Failure(FailureKind.CAPACITY, reason)
+        if not self._landing.fits(self._prompt_blocks(message.num_prompt_tokens)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
                 "landing memory; raise engine.kv_landing_nbytes"
             )
-            return "capacity", reason, False
+            return Failure(FailureKind.CAPACITY, reason)
         return None
 
-    def _prompt_blocks(self, offer: KvOffer) -> int:
-        return self._requests.num_blocks_for(offer.num_prompt_tokens)
+    def _prompt_blocks(self, num_tokens: int) -> int:
+        return self._requests.num_blocks_for(num_tokens)
 
     # --- effects ----------------------------------------------------------------------------------
 
     @performs(Do.RESERVE_BLOCKS)
     def reserve_blocks(self, request: Request, event: Event) -> None:
         def leased(blocks: tuple[int, ...], num_held: int) -> None:
-            transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
-            assert transfer is not None  # with its end it left the line
             assert isinstance(request.message, KvOffer)  # it came by one
-            received = range(num_held, self._prompt_blocks(request.message))
-            transfer.nbytes = len(received) * self._layout.block_nbytes
+            received = range(num_held, self._prompt_blocks(request.message.num_prompt_tokens))
             self._landing.lease(request.kv_room, blocks, received, ready)
 
         def ready(slots: tuple[int, ...]) -> None:
-            transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
-            assert transfer is not None  # as before
-            self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
+            incoming = self._rooms.find(request.kv_room)
+            assert incoming is not None  # with its end it left the queue
+            nbytes = len(slots) * self._layout.slot_nbytes
+            self._rooms.fire(incoming, SlotsLeased(slots, nbytes))
 
         self._requests.reserve(request, leased)
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, request: Request, event: Event) -> None:
-        transfer = self._transfers.find(request.kv_room, transfer_fsm.Side.CONSUMER)
-        if transfer is not None:
-            self._transfers.fire(transfer, transfer_fsm.CancelRequested())
+        incoming = self._rooms.find(request.kv_room)
+        if incoming is not None:
+            self._rooms.fire(incoming, CancelRequested())
 
     # --- consumer of KV ---------------------------------------------------------------------------
 
-    def grant(self, transfer: Transfer) -> Grant:
-        offer: KvOffer = transfer.meta
+    def grant(self, incoming: Incoming) -> Grant:
+        num_slots = self._prompt_blocks(incoming.num_rows) * self._layout.slots_per_block
         return Grant(
-            transfer.key,
-            transfer.attempt,
+            incoming.key,
+            incoming.attempt,
             "",
-            self._transfers.descriptor(self._requests.region, transfer.peer),
-            transfer.slots,
+            self._rooms.descriptor(self._requests.region, incoming.peer),
+            incoming.slots,
             None,
-            offer.num_prompt_tokens,
-            offer.first_token_deadline_s,
-            self._prompt_blocks(offer) * self._layout.slots_per_block - len(transfer.slots),
+            incoming.num_rows,
+            incoming.deadline_s,
+            num_slots - len(incoming.slots),
         )
 
-    async def publish(self, transfer: Transfer) -> Event:
-        kv: KvState | None = transfer.kv
-        offer: KvOffer = transfer.meta
-        num_blocks = self._prompt_blocks(offer)
-        expected = (offer.num_prompt_tokens, num_blocks, self._layout.num_layers)
+    async def publish(self, incoming: Incoming) -> Event:
+        kv, num_tokens = incoming.kv, incoming.num_rows
+        num_blocks = self._prompt_blocks(num_tokens)
+        expected = (num_tokens, num_blocks, self._layout.num_layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
-            return transfer_fsm.PublishFailed(f"KV state {kv} does not match {expected}")
+            return PublishFailed(f"KV state {kv} does not match {expected}")
         size = self._layout.slots_per_block
-        num_held = num_blocks - len(transfer.slots) // size
+        num_held = num_blocks - len(incoming.slots) // size
         if not num_held <= kv.num_whole <= num_blocks:
-            return transfer_fsm.PublishFailed(f"{kv.num_whole} blocks were not sent whole")
+            return PublishFailed(f"{kv.num_whole} blocks were not sent whole")
         order = KvOrder(num_held, kv.num_whole, num_blocks, size)
         places = order.places(0, order.num_slots)
-        slots = [transfer.slots[place - num_held * size] for place in places]
-        checked = await self._transfers.check_bytes(transfer, self._requests.region, slots)
-        if isinstance(checked, transfer_fsm.Published):
+        slots = [incoming.slots[place - num_held * size] for place in places]
+        checked = await self._rooms.check_bytes(incoming, self._requests.region, slots)
+        if isinstance(checked, Published):
             self._requests.region.views((), 0)  # a look: the engine reads the memory alone
-            await self._landing.land(transfer.key)
+            await self._landing.land(incoming.key)
         return checked
 
-    def release_slots(self, transfer: Transfer) -> None:
-        self._landing.release(transfer.key)
+    def release_slots(self, incoming: Incoming) -> None:
+        self._landing.release(incoming.key)
 
-    def withdraw_lease(self, transfer: Transfer) -> None:
-        self._requests.leave_line(transfer.key)
-        self._landing.leave(transfer.key)
+    def withdraw_lease(self, incoming: Incoming) -> None:
+        self._requests.leave_line(incoming.key)
+        self._landing.leave(incoming.key)
 
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        request = self._requests.get(transfer.owner)
+    def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
+        request = self._requests.get(incoming.owner)
         assert request is not None  # it waits for this outcome, also when it was called off
-        if delivered:
-            blocks = self._landing.take(transfer.key)
-            outcome: Event = fsm.RemoteKvArrived(blocks, transfer.kv)
-        elif transfer.failure[0] == "withdrawn":
+        if failure is None:
+            assert incoming.kv is not None  # publishing has looked at it
+            blocks = self._landing.take(incoming.key)
+            outcome: Event = fsm.RemoteKvArrived(blocks, incoming.kv)
+        elif failure.kind is FailureKind.WITHDRAWN:
             outcome = fsm.KvWithdrawn()
         else:
-            kind, reason, _ = transfer.failure
-            failure = Failure(FailureKind(kind or "cancelled"), reason, transfer.peer.instance_id)
-            outcome = fsm.KvFailed(failure)
+            told = Failure(failure.kind, failure.reason, incoming.peer.instance_id)
+            outcome = fsm.KvFailed(told)
         self._requests.fire(request, outcome)
 
 

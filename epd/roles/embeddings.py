@@ -16,13 +16,12 @@ from typing import Any
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
-from epd.fsm import transfer as transfer_fsm
 from epd.fsm.embedding import Do, Embedding, Want
+from epd.fsm.incoming import CancelRequested, Incoming, SlotsLeased
 from epd.fsm.kernel import Event
-from epd.fsm.transfer import Transfer
 from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Role, performs
-from epd.roles.transfers import Transfers
+from epd.roles.incoming import IncomingRooms
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
 from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
 from epd.transport.base import Reference
@@ -32,10 +31,10 @@ class Embeddings(Role[Embedding]):
     """Consumer of rows."""
 
     def __init__(
-        self, actor: Actor, transfers: Transfers, contract: RowContract, config: PrefillConfig
+        self, actor: Actor, incoming: IncomingRooms, contract: RowContract, config: PrefillConfig
     ) -> None:
         super().__init__(actor)
-        self._transfers = transfers
+        self._rooms = incoming
         self.contract = contract
         self._rows_timeout_s = config.rows_timeout_s
         self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
@@ -145,12 +144,13 @@ class Embeddings(Role[Embedding]):
                 self.fire(self._embeddings[key], fsm.EvictionRequested())
 
     def _start(self, lease: Lease, slots: tuple[int, ...]) -> None:
-        transfer = self._transfers.find(lease.key, transfer_fsm.Side.CONSUMER)
-        assert transfer is not None  # with its end it left the line
-        embedding = self._embeddings.get(transfer.owner)
+        incoming = self._rooms.find(lease.key)
+        assert incoming is not None  # with its end it left the line
+        embedding = self._embeddings.get(incoming.owner)
         if embedding is not None and embedding.room == lease.key:
             self.fire(embedding, fsm.LeaseGranted())
-        self._transfers.fire(transfer, transfer_fsm.SlotsLeased(slots))
+        nbytes = incoming.num_rows * self.contract.row_nbytes
+        self._rooms.fire(incoming, SlotsLeased(slots, nbytes))
 
     def _return_slots(self, room: str, slots: tuple[int, ...]) -> None:
         self._leases.settled(room)
@@ -167,13 +167,17 @@ class Embeddings(Role[Embedding]):
             reason = f"instance {item.encoder.instance_id} was lost"
             self.fire(embedding, fsm.LoadFailed(Failure(FailureKind.LOST, reason)))
             return
-        transfer = self._transfers.open_consumer(
-            item.room, want.attempt, item.encoder, self, embedding.key, want.deadline_s
+        incoming = self._rooms.open(
+            item.room,
+            want.attempt,
+            item.encoder,
+            self,
+            embedding.key,
+            item.num_rows,
+            want.deadline_s,
         )
-        transfer.nbytes = item.num_rows * self.contract.row_nbytes
-        transfer.meta = want
         if self._rows_timeout_s:
-            self._transfers.bound_wait(transfer, self._rows_timeout_s)
+            self._rooms.bound_wait(incoming, self._rows_timeout_s)
         count = self.num_slots_for(item.num_rows)
         self._leases.join(Lease(item.room, count, item.encoder.instance_id))
         self._pump_leases()
@@ -181,9 +185,9 @@ class Embeddings(Role[Embedding]):
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, embedding: Embedding, event: Event) -> None:
         self._leases.strand(embedding.room)  # until the encoder's word, or a fence
-        transfer = self._transfers.find(embedding.room, transfer_fsm.Side.CONSUMER)
-        if transfer is not None:
-            self._transfers.fire(transfer, transfer_fsm.CancelRequested())
+        incoming = self._rooms.find(embedding.room)
+        if incoming is not None:
+            self._rooms.fire(incoming, CancelRequested())
 
     @performs(Do.CANCEL_ROOM)
     def cancel_room(self, embedding: Embedding, event: fsm.Unwanted) -> None:
@@ -237,56 +241,53 @@ class Embeddings(Role[Embedding]):
 
     # --- consumer of rows -------------------------------------------------------------------------
 
-    def grant(self, transfer: Transfer) -> Grant:
-        want: Want = transfer.meta
+    def grant(self, incoming: Incoming) -> Grant:
         return Grant(
-            transfer.key,
-            transfer.attempt,
-            want.item.mm_hash,
-            self._transfers.descriptor(self.region, transfer.peer),
-            transfer.slots,
+            incoming.key,
+            incoming.attempt,
+            incoming.owner,
+            self._rooms.descriptor(self.region, incoming.peer),
+            incoming.slots,
             self.contract,
-            want.item.num_rows,
-            want.deadline_s,
+            incoming.num_rows,
+            incoming.deadline_s,
         )
 
-    def withdraw_lease(self, transfer: Transfer) -> None:
-        self._leases.leave(transfer.key)
+    def withdraw_lease(self, incoming: Incoming) -> None:
+        self._leases.leave(incoming.key)
 
-    async def publish(self, transfer: Transfer) -> Event:
-        return await self._transfers.check_bytes(transfer, self.region, transfer.slots)
+    async def publish(self, incoming: Incoming) -> Event:
+        return await self._rooms.check_bytes(incoming, self.region, incoming.slots)
 
-    def release_slots(self, transfer: Transfer) -> None:
-        self._return_slots(transfer.key, transfer.slots)
-        embedding = self._embeddings.get(transfer.owner)
+    def release_slots(self, incoming: Incoming) -> None:
+        self._return_slots(incoming.key, incoming.slots)
+        embedding = self._embeddings.get(incoming.owner)
         if embedding is not None:
             self.fire(embedding, fsm.SlotsReturned())
         self._pump_leases()
         self._pump_budget()
 
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        if delivered:
-            self._leases.settled(transfer.key)
+    def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
+        if failure is None:
+            self._leases.settled(incoming.key)
         else:  # slots that it still owns stay in the peer's quota, and cannot be promised (F41)
-            self._leases.strand(transfer.key)
-        embedding = self._embeddings.get(transfer.owner)
-        if delivered:
+            self._leases.strand(incoming.key)
+        embedding = self._embeddings.get(incoming.owner)
+        if failure is None:
             assert embedding is not None  # who has left waits for the outcome too: ABANDONED
-            rows: Any = self.region.views(transfer.slots, transfer.nbytes)
+            rows: Any = self.region.views(incoming.slots, incoming.nbytes)
             if isinstance(rows[0], Reference):  # made in this process
                 rows = rows[0].holder
-            self.fire(embedding, fsm.Loaded(rows, transfer.slots))
-        elif embedding is not None and embedding.room == transfer.key:
-            self.fire(embedding, _load_outcome(transfer))
+            self.fire(embedding, fsm.Loaded(rows, incoming.slots))
+        elif embedding is not None and embedding.room == incoming.key:
+            self.fire(embedding, _load_outcome(incoming, failure))
         self._pump_leases()
         self._pump_budget()
 
 
-def _load_outcome(transfer: Transfer) -> Event:
+def _load_outcome(incoming: Incoming, failure: Failure) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
-    kind, reason, _ = transfer.failure
-    failure = Failure(FailureKind(kind or "cancelled"), reason)
-    if transfer.held:
+    if incoming.held:
         return fsm.LoadLost(failure)
     if failure.kind is FailureKind.DEADLINE:
         return fsm.LoadTimedOut(failure)

@@ -1,11 +1,11 @@
 """The encode role: compressed pictures in, rows out, delivered to whoever granted a room.
 
-A request brings a picture and a room.  The room is a TRANSFER (its consumer grants slots on its own
+A request brings an image and a room.  The room is an OUTGOING (its consumer grants slots on its own
 time); the picture's hash is an ENCODING, joined by every room that wants the same hash.  Rows that
 were made before are found in a tier (`row_tiers`).  Decode and
 resize run on pool threads, overlapping the device; batches are taken in order of arrival under a
 budget of patches, one at a time on the device's launch thread.  When rows are resident, every
-room's transfer is told that its bytes are ready, and it goes its own way; what a write cannot read
+room is told that its bytes are ready, and it goes its own way; what a write cannot read
 where it lies goes through the send ring (`send_ring`).
 """
 
@@ -17,27 +17,26 @@ from epd.config import EncodeConfig, Timing
 from epd.engine.base import EncodeFailure, MediaError, Rows, VisionEngine
 from epd.failure import Failure, FailureKind
 from epd.fsm import encoding as fsm
-from epd.fsm import transfer as transfer_fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
-from epd.fsm.transfer import Manifest, Transfer
+from epd.fsm.outgoing import BytesReady, CancelReceived, Manifest, Outgoing, SourceFailed
 from epd.messages import (
     AbortEncode,
     Address,
     EncodeAccepted,
     EncodeRejected,
     EncodeRequest,
+    Grant,
     RequestFailed,
     RowsKept,
 )
 from epd.roles.askers import Asker, Askers
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.cache_events import CachePublisher
-from epd.roles.room_owners import Staged
+from epd.roles.outgoing import OutgoingRooms, Staged
 from epd.roles.row_tiers import RowTiers, rows_of
 from epd.roles.run_ahead import RunAhead
 from epd.roles.send_ring import SendRing
-from epd.roles.transfers import Transfers
 from epd.scheduling.vision_batching import next_batch
 from epd.transport.base import Received, Reference
 
@@ -48,7 +47,7 @@ class EncodeRole(Role[Encoding]):
     def __init__(
         self,
         actor: Actor,
-        transfers: Transfers,
+        outgoing: OutgoingRooms,
         engine: VisionEngine,
         config: EncodeConfig,
         timing: Timing,
@@ -60,7 +59,7 @@ class EncodeRole(Role[Encoding]):
         super().__init__(actor)
         self.events = events
         self._encodes = encodes
-        self._transfers = transfers
+        self._rooms = outgoing
         self._engine = engine
         self._config = config
         self._timing = timing
@@ -126,8 +125,8 @@ class EncodeRole(Role[Encoding]):
             )
             return
         self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
-        transfer = self._open_transfer(message)
-        if transfer is not None and transfer.terminal:
+        outgoing = self._open_room(message)
+        if outgoing is not None and outgoing.terminal:
             return  # its cancel came first (F42)
         asker = Asker(
             message.request_id,
@@ -135,7 +134,7 @@ class EncodeRole(Role[Encoding]):
             Address(received.source, received.epoch, ""),
             message.mm_hash,
             message.reports,
-            keeps=transfer is None,
+            keeps=outgoing is None,
         )
         self._askers.add(message.room, asker)
         encoding = self.encodings.get(message.mm_hash)
@@ -158,10 +157,10 @@ class EncodeRole(Role[Encoding]):
         self.fire(encoding, fsm.Requested(message.room))
         self._ahead.pump()  # its grant may have been faster
 
-    def _open_transfer(self, message: EncodeRequest) -> Transfer | None:
+    def _open_room(self, message: EncodeRequest) -> Outgoing | None:
         if message.consumer is None:
             return None
-        return self._transfers.open_producer(
+        return self._rooms.open(
             message.room,
             message.attempt,
             message.consumer,
@@ -175,9 +174,9 @@ class EncodeRole(Role[Encoding]):
     def on_abort_encode(self, received: Received) -> None:
         """For a consumer that may be out of reach; rooms of its own, so none needs a tombstone."""
         room: str = received.message.room
-        transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
-        if transfer is not None:
-            self._transfers.fire(transfer, transfer_fsm.CancelReceived())
+        outgoing = self._rooms.find(room)
+        if outgoing is not None:
+            self._rooms.fire(outgoing, CancelReceived())
         elif (asker := self._askers.keeper(room)) is not None:
             self._close_kept(room, asker)
 
@@ -235,8 +234,8 @@ class EncodeRole(Role[Encoding]):
 
     def _is_granted(self, key: str) -> bool:
         for room in self.encodings[key].rooms:
-            transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
-            if transfer is not None and transfer.grant is not None:
+            outgoing = self._rooms.find(room)
+            if outgoing is not None and outgoing.grant is not None:
                 return True
         return False
 
@@ -297,10 +296,10 @@ class EncodeRole(Role[Encoding]):
         self._fill(encoding, event.room)
 
     def _fill(self, encoding: Encoding, room: str) -> None:
-        transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
-        if transfer is not None:
+        outgoing = self._rooms.find(room)
+        if outgoing is not None:
             rows = rows_of(encoding)
-            self._transfers.fire(transfer, transfer_fsm.BytesReady(rows, rows.nbytes))
+            self._rooms.fire(outgoing, BytesReady(rows, rows.nbytes))
         elif (asker := self._askers.keeper(room)) is not None:
             self.actor.send(asker.gateway, RowsKept(asker.request_id, asker.attempt, room))
             self._close_kept(room, asker)
@@ -315,10 +314,9 @@ class EncodeRole(Role[Encoding]):
             if asker is not None:
                 failed = RequestFailed(asker.request_id, asker.attempt, failure)
                 self.actor.send(asker.gateway, failed)
-            transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
-            if transfer is not None:
-                kind, reason, retryable = failure.kind, failure.reason, failure.retryable
-                self._transfers.fire(transfer, transfer_fsm.SourceFailed(kind, reason, retryable))
+            outgoing = self._rooms.find(room)
+            if outgoing is not None:
+                self._rooms.fire(outgoing, SourceFailed(failure))
             self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
         self._let_go(encoding)
 
@@ -347,39 +345,39 @@ class EncodeRole(Role[Encoding]):
 
     # --- producer of rows -------------------------------------------------------------------------
 
-    def granted(self, transfer: Transfer) -> None:
+    def granted(self, outgoing: Outgoing) -> None:
         self._ahead.pump()
 
-    def hold_part(self, transfer: Transfer) -> None:
+    def hold_part(self, outgoing: Outgoing) -> None:
         """Rows are ready all at once."""
 
-    async def stage(self, transfer: Transfer) -> Staged | None:
-        rows: Rows = transfer.source
-        slots = transfer.grant.slots
-        if self.actor.ports.transfers.takes_references(transfer.grant.region):
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
+        rows, slots = outgoing.source, grant.slots
+        assert isinstance(rows, Rows)
+        if self.actor.ports.transfers.takes_references(grant.region):
             return Staged([Reference(rows, rows.nbytes)], slots)  # where they lie, on a device too
         if self._ring is not None:
-            views = await self._ring.stage(transfer.key, transfer.peer.instance_id, rows)
+            views = await self._ring.stage(outgoing.key, outgoing.peer.instance_id, rows)
             return Staged(views, slots) if views is not None else None
         host = rows if rows.on_host else await self._engine.to_host(rows)
         return Staged([host.buffer()], slots)
 
-    def release_source(self, transfer: Transfer) -> None:
+    def release_source(self, outgoing: Outgoing) -> None:
         if self._ring is not None:
-            self._ring.release(transfer.key)
-        self._close_room(transfer)
+            self._ring.release(outgoing.key)
+        self._close_room(outgoing)
 
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        if transfer.source is None:
-            self._close_room(transfer)
+    def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
+        if outgoing.source is None:
+            self._close_room(outgoing)
         elif self._ring is not None:  # the source is released when its outcome is known
-            self._ring.withdraw(transfer.key)
+            self._ring.withdraw(outgoing.key)
 
-    def _close_room(self, transfer: Transfer) -> None:
-        encoding = self.encodings.get(transfer.owner)
-        self._report(transfer.key, encoding)
-        if encoding is not None and transfer.key in encoding.rooms:
-            self.fire(encoding, fsm.RoomClosed(transfer.key))
+    def _close_room(self, outgoing: Outgoing) -> None:
+        encoding = self.encodings.get(outgoing.owner)
+        self._report(outgoing.key, encoding)
+        if encoding is not None and outgoing.key in encoding.rooms:
+            self.fire(encoding, fsm.RoomClosed(outgoing.key))
             self._let_go(encoding)
 
     def _let_go(self, encoding: Encoding) -> None:
@@ -387,8 +385,8 @@ class EncodeRole(Role[Encoding]):
             self._ahead.leave(encoding.key)
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
-        transfer = self._transfers.find(room, transfer_fsm.Side.PRODUCER)
-        self._askers.closed(room, encoding, transfer)
+        outgoing = self._rooms.find(room)
+        self._askers.closed(room, encoding, outgoing)
 
-    def commit_state(self, transfer: Transfer) -> None:
+    def commit_state(self, outgoing: Outgoing) -> None:
         """Rows are all that there is."""

@@ -16,24 +16,22 @@ from __future__ import annotations
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
-from epd.fsm import transfer as transfer_fsm
 from epd.fsm.kernel import Event
+from epd.fsm.outgoing import BytesReady, Manifest, Outgoing, PartReady, SourceFailed
 from epd.fsm.request import Do, Request
-from epd.fsm.transfer import Manifest, Transfer
-from epd.messages import KvOffer, KvState, PrefillRequest
+from epd.messages import Grant, KvOffer, KvState, PrefillRequest
 from epd.roles.base import Actor, Role, performs
+from epd.roles.outgoing import OutgoingRooms, Staged
 from epd.roles.requests import Requests
-from epd.roles.room_owners import Staged
-from epd.roles.transfers import Transfers
 from epd.scheduling.kv_order import KvOrder
 
 
 class KvProducer(Role[Request]):
     """Performs what REQUEST says of KV at a prefill instance."""
 
-    def __init__(self, actor: Actor, transfers: Transfers, requests: Requests) -> None:
+    def __init__(self, actor: Actor, outgoing: OutgoingRooms, requests: Requests) -> None:
         super().__init__(actor)
-        self._transfers = transfers
+        self._rooms = outgoing
         self._requests = requests
         self._layout = requests.engine.kv_layout
         self._held: dict[str, dict[int, int]] = {}  # by room: parts, place in prompt to block
@@ -43,8 +41,8 @@ class KvProducer(Role[Request]):
     def live(self) -> dict[str, int]:
         return {"kv_handed_over": len(self._handed_over), "kv_parts_held": len(self._held)}
 
-    def find(self, request: Request) -> Transfer | None:
-        return self._transfers.find(request.kv_room, transfer_fsm.Side.PRODUCER)
+    def find(self, request: Request) -> Outgoing | None:
+        return self._rooms.find(request.kv_room)
 
     # --- effects of REQUEST -----------------------------------------------------------------------
 
@@ -69,22 +67,22 @@ class KvProducer(Role[Request]):
             message.scope,
             message.first_token_deadline_s,
         )
-        self._transfers.open_producer(
+        self._rooms.open(
             request.kv_room,
             message.attempt,
             message.decode,
             self,
             request.key,
-            Manifest(None, len(message.token_ids), offers=True, offer=offer),
+            Manifest(None, len(message.token_ids), offer),
             message.first_token_deadline_s,
         )
         self.actor.send(message.decode, offer)
 
     @performs(Do.WITHDRAW_OFFER)
     def withdraw_offer(self, request: Request, event: Event) -> None:
-        if (transfer := self.find(request)) is not None:
-            withdrawn = transfer_fsm.SourceFailed("withdrawn", "prefill ended the request", False)
-            self._transfers.fire(transfer, withdrawn)
+        if (outgoing := self.find(request)) is not None:
+            failure = Failure(FailureKind.WITHDRAWN, "prefill ended the request")
+            self._rooms.fire(outgoing, SourceFailed(failure))
 
     @performs(Do.PUSH_KV)
     def push_kv(self, request: Request, event: Event) -> None:
@@ -92,55 +90,55 @@ class KvProducer(Role[Request]):
 
     def _push(self, request: Request, layers: fsm.LayersComputed | None = None) -> None:
         """Let decode have what is final now, if it has room for it already."""
-        transfer = self.find(request)
-        if transfer is None or transfer.grant is None:
+        outgoing = self.find(request)
+        if outgoing is None or outgoing.grant is None:
             return
         num_groups = 0
         if layers is not None:
             num_full = layers.start // self._layout.block_size
             num_groups = layers.num_layers * self._layout.slots_per_block // self._layout.num_layers
-            num_said = self._num_held(transfer) + transfer.ready_nbytes // self._layout.block_nbytes
+            num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._layout.block_nbytes
             if request.num_whole is None:  # computed again, it may begin before what was sent
                 request.num_whole = max(num_full, num_said)
         else:
             num_full = request.num_computed // self._layout.block_size
-        order = self._order(transfer, request, min(num_full, len(request.block_table)))
+        order = self._order(outgoing, request, min(num_full, len(request.block_table)))
         if num_ready := order.num_ready(num_groups):
-            ready = transfer_fsm.PartReady(num_ready * self._layout.slot_nbytes)
-            self._transfers.fire(transfer, ready)
+            self._rooms.fire(outgoing, PartReady(num_ready * self._layout.slot_nbytes))
 
     @performs(Do.HAND_OVER_KV)
     def hand_over_kv(self, request: Request, event: Event) -> None:
-        transfer = self.find(request)
-        assert transfer is not None  # opened when the first chunk was scheduled
+        outgoing = self.find(request)
+        assert outgoing is not None  # opened when the first chunk was scheduled
         self._handed_over[request.kv_room] = request
         nbytes = len(request.block_table) * self._layout.block_nbytes
-        self._transfers.fire(transfer, transfer_fsm.BytesReady(request.block_table, nbytes))
+        self._rooms.fire(outgoing, BytesReady(request.block_table, nbytes))
 
     # --- the order of sending ---------------------------------------------------------------------
 
-    def _num_held(self, transfer: Transfer) -> int:
+    def _num_held(self, outgoing: Outgoing) -> int:
         """Blocks that decode has already."""
-        return int(transfer.grant.num_held) // self._layout.slots_per_block
+        assert outgoing.grant is not None  # or nothing would be sent yet
+        return outgoing.grant.num_held // self._layout.slots_per_block
 
-    def _order(self, transfer: Transfer, request: Request, num_full: int) -> KvOrder:
+    def _order(self, outgoing: Outgoing, request: Request, num_full: int) -> KvOrder:
         """`num_full`: blocks that can be sent whole, as far as is known."""
-        num_held = self._num_held(transfer)
+        num_held = self._num_held(outgoing)
         num_blocks = self._requests.num_blocks_for(len(request.prompt))
         num_whole = num_full if request.num_whole is None else request.num_whole
         num_whole = min(max(num_whole, num_held), num_blocks)
         return KvOrder(num_held, num_whole, num_blocks, self._layout.slots_per_block)
 
-    def _places(self, transfer: Transfer, request: Request, start: int, stop: int) -> list[int]:
+    def _places(self, outgoing: Outgoing, request: Request, start: int, stop: int) -> list[int]:
         """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
-        order = self._order(transfer, request, self._requests.num_blocks_for(len(request.prompt)))
+        order = self._order(outgoing, request, self._requests.num_blocks_for(len(request.prompt)))
         size = self._layout.slot_nbytes
         return order.places(start // size, stop // size)
 
     # --- producer of KV ---------------------------------------------------------------------------
 
-    def commit_state(self, transfer: Transfer) -> KvState | None:
-        request = self._handed_over.get(transfer.key)
+    def commit_state(self, outgoing: Outgoing) -> KvState | None:
+        request = self._handed_over.get(outgoing.key)
         if request is None:
             return None
         num_blocks = len(request.block_table)
@@ -154,20 +152,20 @@ class KvProducer(Role[Request]):
             num_cached=request.num_cached or 0,
         )
 
-    def granted(self, transfer: Transfer) -> None:
+    def granted(self, outgoing: Outgoing) -> None:
         """What was computed before the grant came need not wait for the next chunk."""
-        request = self._requests.get(transfer.owner)
+        request = self._requests.get(outgoing.owner)
         if request is not None:
             self._push(request)
 
-    def hold_part(self, transfer: Transfer) -> None:
+    def hold_part(self, outgoing: Outgoing) -> None:
         """Own what is ready and has not landed, whatever the request does with its blocks."""
-        request = self._requests.get(transfer.owner)
-        held = self._held.setdefault(transfer.key, {})
+        request = self._requests.get(outgoing.owner)
+        held = self._held.setdefault(outgoing.key, {})
         if request is None:  # what is ready was held when it became so
             return
         slots_per_block = self._layout.slots_per_block
-        places = self._places(transfer, request, transfer.written_nbytes, transfer.ready_nbytes)
+        places = self._places(outgoing, request, outgoing.written_nbytes, outgoing.ready_nbytes)
         wanted = dict.fromkeys(place // slots_per_block for place in places)
         landed = [held.pop(index) for index in list(held) if index not in wanted]
         new = {i: request.block_table[i] for i in wanted if i not in held}
@@ -175,34 +173,34 @@ class KvProducer(Role[Request]):
         held.update(new)
         self._requests.return_blocks(tuple(landed))
 
-    async def stage(self, transfer: Transfer) -> Staged | None:
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
         """The part's bytes: views of the pool on a CPU, a copy in host memory of a device's."""
-        start = transfer.written_nbytes
-        request = self._handed_over.get(transfer.key) or self._requests.get(transfer.owner)
+        start = outgoing.written_nbytes
+        request = self._handed_over.get(outgoing.key) or self._requests.get(outgoing.owner)
         if request is None:
             return None
-        places = self._places(transfer, request, start, start + transfer.part_nbytes)
-        size, held = self._layout.slots_per_block, self._held.get(transfer.key, {})
+        places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
+        size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
         table = {**dict(enumerate(request.block_table)), **held}
         source = await self._requests.engine.fetch_kv(
             [table[place // size] * size + place % size for place in places]
         )
-        first = int(transfer.grant.num_held)
-        return Staged(source, [transfer.grant.slots[place - first] for place in places])
+        return Staged(source, [grant.slots[place - grant.num_held] for place in places])
 
-    def release_source(self, transfer: Transfer) -> None:
-        held = self._held.pop(transfer.key, None)
+    def release_source(self, outgoing: Outgoing) -> None:
+        held = self._held.pop(outgoing.key, None)
         if held:
             self._requests.return_blocks(tuple(held.values()))
-        request = self._handed_over.pop(transfer.key, None)
+        request = self._handed_over.pop(outgoing.key, None)
         if request is not None:
             self._requests.return_blocks(request.block_table)
 
-    def concluded(self, transfer: Transfer, *, delivered: bool) -> None:
-        request = self._requests.get(transfer.owner)
+    def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
+        request = self._requests.get(outgoing.owner)
         if request is None:
             return
-        peer = transfer.peer.instance_id
-        kind, reason, _ = transfer.failure
-        failed = fsm.KvFailed(Failure(FailureKind(kind or "cancelled"), reason, peer))
-        self._requests.fire(request, fsm.KvDelivered() if delivered else failed)
+        if failure is None:
+            self._requests.fire(request, fsm.KvDelivered())
+        else:
+            told = Failure(failure.kind, failure.reason, outgoing.peer.instance_id)
+            self._requests.fire(request, fsm.KvFailed(told))

@@ -14,7 +14,6 @@ from typing import Any
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
 from epd.fsm import request as fsm
-from epd.fsm import transfer as transfer_fsm
 from epd.fsm.embedding import Want
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
@@ -27,10 +26,11 @@ from epd.messages import (
 from epd.roles.base import Actor, Role, performs, receives
 from epd.roles.embeddings import Embeddings
 from epd.roles.held_prompts import HeldPrompts
+from epd.roles.incoming import IncomingRooms
 from epd.roles.kv_producer import KvProducer
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.requests import Requests
 from epd.roles.step import layouts_of
-from epd.roles.transfers import Transfers
 from epd.transport.base import Received
 
 
@@ -40,24 +40,25 @@ class PrefillRole(Role[Request]):
     def __init__(
         self,
         actor: Actor,
-        transfers: Transfers,
+        outgoing: OutgoingRooms,
+        incoming: IncomingRooms,
         requests: Requests,
         embeddings: Embeddings | None,
         config: PrefillConfig,
     ) -> None:
         super().__init__(actor)
-        self._transfers = transfers
+        self._rooms = incoming
         self._requests = requests
         self._embeddings = embeddings  # None: a text-only model
         self._config = config
-        self._kv = KvProducer(actor, transfers, requests)
+        self._kv = KvProducer(actor, outgoing, requests)
         self.held = HeldPrompts(actor, requests)
         requests.extend(self)
         requests.reports.related.append(self._transfers_of)
 
     def _transfers_of(self, request: Request) -> list[Machine | None]:
         items = getattr(request.message, "items", ())
-        rooms = [self._transfers.find(i.room, transfer_fsm.Side.CONSUMER) for i in items]
+        rooms = [self._rooms.find(i.room) for i in items]
         return [*rooms, self._kv.find(request)]
 
     # --- messages ---------------------------------------------------------------------------------

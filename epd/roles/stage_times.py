@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from epd.fsm.encoding import Encoding
 from epd.fsm.generation import Generation
 from epd.fsm.kernel import Machine
-from epd.fsm.transfer import Transfer
+from epd.fsm.outgoing import Outgoing
 from epd.messages import KvOffer
 from epd.records import STAGES, Histogram
 
@@ -65,13 +65,13 @@ class StageTimes:
         for labels, lasted_s in spent_s.items():
             self._observe("epd_stage_seconds", labels, lasted_s)
 
-    def note_hop(self, transfer: Transfer, transport: str) -> None:
+    def note_hop(self, outgoing: Outgoing, transport: str) -> None:
         """Once for each room, by its producer, when all has arrived."""
-        hop = "kv" if transfer.key.endswith("/kv") else "rows"
+        hop = "kv" if outgoing.key.endswith("/kv") else "rows"
         labels = (("hop", hop), ("transport", transport))
-        moving_s = sum(lasted_s for state, lasted_s in _stays(transfer) if state in MOVING)
+        moving_s = sum(lasted_s for state, lasted_s in _stays(outgoing) if state in MOVING)
         self._observe("epd_hop_seconds", labels, moving_s)
-        self._observe("epd_hop_nbytes", labels, transfer.sent_nbytes)
+        self._observe("epd_hop_nbytes", labels, outgoing.sent_nbytes)
 
     def _observe(self, name: str, labels: Labels, value: float) -> None:
         key, (_, bounds) = (name, labels), KINDS[name]

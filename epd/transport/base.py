@@ -6,9 +6,9 @@ nothing; a role follows a write with a `Commit` message.  The two fail different
 ports.  Each has several adapters (ZMQ, in-process, simulated; local, shm, simulated) and each
 adapter passes the one contract kit of its port (tests/contract/).
 
-Ownership rule of the data plane: memory that a write reads from or lands in belongs to the
-TRANSFER machine until the outcome is known.  `Written` and `Failed` are definite.  `Unknown` means
-that bytes may still be read from the source or land in the target: both stay owned until the
+Ownership rule of the data plane: memory that a write reads from belongs to OUTGOING, memory that it
+lands in to INCOMING, until the outcome is known.  `Written` and `Failed` are definite.  `Unknown`
+means that bytes may still be read from the source or land in the target: both stay owned until the
 writer's engine has settled (`settle`: nothing of its own moves any more), or, if the other side was
 lost, until `fence` says that it cannot touch them any more.  A time-out is neither (fault F7).
 """

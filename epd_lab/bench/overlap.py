@@ -132,7 +132,7 @@ def _rows_at_prefill_s(sample: Sample) -> float:
     done: list[float] = [
         event["t_ms"]
         for event in sample.timeline
-        if event["machine"].startswith("TRANSFER@e") and event["state"] == "COMPLETE"
+        if event["machine"].startswith("OUTGOING@e") and event["state"] == "WRITTEN"
     ]
     if not done:
         raise ServerError("the timeline tells of no picture; give a topology with encoders: 1e1p1d")

@@ -16,12 +16,13 @@ from epd.fsm import (
     embedding,
     encoding,
     generation,
+    incoming,
     instance,
     link,
     membership,
     offer,
+    outgoing,
     request,
-    transfer_table,
 )
 from epd.fsm.kernel import Event, Row, State, Table
 
@@ -30,7 +31,8 @@ TABLES: tuple[Table, ...] = (
     request.TABLE,
     encoding.TABLE,
     embedding.TABLE,
-    transfer_table.TABLE,
+    outgoing.TABLE,
+    incoming.TABLE,
     instance.TABLE,
     membership.TABLE,
     link.TABLE,

@@ -9,13 +9,14 @@ from epd.fsm.child import TABLE as CHILD
 from epd.fsm.embedding import TABLE as EMBEDDING
 from epd.fsm.encoding import TABLE as ENCODING
 from epd.fsm.generation import TABLE as GENERATION
+from epd.fsm.incoming import TABLE as INCOMING
 from epd.fsm.instance import TABLE as INSTANCE
 from epd.fsm.kernel import Table
 from epd.fsm.link import TABLE as LINK
 from epd.fsm.membership import TABLE as MEMBERSHIP
 from epd.fsm.offer import TABLE as OFFER
+from epd.fsm.outgoing import TABLE as OUTGOING
 from epd.fsm.request import TABLE as REQUEST
-from epd.fsm.transfer_table import TABLE as TRANSFER
 from epd_lab.formal import encoding, pair, request
 from epd_lab.formal.child import child_model
 from epd_lab.formal.embedding import embedding_model
@@ -36,7 +37,8 @@ TABLES = (
     REQUEST,
     ENCODING,
     EMBEDDING,
-    TRANSFER,
+    OUTGOING,
+    INCOMING,
     INSTANCE,
     MEMBERSHIP,
     LINK,
@@ -104,7 +106,10 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         offer_model(for_rows=False, table=of["OFFER"]),
         offer_model(for_rows=True, table=of["OFFER"], name="OFFER_FOR_ROWS"),
         child_model(of["CHILD"]),
-        *(pair_model(told, of["TRANSFER"], name) for name, (_, told) in PAIRS.items()),
+        *(
+            pair_model(told, of["OUTGOING"], of["INCOMING"], name)
+            for name, (_, told) in PAIRS.items()
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Both ends of one room over a network that loses, repeats and reorders: TRANSFER twice, as data.
+"""OUTGOING and INCOMING over a network that loses, repeats and reorders, as data.
 
 The same small world as `epd_lab.sim.model.pair`, scenario for scenario, so that the number of
 moments that can be reached must be the same.  The network keeps every message that was ever sent:
@@ -14,25 +14,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from epd.fsm import transfer as t
+from epd.fsm import incoming as i
+from epd.fsm import outgoing as o
+from epd.fsm import room as r
 from epd.fsm.kernel import Event, Table
-from epd.fsm.transfer_table import TABLE
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
-ENDED = "(RELEASED, CANCELLED, EXPIRED, FAILED)"
+ENDED = "(DELIVERED, CANCELLED, EXPIRED, FAILED)"
 MAY_WRITE = "(STREAMING, WRITING, CANCEL_PENDING, EXPIRE_PENDING, QUARANTINED)"
 HALVES = (0, 1, 2)
 TO_PRODUCER: dict[str, type[Event]] = {
-    "Grant": t.GrantReceived,
-    "CancelTransfer": t.CancelReceived,
-    "CommitAck": t.CommitAcked,
+    "Grant": o.GrantReceived,
+    "CancelTransfer": o.CancelReceived,
+    "CommitAck": o.CommitAcked,
 }
 TO_CONSUMER: dict[str, type[Event]] = {
-    "Commit": t.CommitReceived,
-    "ShortCommit": t.CommitReceived,
-    "CancelAck": t.CancelAcked,
-    "TransferAborted": t.AbortReceived,
-    "TransferInDoubt": t.DoubtReceived,
+    "Commit": i.CommitReceived,
+    "ShortCommit": i.CommitReceived,
+    "CancelAck": i.CancelAcked,
+    "TransferAborted": i.AbortReceived,
+    "TransferInDoubt": i.DoubtReceived,
 }
 SIDES = ("producer", "consumer")
 
@@ -69,10 +70,9 @@ ACTIONS = {
     ),
 }
 SILENT = frozenset(
-    "keep_slots keep_source keep_grant keep_commit keep_broken_bytes keep_broken_grant "
+    "keep_slots keep_source keep_grant keep_commit keep_broken note_cancelled "
     "keep_failure keep_refusal note_short_commit note_bad_bytes note_called_off note_lost "
-    "note_silent note_late "
-    "SEND_OFFER WITHDRAW_LEASE".split()
+    "note_silent note_late SEND_OFFER WITHDRAW_LEASE REPORT_HANG".split()
 )
 EFFECTS = {
     "SEND_GRANT": ("net_Grant = True",),
@@ -106,12 +106,10 @@ RELEASE = (
 OWN = {
     "producer": {
         "RELEASE_SOURCE": RELEASE,
-        "RELEASE_SLOTS": ("require False -- the slots are released by the consumer",),
         "CONCLUDE_DELIVERED": ("me.concluded = me.concluded + 1",),
     },
     "consumer": {
         "RELEASE_SLOTS": RELEASE,
-        "RELEASE_SOURCE": ("require False -- the source is released by the producer",),
         "CONCLUDE_DELIVERED": (
             "me.concluded = me.concluded + 1",
             "require me.memory == 'owned' -- memory is published that is owned",
@@ -131,9 +129,8 @@ def _part(side: str, table: Table) -> Part:
         table,
         f"{side}_state",
         guards={
-            "is_consumer": str(side == "consumer"),
             "contract_holds": "CONTRACT_HOLDS",
-            "offers": "OFFERS" if side == "producer" else "False",
+            "offers": "OFFERS",
             "length_matches": "True",
             "is_news": "1 > me.written",
             "more_is_ready": "me.ready > me.written + me.part",
@@ -180,13 +177,13 @@ def _words(alive: str, part: int, words: dict[str, type[Event]]) -> Iterator[Hap
 def _writer() -> Iterator[Happening]:
     landed = ("landed = landed + producer_part",)
     ends: tuple[tuple[str, str, str, type[Event], tuple[str, ...]], ...] = (
-        ("succeeds", "work", "True", t.WriteSucceeded, ("write = 'over'", *landed)),
-        ("is_refused", "fault", "not calm", t.WriteRefused, ("write = 'over'",)),
+        ("succeeds", "work", "True", o.WriteSucceeded, ("write = 'over'", *landed)),
+        ("is_refused", "fault", "not calm", o.WriteRefused, ("write = 'over'",)),
         (
             "is_in_doubt",
             "fault",
             "not calm and not ENGINE_IS_CERTAIN",
-            t.WriteOutcomeUnknown,
+            o.WriteOutcomeUnknown,
             ("write = 'zombie'",),
         ),
     )
@@ -198,7 +195,7 @@ def _writer() -> Iterator[Happening]:
         )
     asked = "producer_alive and producer_settling"
     settled = ("write = 'over'", "producer_settling = False")
-    yield Happening("write_settles", "work", asked, t.WriteSettled, 0, settled)
+    yield Happening("write_settles", "work", asked, o.WriteSettled, 0, settled)
     again = ("producer_settling = False", "producer_retry = True")
     yield Happening("engine_cannot_tell", "fault", f"{asked} and not calm", before=again)
     fence = ("producer_settling = False", "producer_fencing = True")
@@ -208,9 +205,9 @@ def _writer() -> Iterator[Happening]:
 def _timers(side: str, part: int) -> Iterator[Happening]:
     alive = f"{side}_alive"
     timers: tuple[tuple[str, type[Event]], ...] = (
-        ("retry", t.RetryDue),
-        ("grace", t.GraceEnded),
-        ("deadline", t.DeadlinePassed),
+        ("retry", r.RetryDue),
+        ("grace", r.GraceEnded),
+        ("deadline", r.DeadlinePassed),
     )
     for timer, event in timers:
         armed = f"{side}_{timer}"
@@ -222,10 +219,10 @@ def _losses(side: str, part: int) -> Iterator[Happening]:
     other = SIDES[side == "producer"]
     alive, open_ = f"{side}_alive", f"{side}_state not in {ENDED}"
     yield Happening(
-        f"{other}_is_lost", "time", f"{alive} and {open_} and not {other}_alive", t.PeerLost, part
+        f"{other}_is_lost", "time", f"{alive} and {open_} and not {other}_alive", r.PeerLost, part
     )
     wrongly = f"{alive} and {open_} and {other}_alive and MAY_BE_DECLARED_LOST and not calm"
-    yield Happening(f"{other}_is_declared_lost_wrongly", "fault", wrongly, t.PeerLost, part)
+    yield Happening(f"{other}_is_declared_lost_wrongly", "fault", wrongly, r.PeerLost, part)
     can_die = f"{alive} and {other}_alive and MAY_DIE and not calm"
     yield Happening(f"{side}_is_killed", "fault", can_die, before=(f"{alive} = False",))
     fencing = f"{alive} and {side}_fencing"
@@ -240,7 +237,7 @@ def _losses(side: str, part: int) -> Iterator[Happening]:
         f"{side}_fences",
         "work",
         f"{fencing} and not {other}_alive",
-        t.PeerFenced,
+        o.PeerFenced if side == "producer" else i.PeerFenced,
         part,
         (f"write = 'over' if {quiet} else write", f"{side}_fencing = False"),
     )
@@ -249,21 +246,21 @@ def _losses(side: str, part: int) -> Iterator[Happening]:
 def _owners() -> Iterator[Happening]:
     idle = "not producer_started and not producer_cancelled"
     half = f"producer_alive and IN_PARTS and producer_granted and {idle}"
-    yield Happening("half_is_ready", "work", half, t.PartReady, 0)
+    yield Happening("half_is_ready", "work", half, o.PartReady, 0)
     begun = ("producer_started = True", "producer_memory = 'owned'")
-    yield Happening("bytes_are_ready", "work", f"producer_alive and {idle}", t.BytesReady, 0, begun)
+    yield Happening("bytes_are_ready", "work", f"producer_alive and {idle}", o.BytesReady, 0, begun)
     off = "producer_alive and not producer_cancelled and not calm"
     gone = ("producer_cancelled = True",)
-    yield Happening("source_fails", "fault", off, t.SourceFailed, 0, gone)
+    yield Happening("source_fails", "fault", off, o.SourceFailed, 0, gone)
     waits = "consumer_alive and not consumer_started"
     leased = ("consumer_started = True", "consumer_memory = 'owned'")
-    yield Happening("slots_are_leased", "work", waits, t.SlotsLeased, 1, leased)
+    yield Happening("slots_are_leased", "work", waits, i.SlotsLeased, 1, leased)
     off = "consumer_alive and not consumer_cancelled and not calm"
     gone = ("consumer_cancelled = True",)
-    yield Happening("consumer_is_cancelled", "fault", off, t.CancelRequested, 1, gone)
+    yield Happening("consumer_is_cancelled", "fault", off, i.CancelRequested, 1, gone)
     over, when = ("consumer_publishing = False",), "consumer_alive and consumer_publishing"
-    yield Happening("published", "work", when, t.Published, 1, over)
-    yield Happening("publish_fails", "fault", f"{when} and not calm", t.PublishFailed, 1, over)
+    yield Happening("published", "work", when, i.Published, 1, over)
+    yield Happening("publish_fails", "fault", f"{when} and not calm", i.PublishFailed, 1, over)
 
 
 def _laws() -> Iterator[Law]:
@@ -316,7 +313,7 @@ def _promises(told: Told) -> Iterator[Promise]:
                 "EXPIRE_PENDING",
                 "the own engine still reads the source: its write decides",
             ),
-            "consumer": ("COMPLETE", "publishing is bounded local work; its outcome decides"),
+            "consumer": ("PUBLISHING", "publishing is bounded local work; its outcome decides"),
         }
         for side, (state, why) in rests.items():
             yield Promise(
@@ -332,14 +329,19 @@ def _promises(told: Told) -> Iterator[Promise]:
             )
 
 
-def pair_model(told: Told | None = None, table: Table = TABLE, name: str = "PAIR") -> Model:
-    """The model of a scenario; `table` is TRANSFER's, or one with a bug put back."""
+def pair_model(
+    told: Told | None = None,
+    outgoing: Table = o.TABLE,
+    incoming: Table = i.TABLE,
+    name: str = "PAIR",
+) -> Model:
+    """The model of a scenario; of the tables one may have a bug put back."""
     told = told or Told()
     words = (*TO_PRODUCER, *TO_CONSUMER)
     return Model(
         name=name,
         about="both ends of a room, over a network that loses, repeats and reorders",
-        parts=tuple(_part(side, table) for side in SIDES),
+        parts=(_part("producer", outgoing), _part("consumer", incoming)),
         variables=(
             *(variable for side in SIDES for variable in _end(side, told)),
             Variable("producer_granted", (False, True), "has read a grant"),

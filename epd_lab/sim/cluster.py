@@ -24,6 +24,7 @@ from epd.config import (
     Timing,
 )
 from epd.fsm.kernel import Event, Machine, State
+from epd.fsm.outgoing import GrantReceived
 from epd.fsm.request import (
     DeadlinePassed,
     LastTokenSampled,
@@ -32,7 +33,6 @@ from epd.fsm.request import (
     Scheduled,
     TokenSampled,
 )
-from epd.fsm.transfer import GrantReceived
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
@@ -54,7 +54,7 @@ from epd_lab.sim.world import World
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
 MEMBERSHIP = ("member/", "instance/", "storage/")  # timers that are armed for life
-HOUSEKEEPING = (*MEMBERSHIP, "transfer/tombstones")
+HOUSEKEEPING = (*MEMBERSHIP, "outgoing/tombstones", "incoming/tombstones")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
 ROLES = {"e": "encode", "p": "prefill", "d": "decode"}

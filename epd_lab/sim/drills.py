@@ -47,7 +47,7 @@ DRILLS: tuple[Drill, ...] = (
         "bytes-before-grant",
         ("F1", "F15"),
         work=Workload(12, image_share=1.0, num_pictures=30, spread_s=0.5),
-        fires=("TRANSFER:RetryDue",),
+        fires=("INCOMING:RetryDue",),
         mutants=("drop_parked_bytes",),
         topology="1e1p1d",
         faults=(
@@ -87,7 +87,7 @@ DRILLS: tuple[Drill, ...] = (
         work=HANG_UPS,
         data=SLOW_LINK,
         fires=(
-            "TRANSFER:RESERVED>CANCEL_PENDING",
+            "INCOMING:RESERVED>CANCEL_PENDING",
             "EMBEDDING:LOADING>ABANDONED",
         ),
         mutants=("cancel_frees_slots", "an_abort_is_confirmed_when_asked_again"),
@@ -181,7 +181,7 @@ DRILLS: tuple[Drill, ...] = (
             Fault("reset", "here", point="MESSAGE:CancelTransfer", nth=4, other="peer"),
         ),
         mutants=("no_commit_retry", "no_grant_retry", "open_rooms_are_not_told"),
-        fires=("TRANSFER:RetryDue",),
+        fires=("INCOMING:RetryDue",),
     ),
     Drill(
         "partition",
@@ -262,7 +262,7 @@ DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a failed write",
         fires=(
-            "TRANSFER:WRITING>FAILED",
+            "OUTGOING:WRITING>FAILED",
             "GENERATION:MIGRATING>PLACED",
         ),
         calm={"data.failed": 0.0},

@@ -34,7 +34,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         ("F16", "F48"),
         topology="2e1p1d",
         work=PICTURES,
-        faults=(Fault("mute", "here", point="TRANSFER:PARKED>WRITING", nth=8, other="p0"),),
+        faults=(Fault("mute", "here", point="OUTGOING:PARKED>WRITING", nth=8, other="p0"),),
         mutants=("no_link_is_doubted",),
         fires=(
             "LINK:MUTE>CARRIES",
@@ -108,12 +108,12 @@ LINK_DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=Workload(24, image_share=1.0, num_pictures=24, spread_s=5.0),
         data=SLOW_CARD,
-        faults=(Fault("stall", "here", point="TRANSFER:PARKED>WRITING", nth=8, duration_s=6.0),),
+        faults=(Fault("stall", "here", point="OUTGOING:PARKED>WRITING", nth=8, duration_s=6.0),),
         settings=Settings(timing=NOBODY_IS_LOST),
         mutants=("grace_frees_slots",),
         fires=(
-            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
-            "TRANSFER:QUARANTINED>FAILED",
+            "INCOMING:EXPIRE_PENDING>QUARANTINED",
+            "INCOMING:QUARANTINED>FAILED",
             "LINK:MUTE>UNREACHABLE",
         ),
     ),
@@ -128,7 +128,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         to_s=1.5,
         fires=(
             "LINK:MUTE>UNREACHABLE",
-            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+            "INCOMING:EXPIRE_PENDING>QUARANTINED",
             "GENERATION:MIGRATING>PLACED",
         ),
     ),

@@ -19,7 +19,7 @@ from epd_lab.sim.workload import Workload
 PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
 
-IN_DOUBT = "TRANSFER:WRITING>QUARANTINED"
+IN_DOUBT = "OUTGOING:WRITING>QUARANTINED"
 
 NOBODY_IS_LOST = replace_timing(suspect_after_s=20.0, lost_after_s=30.0)
 LATE = Excuse(frozenset({"deadline"}), refusals=False)
@@ -72,7 +72,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
             Settings(), prefill=msgspec.structs.replace(Settings().prefill, rows_timeout_s=0.5)
         ),
         fires=(
-            "TRANSFER:RESERVED>EXPIRE_PENDING",
+            "INCOMING:RESERVED>EXPIRE_PENDING",
             "ENCODING:ENCODING>ABANDONED",
             "GENERATION:MIGRATING>PLACED",
         ),
@@ -254,7 +254,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         mutants=("the_living_are_fenced", "what_is_not_stranded_any_more_is_kept"),
         fires=(
             "GENERATION:DeadlinePassed",
-            "TRANSFER:EXPIRE_PENDING>QUARANTINED",
+            "INCOMING:EXPIRE_PENDING>QUARANTINED",
         ),
     ),
     Drill(
@@ -267,7 +267,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         why="four attempts can each meet bytes that are not those that were sent",
         fires=(
             "corrupted",
-            "TRANSFER:PublishFailed",
+            "INCOMING:PublishFailed",
             "GENERATION:MIGRATING>PLACED",
         ),
         mutants=("only_the_first_part_is_summed",),
@@ -282,9 +282,9 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a write whose outcome is unknown",
         fires=(
-            "TRANSFER:WriteOutcomeUnknown",
-            "TRANSFER:WriteSettled",
-            "TRANSFER:DoubtReceived",
+            "OUTGOING:WriteOutcomeUnknown",
+            "OUTGOING:WriteSettled",
+            "INCOMING:DoubtReceived",
         ),
         mutants=("doubt_frees_the_source", "doubt_frees_the_slots", "doubt_waits_for_a_death"),
         calm={"data.unknown": 0.0},
@@ -295,15 +295,15 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         work=PICTURES,
         data=DataConditions(kind="rdma", unknown=0.6, linger_s=6.0),
         faults=(
-            Fault("kill", "gateway", point="TRANSFER:RESERVED>QUARANTINED", duration_s=0.2),
-            Fault("stall", "e0", point="TRANSFER:RESERVED>QUARANTINED", duration_s=2.2),
+            Fault("kill", "gateway", point="INCOMING:RESERVED>QUARANTINED", duration_s=0.2),
+            Fault("stall", "e0", point="INCOMING:RESERVED>QUARANTINED", duration_s=2.2),
         ),
         may_fail=Excuse(frozenset({"gateway", "transfer", "deadline"}), refusals=True),
         why="clients of a dead gateway see their connection break; writes in doubt use up attempts "
         "or time",
         mutants=("a_new_registry_is_whole_at_once",),
         fires=(
-            "TRANSFER:WriteOutcomeUnknown",
+            "OUTGOING:WriteOutcomeUnknown",
             "LINK:PeerLost",
         ),
         calm={"data.unknown": 0.0},

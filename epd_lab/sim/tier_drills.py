@@ -171,7 +171,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=RING),
         fires=(
             "send_ring_deferred",
-            "TRANSFER:RESERVED>CANCEL_PENDING",
+            "INCOMING:RESERVED>CANCEL_PENDING",
         ),
         mutants=("ring_slots_never_return",),
         calm={"work.cancel_share": 0.0, "settings.encode.send_buffer_nbytes": 1 << 16},
@@ -183,9 +183,9 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=Workload(16, spread_s=0.3, image_share=1.0, num_pictures=20),
         data=CARD,
         settings=Settings(encode=RING),
-        faults=(Fault("kill", "peer", point="TRANSFER:PARKED>WRITING", nth=6, duration_s=0.4),),
+        faults=(Fault("kill", "peer", point="OUTGOING:PARKED>WRITING", nth=6, duration_s=0.4),),
         fires=(
-            "TRANSFER:PeerFenced",
+            "INCOMING:PeerFenced",
             "GENERATION:MIGRATING>PLACED",
             "INSTANCE:EpochReplaced",
         ),

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from epd.fsm import transfer
+from epd.fsm import incoming
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.cluster import GATEWAY, Cluster
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import World
 
-SHOWN = ("GENERATION", "ENCODING", "EMBEDDING", "REQUEST", "TRANSFER")
+SHOWN = ("GENERATION", "ENCODING", "EMBEDDING", "REQUEST", "OUTGOING", "INCOMING")
 AT_REST = frozenset({"RESIDENT", "DEMOTED"})  # memory that waits for use: not shown as work
 MARKS = (
     "fault", "kill", "exit", "spawn", "stall", "resume", "expelled", "device_lost", "lost",
@@ -98,7 +98,7 @@ class Timeline:
         if table not in SHOWN:
             return
         key = (process.name, table, machine.key)
-        if isinstance(event, transfer.SlotsLeased) and isinstance(machine, transfer.Transfer):
+        if isinstance(event, incoming.SlotsLeased) and isinstance(machine, incoming.Incoming):
             self._lease(process, machine, now_s)
         if key not in self._open:
             bar = Bar(process.instance_id, table, machine.key)
@@ -124,7 +124,7 @@ class Timeline:
         self._step(key, state, now_s)
         self._open.pop(key)[0].ended = state
 
-    def _lease(self, process: SimProcess, machine: transfer.Transfer, now_s: float) -> None:
+    def _lease(self, process: SimProcess, machine: incoming.Incoming, now_s: float) -> None:
         lane, key = process.instance_id, machine.key
         if key.endswith("/kv"):
             bars = [Bar(lane, "KV blocks", f"{key}, {len(machine.slots)}")]
@@ -136,7 +136,7 @@ class Timeline:
     def _give_back(self, leased: tuple[str, str], now_s: float) -> None:
         for bar, since_s in self._leases.pop(leased, ()):
             bar.pieces.append(Piece("LEASED", since_s, now_s))
-            bar.ended = "RELEASED"
+            bar.ended = "DELIVERED"
 
     def _died(self, process: SimProcess) -> None:
         for key in [key for key in self._open if key[0] == process.name]:

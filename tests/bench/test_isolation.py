@@ -33,7 +33,7 @@ class Server:
             await asyncio.sleep(0.05)
             self._pictures -= 1
             sample.timeline = [
-                {"machine": "TRANSFER@e0", "state": "COMPLETE", "t_ms": 10.0 * n}
+                {"machine": "OUTGOING@e0", "state": "WRITTEN", "t_ms": 10.0 * n}
                 for n in range(1, num_pictures + 1)
             ]
             sample.ttft_s = 0.06

@@ -109,8 +109,8 @@ def table_mutants() -> dict[str, Table]:
     found: dict[str, Table] = {}
     for name, (_, kind, remove, rows) in test_models.BUGS.items():
         found[name] = patched(kind.table, remove, rows)
-    for name, (remove, rows) in test_transfer_pair.MUTANTS.items():
-        found[name] = patched(test_transfer_pair.TABLE, remove, rows)
+    for name, (table, remove, rows) in test_transfer_pair.MUTANTS.items():
+        found[name] = patched(table, remove, rows)
     for name, (_, table, remove, rows) in test_walks.MUTANTS.items():
         found.setdefault(name, patched(table, remove, rows))
     for name, row in OF_LINK.items():
@@ -127,7 +127,8 @@ def table_mutants() -> dict[str, Table]:
 
 def shown_by(name: str, table: Table) -> Model:
     """The model that shows a mutant."""
-    mine = [m for m in models({table.name: table}) if m.parts[0].table is table]
+    every = models({table.name: table})
+    mine = [model for model in every if any(part.table is table for part in model.parts)]
     shown = SHOWN_IN.get(name, mine[0].name)
     model = next(model for model in mine if model.name == shown)
     return replace(model, parts=tuple(map(_with_actions, model.parts)))

@@ -1,131 +1,181 @@
-"""Worlds of the machines that own memory: TRANSFER, ENCODING, EMBEDDING."""
+"""Worlds of the machines that own memory: OUTGOING, INCOMING, ENCODING, EMBEDDING."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from epd.failure import FailureKind
 from epd.fsm import embedding as m
 from epd.fsm import encoding as e
-from epd.fsm import transfer as t
-from epd.fsm.kernel import Event
-from tests.fsm.tables import make_embedding, make_encoding, make_event, make_transfer
+from epd.fsm import incoming as i
+from epd.fsm import outgoing as o
+from epd.fsm import room as r
+from epd.fsm.incoming import Incoming
+from epd.fsm.kernel import Effect, Event
+from epd.fsm.outgoing import Outgoing
+from tests.fsm.tables import (
+    FAILURE,
+    GRANT,
+    make_embedding,
+    make_encoding,
+    make_event,
+    make_incoming,
+    make_outgoing,
+)
 from tests.fsm.world import Choices, World
 
-MEMORY = {t.Do.RELEASE_SLOTS, t.Do.RELEASE_SOURCE}
 
+class RoomWorld(World):
+    """What both ends of a room have around them."""
 
-class TransferWorld(World):
-    def __init__(self, side: t.Side) -> None:
+    machine: Outgoing | Incoming
+
+    def __init__(self) -> None:
         super().__init__()
-        self.machine: t.Transfer = make_transfer(side=side)
-        self.machine.grant = None
-        self.side = side
-        self.writing = False
         self.owned = False
         self.num_leases = 0
         self.given = False
-        self.withdrawn = False
-        self.publishing = False
-        self.called_off = False
 
     def choices(self) -> Choices:
-        yield from (t.DeadlinePassed(), t.GraceEnded(), t.RetryDue())
-        yield from (t.PeerLost(), t.PeerSilent())
-        if self.machine.state is t.S.QUARANTINED:
-            yield t.PeerFenced()
-            if self.side is t.Side.PRODUCER:
-                yield t.WriteSettled()
-        yield from self._consumer() if self.side is t.Side.CONSUMER else self._producer()
-
-    def _consumer(self) -> Choices:
-        if not self.given:
-            yield t.SlotsLeased((1, 2))
-        yield t.CancelRequested()
-        yield from (t.CancelAcked(), t.AbortReceived("engine", "because", True))
-        yield t.DoubtReceived("transfer", "because", True)
-        yield from (t.CommitReceived(64, 1), t.CommitReceived(63, 1))
-        if self.publishing:
-            yield from (t.Published(), t.PublishFailed("checksum"))
-
-    def _producer(self) -> Choices:
-        if not self.given and not self.withdrawn:
-            yield t.BytesReady("source", 64)
-            if self.machine.grant is not None:
-                yield from (t.PartReady(16), t.PartReady(32))
-        if not self.withdrawn:
-            yield t.SourceFailed("engine", "because", True)
-        yield from (make_event(t.GrantReceived), t.CancelReceived(), t.CommitAcked())
-        if self.writing:
-            yield from (t.WriteSucceeded(1), t.WriteRefused("no"), t.WriteOutcomeUnknown("?"))
-
-    def before(self, event: Event) -> None:
-        if isinstance(event, t.SlotsLeased | t.BytesReady):
-            self.given = True
-            self.own()
-        elif isinstance(event, t.SourceFailed):
-            self.withdrawn = True
-        elif isinstance(event, t.CancelRequested):
-            self.called_off = True
-        elif isinstance(event, t.Published | t.PublishFailed):
-            self.publishing = False
-        elif isinstance(event, t.WriteSucceeded | t.WriteRefused | t.WriteOutcomeUnknown):
-            self.writing = False
-
-    def fire(self, event: Event) -> None:
-        super().fire(event)
-        if isinstance(event, t.BytesReady):
-            self.need(self.machine.source == event.source, "it does not know what to release")
-        elif isinstance(event, t.SlotsLeased):
-            self.need(self.machine.slots == event.slots, "it does not know what to release")
-
-    def perform(self, effect: t.Do, event: Event) -> None:
-        if effect in MEMORY:
-            self.need(not event.by_time or not self.in_flight(), "time frees memory in use (F7)")
-            self.need(self.owned, f"{effect.name} of what is not owned")
-            self.need(not self.writing, f"{effect.name} under the write (F6)")
-            self.owned = False
-        elif effect is t.Do.HOLD_PART:
-            self.own()
-        elif effect is t.Do.START_WRITE:
-            self.need(not self.writing, "one write at a time")
-            self.need(self.owned, "writes what is not owned")
-            self.need(self.machine.part_nbytes > 0, "writes nothing")
-            self.writing = True
-        elif effect is t.Do.SEND_COMMIT:
-            self.need(self.machine.written_nbytes == 64, "what is committed was written")
-        elif effect is t.Do.CONCLUDE_FAILED:
-            told = bool(self.machine.failure[0])
-            self.need(told or self.called_off, "its owner is told no reason")
-            if not self.called_off:
-                self.need_reason(self.machine.failure[1], event)
-                late = isinstance(event, t.DeadlinePassed)
-                known = self.machine.failure[0] == "deadline"
-                self.need(late == known, "another kind of failure")
-        elif effect is t.Do.PUBLISH:
-            self.need(self.done[effect] == 1, "a room is received once (F10)")
-            self.publishing = True
-        elif effect is t.Do.CONCLUDE_DELIVERED and self.side is t.Side.CONSUMER:
-            self.need(self.owned, "publishes slots that it does not own")
-            self.owned = False
+        yield from (r.DeadlinePassed(), r.PeerLost(), r.PeerSilent())
+        if self.done[o.Do.ARM_GRACE] or self.done[i.Do.ARM_GRACE]:
+            yield r.GraceEnded()
 
     def own(self) -> None:
         """Memory is its from now on, if it was not."""
         self.num_leases += not self.owned
         self.owned = True
 
-    def in_flight(self) -> bool:
-        """Whether, as far as this end can know, a write may be under way."""
-        return self.side is t.Side.CONSUMER or self.writing
+    def free(self, effect: Effect) -> None:
+        self.need(self.owned, f"{effect.name} of what is not owned")
+        self.owned = False
+
+    def need_failure(self, event: Event) -> None:
+        """Its owner is told why."""
+        self.need_reason(self.machine.why.reason, event)
+        late = isinstance(event, r.DeadlinePassed)
+        known = self.machine.why.kind is FailureKind.DEADLINE
+        self.need(late == known, "another kind of failure")
+
+
+class OutgoingWorld(RoomWorld):
+    machine: Outgoing
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = make_outgoing()
+        self.writing = False
+        self.withdrawn = False
+
+    def choices(self) -> Choices:
+        yield from super().choices()
+        yield r.RetryDue()
+        if self.machine.state is o.S.QUARANTINED:
+            yield from (o.WriteSettled(), o.PeerFenced())
+        if not self.given and not self.withdrawn:
+            yield o.BytesReady("source", 64)
+            if self.machine.grant is not None:
+                yield from (o.PartReady(16), o.PartReady(32))
+        if not self.withdrawn:
+            yield o.SourceFailed(FAILURE)
+        yield from (o.GrantReceived(GRANT), o.CancelReceived(), o.CommitAcked())
+        if self.writing:
+            yield from (o.WriteSucceeded(1), o.WriteRefused("no"), o.WriteOutcomeUnknown("?"))
+
+    def before(self, event: Event) -> None:
+        if isinstance(event, o.BytesReady):
+            self.given = True
+            self.own()
+        elif isinstance(event, o.SourceFailed):
+            self.withdrawn = True
+        elif isinstance(event, o.WriteSucceeded | o.WriteRefused | o.WriteOutcomeUnknown):
+            self.writing = False
+
+    def fire(self, event: Event) -> None:
+        super().fire(event)
+        if isinstance(event, o.BytesReady):
+            self.need(self.machine.source == event.source, "it does not know what to release")
+
+    def perform(self, effect: o.Do, event: Event) -> None:
+        if effect is o.Do.RELEASE_SOURCE:
+            self.need(not self.writing, "released under the write (F6)")
+            self.free(effect)
+        elif effect is o.Do.HOLD_PART:
+            self.own()
+        elif effect is o.Do.START_WRITE:
+            self.need(not self.writing, "one write at a time")
+            self.need(self.owned, "writes what is not owned")
+            self.need(self.machine.part_nbytes > 0, "writes nothing")
+            self.writing = True
+        elif effect is o.Do.SEND_COMMIT:
+            self.need(self.machine.written_nbytes == 64, "what is committed was written")
+        elif effect is o.Do.CONCLUDE_FAILED:
+            self.need_failure(event)
 
     def at_end(self) -> None:
-        told = self.done[t.Do.CONCLUDE_FAILED] + self.done[t.Do.CONCLUDE_DELIVERED]
+        told = self.done[o.Do.CONCLUDE_FAILED] + self.done[o.Do.CONCLUDE_DELIVERED]
         self.need(told == 1 or (told == 0 and self.withdrawn), f"the owner is told {told} times")
         self.need(not self.owned, "memory is left over")
-        if self.side is t.Side.PRODUCER and not {"PeerLost", "PeerFenced"} & set(self.past):
-            words = (t.Do.SEND_ABORT, t.Do.SEND_CANCEL_ACK, t.Do.SEND_COMMIT, t.Do.SEND_DOUBT)
-            self.need(any(self.done[word] for word in words), "the consumer hears of no end")
-        if self.side is t.Side.CONSUMER and not self.given:
-            self.need(self.done[t.Do.WITHDRAW_LEASE] == 1, "it stays in line for slots")
+        if not {"PeerLost", "PeerFenced"} & set(self.past):
+            said = (o.Do.SEND_ABORT, o.Do.SEND_CANCEL_ACK, o.Do.SEND_COMMIT, o.Do.SEND_DOUBT)
+            self.need(any(self.done[message] for message in said), "the consumer hears of no end")
+
+
+class IncomingWorld(RoomWorld):
+    machine: Incoming
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = make_incoming()
+        self.publishing = False
+        self.called_off = False
+
+    def choices(self) -> Choices:
+        yield from super().choices()
+        if self.done[i.Do.ARM_RETRY] or self.done[i.Do.START_FENCE]:
+            yield r.RetryDue()
+        if self.machine.state is i.S.QUARANTINED:
+            yield i.PeerFenced()
+        if not self.given:
+            yield i.SlotsLeased((1, 2), 64)
+        yield i.CancelRequested()
+        yield from (i.CancelAcked(), i.AbortReceived(FAILURE), i.DoubtReceived(FAILURE))
+        yield from (i.CommitReceived(64, ((64, 1),)), i.CommitReceived(63, ((63, 1),)))
+        if self.publishing:
+            yield from (i.Published(), i.PublishFailed("checksum"))
+
+    def before(self, event: Event) -> None:
+        if isinstance(event, i.SlotsLeased):
+            self.given = True
+            self.own()
+        elif isinstance(event, i.CancelRequested):
+            self.called_off = True
+        elif isinstance(event, i.Published | i.PublishFailed):
+            self.publishing = False
+
+    def fire(self, event: Event) -> None:
+        super().fire(event)
+        if isinstance(event, i.SlotsLeased):
+            self.need(self.machine.slots == event.slots, "it does not know what to release")
+
+    def perform(self, effect: i.Do, event: Event) -> None:
+        if effect is i.Do.RELEASE_SLOTS:
+            self.need(not event.by_time, "time frees memory in use (F7)")
+            self.free(effect)
+        elif effect is i.Do.CONCLUDE_FAILED and not self.called_off:
+            self.need_failure(event)
+        elif effect is i.Do.PUBLISH:
+            self.need(self.done[effect] == 1, "a room is received once (F10)")
+            self.publishing = True
+        elif effect is i.Do.CONCLUDE_DELIVERED:
+            self.free(effect)
+
+    def at_end(self) -> None:
+        told = self.done[i.Do.CONCLUDE_FAILED] + self.done[i.Do.CONCLUDE_DELIVERED]
+        self.need(told == 1, f"the owner is told {told} times")
+        self.need(not self.owned, "memory is left over")
+        if not self.given:
+            self.need(self.done[i.Do.WITHDRAW_LEASE] == 1, "it stays in the queue for slots")
 
 
 class EncodingWorld(World):

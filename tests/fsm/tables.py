@@ -13,27 +13,34 @@ from epd.fsm import (
     embedding,
     encoding,
     generation,
+    incoming,
     instance,
     link,
     membership,
     offer,
+    outgoing,
     request,
-    transfer,
 )
 from epd.fsm.kernel import NULL_JOURNAL, Event, Journal, Machine, Table
 from epd.fsm.request import TABLE as REQUEST
-from epd.fsm.transfer_table import TABLE as TRANSFER
-from epd.messages import TokenLogprobs
-
-PEER = SimpleNamespace(instance_id="peer", epoch=1)
-GRANT = SimpleNamespace(
-    slots=(0, 1),
-    region=SimpleNamespace(slot_nbytes=64),
-    contract="contract",
-    num_rows=4,
-    num_held=0,
+from epd.messages import Grant, KvOffer
+from epd.records import (
+    Address,
+    KvLayout,
+    RemoteRegion,
+    RowContract,
+    SamplingParams,
+    TokenLogprobs,
 )
-MANIFEST = transfer.Manifest("contract", 4)
+
+PEER = Address("peer", 1, "")
+CONTRACT = RowContract(8, 16, 1, "f16", 32)
+REGION = RemoteRegion("shm", "peer", 1, "rows", "", 64, 8)
+GRANT = Grant("room", 1, "", REGION, (0, 1), CONTRACT, 4, 9.0)
+MANIFEST = outgoing.Manifest(CONTRACT, 4)
+LAYOUT = KvLayout(1, 1, 1, 1, "f32", 64)
+OFFER = KvOffer("room", "r", 1, 4, 0, (), SamplingParams(1), LAYOUT, PEER, 9.0)
+FAILURE = Failure(FailureKind.ENGINE, "because")
 KV = SimpleNamespace(num_tokens=7, rope_delta=-3, num_cached=4, first_token=TokenLogprobs(5, 0.0))
 MESSAGE = SimpleNamespace(
     request_id="r",
@@ -57,12 +64,12 @@ CARRIES: dict[str, Any] = {
     "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"),
     "cluster_s": 5.0,
     "exit_status": 1,
+    "failure": FAILURE,
     "finish_reason": "stop",
     "former_epoch": 1,
     "grant": GRANT,
     "image": b"image",
     "item": "item",
-    "failure": Failure(FailureKind.ENGINE, "because"),
     "kind": "engine",
     "kv": KV,
     "load": "load",
@@ -113,11 +120,20 @@ def make_embedding(journal: Journal = NULL_JOURNAL) -> embedding.Embedding:
     return embedding.Embedding("hash", journal)
 
 
-def make_transfer(
-    journal: Journal = NULL_JOURNAL, side: transfer.Side = transfer.Side.CONSUMER
-) -> transfer.Transfer:
-    made = transfer.Transfer("room", side, 1, PEER, "owner", journal)
-    made.meta, made.grant, made.nbytes = MANIFEST, GRANT, 64
+def make_outgoing(journal: Journal = NULL_JOURNAL) -> outgoing.Outgoing:
+    made = outgoing.Outgoing("room", 1, PEER, journal)
+    made.owner, made.manifest = "owner", MANIFEST
+    return made
+
+
+def make_incoming(journal: Journal = NULL_JOURNAL) -> incoming.Incoming:
+    return incoming.Incoming("room", 1, PEER, "owner", 4, 9.0, journal)
+
+
+def make_granted() -> outgoing.Outgoing:
+    """With what guards and actions read, in whatever state it is put."""
+    made = make_outgoing()
+    made.grant, made.nbytes, made.failure = GRANT, 64, FAILURE
     return made
 
 
@@ -157,7 +173,8 @@ KINDS = (
     Kind(REQUEST, make_request, 76),
     Kind(encoding.TABLE, make_encoding, 62),
     Kind(embedding.TABLE, make_embedding, 37),
-    Kind(TRANSFER, make_transfer, 104),
+    Kind(outgoing.TABLE, make_granted, 79),
+    Kind(incoming.TABLE, make_incoming, 44),
     Kind(instance.TABLE, make_instance, 21),
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 74),

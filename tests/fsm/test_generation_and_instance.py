@@ -310,3 +310,16 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     )
     assert healthy.load == "less", "what it still has is told until it leaves"
     follow(healthy, (i.LeftReceived(), i.S.LEFT, LOSS))
+
+
+def test_who_is_healthy_takes_work() -> None:
+    instance = make_instance()
+    told = [instance.takes_work]
+    events = (i.JoinAccepted(), i.HeartbeatMissed(), i.HeartbeatReceived("load"))
+    for event in (*events, i.DrainAnnounced()):
+        instance.fire(event)
+        told.append(instance.takes_work)
+    assert told == [False, True, False, True, False]
+    assert not instance.was_lost
+    instance.fire(i.HeartbeatsEnded())
+    assert instance.was_lost

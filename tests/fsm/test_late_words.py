@@ -16,10 +16,11 @@ import pytest
 from epd.fsm import child as c
 from epd.fsm import embedding as m
 from epd.fsm import generation as g
+from epd.fsm import incoming as i
 from epd.fsm import link as k
 from epd.fsm import membership as p
+from epd.fsm import outgoing as o
 from epd.fsm import request as r
-from epd.fsm import transfer as t
 from epd.fsm.kernel import Effect, Event, IllegalEvent, State
 from epd.fsm.laws import closure, edges_of
 from tests.fsm.tables import KINDS, Kind, make_event, make_link
@@ -50,13 +51,13 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "Wanted": "a hash that has ended gets a new machine",
         "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost": "by the one load",
     },
-    "TRANSFER": {
-        "SlotsLeased BytesReady": "once",
+    "OUTGOING": {
+        "BytesReady": "once",
         "WriteSucceeded WriteRefused WriteOutcomeUnknown": "the one write's end",
+    },
+    "INCOMING": {
+        "SlotsLeased": "once",
         "Published PublishFailed": "the one publishing's end",
-        "CancelRequested CancelAcked AbortReceived CommitReceived DoubtReceived": (
-            "to a consumer, which is never in a producer's states"
-        ),
     },
     "INSTANCE": {"JoinRejected": "once, first"},
     "LINK": {},
@@ -68,7 +69,6 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
 # Of these, what may come all the same: in every state but those named.
-_PRODUCERS = "PARKED STREAMING WRITING"
 ALL_THE_SAME: dict[str, dict[str, str]] = {
     "REQUEST": {
         "EmbeddingReady EmbeddingFailed": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF",
@@ -76,10 +76,7 @@ ALL_THE_SAME: dict[str, dict[str, str]] = {
         "KvFailed": "ARRIVED WAITING WAITING_FOR_EMBEDDINGS HELD",
     },
     "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost": "ABSENT RESIDENT"},
-    "TRANSFER": {
-        "CancelRequested CancelAcked AbortReceived CommitReceived DoubtReceived": _PRODUCERS,
-        "BytesReady": "PARKED WRITING COMPLETE RELEASED",
-    },
+    "OUTGOING": {"BytesReady": "PARKED WRITING WRITTEN DELIVERED"},
 }
 # Or when it has ended: the outcome is late, or was called off.
 AFTER_THE_END: dict[str, str] = {
@@ -98,7 +95,8 @@ CLOCKS: dict[State, set[Effect]] = {
     r.S.CALLED_OFF: {r.Do.ARM_GRACE},
     r.S.FINISHING: {r.Do.ARM_GRACE},
     r.S.HELD: {r.Do.ARM_LEASE},
-    t.S.EXPIRE_PENDING: {t.Do.ARM_GRACE},
+    o.S.EXPIRE_PENDING: {o.Do.ARM_GRACE},
+    i.S.EXPIRE_PENDING: {i.Do.ARM_GRACE},
     k.S.MUTE: {k.Do.ARM_TIMEOUT},
     k.S.UNREACHABLE: {k.Do.ARM_TIMEOUT},
     c.S.PAUSED: {c.Do.ARM_PAUSE},
@@ -177,10 +175,11 @@ def test_who_waits_has_a_clock(kind: Kind) -> None:
 
 def test_who_is_in_quarantine_has_asked_for_its_end() -> None:
     """F7, F8: of a fence, of the own engine, or of the writer, again and again."""
-    (kind,) = (kind for kind in KINDS if kind.name == "TRANSFER")
-    for where, _, state, target, effects in outcomes(kind):
-        if target is t.S.QUARANTINED and state is not target:
-            assert {t.Do.START_FENCE, t.Do.SETTLE_WRITE, t.Do.ARM_RETRY} & effects, where
+    asks = {i.Do.START_FENCE, i.Do.ARM_RETRY, o.Do.SETTLE_WRITE}
+    for kind in KINDS:
+        for where, _, state, target, effects in outcomes(kind):
+            if target in (i.S.QUARANTINED, o.S.QUARANTINED) and state is not target:
+                assert asks & effects, where
 
 
 def test_a_doubt_begins_with_its_clocks() -> None:
@@ -194,6 +193,6 @@ def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     own, a registry begins once, and a pause is shortened once."""
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
-            asks = {t.Do.START_FENCE, t.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
+            asks = {i.Do.START_FENCE, o.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
             asks |= {p.Do.FORGET_ABSENT, c.Do.FIRST_PAUSE} & effects
             assert asks or any(effect.name.startswith("ARM_") for effect in effects), where

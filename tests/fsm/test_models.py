@@ -1,4 +1,4 @@
-"""Small configurations of the machines beside TRANSFER, over every interleaving of what may happen.
+"""Small configurations of the other machines, over every interleaving of what may happen.
 
 Each search keeps its laws and can end well from everywhere; the machines reach all their states, so
 that none of it is vacuous; and with a bug put back, the search must find the way to it.

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import pytest
 
-from epd.fsm import transfer as t
-from epd.fsm import transfer_failures as failures
-from epd.fsm import transfer_parts
-from epd.fsm.kernel import Row, Table, TableError, unless
-from epd.fsm.transfer import Do, S, is_consumer
-from epd.fsm.transfer_table import TABLE
+from epd.fsm import incoming as i
+from epd.fsm import outgoing as o
+from epd.fsm import room as r
+from epd.fsm.kernel import Event, Row, State, Table, TableError
 from epd_lab.sim.model.explore import Mode, explore
 from epd_lab.sim.model.laws import Violation
 from epd_lab.sim.model.pair import PairModel, Scenario
@@ -46,11 +44,11 @@ def test_every_interleaving_keeps_the_laws_and_can_end(search: Search) -> None:
 def test_delivery_and_every_kind_of_end_are_reached() -> None:
     """The model is not vacuous: both ends reach every state that the table has for them."""
     space = searched(TRANSFER[0])
-    producers, consumers = {S.PARKED, S.WRITING}, set(TABLE.states) - {S.STREAMING}
-    assert {pair.producer.state for pair in space.parents} == consumers
-    assert {pair.consumer.state for pair in space.parents} == consumers - producers
+    producers = set(o.TABLE.states) - {o.S.STREAMING}
+    assert {pair.producer.state for pair in space.parents} == producers
+    assert {pair.consumer.state for pair in space.parents} == set(i.TABLE.states)
     parts = searched(next(search for search in TRANSFER if search.name == "kv in parts"))
-    streaming = [pair for pair in parts.parents if pair.producer.state is S.STREAMING]
+    streaming = [pair for pair in parts.parents if pair.producer.state is o.S.STREAMING]
     assert any(pair.landed_nbytes for pair in parts.parents) and streaming
     assert any(pair.consumer.memory == "published" for pair in space.parents)
     assert any(pair.write == "zombie" for pair in space.parents)
@@ -63,118 +61,115 @@ def test_an_unknown_outcome_stays_owned_while_both_ends_live() -> None:
     space = explore(PairModel(scenario))
     stuck = space.stuck()
     assert stuck
-    assert all(p.write == "zombie" and p.producer.state is S.QUARANTINED for p in stuck)
+    assert all(p.write == "zombie" and p.producer.state is o.S.QUARANTINED for p in stuck)
     assert {p.producer.memory for p in stuck} == {"owned"}
     assert {p.consumer.memory for p in stuck} == {"owned"}
 
 
 # --- mutants --------------------------------------------------------------------------------------
 
-MUTANTS: dict[str, tuple[list[tuple[S, type]], list[Row]]] = {
+MUTANTS: dict[str, tuple[Table, list[tuple[State, type[Event]]], list[Row]]] = {
     "F6: cancel is acknowledged while the write runs": (
-        [(S.WRITING, t.CancelReceived)],
+        o.TABLE,
+        [(o.S.WRITING, o.CancelReceived)],
         [
             Row(
-                S.WRITING,
-                t.CancelReceived,
-                S.CANCELLED,
-                (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED),
+                o.S.WRITING,
+                o.CancelReceived,
+                o.S.CANCELLED,
+                (o.Do.RELEASE_SOURCE, o.Do.SEND_CANCEL_ACK, o.Do.CONCLUDE_FAILED),
             )
         ],
     ),
     "F7: the consumer's slots are freed after a grace": (
-        [(S.EXPIRE_PENDING, t.GraceEnded)],
-        [
-            Row(S.EXPIRE_PENDING, t.GraceEnded, S.EXPIRED, (Do.RELEASE_SLOTS,), when=is_consumer),
-            Row(
-                S.EXPIRE_PENDING,
-                t.GraceEnded,
-                S.QUARANTINED,
-                (Do.START_FENCE,),
-                when=unless(is_consumer),
-            ),
-        ],
+        i.TABLE,
+        [(i.S.EXPIRE_PENDING, r.GraceEnded)],
+        [Row(i.S.EXPIRE_PENDING, r.GraceEnded, i.S.EXPIRED, (i.Do.RELEASE_SLOTS,))],
     ),
     "F7: lost is taken for dead": (
-        [(S.RESERVED, t.PeerLost)],
+        i.TABLE,
+        [(i.S.RESERVED, r.PeerLost)],
         [
             Row(
-                S.RESERVED,
-                t.PeerLost,
-                S.FAILED,
-                (Do.CONCLUDE_FAILED, Do.RELEASE_SLOTS),
-                when=is_consumer,
-            ),
-            Row(S.RESERVED, t.PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), when=unless(is_consumer)),
+                i.S.RESERVED,
+                r.PeerLost,
+                i.S.FAILED,
+                (i.Do.CONCLUDE_FAILED, i.Do.RELEASE_SLOTS),
+            )
         ],
     ),
     "F8: the source is freed after an unknown outcome": (
-        [(S.WRITING, t.WriteOutcomeUnknown)],
+        o.TABLE,
+        [(o.S.WRITING, o.WriteOutcomeUnknown)],
         [
             Row(
-                S.WRITING,
-                t.WriteOutcomeUnknown,
-                S.FAILED,
-                (Do.RELEASE_SOURCE, Do.SEND_ABORT, Do.CONCLUDE_FAILED),
+                o.S.WRITING,
+                o.WriteOutcomeUnknown,
+                o.S.FAILED,
+                (o.Do.RELEASE_SOURCE, o.Do.SEND_ABORT, o.Do.CONCLUDE_FAILED),
             )
         ],
     ),
     "F8: the slots are freed by the word of a doubt": (
-        [(S.RESERVED, t.DoubtReceived)],
+        i.TABLE,
+        [(i.S.RESERVED, i.DoubtReceived)],
         [
             Row(
-                S.RESERVED,
-                t.DoubtReceived,
-                S.FAILED,
-                (Do.RELEASE_SLOTS, Do.CONCLUDE_FAILED),
-                failures.keep_failure,
+                i.S.RESERVED,
+                i.DoubtReceived,
+                i.S.FAILED,
+                (i.Do.RELEASE_SLOTS, i.Do.CONCLUDE_FAILED),
+                r.keep_failure,
             )
         ],
     ),
     "F8: a cancel is acknowledged while the outcome is unknown": (
-        [(S.QUARANTINED, t.CancelReceived)],
-        [Row(S.QUARANTINED, t.CancelReceived, None, (Do.SEND_CANCEL_ACK,))],
+        o.TABLE,
+        [(o.S.QUARANTINED, o.CancelReceived)],
+        [Row(o.S.QUARANTINED, o.CancelReceived, None, (o.Do.SEND_CANCEL_ACK,))],
     ),
     "F11: a grant of other rows is written to": (
-        [(S.PARKED, t.GrantReceived)],
-        [
-            Row(
-                S.PARKED,
-                t.GrantReceived,
-                S.WRITING,
-                (Do.START_WRITE,),
-                transfer_parts.write_granted,
-            )
-        ],
+        o.TABLE,
+        [(o.S.PARKED, o.GrantReceived)],
+        [Row(o.S.PARKED, o.GrantReceived, o.S.WRITING, (o.Do.START_WRITE,), o.write_granted)],
     ),
     "F28: a commit before the last part has landed": (
-        [(S.WRITING, t.WriteSucceeded)],
+        o.TABLE,
+        [(o.S.WRITING, o.WriteSucceeded)],
         [
             Row(
-                S.WRITING,
-                t.WriteSucceeded,
-                S.COMPLETE,
-                (Do.SEND_COMMIT, Do.ARM_RETRY),
-                transfer_parts.keep_written,
+                o.S.WRITING,
+                o.WriteSucceeded,
+                o.S.WRITTEN,
+                (o.Do.SEND_COMMIT, o.Do.ARM_RETRY),
+                o.keep_written,
             )
         ],
     ),
     "F42: a cancel before the grant leaves no tombstone": (
-        [(S.PENDING, t.CancelReceived)],
-        [Row(S.PENDING, t.CancelReceived, None, (Do.SEND_CANCEL_ACK,))],
+        o.TABLE,
+        [(o.S.PENDING, o.CancelReceived)],
+        [Row(o.S.PENDING, o.CancelReceived, None, (o.Do.SEND_CANCEL_ACK,))],
     ),
     "the owner is told twice": (
-        [(S.CANCEL_PENDING, t.WriteSucceeded)],
+        o.TABLE,
+        [(o.S.CANCEL_PENDING, o.WriteSucceeded)],
         [
             Row(
-                S.CANCEL_PENDING,
-                t.WriteSucceeded,
-                S.CANCELLED,
-                (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED),
+                o.S.CANCEL_PENDING,
+                o.WriteSucceeded,
+                o.S.CANCELLED,
+                (o.Do.RELEASE_SOURCE, o.Do.SEND_CANCEL_ACK, o.Do.CONCLUDE_FAILED),
             )
         ],
     ),
 }
+
+
+def model_with(table: Table, scenario: Scenario) -> PairModel:
+    """The model in which this table stands in the place of its machine's own."""
+    of = {"OUTGOING": o.TABLE, "INCOMING": i.TABLE, table.name: table}
+    return PairModel(scenario, of["OUTGOING"], of["INCOMING"])
 
 
 SHOWN_BY = {
@@ -185,44 +180,51 @@ SHOWN_BY = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_search_finds_a_bug_put_back(name: str) -> None:
-    remove, rows = MUTANTS[name]
-    table = patched(TABLE, remove, rows)
+    table = patched(*MUTANTS[name])
     scenario = SHOWN_BY.get(name[:3], Scenario(engine_is_certain=False, may_be_declared_lost=True))
     with pytest.raises(Violation, match="after"):
-        explore(PairModel(scenario, table))
+        explore(model_with(table, scenario))
 
 
 def test_the_search_finds_a_retry_that_is_missing() -> None:
     """With words lost for good, a cancel that is not repeated leaves slots owned for ever."""
-    remove = [(state, t.RetryDue) for state in (S.CANCEL_PENDING, S.EXPIRE_PENDING, S.QUARANTINED)]
+    pending = (i.S.CANCEL_PENDING, i.S.EXPIRE_PENDING)
+    remove = [(state, r.RetryDue) for state in (*pending, i.S.QUARANTINED)]
     rows = [
-        Row((S.CANCEL_PENDING, S.EXPIRE_PENDING), t.RetryDue, None),
-        Row(S.QUARANTINED, t.RetryDue, None, (Do.START_FENCE,)),
+        Row(pending, r.RetryDue, None),
+        Row(i.S.QUARANTINED, r.RetryDue, None, (i.Do.START_FENCE,)),
     ]
-    space = explore(PairModel(Scenario(forgetful=True, **CALM), patched(TABLE, remove, rows)))
+    table = patched(i.TABLE, remove, rows)
+    space = explore(model_with(table, Scenario(forgetful=True, **CALM)))
     assert space.stuck()
 
 
-@pytest.mark.parametrize("side", ["a grant", "a commit"])
-def test_timers_last_finds_a_hang_that_only_a_deadline_ends(side: str) -> None:
-    """No law breaks when a lost word is not repeated; but not all succeed any more."""
-    state = S.RESERVED if side == "a grant" else S.COMPLETE
-    cells = [(state, t.RetryDue)]
-    if side == "a commit":
-        cells.append((state, t.GrantReceived))
-    rows = [Row(state, event, None) for _, event in cells]
+@pytest.mark.parametrize(
+    ("table", "state", "events"),
+    [
+        (i.TABLE, i.S.RESERVED, [r.RetryDue]),
+        (o.TABLE, o.S.WRITTEN, [r.RetryDue, o.GrantReceived]),
+    ],
+    ids=["a grant", "a commit"],
+)
+def test_timers_last_finds_a_hang_that_only_a_deadline_ends(
+    table: Table, state: State, events: list[type[Event]]
+) -> None:
+    """No law breaks when a lost message is not repeated; but not all succeed any more."""
+    cells = [(state, event) for event in events]
+    rows = [Row(state, event, None) for event in events]
     scenario = Scenario(forgetful=True, max_lost=4, **CALM)
-    space = explore(PairModel(scenario, patched(TABLE, cells, rows)), Mode.TIMERS_LAST)
+    space = explore(model_with(patched(table, cells, rows), scenario), Mode.TIMERS_LAST)
     with pytest.raises(Violation, match="no way to success"):
         space.require_good_ends()
 
 
 def test_counterexamples_are_stable() -> None:
-    remove, rows = MUTANTS["F7: lost is taken for dead"]
+    table = patched(*MUTANTS["F7: lost is taken for dead"])
     told = set()
     for _ in range(2):
         with pytest.raises(Violation) as caught:
-            explore(PairModel(EVERYTHING, patched(TABLE, remove, rows)))
+            explore(model_with(table, EVERYTHING))
         told.add(str(caught.value))
     assert len(told) == 1
 
@@ -231,15 +233,16 @@ def test_a_tombstone_cannot_be_revived() -> None:
     """F42 put back as a row is refused at import: no edge leaves a terminal state."""
     with pytest.raises(TableError, match="leaves the terminal state CANCELLED"):
         patched(
-            TABLE,
-            [(S.CANCELLED, t.GrantReceived)],
-            [Row(S.CANCELLED, t.GrantReceived, S.RESERVED)],
+            o.TABLE,
+            [(o.S.CANCELLED, o.GrantReceived)],
+            [Row(o.S.CANCELLED, o.GrantReceived, o.S.GRANTED)],
         )
 
 
-def test_an_unpatched_table_survives_patching() -> None:
+@pytest.mark.parametrize("table", [o.TABLE, i.TABLE], ids=lambda table: table.name)
+def test_an_unpatched_table_survives_patching(table: Table) -> None:
     """`patched` itself changes nothing that it was not asked to change."""
-    same: Table = patched(TABLE, [], [])
-    assert same.dispatch.keys() == TABLE.dispatch.keys()
-    for state in TABLE.states:
-        assert same.dispatch[state].keys() == TABLE.dispatch[state].keys()
+    same: Table = patched(table, [], [])
+    assert same.dispatch.keys() == table.dispatch.keys()
+    for state in table.states:
+        assert same.dispatch[state].keys() == table.dispatch[state].keys()

@@ -11,11 +11,13 @@ import pytest
 from epd.fsm import embedding as m
 from epd.fsm import encoding as e
 from epd.fsm import generation as g
+from epd.fsm import incoming as i
+from epd.fsm import outgoing as o
 from epd.fsm import request as r
-from epd.fsm import transfer as t
+from epd.fsm import room
 from epd.fsm.kernel import IllegalEvent, Row, Table, unless
 from epd.fsm.request import TABLE as REQUEST
-from tests.fsm.data_worlds import EmbeddingWorld, EncodingWorld, TransferWorld
+from tests.fsm.data_worlds import EmbeddingWorld, EncodingWorld, IncomingWorld, OutgoingWorld
 from tests.fsm.mutants import patched
 from tests.fsm.request_worlds import GenerationWorld, RequestWorld
 from tests.fsm.world import World, walk
@@ -38,17 +40,20 @@ def walked(make: Callable[[random.Random], Kind]) -> Iterator[Kind]:
             raise
 
 
-@pytest.mark.parametrize("side", t.Side)
-def test_TRANSFER_balances(side: t.Side) -> None:
-    wrong = t.Do.RELEASE_SOURCE if side is t.Side.CONSUMER else t.Do.RELEASE_SLOTS
-    for world in walked(lambda _: TransferWorld(side)):
-        world.need(world.done[wrong] == 0, "gives back what the other end owns")
-        given = world.num_leases
-        released = world.done[t.Do.RELEASE_SLOTS] + world.done[t.Do.RELEASE_SOURCE]
-        published = world.done[t.Do.CONCLUDE_DELIVERED] if side is t.Side.CONSUMER else 0
-        ended = released + published + int(world.owned)
-        world.need(ended == given, "each lease ends exactly once")
-        told = world.done[t.Do.CONCLUDE_FAILED] + world.done[t.Do.CONCLUDE_DELIVERED]
+def test_OUTGOING_balances() -> None:
+    for world in walked(lambda _: OutgoingWorld()):
+        ended = world.done[o.Do.RELEASE_SOURCE] + int(world.owned)
+        world.need(ended == world.num_leases, "what is owned is given back exactly once")
+        told = world.done[o.Do.CONCLUDE_FAILED] + world.done[o.Do.CONCLUDE_DELIVERED]
+        world.need(told <= 1, "the owner is told twice")
+
+
+def test_INCOMING_balances() -> None:
+    for world in walked(lambda _: IncomingWorld()):
+        published = world.done[i.Do.CONCLUDE_DELIVERED]
+        ended = world.done[i.Do.RELEASE_SLOTS] + published + int(world.owned)
+        world.need(ended == world.num_leases, "each lease ends exactly once")
+        told = world.done[i.Do.CONCLUDE_FAILED] + published
         world.need(told <= 1, "the owner is told twice")
 
 
@@ -128,10 +133,10 @@ MUTANTS: dict[str, tuple[Callable[[], World], Table, list[Any], list[Row]]] = {
         [],
     ),
     "F8: a producer's source is freed by a fence of the peer while its engine reads": (
-        lambda: TransferWorld(t.Side.PRODUCER),
-        t.Transfer.table,
-        [(t.S.EXPIRE_PENDING, t.GraceEnded)],
-        [Row(t.S.EXPIRE_PENDING, t.GraceEnded, t.S.QUARANTINED, (t.Do.START_FENCE,))],
+        OutgoingWorld,
+        o.TABLE,
+        [(o.S.EXPIRE_PENDING, room.GraceEnded)],
+        [Row(o.S.EXPIRE_PENDING, room.GraceEnded, o.S.QUARANTINED, (o.Do.SETTLE_WRITE,))],
     ),
     "F21: rows that nobody waits for are not kept in the books": (
         EncodingWorld,

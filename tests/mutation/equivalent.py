@@ -19,9 +19,8 @@ REASONS: dict[str, dict[str, str]] = {
         " of its own changes nothing that is read",
     },
     "epd/fsm/request.py": {"Request.__init__: True in ('', '', True) -> False": UNREAD},
-    "epd/fsm/transfer.py": {
-        "Transfer.__init__: True in ('', '', True) -> False": UNREAD,
-        "Transfer.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins",
+    "epd/fsm/outgoing.py": {
+        "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins",
     },
     "epd/scheduling/batching.py": {
         "Entry: 0 in max_tokens: int = 0 -> 1": "every entry has a token: `num_tokens` is more",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from epd.fsm.transfer import Manifest, Side, Transfer
+from epd.fsm.incoming import Incoming
+from epd.fsm.outgoing import Manifest
 from epd.messages import (
     Address,
     CancelAck,
@@ -26,9 +27,9 @@ REGION = RemoteRegion("sim", "d0", 1, "kv", "", 16, 4)
 OFFER: Any = "an offer"
 
 
-def rooms() -> Any:
+def rooms(end: str = "outgoing") -> Any:
     """Of p0."""
-    return desk("1e1p1d", "p0", "transfers")
+    return desk("1e1p1d", "p0", end)
 
 
 def due_s(at: Desk, left_s: float = 25.0) -> float:
@@ -38,15 +39,15 @@ def due_s(at: Desk, left_s: float = 25.0) -> float:
 def produce(at: Desk, room: str = "r", *, offers: bool = True, peer: Address = PEER) -> Any:
     """A room that p0 fills; its owner."""
     owner = mock.Mock(commit_state=mock.Mock(return_value=None))
-    manifest = Manifest(None, 1, offers=offers, offer=OFFER)
-    at.do(at.role.open_producer, room, 1, peer, owner, "key", manifest, due_s(at))
+    manifest = Manifest(None, 1, OFFER if offers else None)
+    at.do(at.role.open, room, 1, peer, owner, "key", manifest, due_s(at))
     return owner
 
 
-def consume(at: Desk, room: str = "r", peer: Address = PEER) -> tuple[Any, Transfer]:
+def consume(at: Desk, room: str = "r", peer: Address = PEER) -> tuple[Any, Incoming]:
     owner = mock.Mock(grant=mock.Mock(return_value="a grant"))
-    at.do(at.role.open_consumer, room, 1, peer, owner, "key", due_s(at))
-    return owner, at.role.find(room, Side.CONSUMER)
+    at.do(at.role.open, room, 1, peer, owner, "key", 1, due_s(at))
+    return owner, at.role.find(room)
 
 
 def grant(at: Desk, room: str = "r", left_s: float = 20.0) -> Grant:

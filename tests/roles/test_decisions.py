@@ -31,7 +31,7 @@ ASKS_A_TIMER = {
     "failures.py": "lines of a second are told together: the first one arms",
     "askers.py": "one look at all rooms: the first room arms",
     "signs_of_life.py": "one sign for all requests: the first request arms",
-    "transfers.py": "one look at all rooms and tombstones: the first one arms",
+    "rooms.py": "one look at all rooms and tombstones: the first one arms",
 }
 
 

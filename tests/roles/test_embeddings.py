@@ -12,9 +12,9 @@ import pytest
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
-from epd.fsm import transfer as transfer_fsm
+from epd.fsm import incoming
 from epd.fsm.embedding import S
-from epd.fsm.transfer import Side, Transfer
+from epd.fsm.room import PeerLost
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
 from epd.roles.embeddings import Want, _load_outcome
 from epd_lab.sim import golden
@@ -60,19 +60,19 @@ class Pool:
         items = tuple(self.item(f"{key}/{n}", picture) for n, picture in enumerate(pictures))
         self.role.promise(key, items, lambda: self.heard.append(key))
 
-    def transfer(self, room: str) -> Transfer:
-        found = self.role._transfers.find(room, Side.CONSUMER)
+    def transfer(self, room: str) -> incoming.Incoming:
+        found = self.role._rooms.find(room)
         assert found is not None
         return found
 
     def hear(self, room: str, event: Any) -> None:
         self.at.said.clear()
-        self.at.do(self.role._transfers.fire, self.transfer(room), event)
+        self.at.do(self.role._rooms.fire, self.transfer(room), event)
 
     def arrive(self, room: str, picture: Picture = ONE) -> None:
         """Its rows."""
         nbytes = picture.num_rows * golden.ROW_NBYTES
-        self.hear(room, transfer_fsm.CommitReceived(nbytes, ((nbytes, 0),), None))
+        self.hear(room, incoming.CommitReceived(nbytes, ((nbytes, 0),), None))
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
             made = type(own.role)
             other = mock.MagicMock(ports=own.at.actor.ports)
             config = own.at.cluster.settings.prefill
-            made(other, own.role._transfers, golden.ROW_CONTRACT, config)
+            made(other, own.role._rooms, golden.ROW_CONTRACT, config)
         nbytes = config.slot_nbytes
         allocate.assert_called_once_with("rows", 12, nbytes, by_reference=True)
 
@@ -133,7 +133,7 @@ def test_who_leaves_as_the_last_stops_the_load_and_as_another_only_its_room() ->
         assert dismissed(own) == ["a"]
         assert own.role._leases.num_stranded == 1, "until the encoder's word"
         assert embedding.room == "a"
-        own.hear("a", transfer_fsm.CancelAcked())
+        own.hear("a", incoming.CancelAcked())
         assert embedding.room == "b", "a follower's takes over"
         assert own.role._leases.num_stranded == 0
         assert own.unwant("b") and embedding.state is S.ABANDONED
@@ -199,8 +199,8 @@ def test_slots_are_handed_out_to_all_whom_they_serve() -> None:
         own.want("a")
         own.want("b", TWO, "e1")
         assert own.role.live()["lease_line"] == 2
-        assert own.transfer("a").state is transfer_fsm.S.PENDING
-        own.hear("big", transfer_fsm.AbortReceived("engine", "because", False))
+        assert own.transfer("a").state is incoming.S.PENDING
+        own.hear("big", incoming.AbortReceived(Failure(FailureKind.ENGINE, "because")))
         assert own.heard == [("big", Failure(FailureKind.ENGINE, "because"))]
         assert own.role.live()["lease_line"] == 0
         assert len(own.transfer("a").slots) == len(own.transfer("b").slots) == 1
@@ -220,7 +220,7 @@ def test_all_who_want_it_hear_why_it_failed(kind: str, told: str) -> None:
     with pool() as own:
         own.want("a")
         own.want("b")
-        aborted = transfer_fsm.AbortReceived(kind, "because", False)
+        aborted = incoming.AbortReceived(Failure(FailureKind(kind), "because"))
         own.hear("a", aborted)
         assert not own.heard, "the follower's room is tried"
         own.hear("b", aborted)
@@ -233,7 +233,7 @@ def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
         own.at.actor.lost.add(("e0", 1))
         own.want("a")
         assert own.heard == [("a", Failure(FailureKind.LOST, "instance e0 was lost"))]
-        assert own.role._transfers.find("a", Side.CONSUMER) is None
+        assert own.role._rooms.find("a") is None
 
 
 def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
@@ -241,12 +241,12 @@ def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
     with pool() as own:
         own.want("a")
         with mock.patch.object(own.at.actor.ports.transfers, "fence", mock.AsyncMock()):
-            own.hear("a", transfer_fsm.PeerLost())
+            own.hear("a", PeerLost())
         embedding = own.role._embeddings[mm_hash_of(ONE)]
         assert embedding.state is S.QUARANTINED and own.role._leases.num_stranded == 1
         own.promise("big", BIG)
         own.heard.clear()
-        own.at.do(own.role._transfers.fire, own.transfer("a"), transfer_fsm.PeerFenced())
+        own.at.do(own.role._rooms.fire, own.transfer("a"), incoming.PeerFenced())
         assert own.heard == ["big"] and own.role._leases.num_stranded == 0
         assert embedding.state is S.FAILED and not own.role._embeddings
 
@@ -254,33 +254,33 @@ def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
 def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load() -> None:
     with pool() as own:
         embedding = own.want("a")
-        transfer: Any = SimpleNamespace(key="other", owner=embedding.key, failure=("", "", True))
+        transfer: Any = SimpleNamespace(key="other", owner=embedding.key)
+        failure = Failure(FailureKind.LOST, "lost")
         with mock.patch.object(own.role, "fire") as fire:
-            own.at.do(lambda: own.role.concluded(transfer, delivered=False))
+            own.at.do(lambda: own.role.concluded(transfer, failure))
             transfer.owner = "nobody"
-            own.at.do(lambda: own.role.concluded(transfer, delivered=False))
+            own.at.do(lambda: own.role.concluded(transfer, failure))
         assert not fire.called
 
 
 OUTCOMES = [
-    (("engine", "because", True), False, fsm.LoadFailed(Failure(FailureKind.ENGINE, "because"))),
-    (("deadline", "late", True), False, fsm.LoadTimedOut(Failure(FailureKind.DEADLINE, "late"))),
-    (("", "", True), False, fsm.LoadFailed(Failure(FailureKind.CANCELLED, ""))),
-    (("deadline", "late", True), True, fsm.LoadLost(Failure(FailureKind.DEADLINE, "late"))),
+    ("engine", False, fsm.LoadFailed(Failure(FailureKind.ENGINE, "because"))),
+    ("deadline", False, fsm.LoadTimedOut(Failure(FailureKind.DEADLINE, "because"))),
+    ("deadline", True, fsm.LoadLost(Failure(FailureKind.DEADLINE, "because"))),
 ]
 
 
-@pytest.mark.parametrize(("failure", "held", "outcome"), OUTCOMES)
-def test_why_a_load_ended(failure: Any, outcome: Any, *, held: bool) -> None:
-    transfer: Any = SimpleNamespace(failure=failure, held=held)
-    assert _load_outcome(transfer) == outcome
+@pytest.mark.parametrize(("kind", "held", "outcome"), OUTCOMES)
+def test_why_a_load_ended(kind: str, outcome: Any, *, held: bool) -> None:
+    room: Any = SimpleNamespace(held=held)
+    assert _load_outcome(room, Failure(FailureKind(kind), "because")) == outcome
 
 
 @pytest.mark.parametrize("bounded", [True, False])
 def test_the_wait_for_rows_may_have_a_bound(*, bounded: bool) -> None:
     with pool() as own:
         own.role._rows_timeout_s = 0.5 if bounded else 0.0
-        with mock.patch.object(own.role._transfers, "bound_wait") as bound:
+        with mock.patch.object(own.role._rooms, "bound_wait") as bound:
             own.want("a")
         transfer = own.transfer("a")
         assert bound.call_args_list == ([mock.call(transfer, 0.5)] if bounded else [])

@@ -14,7 +14,6 @@ from epd.config import EncodeConfig
 from epd.engine.base import MediaError
 from epd.fsm import encoding as fsm
 from epd.fsm.encoding import S
-from epd.fsm.transfer import Side
 from epd.messages import (
     AbortEncode,
     Address,
@@ -87,7 +86,7 @@ def test_a_room_with_a_consumer_ends_when_it_is_called_off() -> None:
         at.cluster.node("e0").devices[0].hung = True
         ask(at, "a")
         at.tell("on_abort_encode", AbortEncode("a"), GATEWAY)
-        transfer = at.cluster.instance("e0").transfers.find("a", Side.PRODUCER)
+        transfer = at.cluster.instance("e0").outgoing.find("a")
         assert transfer is not None and transfer.terminal
         assert not rooms(at) and at.role.num_queued == 0
 
@@ -128,8 +127,8 @@ def test_a_device_that_hangs_fails_the_picture_in_time_and_is_told_of(*, kept: b
 def test_a_picture_whose_cancel_came_first_is_not_begun() -> None:
     """F42."""
     with desk("1e1p1d", "e0", "encode") as at:
-        transfers = at.cluster.instance("e0").transfers
-        at.do(transfers.on_cancel, Received("p0", 1, CancelTransfer("a", 1)))
+        outgoing = at.cluster.instance("e0").outgoing
+        at.do(outgoing.on_cancel, Received("p0", 1, CancelTransfer("a", 1)))
         ask(at, "a")
         assert not at.role.encodings and at.role.num_queued == 0
 
@@ -162,8 +161,8 @@ NARROW = dataclasses.replace(
 
 
 def grant(at: Desk, room: str) -> None:
-    """As if it had come; the word itself is `transfers`' business."""
-    transfer = at.cluster.instance("e0").transfers.find(room, Side.PRODUCER)
+    """As if it had come; the message itself is `outgoing`'s business."""
+    transfer = at.cluster.instance("e0").outgoing.find(room)
     assert transfer is not None
     transfer.grant = SimpleNamespace(num_held=0)
 
@@ -183,9 +182,9 @@ def test_a_grant_that_was_faster_than_its_request_lets_the_picture_begin() -> No
         ask(at, "a")
         ask(at, "b", OTHER)
         assert at.role.live()["encodes_deferred"] == 1
-        transfers = at.cluster.instance("e0").transfers
+        outgoing = at.cluster.instance("e0").outgoing
         due_s = at.cluster.gateway.actor.cluster_s() + 30.0
-        opened = transfers._open("c", Side.PRODUCER, 1, PREFILL, due_s)
+        opened = outgoing._open("c", 1, PREFILL, due_s)
         opened.grant = SimpleNamespace(num_held=0)
         ask(at, "c", OTHER)
         assert at.role.live()["encodes_deferred"] == 0
@@ -214,7 +213,7 @@ def test_who_only_finds_rows_has_no_memory_to_send_them_from() -> None:
         instance = at.cluster.instance("e0")
         made = type(at.role)(
             mock.MagicMock(),
-            instance.transfers,
+            instance.outgoing,
             at.role._engine,
             EncodeConfig(send_buffer_nbytes=4096),
             DEFAULTS.timing,
@@ -231,7 +230,7 @@ def test_a_write_that_ends_before_it_began_leaves_the_line_for_the_ring(*, begun
         transfer: Any = SimpleNamespace(key="a", owner="nobody", source=begun or None)
         at.role._ring = ring = mock.Mock()
         with mock.patch.object(at.role, "_close_room") as close:
-            at.role.concluded(transfer, delivered=False)
+            at.role.concluded(transfer, None)
         assert (ring.withdraw.call_args_list, close.call_args_list) == (
             ([mock.call("a")], []) if begun else ([], [mock.call(transfer)])
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from epd.api.metrics import exposition
-from epd.fsm import encoding, generation, request, transfer
+from epd.fsm import encoding, generation, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.stage_times import SECONDS
 from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
@@ -55,15 +55,14 @@ class Watch:
     def prepare(self, world: World, cluster: Cluster) -> None:
         self.cluster = cluster
         self._world = world
-        tables = (request.Request, encoding.Encoding, generation.Generation, transfer.Transfer)
+        tables = (request.Request, encoding.Encoding, generation.Generation, outgoing.Outgoing)
         for events in {event for machine in tables for event in machine.table.events}:
             world.watch(self._see, events)
 
     def _see(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        side = getattr(getattr(machine, "side", None), "value", "")
-        key = (process.name, f"{machine.table.name}{side}", machine.key)
+        key = (process.name, machine.table.name, machine.key)
         now_s = self._world.loop.now_s
         state, since_s = self._since.get(key, (source.name, now_s))
         if source is not target or key not in self._since:
@@ -114,7 +113,7 @@ def test_stages_and_hops_are_right_in_number_and_sum() -> None:
     assert hops[*rows, "sum"] == num_pictures * Picture("p").num_rows * ROW_NBYTES
     assert hops["p0", "kv", "sim", "count"] == num_requests
     took = samples_of(watch.cluster, "epd_hop_seconds")
-    moving_s = watch.spent_s["e0:1", "TRANSFERproducer", "WRITING"]
+    moving_s = watch.spent_s["e0:1", "OUTGOING", "WRITING"]
     assert took[*rows, "sum"] == pytest.approx(moving_s) and moving_s > 0
     result.world.close()
 

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from epd.failure import Failure, FailureKind
+from epd.fsm import incoming
 from epd.fsm import request as fsm
-from epd.fsm import transfer as transfer_fsm
 from epd.fsm.request import Request, S
-from epd.fsm.transfer import Side
 from epd.messages import (
     Address,
     CancelTransfer,
@@ -73,7 +72,7 @@ def test_what_decode_is_offered() -> None:
         assert (offer.gateway, offer.reports, offer.scope) == (FRONT, True, "mine")
         assert (offer.deadline_s, offer.first_token_deadline_s) == (due, due - 5.0)
         assert request.state is S.TRANSFERRING and not request.decode_here
-        transfer = at.cluster.instance("p0").transfers.find("r/1/kv", Side.PRODUCER)
+        transfer = at.cluster.instance("p0").outgoing.find("r/1/kv")
         assert transfer is not None and transfer.owner == "r/1"
         assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes
         kv = at.role._kv
@@ -116,10 +115,10 @@ def test_a_lease_is_of_use_where_blocks_can_be_found(*, caching: bool) -> None:
 def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
         request = prefill(at)
-        transfers = at.cluster.instance("p0").transfers
+        rooms = at.cluster.instance("p0").outgoing
         at.said.clear()
-        word = CancelTransfer("r/1/kv", 1, ("capacity", "too long", False))
-        at.do(transfers.on_cancel, Received("d0", 1, word, ()))
+        word = CancelTransfer("r/1/kv", 1, Failure(FailureKind.CAPACITY, "too long"))
+        at.do(rooms.on_cancel, Received("d0", 1, word, ()))
         failed = [m for m in at.words() if isinstance(m, RequestFailed)]
         assert [m.failure for m in failed] == [Failure(FailureKind.CAPACITY, "too long", "d0")]
         assert request.terminal
@@ -134,7 +133,7 @@ def test_who_is_called_off_withdraws_its_offer() -> None:
         request = prefill(at)
         at.do(at.role._requests.fire, request, fsm.AbortReceived())
         transfer = at.role._kv.find(request)
-        assert transfer.failure == ("withdrawn", "prefill ended the request", False)
+        assert transfer.failure == Failure(FailureKind.WITHDRAWN, "prefill ended the request")
         at.do(at.role._kv.withdraw_offer, SimpleNamespace(kv_room="never offered"), None)
         assert at.actor.counters["faults"] == 0
 
@@ -146,7 +145,7 @@ def test_what_is_ready_of_whom_has_left_stays_held() -> None:
         kv.hold_part(SimpleNamespace(key="r", owner="nobody"))
         assert kv._held == {"r": {0: 5}}
         assert kv.granted(SimpleNamespace(key="r", owner="nobody")) is None
-        kv.concluded(SimpleNamespace(key="r", owner="nobody"), delivered=True)
+        kv.concluded(SimpleNamespace(key="r", owner="nobody"), None)
         assert at.actor.counters["faults"] == 0
 
 
@@ -171,7 +170,7 @@ def offered(at: Desk, num_tokens: int = NUM_TOKENS) -> tuple[Request, Any]:
     )
     at.tell("on_kv_offer", message, "p0")
     request = at.role._requests.get("r/1")
-    return request, at.cluster.instance("d0").transfers.find("r/1/kv", Side.CONSUMER)
+    return request, at.cluster.instance("d0").incoming.find("r/1/kv")
 
 
 def test_what_prefill_is_granted() -> None:
@@ -184,7 +183,7 @@ def test_what_prefill_is_granted() -> None:
         assert (grant.room, grant.attempt, grant.mm_hash) == ("r/1/kv", 1, "")
         assert (len(grant.slots), grant.contract, grant.num_rows) == (slots, None, NUM_TOKENS)
         assert (grant.deadline_s, grant.num_held) == (pytest.approx(due - 5.0), 0)
-        assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes and transfer.meta.room == "r/1/kv"
+        assert transfer.nbytes == 3 * KV_LAYOUT.block_nbytes and transfer.num_rows == NUM_TOKENS
         assert request.state is S.WAITING_FOR_REMOTE_KV and request.decode_here
         assert at.role._transfer_of(request) == [transfer]
 
@@ -228,7 +227,7 @@ def test_kv_that_is_not_what_was_granted_is_not_decoded(state: KvState | None) -
     with desk("1e1p1d", "d0", "decode") as at:
         _, transfer = offered(at)
         transfer.kv, transfer.parts = state, ((transfer.nbytes, 0),)
-        assert isinstance(published(at, transfer), transfer_fsm.PublishFailed)
+        assert isinstance(published(at, transfer), incoming.PublishFailed)
 
 
 @pytest.mark.parametrize("num_whole", [0, 3])
@@ -241,27 +240,27 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
             mock.patch.object(region, "views") as put,
             mock.patch.object(landing, "land", mock.AsyncMock()) as land,
         ):
-            assert published(at, transfer) == transfer_fsm.Published()
+            assert published(at, transfer) == incoming.Published()
             put.assert_called_once_with((), 0)
             land.assert_awaited_once_with("r/1/kv")
             transfer.parts = ((1, 0),)
-            assert isinstance(published(at, transfer), transfer_fsm.PublishFailed)
+            assert isinstance(published(at, transfer), incoming.PublishFailed)
             assert put.call_count == land.await_count == 1
 
 
 OUTCOMES = [
-    (("withdrawn", "", True), fsm.KvWithdrawn()),
-    (("engine", "because", False), fsm.KvFailed(Failure(FailureKind.ENGINE, "because", "p0"))),
+    ("withdrawn", fsm.KvWithdrawn()),
+    ("engine", fsm.KvFailed(Failure(FailureKind.ENGINE, "because", "p0"))),
 ]
 
 
-@pytest.mark.parametrize(("failure", "outcome"), OUTCOMES)
-def test_why_no_kv_comes_is_the_requests_event(failure: Any, outcome: Any) -> None:
+@pytest.mark.parametrize(("kind", "outcome"), OUTCOMES)
+def test_why_no_kv_comes_is_the_requests_event(kind: str, outcome: Any) -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         request, transfer = offered(at)
-        transfer.failure = failure
+        failure = Failure(FailureKind(kind), "because")
         with mock.patch.object(at.role._requests, "fire") as fire:
-            at.do(lambda: at.role.concluded(transfer, delivered=False))
+            at.do(lambda: at.role.concluded(transfer, failure))
         fire.assert_called_once_with(request, outcome)
 
 
@@ -270,7 +269,7 @@ def test_kv_that_arrived_is_decoded_in_its_blocks() -> None:
         request, transfer = offered(at)
         transfer.kv = kv_state()
         with mock.patch.object(at.role._requests, "fire") as fire:
-            at.do(lambda: at.role.concluded(transfer, delivered=True))
+            at.do(lambda: at.role.concluded(transfer, None))
         (one, event) = fire.call_args.args
         assert one is request and event.kv == kv_state()
         assert sorted(event.blocks) == [0, 1, 2] and at.role.live() == {"kv_landing": 0}
@@ -283,7 +282,7 @@ def test_an_offer_that_is_called_off_in_line_leaves_it() -> None:
             request, transfer = offered(at)
         assert requests.live()["batch"] == 1
         at.do(requests.fire, request, fsm.AbortReceived())
-        assert transfer.state is transfer_fsm.S.CANCELLED and request.terminal
+        assert transfer.state is incoming.S.CANCELLED and request.terminal
         assert requests.live()["batch"] == 0 and not requests._on_reserved
         at.do(at.role.cancel_transfer, SimpleNamespace(kv_room="never offered"), None)
         assert at.actor.counters["faults"] == 0
@@ -293,6 +292,6 @@ def test_blocks_of_a_room_that_failed_are_free() -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         _, transfer = offered(at)
         assert at.role._requests.pool.num_leased == 3
-        aborted = transfer_fsm.AbortReceived("engine", "because", True)
-        at.do(at.cluster.instance("d0").transfers.fire, transfer, aborted)
+        aborted = incoming.AbortReceived(Failure(FailureKind.ENGINE, "because"))
+        at.do(at.cluster.instance("d0").incoming.fire, transfer, aborted)
         assert at.role._requests.pool.num_leased == 0

@@ -92,7 +92,7 @@ def is_refused_by_decode(cluster: Simulated) -> Record:
 def loses_decode(cluster: Simulated) -> Record:
     record = cluster.ask(max_tokens=3)
     prefill = cluster.instance("p0")
-    while not prefill.transfers.live()["transfers"]:
+    while not prefill.outgoing.live()["outgoing"]:
         cluster.pass_time(1e-4)
     cluster.within("p0", prefill.member._note_lost, Address("d0", 1, ""))
     return record

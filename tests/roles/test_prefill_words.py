@@ -212,7 +212,7 @@ def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
         chunks = [span for span in spans if span.machine == "CHUNK"]
         assert chunks == [Span("CHUNK", "COMPUTED", now_s - 0.1, "r/1", 0.1, 4)] * MAX_CHUNKS
         machines = {span.machine for span in spans}
-        assert {"REQUEST", "TRANSFER"} <= machines
+        assert {"REQUEST", "INCOMING"} <= machines
         at.said.clear()
         at.do(reports.send_aborted, request, None)
         assert at.said == [

@@ -192,9 +192,8 @@ def declined(desk: Desk, message: KvOffer) -> tuple[str, bool] | None:
     assert len(cancels) == (desk.role._requests.get(f"{message.request_id}/1") is None)
     for one in cancels:
         assert one.room == message.room and one.failure is not None
-        kind, reason, retryable = one.failure
-        assert reason and desk.said == [("p0", one)]
-        return kind, retryable
+        assert one.failure.reason and desk.said == [("p0", one)]
+        return one.failure.kind, one.failure.retryable
     return None
 
 

@@ -8,8 +8,7 @@ from unittest import mock
 
 import pytest
 
-from epd.fsm import transfer as fsm
-from epd.fsm.transfer import Side
+from epd.fsm import incoming, outgoing
 from epd.messages import (
     Address,
     TransportOffer,
@@ -42,16 +41,16 @@ def outcome(at: Desk, work: Any) -> Any:
 
 def writing(at: Desk) -> tuple[Any, Any, Any]:
     owner = produce(at)
-    transfer = at.role.find("r", Side.PRODUCER)
+    transfer = at.role.find("r")
     transfer.grant = grant(at)
     owner.stage = mock.AsyncMock(return_value=SimpleNamespace(views=["v"], slots=[0]))
     return owner, transfer, at.actor.ports.transfers
 
 
 ENDS = [
-    (Written(4, 17), fsm.WriteSucceeded(17)),
-    (WriteFailed("no route"), fsm.WriteRefused("no route")),
-    (WriteUnknown("cut"), fsm.WriteOutcomeUnknown("cut")),
+    (Written(4, 17), outgoing.WriteSucceeded(17)),
+    (WriteFailed("no route"), outgoing.WriteRefused("no route")),
+    (WriteUnknown("cut"), outgoing.WriteOutcomeUnknown("cut")),
 ]
 
 
@@ -69,29 +68,31 @@ def test_a_write_that_raises_may_have_written_and_one_that_never_began_has_not()
         owner, transfer, plane = writing(at)
         with mock.patch.object(plane, "write", mock.AsyncMock(side_effect=OSError("x"))):
             event = outcome(at, at.role.start_write(transfer, None))
-            assert event == fsm.WriteOutcomeUnknown("OSError('x')")
+            assert event == outgoing.WriteOutcomeUnknown("OSError('x')")
             assert at.actor.counters["faults"] == 1
             owner.stage.side_effect = OSError("y")
             event = outcome(at, at.role.start_write(transfer, None))
-            assert event == fsm.WriteRefused("OSError('y')")
+            assert event == outgoing.WriteRefused("OSError('y')")
             assert at.actor.counters["faults"] == 2
             owner.stage = mock.AsyncMock(return_value=None)
-            assert isinstance(outcome(at, at.role.start_write(transfer, None)), fsm.WriteRefused)
+            assert isinstance(
+                outcome(at, at.role.start_write(transfer, None)), outgoing.WriteRefused
+            )
             assert at.actor.counters["faults"] == 2
 
 
 def test_an_owner_that_cannot_publish_has_failed() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         owner, transfer = consume(at)
-        owner.publish = mock.AsyncMock(return_value=fsm.Published())
-        assert outcome(at, at.role.publish(transfer, None)) == fsm.Published()
+        owner.publish = mock.AsyncMock(return_value=incoming.Published())
+        assert outcome(at, at.role.publish(transfer, None)) == incoming.Published()
         owner.publish.side_effect = OSError("x")
         event = outcome(at, at.role.publish(transfer, None))
-        assert event == fsm.PublishFailed("OSError('x')") and at.actor.counters["faults"] == 1
+        assert event == incoming.PublishFailed("OSError('x')") and at.actor.counters["faults"] == 1
 
 
 def test_what_landed_is_what_was_written_part_by_part() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         _, transfer = consume(at)
         region = mock.Mock(remote=SimpleNamespace(slot_nbytes=10))
         region.views = lambda slots, nbytes: (tuple(slots), nbytes)
@@ -106,30 +107,30 @@ def test_what_landed_is_what_was_written_part_by_part() -> None:
 
         with mock.patch.object(at.actor.ports.transfers, "checksum", checksum):
             right = (15, 111), (10, 222), (1, 333)
-            assert checked(*right) == fsm.Published()
-            assert checked(right[0], (10, 0), right[2]) == fsm.Published(), "it computed no sum"
+            assert checked(*right) == incoming.Published()
+            assert checked(right[0], (10, 0), right[2]) == incoming.Published(), (
+                "it computed no sum"
+            )
             wrong = checked(*right[:2], (1, 9))
-            assert isinstance(wrong, fsm.PublishFailed) and "0x9" in wrong.reason
+            assert isinstance(wrong, incoming.PublishFailed) and "0x9" in wrong.reason
             short = checked(*right, nbytes=27)
-            assert short == fsm.PublishFailed("26 of 27 bytes were written")
+            assert short == incoming.PublishFailed("26 of 27 bytes were written")
 
 
 @pytest.mark.parametrize(("peer", "name"), [("d0", "sim"), ("p0", "local")])
 def test_a_hop_is_noted_once_with_its_transport(peer: str, name: str) -> None:
     with rooms() as at:
         owner = produce(at, peer=Address(peer, 1, ""))
-        transfer = at.role.find("r", Side.PRODUCER)
+        transfer = at.role.find("r")
         transfer.grant = grant(at)
         with mock.patch.object(at.actor.times, "note_hop") as note:
             at.do(at.role.conclude_delivered, transfer, None)
-            _, taken = consume(at)
-            at.do(at.role.conclude_delivered, taken, None)
         note.assert_called_once_with(transfer, name)
-        owner.concluded.assert_called_once_with(transfer, delivered=True)
+        owner.concluded.assert_called_once_with(transfer, None)
 
 
 def test_how_a_peer_reaches_own_memory() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         plane = at.actor.ports.transfers
         with mock.patch.object(plane, "descriptor") as descriptor:
             at.role.descriptor("region", PEER)
@@ -150,6 +151,6 @@ def test_how_a_peer_reaches_own_memory() -> None:
 def test_what_is_ready_is_its_owners_to_hold() -> None:
     with rooms() as at:
         owner = produce(at)
-        transfer = at.role.find("r", Side.PRODUCER)
+        transfer = at.role.find("r")
         at.do(at.role.hold_part, transfer, None)
         owner.hold_part.assert_called_once_with(transfer)

@@ -7,9 +7,11 @@ from unittest import mock
 
 import pytest
 
+from epd.failure import Failure, FailureKind
+from epd.fsm import incoming as fsm
 from epd.fsm import membership
-from epd.fsm import transfer as fsm
-from epd.fsm.transfer import S, Side
+from epd.fsm.outgoing import S
+from epd.fsm.room import GraceEnded, PeerSilent, RetryDue
 from epd.messages import (
     CancelAck,
     CancelTransfer,
@@ -30,16 +32,19 @@ from tests.roles.rooms import (
     rooms,
 )
 
+REFUSAL = Failure(FailureKind.CAPACITY, "too long")
+BECAUSE = Failure(FailureKind.ENGINE, "because")
+
 # --- words that are faster than requests ----------------------------------------------------------
 
 
 def test_a_grant_that_is_faster_than_its_request_is_kept_for_it() -> None:
     with rooms() as at:
         hear(at, grant(at, left_s=0.5))
-        opened = at.role.find("r", Side.PRODUCER)
-        assert opened.state is S.RESERVED and opened.peer.epoch == 1
+        opened = at.role.find("r")
+        assert opened.state is S.GRANTED and opened.peer.epoch == 1
         owner = produce(at, offers=False)
-        assert at.role.find("r", Side.PRODUCER) is opened and opened.owner == "key"
+        assert at.role.find("r") is opened and opened.owner == "key"
         hear(at, grant(at))
         owner.granted.assert_called_once_with(opened)
         at.cluster.pass_time(0.49)
@@ -56,7 +61,7 @@ def test_a_grant_that_nobody_could_end_opens_no_room(why: str) -> None:
         else:
             in_state(at.actor.membership, membership.S.JOINING)
         hear(at, grant(at))
-        assert at.role.find("r", Side.PRODUCER) is None
+        assert at.role.find("r") is None
 
 
 def test_a_cancel_that_is_faster_than_its_request_wins() -> None:
@@ -64,8 +69,8 @@ def test_a_cancel_that_is_faster_than_its_request_wins() -> None:
     with rooms() as at:
         assert hear(at, CancelTransfer("r", 1)) == [CancelAck("r", 1)]
         produce(at, offers=False)
-        opened = at.role.find("r", Side.PRODUCER)
-        assert opened.state is S.CANCELLED and at.role.live() == {"transfers": 0}
+        opened = at.role.find("r")
+        assert opened.state is S.CANCELLED and at.role.live() == {"outgoing": 0}
         hear(at, grant(at))
         assert opened.state is S.CANCELLED
 
@@ -73,27 +78,27 @@ def test_a_cancel_that_is_faster_than_its_request_wins() -> None:
 def test_why_it_was_called_off_is_kept() -> None:
     with rooms() as at:
         owner = produce(at)
-        hear(at, CancelTransfer("r", 1, ("capacity", "too long", False)))
-        opened = at.role.find("r", Side.PRODUCER)
-        assert opened.failure == ("capacity", "too long", False)
-        owner.concluded.assert_called_once_with(opened, delivered=False)
+        hear(at, CancelTransfer("r", 1, REFUSAL))
+        opened = at.role.find("r")
+        assert opened.failure == REFUSAL
+        owner.concluded.assert_called_once_with(opened, REFUSAL)
 
 
 WORDS = [
-    (Side.PRODUCER, CancelTransfer("r", 1)),
-    (Side.PRODUCER, CommitAck("r", 1)),
-    (Side.CONSUMER, Commit("r", 1, 1, ())),
-    (Side.CONSUMER, CancelAck("r", 1)),
-    (Side.CONSUMER, TransferAborted("r", 1, "engine", "because", True)),
-    (Side.CONSUMER, TransferInDoubt("r", 1, "because")),
+    ("outgoing", CancelTransfer("r", 1)),
+    ("outgoing", CommitAck("r", 1)),
+    ("incoming", Commit("r", 1, 1, ())),
+    ("incoming", CancelAck("r", 1)),
+    ("incoming", TransferAborted("r", 1, BECAUSE)),
+    ("incoming", TransferInDoubt("r", 1, "because")),
 ]
 
 
-@pytest.mark.parametrize(("side", "word"), WORDS)
-def test_words_of_another_life_or_of_no_room_are_not_heard(side: Side, word: Any) -> None:
+@pytest.mark.parametrize(("end", "word"), WORDS)
+def test_words_of_another_life_or_of_no_room_are_not_heard(end: str, word: Any) -> None:
     """F44."""
-    with rooms() as at:
-        produce(at) if side is Side.PRODUCER else consume(at)
+    with rooms(end) as at:
+        produce(at) if end == "outgoing" else consume(at)
         with mock.patch.object(at.role, "fire") as fire:
             for epoch, source in ((2, "d0"), (1, "e0")):
                 assert hear(at, word, epoch, source) == []
@@ -109,17 +114,17 @@ def test_words_of_another_life_or_of_no_room_are_not_heard(side: Side, word: Any
 
 
 def test_what_words_say_is_what_the_machine_hears() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         consume(at)
         heard = []
         with mock.patch.object(at.role, "fire", lambda transfer, event: heard.append(event)):
             hear(at, Commit("r", 1, 7, ((7, 9),)))
-            hear(at, TransferAborted("r", 1, "engine", "because", False))
+            hear(at, TransferAborted("r", 1, BECAUSE))
             hear(at, TransferInDoubt("r", 1, "who knows"))
         assert heard == [
             fsm.CommitReceived(7, ((7, 9),), None),
-            fsm.AbortReceived("engine", "because", False),
-            fsm.DoubtReceived("transfer", "who knows", True),
+            fsm.AbortReceived(BECAUSE),
+            fsm.DoubtReceived(Failure(FailureKind.TRANSFER, "who knows")),
         ]
 
 
@@ -143,57 +148,58 @@ def test_an_offer_is_repeated_and_its_peer_doubted_until_it_is_granted() -> None
         at.cluster.pass_time(0.1)
         assert at.said == [("d0", OFFER)], "the other's time has come"
         hear(at, CancelTransfer("b", 1))
-        assert not at.actor.armed("transfer/retries")
+        assert not at.actor.armed("outgoing/retries")
 
 
 def test_a_grant_is_made_by_its_owner_and_repeated() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         owner, transfer = consume(at)
-        at.do(at.role.fire, transfer, fsm.SlotsLeased((1,)))
+        at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
         at.cluster.pass_time(TIMING.retry_interval_s + 0.01)
         assert at.said == [("d0", "a grant")] * 2
         owner.grant.assert_called_with(transfer)
 
 
 def test_who_does_not_want_it_any_more_leaves_the_line_and_says_so() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         owner, transfer = consume(at)
         at.do(at.role.fire, transfer, fsm.CancelRequested())
         assert at.said == [("d0", CancelTransfer("r", 1))]
         owner.withdraw_lease.assert_called_once_with(transfer)
-        owner.concluded.assert_called_once_with(transfer, delivered=False)
+        owner.concluded.assert_called_once_with(transfer, transfer.why)
+
+
+def test_who_does_not_end_is_told_to_the_operator() -> None:
+    with rooms("incoming") as at:
+        _, transfer = consume(at)
+        at.do(at.role.report_hang, transfer, None)
+        assert at.actor.counters["transfer_hangs"] == 1
 
 
 def test_slots_are_given_back_with_the_word_of_the_writer() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         owner, transfer = consume(at)
-        at.do(at.role.fire, transfer, fsm.SlotsLeased((1,)))
-        hear(at, TransferAborted("r", 1, "engine", "because", False))
+        at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
+        hear(at, TransferAborted("r", 1, BECAUSE))
         owner.release_slots.assert_called_once_with(transfer)
-        assert transfer.failure == ("engine", "because", False)
+        assert transfer.failure == BECAUSE
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_producer_that_fails_says_why(*, told: bool) -> None:
+def test_a_producer_that_fails_says_why() -> None:
     with rooms() as at:
         produce(at)
-        transfer = at.role.find("r", Side.PRODUCER)
-        transfer.failure = ("engine", "because", False) if told else ("", "", True)
+        transfer = at.role.find("r")
+        transfer.failure = BECAUSE
         at.said.clear()
         at.do(at.role.send_abort, transfer, None)
-        ((to, word),) = at.said
-        assert to == "d0" and (word.room, word.attempt) == ("r", 1)
-        why = "the producer had ended this transfer (PENDING)"
-        assert (word.kind, word.reason, word.retryable) == (
-            ("engine", "because", False) if told else ("cancelled", why, True)
-        )
+        assert at.said == [("d0", TransferAborted("r", 1, BECAUSE))]
 
 
 def test_a_doubt_is_told_with_its_reason() -> None:
     with rooms() as at:
         produce(at)
-        transfer = at.role.find("r", Side.PRODUCER)
-        transfer.failure = ("transfer", "because", True)
+        transfer = at.role.find("r")
+        transfer.failure = BECAUSE
         at.said.clear()
         at.do(at.role.send_doubt, transfer, None)
         assert at.said == [("d0", TransferInDoubt("r", 1, "because"))]
@@ -206,23 +212,22 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
     with rooms() as at:
         for room in "ab":
             produce(at, room)
-            transfer = at.role.find(room, Side.PRODUCER)
-            at.do(at.role.bound_wait, transfer, 60.0)
-            at.do(at.role.ask_again, transfer, 60.0)
+            transfer = at.role.find(room)
+            at.do(at.role._ask_again, transfer)
             at.do(at.role.arm_grace, transfer, None)
-            assert at.role.live() == {"transfers": 1}
+            assert at.role.live() == {"outgoing": 1}
             hear(at, CancelTransfer(room, 1))
-            armed = [name for name in at.actor._timers if name.startswith("transfer/")]
-            assert armed == ["transfer/tombstones"] and at.role.live() == {"transfers": 0}
+            armed = [name for name in at.actor._timers if name.startswith("outgoing/")]
+            assert armed == ["outgoing/tombstones"] and at.role.live() == {"outgoing": 0}
             at.cluster.pass_time(1.0)
         at.cluster.pass_time(TIMING.tombstone_s - 2.1)
-        assert at.role.find("a", Side.PRODUCER) is not None
+        assert at.role.find("a") is not None
         at.cluster.pass_time(0.2)
-        assert at.role.find("a", Side.PRODUCER) is None and "a" not in at.role._producers
-        assert at.role.find("b", Side.PRODUCER) is not None and "b" in at.role._producers
+        assert at.role.find("a") is None and "a" not in at.role._owners
+        assert at.role.find("b") is not None and "b" in at.role._owners
         at.cluster.pass_time(1.0 + TIMING.tombstone_s / 8)
-        assert not at.role._rooms and not at.role._producers and not at.role._ended
-        assert not at.actor.armed("transfer/tombstones")
+        assert not at.role._rooms and not at.role._owners and not at.role._ended
+        assert not at.actor.armed("outgoing/tombstones")
 
 
 def test_a_late_word_makes_no_tombstone_last_longer() -> None:
@@ -236,7 +241,7 @@ def test_a_late_word_makes_no_tombstone_last_longer() -> None:
 
 
 def test_a_bounded_wait_ends_as_silence_and_goes_on_while_the_room_is_open() -> None:
-    with rooms() as at:
+    with rooms("incoming") as at:
         _, transfer = consume(at)
         heard: list[Any] = []
         with mock.patch.object(at.role, "fire", lambda _, event: heard.append(event)):
@@ -244,31 +249,32 @@ def test_a_bounded_wait_ends_as_silence_and_goes_on_while_the_room_is_open() -> 
             at.cluster.pass_time(0.29)
             assert not heard
             at.cluster.pass_time(0.32)
-            assert heard == [fsm.PeerSilent()] * 2
+            assert heard == [PeerSilent()] * 2
         at.do(at.role.fire, transfer, fsm.CancelRequested())
-        assert not at.actor.armed("transfer/r/consumer/wait")
+        assert not at.actor.armed("incoming/r/wait")
 
 
 def test_a_doubt_is_looked_into_at_its_own_pace() -> None:
     with rooms() as at:
         produce(at)
-        transfer = at.role.find("r", Side.PRODUCER)
+        transfer = at.role.find("r")
         heard: list[Any] = []
         with mock.patch.object(at.role, "fire", lambda _, event: heard.append(event)):
-            at.do(at.role.ask_again, transfer, 0.5)
-            at.cluster.pass_time(0.49)
+            at.cluster.pass_time(TIMING.retry_interval_s - 0.1)
+            at.do(at.role._ask_again, transfer)
+            at.cluster.pass_time(TIMING.retry_interval_s - 0.01)
             assert not heard, "not at that of repeats"
             at.cluster.pass_time(0.02)
-        assert heard == [fsm.RetryDue()]
+        assert heard == [RetryDue()]
 
 
 def test_grace_ends() -> None:
     with rooms() as at:
         produce(at)
-        transfer = at.role.find("r", Side.PRODUCER)
+        transfer = at.role.find("r")
         at.role._retries.clear()
         heard: list[Any] = []
         with mock.patch.object(at.role, "fire", lambda _, event: heard.append(event)):
             at.do(at.role.arm_grace, transfer, None)
             at.cluster.pass_time(TIMING.abort_timeout_s + 0.01)
-        assert heard == [fsm.GraceEnded()]
+        assert heard == [GraceEnded()]

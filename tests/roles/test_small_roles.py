@@ -11,12 +11,12 @@ import pytest
 
 from epd.config import Timing
 from epd.engine.base import EngineError
-from epd.fsm import transfer as transfer_fsm
+from epd.fsm.outgoing import PeerFenced, WriteSettled
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
 from epd.roles.askers import Asker, Askers
-from epd.roles.doubts import Doubts
 from epd.roles.finder import NoTower
 from epd.roles.landing import Landing
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import Profiles
 from epd.roles.step_loop import StepLoop
 from epd_lab.sim import golden
@@ -61,8 +61,7 @@ def doubts(answer: Any, *, listed: bool = False, lost: bool = False, known: bool
     actor = mock.MagicMock(ports=SimpleNamespace(transfers=plane))
     actor.is_listed.return_value, actor.is_lost.return_value = listed, lost
     actor.peer_info.return_value = SimpleNamespace(host_id="h", pid=7) if known else None
-    later = mock.Mock()
-    return Doubts(actor, Timing(retry_interval_s=3.0), later), plane, later, actor
+    return OutgoingRooms(actor, Timing(retry_interval_s=3.0)), plane, actor.arm, actor
 
 
 def room(*, terminal: bool = False) -> Any:
@@ -76,21 +75,22 @@ async def test_a_write_is_settled_or_asked_after_again(answer: Any) -> None:
     outcome = await made.settle_write(transfer, None)
     plane.settle.assert_awaited_once_with(PEER)
     assert not plane.fence.called
-    assert outcome == (transfer_fsm.WriteSettled() if answer is True else None)
-    assert later.call_args_list == ([] if answer is True else [mock.call(transfer, 3.0)])
+    assert outcome == (WriteSettled() if answer is True else None)
+    again = mock.call("outgoing/r/doubt", 3.0, mock.ANY)
+    assert later.call_args_list == ([] if answer is True else [again])
     assert actor.fault.called == isinstance(answer, OSError)
 
 
 async def test_of_the_lost_nobody_settles_anything() -> None:
     made, plane, _, _ = doubts(True, lost=True)
-    assert await made.settle_write(room(), None) == transfer_fsm.PeerFenced()
+    assert await made.settle_write(room(), None) == PeerFenced()
     assert not plane.settle.called
 
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_who_is_not_listed_is_fenced(*, known: bool) -> None:
     made, plane, later, _ = doubts(True, known=known)
-    assert await made.start_fence(room(), None) == transfer_fsm.PeerFenced()
+    assert await made._fence(room(), PeerFenced()) == PeerFenced()
     plane.fence.assert_awaited_once_with(PEER, *(("h", 7) if known else ("", 0)))
     assert not later.called
 
@@ -98,15 +98,15 @@ async def test_who_is_not_listed_is_fenced(*, known: bool) -> None:
 async def test_who_is_listed_is_never_fenced() -> None:
     made, plane, later, _ = doubts(True, listed=True)
     transfer = room()
-    assert await made.start_fence(transfer, None) is None
+    assert await made._fence(transfer, PeerFenced()) is None
     assert not plane.fence.called
-    later.assert_called_once_with(transfer, 3.0)
+    later.assert_called_once_with("outgoing/r/doubt", 3.0, mock.ANY)
 
 
 @pytest.mark.parametrize("answer", [True, False])
 async def test_a_room_that_has_ended_meanwhile_asks_no_more(*, answer: bool) -> None:
     made, _, later, _ = doubts(answer)
-    assert await made.start_fence(room(terminal=True), None) is None
+    assert await made._fence(room(terminal=True), PeerFenced()) is None
     assert not later.called
 
 

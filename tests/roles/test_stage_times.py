@@ -99,8 +99,8 @@ def test_a_hop_lasts_while_bytes_move(key: str, hop: str) -> None:
         ("PENDING", "STREAMING", 1.0),
         ("STREAMING", "STREAMING", 1.5),
         ("STREAMING", "WRITING", 2.0),
-        ("WRITING", "COMPLETE", 2.5),
-        ("COMPLETE", "RELEASED", 9.0),
+        ("WRITING", "WRITTEN", 2.5),
+        ("WRITTEN", "DELIVERED", 9.0),
     )
     transfer: Any = SimpleNamespace(key=key, story=moved, sent_nbytes=5000)
     times.note_hop(transfer, "shm")

@@ -68,7 +68,7 @@ async def test_every_stage_picture_and_chunk_is_told(
     assert len({entry.key for entry in timeline if entry.machine == "ENCODING"}) == 2
     assert states(timeline, "REQUEST", "p0") >= {"RUNNING", "TRANSFERRING", "FINISHED"}
     assert states(timeline, "REQUEST", "d0") == {"WAITING_FOR_REMOTE_KV", "DECODING", "FINISHED"}
-    rooms = {entry.key for entry in timeline if entry.machine == "TRANSFER"}
+    rooms = {entry.key for entry in timeline if entry.machine == "OUTGOING"}
     assert rooms == {"1/0", "1/1", "1/kv"}
     chunks = [entry for entry in timeline if entry.machine == "CHUNK"]
     assert sum(chunk.num_tokens for chunk in chunks) == num_prompt

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from epd.fsm.transfer import Manifest, S
+from epd.fsm.outgoing import Manifest, S
 from epd.messages import Address
 from tests.roles.simulated import simulated
 
@@ -15,11 +15,11 @@ from tests.roles.simulated import simulated
 def test_what_befalls_one_life_of_a_peer_is_not_its_successors(happens: str) -> None:
     """F44: the loss, or the silence, of the first life of d0 ends no room of the second."""
     with simulated("1e1p1d") as cluster:
-        transfers = cluster.instance("p0").transfers
-        befalls = getattr(transfers, happens)
-        peer, offer = Address("d0", 2, ""), Manifest(None, 1, offers=True)
+        rooms = cluster.instance("p0").outgoing
+        befalls = getattr(rooms, happens)
+        peer, offer = Address("d0", 2, ""), Manifest(None, 1, mock.Mock())
         room = ("room", 1, peer, mock.Mock(), "request", offer, 1e9)
-        transfer = cluster.within("p0", transfers.open_producer, *room)
+        transfer = cluster.within("p0", rooms.open, *room)
         for other in (Address("d0", 1, ""), Address("d1", 2, "")):
             cluster.within("p0", befalls, other)
             assert transfer.state is S.PENDING, other

@@ -8,7 +8,6 @@ from unittest import mock
 import msgspec
 
 from epd.api.port import TimeLimits
-from epd.fsm.transfer import Side
 from epd.messages import EncodeRequest, KvOffer, Message, PrefillRequest
 from epd_lab.sim.device import Costs
 from epd_lab.sim.golden import Picture
@@ -22,10 +21,10 @@ def test_what_leads_to_a_first_token_is_due_with_it() -> None:
     limits = TimeLimits(first_token_s=2.0, token_s=5.0, total_s=20.0)
     said: list[Message] = []
     with simulated("1e1p1d") as cluster:
-        network, transfers = cluster.world.network, cluster.instance("p0").transfers
+        network, rooms = cluster.world.network, cluster.instance("p0").outgoing
         network.on_message.append(lambda source, target, message: said.append(message))
         asked_s = cluster.gateway.actor.cluster_s()
-        with mock.patch.object(transfers, "open_producer", wraps=transfers.open_producer) as opened:
+        with mock.patch.object(rooms, "open", wraps=rooms.open) as opened:
             record = cluster.ask(Picture("one"), max_tokens=3, limits=limits)
             cluster.pass_time(0.5)
     assert record.finish_reason
@@ -43,7 +42,7 @@ def test_what_was_computed_before_the_grant_leaves_when_it_comes() -> None:
     """Not with the next chunk, which may take long."""
     settings = replace(SLOW, engine=msgspec.structs.replace(SLOW.engine, max_chunk_tokens=8))
     with simulated("1e1p1d", settings) as cluster:
-        requests, transfers = cluster.instance("p0").requests, cluster.instance("p0").transfers
+        requests, rooms = cluster.instance("p0").requests, cluster.instance("p0").outgoing
         assert requests is not None
         cluster.world.network.block("d0", "p0")
         record = cluster.ask(Picture("one"), Picture("two"), max_tokens=3)
@@ -51,7 +50,7 @@ def test_what_was_computed_before_the_grant_leaves_when_it_comes() -> None:
         (machine,) = requests._requests.values()
         while machine.num_computed < 8:
             cluster.pass_time(0.001)
-        transfer = transfers.find(machine.kv_room, Side.PRODUCER)
+        transfer = rooms.find(machine.kv_room)
         assert transfer is not None and transfer.grant is None and not transfer.ready_nbytes
         num_computed = machine.num_computed
         cluster.world.network.heal("d0", "p0")

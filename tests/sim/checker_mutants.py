@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 from msgspec.structs import replace as replace_struct
 
 from epd.config import Timing
 from epd.failure import Failure, FailureKind
-from epd.fsm import encoding, generation, transfer
+from epd.fsm import encoding, generation, incoming
+from epd.fsm.incoming import Incoming
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
-from epd.fsm.transfer import Transfer
 from epd.messages import Address
 from epd.roles.base import Actor
 from epd.roles.dispatch import Dispatcher
@@ -22,8 +23,8 @@ from epd.roles.encode import EncodeRole
 from epd.roles.gateway import GatewayRole
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
+from epd.roles.rooms import Rooms
 from epd.roles.run_ahead import RunAhead
-from epd.roles.transfers import Transfers
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue
@@ -50,9 +51,9 @@ def what_is_not_stranded_any_more_is_kept() -> Iterator[None]:
     """F41: slots of an abandoned load that was delivered after all are promised to nobody."""
     concluded = Embeddings.concluded
 
-    def quietly(self: Embeddings, transfer: Transfer, *, delivered: bool) -> None:
+    def quietly(self: Embeddings, room: Incoming, failure: Failure | None) -> None:
         with mock.patch.object(self, "_pump_budget", lambda: None):
-            concluded(self, transfer, delivered=delivered)
+            concluded(self, room, failure)
 
     with mock.patch.object(Embeddings, "concluded", quietly):
         yield
@@ -198,9 +199,9 @@ def the_next_attempt_takes_its_time() -> Iterator[None]:
 @mutant
 def a_grant_waits_for_its_retry() -> Iterator[None]:
     """F1: a grant is said for the first time when it would be said again."""
-    table, state, to = Transfer.table, transfer.S.PENDING, transfer.S.RESERVED
-    do = (transfer.Do.ARM_RETRY,)
-    with row(table, state, transfer.SlotsLeased, to, do, transfer.keep_slots):
+    table, state, to = incoming.TABLE, incoming.S.PENDING, incoming.S.RESERVED
+    do = (incoming.Do.ARM_RETRY,)
+    with row(table, state, incoming.SlotsLeased, to, do, incoming.keep_slots):
         yield
 
 
@@ -217,12 +218,12 @@ def what_was_aborted_is_forgotten() -> Iterator[None]:
 @mutant
 def rooms_are_forgotten_at_once() -> Iterator[None]:
     """F42: the tombstone of a room lasts no longer than its last word."""
-    init = Transfers.__init__
+    init = Rooms.__init__
 
-    def hurried(self: Transfers, actor: Actor, timing: Timing) -> None:
+    def hurried(self: Rooms[Any, Any], actor: Actor, timing: Timing) -> None:
         init(self, actor, replace_struct(timing, tombstone_s=0.001))
 
-    with mock.patch.object(Transfers, "__init__", hurried):
+    with mock.patch.object(Rooms, "__init__", hurried):
         yield
 
 

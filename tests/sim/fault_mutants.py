@@ -9,17 +9,20 @@ from unittest import mock
 import msgspec
 
 from epd.engine.base import Rows
-from epd.fsm import encoding, instance, transfer
+from epd.fsm import encoding, incoming, instance, outgoing
+from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Event
-from epd.fsm.transfer import Transfer
+from epd.fsm.outgoing import Outgoing
+from epd.fsm.room import Room
 from epd.roles.base import Actor
-from epd.roles.doubts import Doubts
 from epd.roles.encode import EncodeRole
+from epd.roles.incoming import IncomingRooms
 from epd.roles.member import Member
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.registry import Registry
+from epd.roles.rooms import Rooms
 from epd.roles.row_tiers import RowTiers
 from epd.roles.step_loop import StepLoop
-from epd.roles.transfers import Transfers
 from epd.transport import whole_file
 from epd.transport.base import Buffer, Received, WriteFailed
 from epd_lab.sim.breaks import Broken
@@ -96,14 +99,14 @@ def a_raise_is_a_refusal() -> Iterator[None]:
 @mutant
 def staging_that_raises_is_not_told() -> Iterator[None]:
     """F14: a copy before a write raises, and the room waits for a write that nobody makes."""
-    start_write = Transfers.start_write
+    start_write = OutgoingRooms.start_write
 
-    async def silently(self: Transfers, machine: Transfer, event: Event) -> Event | None:
+    async def silently(self: OutgoingRooms, machine: Outgoing, event: Event) -> Event | None:
         outcome = await start_write(self, machine, event)
-        is_raise = isinstance(outcome, transfer.WriteRefused) and "Broken" in outcome.reason
+        is_raise = isinstance(outcome, outgoing.WriteRefused) and "Broken" in outcome.reason
         return None if is_raise else outcome
 
-    with mock.patch.object(Transfers, "start_write", silently):
+    with mock.patch.object(OutgoingRooms, "start_write", silently):
         yield
 
 
@@ -131,14 +134,14 @@ def a_read_that_raises_fails_the_picture() -> Iterator[None]:
 @mutant
 def what_cannot_be_summed_is_right() -> Iterator[None]:
     """F14: publishing raises, and its room stays as it is."""
-    publish = Transfers.publish
+    publish = IncomingRooms.publish
 
-    async def unless_raised(self: Transfers, machine: Transfer, event: Event) -> Event | None:
+    async def unless_raised(self: IncomingRooms, machine: Incoming, event: Event) -> Event | None:
         outcome = await publish(self, machine, event)
-        is_raise = isinstance(outcome, transfer.PublishFailed) and "Broken" in outcome.reason
+        is_raise = isinstance(outcome, incoming.PublishFailed) and "Broken" in outcome.reason
         return None if is_raise else outcome
 
-    with mock.patch.object(Transfers, "publish", unless_raised):
+    with mock.patch.object(IncomingRooms, "publish", unless_raised):
         yield
 
 
@@ -162,13 +165,13 @@ def no_answer_settles() -> Iterator[None]:
 def doubts_about_the_dead_stay() -> Iterator[None]:
     """F8: who was lost is asked about writes to it for ever, instead of being fenced."""
 
-    async def ask(self: Doubts, machine: Transfer, event: Event) -> Event | None:
+    async def ask(self: OutgoingRooms, machine: Outgoing, event: Event) -> Event | None:
         if await self._holds(machine, self.actor.ports.transfers.settle(machine.peer)):
-            return transfer.WriteSettled()
+            return outgoing.WriteSettled()
         self._ask_again(machine)
         return None
 
-    with mock.patch.object(Doubts, "settle_write", ask):
+    with mock.patch.object(OutgoingRooms, "settle_write", ask):
         yield
 
 
@@ -176,14 +179,14 @@ def doubts_about_the_dead_stay() -> Iterator[None]:
 def a_settle_that_raises_has_settled() -> Iterator[None]:
     """F8: an engine that fails to answer is believed to have said yes."""
 
-    async def holds(self: Doubts, transfer: Transfer, answer: Awaitable[bool]) -> bool:
+    async def holds(self: Rooms[Any, Any], room: Room, answer: Awaitable[bool]) -> bool:
         try:
             return await answer
         except Broken as error:
-            self.actor.fault(f"doubt about {transfer.key}", error)
+            self.actor.fault(f"doubt about {room.key}", error)
             return True
 
-    with mock.patch.object(Doubts, "_holds", holds):
+    with mock.patch.object(Rooms, "_holds", holds):
         yield
 
 
@@ -193,29 +196,29 @@ def a_settle_that_raises_has_settled() -> Iterator[None]:
 @mutant
 def the_last_part_is_not_summed() -> Iterator[None]:
     """F54: what goes with the first token is believed as it lands."""
-    check = Transfers.check_bytes
+    check = IncomingRooms.check_bytes
 
-    async def but_the_last(self: Transfers, machine: Any, region: Any, slots: Any) -> Event:
+    async def but_the_last(self: IncomingRooms, machine: Any, region: Any, slots: Any) -> Event:
         *head, last = machine.parts
         with mock.patch.object(machine, "parts", [*head, (last[0], 0)]):
             return await check(self, machine, region, slots)
 
-    with mock.patch.object(Transfers, "check_bytes", but_the_last):
+    with mock.patch.object(IncomingRooms, "check_bytes", but_the_last):
         yield
 
 
 @mutant
 def a_refused_write_is_committed() -> Iterator[None]:
     """F54: that the transport refused what arrived is not looked at, nor is it summed again."""
-    start_write = Transfers.start_write
+    start_write = OutgoingRooms.start_write
 
-    async def anyway(self: Transfers, machine: Transfer, event: Event) -> Event:
+    async def anyway(self: OutgoingRooms, machine: Outgoing, event: Event) -> Event:
         outcome = await start_write(self, machine, event)
-        if isinstance(outcome, transfer.WriteRefused) and "another sum" in outcome.reason:
-            return transfer.WriteSucceeded(0)
+        if isinstance(outcome, outgoing.WriteRefused) and "another sum" in outcome.reason:
+            return outgoing.WriteSucceeded(0)
         return outcome
 
-    with mock.patch.object(Transfers, "start_write", anyway):
+    with mock.patch.object(OutgoingRooms, "start_write", anyway):
         yield
 
 
@@ -316,13 +319,13 @@ def words_count_whoever_said_them() -> Iterator[None]:
 @mutant
 def grants_of_the_lost_open_rooms() -> Iterator[None]:
     """F42, F58: a grant of an instance that was given up opens a room that nobody will close."""
-    on_grant = Transfers.on_grant
+    on_grant = OutgoingRooms.on_grant
 
-    def any_grant(self: Transfers, received: Received) -> None:
+    def any_grant(self: OutgoingRooms, received: Received) -> None:
         with mock.patch.object(self.actor, "is_lost", lambda address: False):
             on_grant(self, received)
 
-    with mock.patch.object(Transfers, "on_grant", any_grant):
+    with mock.patch.object(OutgoingRooms, "on_grant", any_grant):
         yield
 
 

@@ -8,24 +8,23 @@ from unittest import mock
 
 from epd.api.port import Refused, TimeLimits
 from epd.engine.base import StepFailure
-from epd.fsm import embedding, encoding, generation, request, transfer
+from epd.fsm import embedding, encoding, generation, incoming, outgoing, request
 from epd.fsm.request import note_late
-from epd.fsm.transfer_failures import keep_failure, keep_refusal, note_lost
+from epd.fsm.room import PeerLost, keep_failure, note_lost
 from epd.messages import TokenChunk
 from epd.roles.base import Actor
 from epd.roles.gateway import GatewayRole
+from epd.roles.incoming import IncomingRooms
 from epd.roles.requests import Requests
 from epd.roles.send_ring import SendRing
 from epd.roles.step_loop import StepLoop
 from epd.roles.stream import Stream
-from epd.roles.transfers import Transfers
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row, several
 from tests.sim.recovery_mutants import the_end_of_its_time_is_an_error
 
-T, G = transfer.S, generation.S
-TRANSFER = transfer.Transfer.table
+T, G = outgoing.S, generation.S
 
 
 @mutant
@@ -57,11 +56,11 @@ def copies_of_tokens_are_news() -> Iterator[None]:
 @mutant
 def who_is_gone_is_written_for() -> Iterator[None]:
     """F3, F6: what was meant for a dead receiver is kept for it."""
-    do = (transfer.Do.CONCLUDE_FAILED,)
+    do = (outgoing.Do.CONCLUDE_FAILED,)
     with several(
-        row(TRANSFER, T.PARKED, transfer.PeerLost, T.FAILED, do, note_lost),
-        row(TRANSFER, T.COMPLETE, transfer.PeerLost, T.FAILED, do, note_lost),
-        row(TRANSFER, T.CANCEL_PENDING, transfer.WriteRefused, T.CANCELLED, ()),
+        row(outgoing.TABLE, T.PARKED, PeerLost, T.FAILED, do, note_lost),
+        row(outgoing.TABLE, T.WRITTEN, PeerLost, T.FAILED, do, note_lost),
+        row(outgoing.TABLE, T.CANCEL_PENDING, outgoing.WriteRefused, T.CANCELLED, ()),
     ):
         yield
 
@@ -69,10 +68,12 @@ def who_is_gone_is_written_for() -> Iterator[None]:
 @mutant
 def a_refused_write_keeps_its_source() -> Iterator[None]:
     """F8, F14: a write that failed for certain is treated as one in doubt that nobody settles."""
-    do = (transfer.Do.SEND_ABORT, transfer.Do.CONCLUDE_FAILED)
+    do = (outgoing.Do.SEND_ABORT, outgoing.Do.CONCLUDE_FAILED)
     with several(
-        row(TRANSFER, T.WRITING, transfer.WriteRefused, T.FAILED, do, keep_refusal),
-        row(TRANSFER, T.STREAMING, transfer.WriteRefused, T.FAILED, do, keep_refusal),
+        row(outgoing.TABLE, T.WRITING, outgoing.WriteRefused, T.FAILED, do, outgoing.keep_refusal),
+        row(
+            outgoing.TABLE, T.STREAMING, outgoing.WriteRefused, T.FAILED, do, outgoing.keep_refusal
+        ),
     ):
         yield
 
@@ -80,16 +81,16 @@ def a_refused_write_keeps_its_source() -> Iterator[None]:
 @mutant
 def acknowledged_rows_are_kept() -> Iterator[None]:
     """What a receiver has, and has said so, is held for it for ever."""
-    do = (transfer.Do.CONCLUDE_DELIVERED,)
-    with row(TRANSFER, T.COMPLETE, transfer.CommitAcked, T.RELEASED, do):
+    do = (outgoing.Do.CONCLUDE_DELIVERED,)
+    with row(outgoing.TABLE, T.WRITTEN, outgoing.CommitAcked, T.DELIVERED, do):
         yield
 
 
 @mutant
 def who_leaves_does_not_wait_for_its_write() -> Iterator[None]:
     """F6, F43: who leaves while its KV is being written says that it is over before it is."""
-    do, state = (transfer.Do.SEND_ABORT,), T.CANCEL_PENDING
-    with row(TRANSFER, T.STREAMING, transfer.SourceFailed, state, do, keep_failure):
+    do, state = (outgoing.Do.SEND_ABORT,), T.CANCEL_PENDING
+    with row(outgoing.TABLE, T.STREAMING, outgoing.SourceFailed, state, do, keep_failure):
         yield
 
 
@@ -166,11 +167,9 @@ def decode_waits_for_what_arrives() -> Iterator[None]:
     plan = Requests.plan
 
     def only_when_nothing_comes(self: Requests, *, alone: bool) -> Any:
-        rooms = next(role for role in self.actor.roles if isinstance(role, Transfers))._rooms
-        receives = any(
-            room.side is transfer.Side.CONSUMER and room.state is T.RESERVED
-            for room in rooms.values()
-        )
+        roles = (role for role in self.actor.roles if isinstance(role, IncomingRooms))
+        rooms = next(roles)._rooms.values()
+        receives = any(room.state is incoming.S.RESERVED for room in rooms)
         return [] if receives else plan(self, alone=alone)
 
     with mock.patch.object(Requests, "plan", only_when_nothing_comes):

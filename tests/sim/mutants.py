@@ -14,16 +14,15 @@ import msgspec
 
 from epd.engine.base import Rows
 from epd.failure import Failure, FailureKind
-from epd.fsm import embedding, encoding, generation, request, transfer, transfer_parts
-from epd.fsm.kernel import Event, unless
-from epd.fsm.transfer_failures import note_lost
+from epd.fsm import embedding, encoding, generation, incoming, outgoing, request, room
+from epd.fsm.kernel import Event
 from epd.messages import KvState, TokenChunk
 from epd.roles.base import Actor
 from epd.roles.encode import EncodeRole
 from epd.roles.kv_producer import KvProducer
 from epd.roles.member import Member
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.requests import Requests
-from epd.roles.transfers import Transfers
 from epd.scheduling.pool import LruCache
 from epd.transport.base import Received
 from epd_lab.sim.transfer import SimTransferEngine
@@ -63,15 +62,14 @@ __all__ = [
     "told_mutants",
 ]
 
-T, E, R, C = transfer.S, embedding.S, request.S, encoding.S
-TRANSFER = transfer.Transfer.table
+OUT, IN, E, R, C = outgoing.S, incoming.S, embedding.S, request.S, encoding.S
 REQUEST = request.Request.table
 
 
 @mutant
 def drop_parked_bytes() -> Iterator[None]:
     """F1: bytes that are ready before the grant are dropped."""
-    with row(TRANSFER, T.PENDING, transfer.BytesReady, None):
+    with row(outgoing.TABLE, OUT.PENDING, outgoing.BytesReady, None):
         yield
 
 
@@ -79,29 +77,30 @@ def drop_parked_bytes() -> Iterator[None]:
 def publish_before_commit() -> Iterator[None]:
     """F2, F23, F28: the producer says that all has landed when it has only begun to write."""
 
-    async def start_write(self: Transfers, machine: transfer.Transfer, event: Event) -> Event:
-        staged = await self._producers[machine.key].stage(machine)
+    async def start_write(self: OutgoingRooms, machine: outgoing.Outgoing, event: Event) -> Event:
+        assert machine.grant is not None
+        region = machine.grant.region
+        staged = await self._owners[machine.key].stage(machine, machine.grant)
+        assert staged is not None
 
         async def write() -> None:
-            region = machine.grant.region
             await self.actor.ports.transfers.write(staged.views, region, staged.slots)
 
         self.actor.spawn("write", write())
-        return transfer.WriteSucceeded(0)
+        return outgoing.WriteSucceeded(0)
 
-    with mock.patch.object(Transfers, "start_write", start_write):
+    with mock.patch.object(OutgoingRooms, "start_write", start_write):
         yield
 
 
 @mutant
 def release_source_early() -> Iterator[None]:
     """F6, F8: the source is given back while the write still reads it."""
-    do = (transfer.Do.START_WRITE, transfer.Do.RELEASE_SOURCE)
+    do, to = (outgoing.Do.START_WRITE, outgoing.Do.RELEASE_SOURCE), OUT.WRITING
+    granted, ready = outgoing.GrantReceived, outgoing.BytesReady
     with several(
-        row(
-            TRANSFER, T.PARKED, transfer.GrantReceived, T.WRITING, do, transfer_parts.write_granted
-        ),
-        row(TRANSFER, T.RESERVED, transfer.BytesReady, T.WRITING, do, transfer_parts.write_source),
+        row(outgoing.TABLE, OUT.PARKED, granted, to, do, outgoing.write_granted),
+        row(outgoing.TABLE, OUT.GRANTED, ready, to, do, outgoing.write_source),
     ):
         yield
 
@@ -126,8 +125,9 @@ def evict_referenced_rows() -> Iterator[None]:
 @mutant
 def cancel_frees_slots() -> Iterator[None]:
     """F6, F42: a cancelled load gives its slots back without waiting for the writer's word."""
-    do = (transfer.Do.SEND_CANCEL, transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
-    with row(TRANSFER, T.RESERVED, transfer.CancelRequested, T.CANCELLED, do):
+    do = (incoming.Do.SEND_CANCEL, incoming.Do.RELEASE_SLOTS, incoming.Do.CONCLUDE_FAILED)
+    note, to = incoming.note_cancelled, IN.CANCELLED
+    with row(incoming.TABLE, IN.RESERVED, incoming.CancelRequested, to, do, note):
         yield
 
 
@@ -146,13 +146,11 @@ def abort_frees_blocks() -> Iterator[None]:
 @mutant
 def lost_peer_frees_slots() -> Iterator[None]:
     """F7: lost is taken for dead."""
-    do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
-    at_producer = (unless(transfer.is_consumer), None, (), None)
-    for_dead = (None, note_lost, do, T.CANCELLED)
-    called_off = {transfer.PeerLost: (at_producer, for_dead)}
+    do = (incoming.Do.RELEASE_SLOTS, incoming.Do.CONCLUDE_FAILED)
+    lost, note = room.PeerLost, room.note_lost
     with several(
-        row(TRANSFER, T.RESERVED, transfer.PeerLost, T.FAILED, do, note_lost),
-        mock.patch.dict(TRANSFER.dispatch[T.CANCEL_PENDING], called_off),
+        row(incoming.TABLE, IN.RESERVED, lost, IN.FAILED, do, note),
+        row(incoming.TABLE, IN.CANCEL_PENDING, lost, IN.CANCELLED, do, note),
     ):
         yield
 
@@ -171,8 +169,8 @@ def fence_says_what_it_hopes() -> Iterator[None]:
 @mutant
 def grace_frees_slots() -> Iterator[None]:
     """F7: a quarantine that ends by time."""
-    do = (transfer.Do.RELEASE_SLOTS,)
-    with row(TRANSFER, T.EXPIRE_PENDING, transfer.GraceEnded, T.EXPIRED, do):
+    do = (incoming.Do.RELEASE_SLOTS,)
+    with row(incoming.TABLE, IN.EXPIRE_PENDING, room.GraceEnded, IN.EXPIRED, do):
         yield
 
 
@@ -289,8 +287,8 @@ def no_single_flight() -> Iterator[None]:
 def no_commit_retry() -> Iterator[None]:
     """A lost commit is never said again, not even when the grant is repeated."""
     with several(
-        row(TRANSFER, T.COMPLETE, transfer.RetryDue, None),
-        row(TRANSFER, T.COMPLETE, transfer.GrantReceived, None),
+        row(outgoing.TABLE, OUT.WRITTEN, room.RetryDue, None),
+        row(outgoing.TABLE, OUT.WRITTEN, outgoing.GrantReceived, None),
     ):
         yield
 
@@ -298,7 +296,7 @@ def no_commit_retry() -> Iterator[None]:
 @mutant
 def no_grant_retry() -> Iterator[None]:
     """A lost grant is never said again."""
-    with row(TRANSFER, T.RESERVED, transfer.RetryDue, None):
+    with row(incoming.TABLE, IN.RESERVED, room.RetryDue, None):
         yield
 
 
@@ -320,7 +318,7 @@ def rope_delta_stays_home() -> Iterator[None]:
     """F26: decoding goes on at linear positions."""
     state = KvProducer.commit_state
 
-    def without_delta(self: KvProducer, machine: transfer.Transfer) -> KvState | None:
+    def without_delta(self: KvProducer, machine: outgoing.Outgoing) -> KvState | None:
         kv = state(self, machine)
         if kv is None:
             return None

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from epd.fsm import generation, instance, transfer
+from epd.fsm import generation, incoming, instance, outgoing
 from epd.fsm.kernel import Event
 from epd.fsm.membership import AbsenceSettled
 from epd.fsm.request import Request
-from epd.fsm.transfer_failures import keep_failure
+from epd.fsm.room import keep_failure
 from epd.messages import CancelTransfer, Membership
 from epd.roles.askers import Askers
 from epd.roles.base import Actor
@@ -18,30 +18,27 @@ from epd.roles.decode import DecodeRole
 from epd.roles.dispatch import Dispatcher
 from epd.roles.gateway import GatewayRole
 from epd.roles.gateway_timers import GatewayTimers
+from epd.roles.incoming import IncomingRooms
 from epd.roles.member import Member
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.run_ahead import RunAhead
-from epd.roles.transfers import Transfers
 from epd.transport.base import Received
 from epd_lab.sim.transfer import SimTransferEngine
 from tests.sim.planting import mutant, row, several
-
-T = transfer.S
-TRANSFER = transfer.Transfer.table
 
 
 @mutant
 def only_the_first_part_is_summed() -> Iterator[None]:
     """F54: what landed behind the first part of a room is taken for what was sent."""
-    check = Transfers.check_bytes
+    check = IncomingRooms.check_bytes
 
-    async def first(self: Transfers, transfer: Any, region: Any, slots: Any) -> Event:
-        head, *rest = transfer.parts
-        with mock.patch.object(transfer, "parts", [head, *((n, 0) for n, _ in rest)]):
-            return await check(self, transfer, region, slots)
+    async def first(self: IncomingRooms, room: Any, region: Any, slots: Any) -> Event:
+        head, *rest = room.parts
+        with mock.patch.object(room, "parts", [head, *((n, 0) for n, _ in rest)]):
+            return await check(self, room, region, slots)
 
-    with mock.patch.object(Transfers, "check_bytes", first):
+    with mock.patch.object(IncomingRooms, "check_bytes", first):
         yield
 
 
@@ -82,7 +79,7 @@ def only_the_messenger_is_avoided() -> Iterator[None]:
 @mutant
 def rooms_wait_for_ever() -> Iterator[None]:
     """F48: an encoder that answers and does nothing keeps its rooms as long as clients wait."""
-    with mock.patch.object(Transfers, "bound_wait", lambda self, transfer, timeout_s: None):
+    with mock.patch.object(IncomingRooms, "bound_wait", lambda self, room, timeout_s: None):
         yield
 
 
@@ -136,16 +133,18 @@ def a_new_registry_is_whole_at_once() -> Iterator[None]:
 @mutant
 def doubt_frees_the_source() -> Iterator[None]:
     """F8: the engine still reads the source of a write that it has given up."""
-    do = (transfer.Do.RELEASE_SOURCE, transfer.Do.SEND_DOUBT, transfer.Do.CONCLUDE_FAILED)
-    with row(TRANSFER, T.WRITING, transfer.WriteOutcomeUnknown, T.FAILED, do):
+    do = (outgoing.Do.RELEASE_SOURCE, outgoing.Do.SEND_DOUBT, outgoing.Do.CONCLUDE_FAILED)
+    state, to, note = outgoing.S.WRITING, outgoing.S.FAILED, outgoing.keep_refusal
+    with row(outgoing.TABLE, state, outgoing.WriteOutcomeUnknown, to, do, note):
         yield
 
 
 @mutant
 def doubt_frees_the_slots() -> Iterator[None]:
     """F8: what lands late lands in the slots of somebody else."""
-    do = (transfer.Do.RELEASE_SLOTS, transfer.Do.CONCLUDE_FAILED)
-    with row(TRANSFER, T.RESERVED, transfer.DoubtReceived, T.FAILED, do, keep_failure):
+    do = (incoming.Do.RELEASE_SLOTS, incoming.Do.CONCLUDE_FAILED)
+    state, to = incoming.S.RESERVED, incoming.S.FAILED
+    with row(incoming.TABLE, state, incoming.DoubtReceived, to, do, keep_failure):
         yield
 
 

@@ -10,10 +10,12 @@ import msgspec
 
 from epd import messages
 from epd.engine.base import PENDING, OnLayers, StepSequence
-from epd.fsm import generation, request, transfer, transfer_parts
+from epd.fsm import generation, outgoing, request
+from epd.fsm.outgoing import Outgoing
 from epd.fsm.request import TABLE as REQUEST
+from epd.messages import Grant
 from epd.roles.kv_producer import KvProducer
-from epd.roles.room_owners import Staged
+from epd.roles.outgoing import Staged
 from epd.roles.step import _spans as spans
 from epd.roles.step import sequence_of
 from epd.scheduling.batching import BatchScheduler, Entry
@@ -150,8 +152,8 @@ def first_blocks_are_sent() -> Iterator[None]:
 
     stage = KvProducer.stage
 
-    async def first_ones(self: KvProducer, machine: transfer.Transfer) -> Staged | None:
-        staged = await stage(self, machine)
+    async def first_ones(self: KvProducer, machine: Outgoing, grant: Grant) -> Staged | None:
+        staged = await stage(self, machine, grant)
         request = self._requests.get(machine.owner)
         if staged is None or request is None:
             return staged
@@ -169,19 +171,13 @@ def first_blocks_are_sent() -> Iterator[None]:
 def commit_before_the_last_layer() -> Iterator[None]:
     """F28: with a part landed, the commit says that all has."""
 
-    def claim(machine: transfer.Transfer, event: transfer.WriteSucceeded) -> None:
+    def claim(machine: Outgoing, event: outgoing.WriteSucceeded) -> None:
         machine.part_nbytes = machine.sent_nbytes - machine.written_nbytes
-        transfer_parts.keep_written(machine, event)
+        outgoing.keep_written(machine, event)
 
-    table, state, do = transfer.Transfer.table, transfer.S.WRITING, transfer.Do
-    with row(
-        table,
-        state,
-        transfer.WriteSucceeded,
-        transfer.S.COMPLETE,
-        (do.SEND_COMMIT, do.ARM_RETRY),
-        claim,
-    ):
+    state, to = outgoing.S.WRITING, outgoing.S.WRITTEN
+    do = (outgoing.Do.SEND_COMMIT, outgoing.Do.ARM_RETRY)
+    with row(outgoing.TABLE, state, outgoing.WriteSucceeded, to, do, claim):
         yield
 
 
@@ -201,7 +197,7 @@ def layers_are_final_too_early() -> Iterator[None]:
 def parts_are_not_held() -> Iterator[None]:
     """F6: a write reads blocks that its request may give up under it."""
 
-    def nothing(self: KvProducer, machine: transfer.Transfer) -> None:
+    def nothing(self: KvProducer, machine: Outgoing) -> None:
         """As if the request's own lease were enough."""
 
     with mock.patch.object(KvProducer, "hold_part", nothing):

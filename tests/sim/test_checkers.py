@@ -99,9 +99,10 @@ def test_what_nobody_misses_may_wait_in_a_mute_link(
         assert network.mute("p0", "d0")
         link.held.append(Parcel(b"", (), text, times))
         cluster.pass_time(6.1)
-        end = cluster.instance("p0" if text.startswith("KvOffer") else "d0").transfers
+        is_offer = text.startswith("KvOffer")
+        end = cluster.instance("p0").outgoing if is_offer else cluster.instance("d0").incoming
         room = SimpleNamespace(terminal=False) if is_open else None
-        with mock.patch.object(end, "find", lambda key, side: room):
+        with mock.patch.object(end, "find", lambda key: room):
             checker.at_rest()
         assert bool(cluster.world.violations) == is_told
         cluster.world.violations.clear()

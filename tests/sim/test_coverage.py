@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epd.fsm.transfer import S
+from epd.fsm.outgoing import S
 from epd_lab.sim import coverage, drills
 from epd_lab.sim.cli_list import DOCUMENT
 from epd_lab.sim.measure import MISSED, UNMEASURED, Measured, measure, ranked, seeds_needed

@@ -122,11 +122,12 @@ def test_a_peer_that_went_with_its_registry_is_not_asked_for_ever(watched: Watch
 
 def test_tombstones_are_not_live_and_go(watched: Watched) -> None:
     watched.ask()
-    transfers = [node.instance.transfers for node in watched.cluster.living() if node.instance]
-    assert [t.live()["transfers"] for t in transfers] == [0, 0, 0]
-    assert all(t._rooms for t in transfers)
+    found = [node.instance for node in watched.cluster.living() if node.instance]
+    ends = [end for one in found for end in (one.outgoing, one.incoming)]
+    assert [end.live()[end.end] for end in ends] == [0] * 6
+    assert [len(end._rooms) for end in ends] == [1, 0, 1, 1, 0, 1], "rows to p0, KV from it"
     watched.run_for(Settings().timing.tombstone_s * 9 / 8)
-    assert not any(t._rooms or t._ended for t in transfers)
+    assert not any(end._rooms or end._ended for end in ends)
 
 
 def test_stages_report_only_for_a_timeline(watched: Watched) -> None:

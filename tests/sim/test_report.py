@@ -23,9 +23,9 @@ def plan() -> Plan:
 def test_timeline_shows_every_process_and_the_fault(plan: Plan, tmp_path: Path) -> None:
     picture, page, log = write_report(plan, "drill kill-encode 7", tmp_path)
     texts = [node.text or "" for node in ET.parse(picture).iter(f"{SVG}text")]
-    assert {"gateway", "e0", "e1", "p0", "d0", "slot 0", "kv blocks", "transfer"} <= set(texts)
+    assert {"gateway", "e0", "e1", "p0", "d0", "slot 0", "kv blocks", "outgoing"} <= set(texts)
     assert any("kill" in text for text in texts)
-    assert "TRANSFER" in log.read_text() and "digest" in page.read_text()
+    assert "OUTGOING" in log.read_text() and "digest" in page.read_text()
 
 
 def test_every_bar_lies_within_the_picture(plan: Plan, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Theory of operation
 At a prefill instance it asks for its embeddings, waits for a place in the batch (text-only requests
 at once, others when enough of their prompt can be computed), computes its prompt in chunks, waits
 where a picture's rows are loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands
-its KV over: to itself if decode lives here too (a reference, no copy), else through a TRANSFER that
+its KV over: to itself if decode lives here too (a reference, no copy), else through an OUTGOING that
 sends what is final while the rest is computed.  At a decode instance it begins by waiting for
 remote KV.  Either way it then decodes until a token, or its deadline, ends the answer.
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from epd.fsm.encoding import Encoding
-from epd.fsm.transfer import Side
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd_lab.sim.cluster import Node, Settings
 from epd_lab.sim.golden import ROW_NBYTES, Picture
@@ -39,7 +38,7 @@ class Ahead:
         machine = instance.encode.encodings.get(key)
         if machine is None or machine.stored:  # that began with its look into the storage
             return 0, capacity
-        found = (instance.transfers.find(room, Side.PRODUCER) for room in machine.rooms)
+        found = (instance.outgoing.find(room) for room in machine.rooms)
         if any(transfer is not None and transfer.grant is not None for transfer in found):
             return 0, capacity
         if self._called_off_s.get((name, key)) == self._now_s():
@@ -55,6 +54,6 @@ class Ahead:
         place, instance = (node.process.name, machine.key), node.instance
         if not machine.rooms:
             self._begun.pop(place, None)
-        transfer = instance.transfers.find(room, Side.PRODUCER) if instance is not None else None
+        transfer = instance.outgoing.find(room) if instance is not None else None
         if transfer is not None and transfer.grant is not None:
             self._called_off_s[place] = self._now_s()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from epd.failure import FailureKind
-from epd.fsm import embedding, generation, instance, link, transfer
+from epd.fsm import embedding, generation, incoming, instance, link
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import Address, EncodeRejected, RequestFailed
 from epd.transport.base import Received
@@ -27,7 +27,7 @@ from epd_lab.sim.process import SimProcess
 
 Life = tuple[str, int]
 _OPEN = (generation.S.PLACED, generation.S.STREAMING)
-_WAITING = (transfer.S.PENDING, transfer.S.RESERVED)
+_WAITING = (incoming.S.PENDING, incoming.S.RESERVED)
 _FAILED = (generation.AttemptFailed, generation.AttemptTimedOut, generation.TokensMissed)
 _LOST = (instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived)
 _LOADS = (embedding.LoadFailed, embedding.LoadLost, embedding.LoadTimedOut)
@@ -185,7 +185,7 @@ class Attempts(Checker):
         rooms = self.context.cluster.nodes[process.name].instance
         assert rooms is not None
         for room in sorted(machine.tried - {machine.room}):
-            before = rooms.transfers.find(room, transfer.Side.CONSUMER)
+            before = rooms.incoming.find(room)
             if before is not None and before.state in _WAITING:
                 self.violate(f"{process.name}: {machine.room} is loaded, and so is {room}")
 
@@ -201,9 +201,8 @@ class Attempts(Checker):
                     if machine.state in _OPEN:
                         self._needs(node.process, machine)
             if node.instance is not None and node.actor.lost:
-                for room in node.instance.transfers._rooms.values():
-                    is_open = room.side is transfer.Side.CONSUMER and room.state in _WAITING
-                    if is_open and _life(room.peer) in node.actor.lost:
+                for room in node.instance.incoming._rooms.values():
+                    if room.state in _WAITING and _life(room.peer) in node.actor.lost:
                         self.violate(f"{node.process.name}: {room.key} waits for {room.peer}, lost")
 
     def _needs(self, process: SimProcess, machine: generation.Generation) -> None:

@@ -62,7 +62,11 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "timers: `conservation` looks at them": ("Timers._armed", "Timers._handle", "Timers._heap"),
 }
-TOMBSTONES = tuple(f"Transfers.{name}" for name in ("_consumers", "_ended", "_producers", "_rooms"))
+TOMBSTONES = tuple(
+    f"{end}.{name}"
+    for end in ("OutgoingRooms", "IncomingRooms")
+    for name in ("_ended", "_owners", "_rooms")
+)
 """Rooms that are over, for `tombstone_s`."""
 PERIODIC = "list storage"  # a task that comes again and again, as its timer does
 _NAMES = {name for names in KEPT.values() for name in names}

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from epd.fsm import encoding, generation, request, transfer
+from epd.fsm import encoding, generation, incoming, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.held_prompts import MAX_SHARE
 from epd.scheduling.slots import CACHE_ROWS, sized
@@ -90,7 +90,7 @@ GROWS: tuple[tuple[str, tuple[type[Event], ...], Grows], ...] = (
     ("encode.max_queue", (encoding.Requested,), _pictures),
     ("prefill.max_queue", ASKED, _prompts),
     ("decode.max_queue", (request.KvOffered,), _offers),
-    ("prefill.pool_nbytes", (transfer.SlotsLeased,), _receive_pool),
+    ("prefill.pool_nbytes", (incoming.SlotsLeased,), _receive_pool),
     ("prefill.min_early_tokens", (request.EmbeddingsPromised, request.EmbeddingReady), _early),
     ("timing.max_attempts", (generation.Placed,), _attempts),
 )
@@ -194,7 +194,7 @@ class Bounds(Checker):
             for event in events:
                 self._grows.setdefault(event, []).append((name, held))
         self._ahead = Ahead(lambda: context.world.loop.now_s)
-        context.world.watch(self._watch, *self._grows, transfer.SlotsLeased)
+        context.world.watch(self._watch, *self._grows, incoming.SlotsLeased)
         context.world.watch(self._left, encoding.RoomClosed)
         context.cluster.on_call = self._called
         context.world.loop.on_idle.append(self._look)
@@ -205,7 +205,7 @@ class Bounds(Checker):
         node = self.context.cluster.nodes[process.name]
         for name, held in self._grows[type(event)]:
             self._compare(process, name, *held(node, self._settings, machine))
-        if isinstance(event, transfer.SlotsLeased):
+        if isinstance(event, incoming.SlotsLeased):
             self._over(process, over_quota(node, self._settings, machine))
 
     def _left(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epd.fsm import encoding, generation, instance, link, membership, request, transfer
+from epd.fsm import encoding, generation, incoming, instance, link, membership, request
 from epd.fsm.kernel import STORY_LENGTH, Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.cluster import Settings
@@ -36,14 +36,8 @@ def _silent_since_s(machine: Machine) -> float | None:
     return entered_s(machine) if source is not target else None
 
 
-def _of_consumer_s(machine: Machine) -> float | None:
-    """A producer awaits the outcome of its own engine without an end."""
-    is_consumer = isinstance(machine, transfer.Transfer) and machine.side is transfer.Side.CONSUMER
-    return entered_s(machine) if is_consumer else None
-
-
 def _of_rows_s(machine: Machine) -> float | None:
-    return None if machine.key.endswith("/kv") else _of_consumer_s(machine)
+    return None if machine.key.endswith("/kv") else entered_s(machine)
 
 
 def _seen_s(machine: Machine) -> float | None:
@@ -77,8 +71,8 @@ LASTS = (
     Lasts("timing.abort_timeout_s", generation.S.CANCELLING),
     Lasts("timing.abort_timeout_s", generation.S.STOPPING),
     Lasts("timing.topology_timeout_s", generation.S.MIGRATING, more_s=_pause_s),
-    Lasts("timing.abort_timeout_s", transfer.S.EXPIRE_PENDING, _of_consumer_s),
-    Lasts("prefill.rows_timeout_s", transfer.S.RESERVED, _of_rows_s),
+    Lasts("timing.abort_timeout_s", incoming.S.EXPIRE_PENDING),
+    Lasts("prefill.rows_timeout_s", incoming.S.RESERVED, _of_rows_s),
     Lasts("timing.kv_lease_s", request.S.HELD),
     Lasts("encode.cache_load_timeout_s", encoding.S.DEMOTING),
     Lasts("encode.cache_load_timeout_s", encoding.S.PROMOTING),
@@ -97,7 +91,7 @@ LASTS = (
 )
 TABLES = (
     generation.TABLE,
-    transfer.Transfer.table,
+    incoming.TABLE,
     request.Request.table,
     encoding.Encoding.table,
     link.Link.table,

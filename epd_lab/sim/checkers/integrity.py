@@ -1,7 +1,7 @@
 """Invariant 3: what is published under a hash are the rows encoded for it, and no write lands in
 memory that its lease no longer owns.
 
-The lease of a slot or block is known from the consumer's TRANSFER machine: it owns its slots from
+The lease of a slot or block is known from the consumer's INCOMING machine: it owns its slots from
 the grant to the end of the transfer.  A write that lands must belong to such a machine, and to the
 very life of the peer that it was granted to.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from epd.engine.base import Rows
-from epd.fsm import embedding, transfer
+from epd.fsm import embedding, incoming
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
@@ -21,10 +21,10 @@ from epd_lab.sim.workload import Ask, mm_hash_of
 
 _MAY_BE_WRITTEN = frozenset(
     {
-        transfer.S.RESERVED,
-        transfer.S.CANCEL_PENDING,
-        transfer.S.EXPIRE_PENDING,
-        transfer.S.QUARANTINED,
+        incoming.S.RESERVED,
+        incoming.S.CANCEL_PENDING,
+        incoming.S.EXPIRE_PENDING,
+        incoming.S.QUARANTINED,
     }
 )
 
@@ -34,10 +34,10 @@ class Integrity(Checker):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._leases: dict[tuple[str, str, int], transfer.Transfer] = {}
+        self._leases: dict[tuple[str, str, int], incoming.Incoming] = {}
         self._rows: dict[str, bytes] = {}
         self.expect(record.ask for record in context.clients.records)
-        context.world.watch(self._watch, transfer.SlotsLeased, embedding.Loaded)
+        context.world.watch(self._watch, incoming.SlotsLeased, embedding.Loaded)
         context.world.fabric.on_land = self._landed
 
     def expect(self, asks: Iterable[Ask]) -> None:
@@ -49,7 +49,7 @@ class Integrity(Checker):
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        if isinstance(event, transfer.SlotsLeased) and isinstance(machine, transfer.Transfer):
+        if isinstance(event, incoming.SlotsLeased) and isinstance(machine, incoming.Incoming):
             region = "kv" if machine.key.endswith("/kv") else "rows"
             for slot in machine.slots:
                 self._leases[process.name, region, slot] = machine

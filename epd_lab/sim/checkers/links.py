@@ -7,7 +7,6 @@ of a room that ends too soon for that.
 
 from __future__ import annotations
 
-from epd.fsm.transfer import Side
 from epd_lab.sim.checkers.base import Checker
 from epd_lab.sim.network import Link, Parcel
 
@@ -43,19 +42,19 @@ class Links(Checker):
         source, target = link.name
         key = parcel.text.partition(" ")[2].partition("#")[0]
         if parcel.kind in ("CancelAck", "TransferAborted"):
-            return self._is_over(target, key, Side.CONSUMER)
+            return self._is_over(target, key, "incoming")
         if parcel.kind == "CommitAck":  # who waits for it says its `Commit` again
-            return self._is_over(target, key, Side.PRODUCER)
+            return self._is_over(target, key, "outgoing")
         if parcel.kind == "KvOffer":
             timing = self.context.cluster.settings.timing
             said_for_s = (parcel.occurrence - 1) * timing.retry_interval_s
             is_brief = said_for_s <= timing.link_timeout_s / 2
-            return is_brief and self._is_over(source, key, Side.PRODUCER)
+            return is_brief and self._is_over(source, key, "outgoing")
         return False
 
-    def _is_over(self, name: str, key: str, side: Side) -> bool:
+    def _is_over(self, name: str, key: str, end: str) -> bool:
         node = self.context.cluster.node(name)
         if node is None or node.instance is None:
             return False
-        room = node.instance.transfers.find(key, side)
+        room = getattr(node.instance, end).find(key)
         return room is None or room.terminal

@@ -1,6 +1,6 @@
 """Slots that one peer may write into, or that are read for it, stay within its quota (F41).
 
-What counts is what TRANSFER machines own, quarantined or not, and not the books of the line that
+What counts is what INCOMING machines own, quarantined or not, and not the books of the line that
 hands slots out.  A single lease may be larger than the quota: it would never be served else.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Machine
-from epd.fsm.transfer import Side, Transfer
-from epd.roles.transfers import Transfers
+from epd.roles.incoming import IncomingRooms
+from epd.roles.outgoing import OutgoingRooms
 from epd_lab.sim.cluster import Node, Settings
 
 
@@ -28,21 +29,21 @@ class _Peer:
 def over_quota(node: Node, settings: Settings, leased: Machine | None) -> Iterator[tuple[str, str]]:
     """The setting, and who has more than it gives; looked at when slots are leased.
 
-    `leased`: the consumer's transfer; None: slots of the send ring.
+    `leased`: the consumer's end of a room; None: slots of the send ring.
     """
     assert node.instance is not None
     instance = node.instance
-    if isinstance(leased, Transfer):
+    if isinstance(leased, Incoming):
         if leased.key.endswith("/kv") or instance.embeddings is None:
             return
         name, share = "prefill.max_slots_share_per_peer", settings.prefill.max_slots_share_per_peer
-        size, held = instance.embeddings.pool.size, _received(instance.transfers)
+        size, held = instance.embeddings.pool.size, _received(instance.incoming)
     else:
         ring = instance.encode._ring if instance.encode is not None else None
         if ring is None:
             return
         name, share = "encode.max_send_share_per_peer", settings.encode.max_send_share_per_peer
-        size, held = ring.pool.size, _sent(instance.transfers, ring._leased)
+        size, held = ring.pool.size, _sent(instance.outgoing, ring._leased)
     quota = max(1, int(size * share))
     for peer, has in held.items():
         if has.num_slots > quota and has.num_leases > 1:
@@ -50,19 +51,18 @@ def over_quota(node: Node, settings: Settings, leased: Machine | None) -> Iterat
             yield name, text
 
 
-def _received(transfers: Transfers) -> dict[str, _Peer]:
+def _received(rooms: IncomingRooms) -> dict[str, _Peer]:
     held: dict[str, _Peer] = {}
-    for transfer in transfers._rooms.values():
-        is_rows = transfer.side is Side.CONSUMER and not transfer.key.endswith("/kv")
-        if is_rows and transfer.slots and not transfer.terminal:
-            held.setdefault(transfer.peer.instance_id, _Peer()).take(len(transfer.slots))
+    for room in rooms._rooms.values():
+        if room.slots and not (room.terminal or room.key.endswith("/kv")):
+            held.setdefault(room.peer.instance_id, _Peer()).take(len(room.slots))
     return held
 
 
-def _sent(transfers: Transfers, leased: dict[str, tuple[int, ...]]) -> dict[str, _Peer]:
+def _sent(rooms: OutgoingRooms, leased: dict[str, tuple[int, ...]]) -> dict[str, _Peer]:
     held: dict[str, _Peer] = {}
-    for room, slots in leased.items():
-        transfer = transfers.find(room, Side.PRODUCER)
-        if transfer is not None:
-            held.setdefault(transfer.peer.instance_id, _Peer()).take(len(slots))
+    for key, slots in leased.items():
+        room = rooms.find(key)
+        if room is not None:
+            held.setdefault(room.peer.instance_id, _Peer()).take(len(slots))
     return held

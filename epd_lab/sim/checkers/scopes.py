@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from epd.fsm import request, transfer
+from epd.fsm import incoming, request
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
@@ -19,7 +19,7 @@ class Scopes(Checker):
         super().__init__(context)
         self._opened: defaultdict[tuple[str, str], list[request.Request]] = defaultdict(list)
         opened = (request.TextOnly, request.EmbeddingsRequired, request.KvOffered)
-        found = (request.Scheduled, transfer.SlotsLeased)
+        found = (request.Scheduled, incoming.SlotsLeased)
         context.world.watch(self._watch, *opened, *found)
         self._scopes = {record.ask.tenant for record in context.clients.records}
 
@@ -33,7 +33,7 @@ class Scopes(Checker):
                 self._look(process, machine, event.num_cached)
             else:
                 self._opened[process.name, self._scope_of(machine)].append(machine)
-        elif isinstance(event, transfer.SlotsLeased) and machine.key.endswith("/kv"):
+        elif isinstance(event, incoming.SlotsLeased) and machine.key.endswith("/kv"):
             self._leased(process, machine)
 
     def _leased(self, process: SimProcess, machine: Machine) -> None:
@@ -42,7 +42,7 @@ class Scopes(Checker):
         if (
             node.instance is None
             or node.language is None
-            or not isinstance(machine, transfer.Transfer)
+            or not isinstance(machine, incoming.Incoming)
         ):
             return
         layout = node.language.kv_layout

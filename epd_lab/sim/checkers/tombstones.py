@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from epd.fsm import request, transfer
+from epd.fsm import incoming, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
+from epd.fsm.room import Room
 from epd.messages import (
     AbortRequest,
     Address,
@@ -39,13 +40,13 @@ from epd_lab.sim.process import SimProcess
 
 OPENED = (request.TextOnly, request.EmbeddingsRequired, request.KvOffered)
 BEGUN = (
-    transfer.SlotsLeased,
-    transfer.BytesReady,
-    transfer.PartReady,
-    transfer.GrantReceived,
-    transfer.CancelReceived,
+    incoming.SlotsLeased,
+    outgoing.BytesReady,
+    outgoing.PartReady,
+    outgoing.GrantReceived,
+    outgoing.CancelReceived,
 )
-_WRITES = (transfer.S.STREAMING, transfer.S.WRITING)
+_WRITES = (outgoing.S.STREAMING, outgoing.S.WRITING)
 PROMISED: dict[type[Message], type[Message]] = {
     CancelTransfer: CancelAck,
     Commit: CommitAck,
@@ -73,7 +74,7 @@ class Tombstones(Checker):
         super().__init__(context)
         self._tombstone_s = context.cluster.settings.timing.tombstone_s
         self._requests: dict[tuple[str, str], request.Request] = {}
-        self._rooms: dict[tuple[str, str, transfer.Side], transfer.Transfer] = {}
+        self._rooms: dict[tuple[str, str, type[Room]], Room] = {}
         self._over: set[tuple[str, str]] = set()  # by process: what it said is over
         self._sent: Counter[tuple[str, str, type[Message]]] = Counter()
         context.world.watch(self._opened, *OPENED)
@@ -97,18 +98,18 @@ class Tombstones(Checker):
     def _begun(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        if not isinstance(machine, transfer.Transfer):
+        if not isinstance(machine, Room):
             return
-        before = self._rooms.get((process.name, machine.key, machine.side))
+        before = self._rooms.get((process.name, machine.key, type(machine)))
         if before is not machine:
-            self._rooms[process.name, machine.key, machine.side] = machine
+            self._rooms[process.name, machine.key, type(machine)] = machine
             if before is not None and self._remembered(before):
                 self.violate(f"{process.name} forgot that {machine.key} was over (F42)")
         is_over = (process.name, machine.key) in self._over
         if is_over and target in _WRITES and source is not target:
             self.violate(f"{process.name} writes {machine.key}, which it called off (F42)")
 
-    def _remembered(self, machine: transfer.Transfer) -> bool:
+    def _remembered(self, machine: Room) -> bool:
         """Whether it has ended, and not too long ago."""
         if not machine.terminal:
             return False
@@ -178,11 +179,11 @@ class Tombstones(Checker):
                 return False
             is_inquiry = isinstance(message, RequestInquiry)
             return not (is_inquiry and any(entry[2] in _UNTOLD for entry in machine._story))
-        side = transfer.Side.CONSUMER if isinstance(message, Commit) else transfer.Side.PRODUCER
-        room = self._rooms.get((process.name, key, side))
+        end = incoming.Incoming if isinstance(message, Commit) else outgoing.Outgoing
+        room = self._rooms.get((process.name, key, end))
         if room is None or not self._remembered(room):
             return False
-        delivered = isinstance(message, Grant) and room.state is transfer.S.RELEASED
+        delivered = isinstance(message, Grant) and room.state is outgoing.S.DELIVERED
         is_peer = (room.peer.instance_id, room.peer.epoch) == (received.source, received.epoch)
         return is_peer and not delivered
 

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from epd.fsm import embedding, generation
-from epd.fsm.transfer import Side
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
+from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
+from epd.roles.outgoing import OutgoingRooms
 from epd.roles.requests import Requests
-from epd.roles.transfers import Transfers
 from epd.scheduling.batching import Entry
 from epd.scheduling.pool import Lease, LeaseQueue
 from epd_lab.sim.cluster import Node
@@ -50,12 +50,12 @@ def overlooked(node: Node) -> Iterator[str]:
     if instance is None:
         return
     if instance.encode is not None:
-        yield from _begins(instance.encode, instance.transfers)
+        yield from _begins(instance.encode, instance.outgoing)
         yield from _batches(node, instance.encode)
-        yield from _ring(instance.encode, instance.transfers)
+        yield from _ring(instance.encode, instance.outgoing)
         yield from _news(node, instance.encode)
     if instance.embeddings is not None:
-        yield from _slots(instance.embeddings, instance.transfers)
+        yield from _slots(instance.embeddings, instance.incoming)
         yield from _promises(instance.embeddings)
     if instance.decode is not None:
         yield from _landing(instance.decode._landing)
@@ -93,14 +93,14 @@ def _streams(node: Node) -> Iterator[str]:
 # --- at encode ------------------------------------------------------------------------------------
 
 
-def _begins(encode: EncodeRole, transfers: Transfers) -> Iterator[str]:
+def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
     ahead, is_first = encode._ahead, True
     used = sum(ahead._begun.values())
     for key, (nbytes, _) in ahead._waiting.items():
         fits = is_first and (not used or used + nbytes <= ahead.capacity_nbytes)
         is_first = False
         rooms = encode.encodings[key].rooms
-        found = (transfers.find(room, Side.PRODUCER) for room in rooms)
+        found = (outgoing.find(room) for room in rooms)
         if fits or any(transfer is not None and transfer.grant is not None for transfer in found):
             yield f"{key[:8]} may be begun"
         elif not rooms:
@@ -112,13 +112,13 @@ def _batches(node: Node, encode: EncodeRole) -> Iterator[str]:
         yield f"{len(encode._prepared)} pictures are prepared, and no batch is made"
 
 
-def _ring(encode: EncodeRole, transfers: Transfers) -> Iterator[str]:
+def _ring(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
     ring = encode._ring
     if ring is None or not ring._waiting:
         return
     held: Counter[str] = Counter()
     for room, slots in ring._leased.items():
-        transfer = transfers.find(room, Side.PRODUCER)
+        transfer = outgoing.find(room)
         held[transfer.peer.instance_id if transfer is not None else ""] += len(slots)
     lease = _next_lease(ring._line, held)
     if lease is not None and lease.count <= ring.pool.num_free:
@@ -133,15 +133,14 @@ def _news(node: Node, encode: EncodeRole) -> Iterator[str]:
 # --- at prefill -----------------------------------------------------------------------------------
 
 
-def _slots(embeddings: Embeddings, transfers: Transfers) -> Iterator[str]:
+def _slots(embeddings: Embeddings, incoming: IncomingRooms) -> Iterator[str]:
     line = embeddings._leases
     if not line._waiting:
         return
     held: Counter[str] = Counter()
-    for transfer in transfers._rooms.values():
-        is_rows = transfer.side is Side.CONSUMER and not transfer.key.endswith("/kv")
-        if is_rows and transfer.slots and not transfer.terminal:
-            held[transfer.peer.instance_id] += len(transfer.slots)
+    for room in incoming._rooms.values():
+        if room.slots and not (room.terminal or room.key.endswith("/kv")):
+            held[room.peer.instance_id] += len(room.slots)
     lease = _next_lease(line, held)
     if lease is None:
         return

@@ -1,7 +1,7 @@
 """Several requests that want one `mm_hash` at a prefill instance: EMBEDDING and its rooms.
 
 Each request brings a room of its own, from an encoder of its own.  The rooms that EMBEDDING opens
-are real TRANSFER machines (consumers); their encoders are played: what they say is true, and they
+are real INCOMING machines; their encoders are played: what they say is true, and they
 may say it at any moment or never, write late, fail, die, or be declared lost though they live.
 
 Laws: one load at a time (F37); nobody writes into slots that its room does not own (F6, F7); rows
@@ -17,9 +17,10 @@ from typing import Any
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as m
-from epd.fsm import transfer as t
-from epd.fsm.kernel import Event
-from epd.fsm.transfer import Side, Transfer
+from epd.fsm import incoming as t
+from epd.fsm import room as r
+from epd.fsm.incoming import Incoming
+from epd.fsm.kernel import NULL_JOURNAL, Event
 from epd.messages import Address
 from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.pair import NBYTES
@@ -37,7 +38,7 @@ class EmbeddingWorld(World):
     def __init__(self, rooms: tuple[str, ...], mortal: tuple[str, ...] = ()) -> None:
         self.embedding = m.Embedding("hash")
         self.requests = dict.fromkeys(rooms, IDLE)
-        self.transfers: dict[str, Transfer] = {}
+        self.transfers: dict[str, Incoming] = {}
         self.slots = dict.fromkeys(rooms, "none")  # none, owned, published, free
         self.encoders = dict.fromkeys(rooms, "idle")  # idle, granted, writing, over, never
         self.concluded: set[str] = set()  # rooms whose load is over, whatever they still own
@@ -60,9 +61,7 @@ class EmbeddingWorld(World):
         others = self.transfers.keys() - self.concluded
         require(room not in self.transfers and not others, "one load at a time (F37)")
         require(room in embedding.waiters, "loads for somebody who left")
-        transfer = Transfer(room, Side.CONSUMER, 1, ENCODER, "hash")
-        transfer.nbytes = NBYTES
-        self.transfers[room] = transfer
+        self.transfers[room] = Incoming(room, 1, ENCODER, "hash", 4, 9.0, NULL_JOURNAL)
 
     def cancel_transfer(self, embedding: m.Embedding, event: Event) -> None:
         if embedding.room in self.transfers:
@@ -99,7 +98,7 @@ class EmbeddingWorld(World):
         require(self.requests[room] == WAITS, f"{room} is told twice: {what}")
         self.requests[room] = what
 
-    # --- TRANSFER, as its role performs it --------------------------------------------------------
+    # --- INCOMING, as its role performs it --------------------------------------------------------
 
     def fire_room(self, room: str, event: Event) -> None:
         transfer = self.transfers[room]
@@ -109,41 +108,39 @@ class EmbeddingWorld(World):
     def _current(self, room: str) -> bool:
         return self.embedding.room == room
 
-    def send_grant(self, transfer: Transfer, event: Event) -> None:
+    def send_grant(self, transfer: Incoming, event: Event) -> None:
         if self.encoders[transfer.key] == "idle":
             self.encoders[transfer.key] = "granted"
 
-    def send_cancel(self, transfer: Transfer, event: Event) -> None:
+    def send_cancel(self, transfer: Incoming, event: Event) -> None:
         self.cancelled.add(transfer.key)
 
-    def release_slots(self, transfer: Transfer, event: Event) -> None:
+    def release_slots(self, transfer: Incoming, event: Event) -> None:
         require(self.slots[transfer.key] == "owned", "gives back slots that it does not own")
         require(self.encoders[transfer.key] != "writing", "frees slots under a write (F6, F7)")
         self.slots[transfer.key] = "free"
         if self.embedding.state is not m.S.ABSENT:  # the role keeps no machine of what is absent
             self.fire(m.SlotsReturned())
 
-    def publish(self, transfer: Transfer, event: Event) -> None:
+    def publish(self, transfer: Incoming, event: Event) -> None:
         """Its outcome is a step of its own."""
 
-    def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
+    def conclude_delivered(self, transfer: Incoming, event: Event) -> None:
         self.concluded.add(transfer.key)
         self.slots[transfer.key] = "published"
         require(self._current(transfer.key), f"room {transfer.key} delivers what nobody loads")
         self.fire(m.Loaded("rows", (0,)))
 
-    def conclude_failed(self, transfer: Transfer, event: Event) -> None:
+    def conclude_failed(self, transfer: Incoming, event: Event) -> None:
         self.concluded.add(transfer.key)
         if not self._current(transfer.key):
             return
-        kind, reason, _ = transfer.failure
-        failure = Failure(FailureKind(kind or "cancelled"), reason)
         if transfer.held:
-            self.fire(m.LoadLost(failure))
-        elif failure.kind is FailureKind.DEADLINE:
-            self.fire(m.LoadTimedOut(failure))
+            self.fire(m.LoadLost(transfer.why))
+        elif transfer.why.kind is FailureKind.DEADLINE:
+            self.fire(m.LoadTimedOut(transfer.why))
         else:
-            self.fire(m.LoadFailed(failure))
+            self.fire(m.LoadFailed(transfer.why))
 
     # --- everything that may happen next ----------------------------------------------------------
 
@@ -161,16 +158,18 @@ class EmbeddingWorld(World):
             if not transfer.terminal:
                 yield from self._consumer(room, transfer)
 
-    def _consumer(self, room: str, transfer: Transfer) -> Iterator[Step[EmbeddingWorld]]:
+    def _consumer(self, room: str, transfer: Incoming) -> Iterator[Step[EmbeddingWorld]]:
         if transfer.state is t.S.PENDING:
             yield self.act(f"{room} gets slots", "work", partial(_lease, room=room))
-        if transfer.state is t.S.COMPLETE:
+        if transfer.state is t.S.PUBLISHING:
             yield from self._event(room, t.Published(), "work")
             yield from self._event(room, t.PublishFailed("checksum"), "fault")
         if room in self.cancelled:
-            yield from self._event(room, t.RetryDue(), "retry")
-        for event in (t.DeadlinePassed(), t.GraceEnded(), t.PeerLost()):
+            yield from self._event(room, r.RetryDue(), "retry")
+        for event in (r.DeadlinePassed(), r.PeerLost()):
             yield from self._event(room, event, "time")
+        if transfer.state is t.S.EXPIRE_PENDING:
+            yield from self._event(room, r.GraceEnded(), "time")
         if room in self.dead and transfer.state is t.S.QUARANTINED:
             yield self.act(f"{room}'s encoder is fenced", "fault", partial(_fence, room=room))
 
@@ -190,9 +189,11 @@ class EmbeddingWorld(World):
         if transfer.terminal:
             return
         if doing == "over":
-            yield from self._event(room, t.CommitReceived(NBYTES, 1), "word")
+            yield from self._event(room, t.CommitReceived(NBYTES, ((NBYTES, 1),)), "word")
         if doing == "never":
-            yield from self._event(room, t.AbortReceived("engine", "failed", True), "word")
+            yield from self._event(
+                room, t.AbortReceived(Failure(FailureKind.ENGINE, "failed")), "word"
+            )
         if room in self.cancelled and doing in ("over", "never"):
             yield from self._event(room, t.CancelAcked(), "word")
 
@@ -243,7 +244,7 @@ def _lease(world: EmbeddingWorld, room: str) -> None:
     world.slots[room] = "owned"
     if world._current(room):
         world.fire(m.LeaseGranted())
-    world.fire_room(room, t.SlotsLeased((0,)))
+    world.fire_room(room, t.SlotsLeased((0,), NBYTES))
 
 
 def _write(world: EmbeddingWorld, room: str) -> None:

@@ -1,6 +1,6 @@
 """Several rooms that want one `mm_hash` at an encode instance: ENCODING and its rooms.
 
-Every room is a real TRANSFER machine (producer); its consumer is played: it may grant before the
+Every room is a real OUTGOING machine; its consumer is played: it may grant before the
 request comes or never, cancel, acknowledge, be declared lost, or die.  Threads and device are
 played too: they may end well or badly, late, or not before their time is up.
 
@@ -13,15 +13,16 @@ nothing else (F13).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from epd.fsm import encoding as e
-from epd.fsm import transfer as t
-from epd.fsm.kernel import Event
-from epd.fsm.transfer import Manifest, Side, Transfer
-from epd.messages import Address
+from epd.fsm import outgoing as t
+from epd.fsm import room as r
+from epd.fsm.kernel import NULL_JOURNAL, Event
+from epd.fsm.outgoing import Manifest, Outgoing
+from epd.messages import Address, Grant
+from epd.records import RemoteRegion
 from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.world import World
 
@@ -30,20 +31,7 @@ PATCHES: Any = "patches"
 ROWS: Any = "rows"
 CONSUMER = Address("p0", 1, "")
 MANIFEST = Manifest(None, 4)
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    slot_nbytes: int = NBYTES
-
-
-@dataclass(frozen=True, slots=True)
-class _Grant:
-    slots: tuple[int, ...] = (0,)
-    region: _Region = _Region()
-    contract: None = None
-    num_rows: int = 4
-    num_held: int = 0
+_REGION = RemoteRegion("sim", "p0", 1, "rows", "", NBYTES, 1)
 
 
 class EncodingWorld(World):
@@ -58,7 +46,7 @@ class EncodingWorld(World):
         self.reading = False  # from storage
         self.copying = ""  # between tiers: down, up
         self.kept = ""  # the tier that counts the rows: device, host
-        self.transfers = {r: Transfer(r, Side.PRODUCER, 1, CONSUMER, "") for r in rooms}
+        self.transfers = {room: Outgoing(room, 1, CONSUMER, NULL_JOURNAL) for room in rooms}
         self.asked: set[str] = set()
         self.sources = dict.fromkeys(rooms, "none")  # none, owned, released
         self.writes = dict.fromkeys(rooms, "none")  # none, running, over, zombie
@@ -140,7 +128,7 @@ class EncodingWorld(World):
         failure = encoding.failure
         require(failure is not None, "rooms are told no reason")
         assert failure is not None
-        told = t.SourceFailed(failure.kind, failure.reason, failure.retryable)
+        told = t.SourceFailed(failure)
         for room in list(encoding.rooms):
             self.fire_room(room, told)
             self._close(room)
@@ -149,32 +137,32 @@ class EncodingWorld(World):
         if room in self.encoding.rooms:
             self.fire(e.RoomClosed(room))
 
-    # --- TRANSFER, as its role performs it --------------------------------------------------------
+    # --- OUTGOING, as its role performs it --------------------------------------------------------
 
     def fire_room(self, room: str, event: Event) -> None:
         transfer = self.transfers[room]
         self.perform(transfer, transfer.fire(event), event)
 
-    def start_write(self, transfer: Transfer, event: Event) -> None:
+    def start_write(self, transfer: Outgoing, event: Event) -> None:
         require(self.writes[transfer.key] == "none", "a room is written once")
         require(self.sources[transfer.key] == "owned", "writes what it does not hold")
         self.writes[transfer.key] = "running"
 
-    def send_commit(self, transfer: Transfer, event: Event) -> None:
+    def send_commit(self, transfer: Outgoing, event: Event) -> None:
         self.committed.add(transfer.key)
 
-    def release_source(self, transfer: Transfer, event: Event) -> None:
+    def release_source(self, transfer: Outgoing, event: Event) -> None:
         running = self.writes[transfer.key] in ("running", "zombie")
         require(not running, "the source is given back under the write (F6, F8)")
         require(self.sources[transfer.key] == "owned", "gives back what it does not hold")
         self.sources[transfer.key] = "released"
         self._close(transfer.key)
 
-    def conclude_failed(self, transfer: Transfer, event: Event) -> None:
+    def conclude_failed(self, transfer: Outgoing, event: Event) -> None:
         if transfer.terminal:
             self._close(transfer.key)
 
-    def conclude_delivered(self, transfer: Transfer, event: Event) -> None:
+    def conclude_delivered(self, transfer: Outgoing, event: Event) -> None:
         self._close(transfer.key)
 
     # --- everything that may happen next ----------------------------------------------------------
@@ -259,7 +247,7 @@ class EncodingWorld(World):
             yield self._written(room, t.WriteOutcomeUnknown("?"), "fault", "zombie")
         if room in self.dead and self.transfers[room].state is t.S.QUARANTINED:
             yield self._written(room, t.PeerFenced(), "fault", "over")
-        for event in (t.DeadlinePassed(), t.PeerLost()):
+        for event in (r.DeadlinePassed(), r.PeerLost()):
             yield from self._event(room, event, "time")
 
     def _written(self, room: str, event: Event, kind: str, write: str) -> Step[EncodingWorld]:
@@ -298,7 +286,7 @@ class EncodingWorld(World):
         return self.writes[room] == "zombie" and room not in self.dead
 
     def succeeded(self) -> bool:
-        delivered = all(tr.state is t.S.RELEASED for tr in self.transfers.values())
+        delivered = all(tr.state is t.S.DELIVERED for tr in self.transfers.values())
         return delivered and self.encoding.at_rest
 
 
@@ -307,13 +295,13 @@ def _ask(world: EncodingWorld, room: str) -> None:
     transfer = world.transfers[room]
     if transfer.terminal:
         return  # its cancel came first (F42)
-    transfer.owner, transfer.meta = "hash", MANIFEST
+    transfer.owner, transfer.manifest = "hash", MANIFEST
     world.fire(e.Requested(room))
 
 
 def _grant(world: EncodingWorld, room: str) -> None:
     world.granted.add(room)
-    world.fire_room(room, t.GrantReceived(_Grant()))
+    world.fire_room(room, t.GrantReceived(Grant(room, 1, "", _REGION, (0,), None, 4, 9.0)))
 
 
 def _die(world: EncodingWorld, room: str) -> None:

@@ -1,14 +1,11 @@
 """Both ends of one room and all that may happen between them, searched exhaustively.
 
-Two real TRANSFER machines (producer, consumer) are joined by a network that keeps every word ever
-sent and may deliver it at any later moment, any number of times, or never: loss, delay, reordering
-and duplicates in one rule.  The writer runs on its own: it may end late, and an outcome that the
-engine calls unknown leaves a *zombie*, a write that may still touch source and slots.  Timers fire
-at any moment after they were armed.  Peers are declared lost at any moment, rightly or not; only a
-process that is dead can be fenced.  A zombie ends by itself in the end, and its engine says so; or
-by a fence.
-
-`epd_lab.sim.model.explore` walks over all interleavings of it.
+OUTGOING (the producer) and INCOMING (the consumer), real machines, are joined by a network that
+keeps every message ever sent and may deliver it at any later moment, any number of times, or never.
+The writer runs on its own: it may end late, and an outcome that the engine calls unknown leaves a
+*zombie*, a write that may still touch source and slots.  Timers fire at any moment after they were
+armed.  Peers are declared lost at any moment, rightly or not; only a process that is dead can be
+fenced.  A zombie ends by itself in the end, and its engine says so; or by a fence.
 """
 
 from __future__ import annotations
@@ -16,36 +13,59 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
+from typing import Any
 
-from epd.fsm import transfer as t
-from epd.fsm.kernel import Effect, Event, Table
-from epd.fsm.transfer import Do, Manifest, S, Side, Transfer
-from epd.fsm.transfer_table import TABLE
+from epd.failure import Failure, FailureKind
+from epd.fsm import incoming as i
+from epd.fsm import outgoing as o
+from epd.fsm import room as r
+from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, State, Table
+from epd.messages import Grant, KvOffer
+from epd.records import Address, KvLayout, RemoteRegion, SamplingParams
 from epd_lab.sim.model.laws import Step, require
 
-TERMINAL = TABLE.terminal
-MAY_WRITE = frozenset({S.STREAMING, S.WRITING, S.CANCEL_PENDING, S.EXPIRE_PENDING, S.QUARANTINED})
-PEER = SimpleNamespace(instance_id="peer")
+PRODUCER, CONSUMER = "producer", "consumer"
+TERMINAL = o.TABLE.terminal | i.TABLE.terminal
+WRITES = "STREAMING WRITING CANCEL_PENDING EXPIRE_PENDING QUARANTINED".split()
+MAY_WRITE = frozenset(o.S[name] for name in WRITES)
+PEER = Address("peer", 1, "")
 NBYTES = 64
+_REGION = RemoteRegion("sim", "peer", 1, "rows", "", NBYTES, 1)
+_LAYOUT, _SAMPLING = KvLayout(1, 1, 1, 1, "f32", NBYTES), SamplingParams(1)
+_OFFER = KvOffer("room", "r", 1, 4, 0, (), _SAMPLING, _LAYOUT, PEER, 0.0)
+_COUNTS = ("ready_nbytes", "part_nbytes", "written_nbytes")
+_OVER: dict[str, Any] = {
+    **dict.fromkeys(("retry", "grace", "deadline", "fencing", "settling"), False),
+    **dict.fromkeys(_COUNTS, 0),
+}
+_FAILURE = Failure(FailureKind.TRANSFER, "aborted or in doubt")
 
 WORDS: dict[str, Callable[[], Event]] = {
-    "Commit": lambda: t.CommitReceived(NBYTES, 1),
-    "ShortCommit": lambda: t.CommitReceived(NBYTES - 1, 1),
-    "CommitAck": t.CommitAcked,
-    "CancelTransfer": t.CancelReceived,
-    "CancelAck": t.CancelAcked,
-    "TransferAborted": lambda: t.AbortReceived("transfer", "aborted", True),
-    "TransferInDoubt": lambda: t.DoubtReceived("transfer", "in doubt", True),
+    "Commit": lambda: i.CommitReceived(NBYTES, ((NBYTES, 1),)),
+    "ShortCommit": lambda: i.CommitReceived(NBYTES - 1, ((NBYTES, 1),)),
+    "CommitAck": o.CommitAcked,
+    "CancelTransfer": o.CancelReceived,
+    "CancelAck": i.CancelAcked,
+    "TransferAborted": lambda: i.AbortReceived(_FAILURE),
+    "TransferInDoubt": lambda: i.DoubtReceived(_FAILURE),
 }
-SAYS = {
-    Do.SEND_GRANT: "Grant",
-    Do.SEND_COMMIT: "Commit",
-    Do.SEND_COMMIT_ACK: "CommitAck",
-    Do.SEND_CANCEL: "CancelTransfer",
-    Do.SEND_CANCEL_ACK: "CancelAck",
-    Do.SEND_ABORT: "TransferAborted",
-    Do.SEND_DOUBT: "TransferInDoubt",
+SAYS: dict[Effect, str] = {
+    i.Do.SEND_GRANT: "Grant",
+    o.Do.SEND_COMMIT: "Commit",
+    i.Do.SEND_COMMIT_ACK: "CommitAck",
+    i.Do.SEND_CANCEL: "CancelTransfer",
+    o.Do.SEND_CANCEL_ACK: "CancelAck",
+    o.Do.SEND_ABORT: "TransferAborted",
+    o.Do.SEND_DOUBT: "TransferInDoubt",
+}
+BEGINS: dict[Effect, str] = {  # what the owner's process has to do then
+    o.Do.ARM_RETRY: "retry",
+    i.Do.ARM_RETRY: "retry",
+    o.Do.ARM_GRACE: "grace",
+    i.Do.ARM_GRACE: "grace",
+    i.Do.START_FENCE: "fencing",
+    o.Do.SETTLE_WRITE: "settling",
+    i.Do.PUBLISH: "publishing",
 }
 
 
@@ -65,21 +85,15 @@ class Scenario:
     in_parts: bool = False  # half of the bytes may be ready, and be sent, before the rest
 
     @property
-    def grant(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            slots=(0,),
-            region=SimpleNamespace(slot_nbytes=NBYTES),
-            contract=None,
-            num_rows=self.rows_granted,
-            num_held=0,
-        )
+    def grant(self) -> Grant:
+        return Grant("room", 1, "", _REGION, (0,), None, self.rows_granted, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """One end: its machine's state and what its process still has to do."""
 
-    state: S = S.PENDING
+    state: State
     alive: bool = True
     retry: bool = False  # armed
     grace: bool = False
@@ -110,18 +124,23 @@ class Pair:
 class PairModel:
     """The transition relation over `Pair`; a step that breaks a law raises `Violation`."""
 
-    def __init__(self, scenario: Scenario, table: Table = TABLE) -> None:
+    def __init__(
+        self, scenario: Scenario, outgoing: Table = o.TABLE, incoming: Table = i.TABLE
+    ) -> None:
         self.scenario = scenario
-        self.table = table
 
-        class Under(Transfer):
+        class Producer(o.Outgoing):
             __slots__ = ()
+            table = outgoing
 
-        Under.table = table
-        self._class = Under
+        class Consumer(i.Incoming):
+            __slots__ = ()
+            table = incoming
+
+        self._outgoing, self._incoming = Producer, Consumer
 
     def initial(self) -> Pair:
-        return Pair(End(retry=self.scenario.offers), End())
+        return Pair(End(o.S.PENDING, retry=self.scenario.offers), End(i.S.PENDING))
 
     def quiescent(self, pair: Pair) -> bool:
         """Nothing is left to do at whoever is alive."""
@@ -134,75 +153,61 @@ class PairModel:
 
     # --- one machine, one event -------------------------------------------------------------------
 
-    def _machine(self, end: End, side: Side) -> Transfer:
-        machine = self._class("room", side, 1, PEER, "owner")
-        machine._state = end.state
-        machine.nbytes = NBYTES
-        machine.meta = Manifest(None, 4, offers=self.scenario.offers)
-        machine.grant = self.scenario.grant if end.granted else None
-        machine.ready_nbytes, machine.part_nbytes = end.ready_nbytes, end.part_nbytes
-        machine.written_nbytes = end.written_nbytes
-        return machine
+    def _machine(self, end: End, side: str) -> Any:
+        if side == CONSUMER:
+            consumer = self._incoming("room", 1, PEER, "owner", 4, 0.0, NULL_JOURNAL)
+            consumer._state, consumer.nbytes = end.state, NBYTES
+            return consumer
+        producer = self._outgoing("room", 1, PEER, NULL_JOURNAL)
+        producer._state, producer.nbytes = end.state, NBYTES
+        producer.manifest = o.Manifest(None, 4, _OFFER if self.scenario.offers else None)
+        producer.grant = self.scenario.grant if end.granted else None
+        for name in _COUNTS:
+            setattr(producer, name, getattr(end, name))
+        return producer
 
-    def fire(self, pair: Pair, side: Side, event: Event, **changes: object) -> Pair:
+    def fire(self, pair: Pair, side: str, event: Event, **changes: object) -> Pair:
         """Fire at one end and perform its effects on the model's world."""
-        name = side.value
-        end: End = replace(getattr(pair, name), **changes)
+        end: End = replace(getattr(pair, side), **changes)
         machine = self._machine(end, side)
         effects = machine.fire(event)
-        end = replace(
-            end,
-            state=machine.state,
-            ready_nbytes=machine.ready_nbytes,
-            part_nbytes=machine.part_nbytes,
-            written_nbytes=machine.written_nbytes,
-        )
+        counts = {name: getattr(machine, name) for name in _COUNTS} if side == PRODUCER else {}
+        end = replace(end, state=machine.state, **counts)
         pair = _with(pair, side, end)
         for effect in effects:
             pair = self._perform(pair, side, effect)
-        end = getattr(pair, name)
+        end = getattr(pair, side)
         if end.state in TERMINAL:  # the role disarms the timers of an ended machine
-            end = replace(end, retry=False, grace=False, deadline=False, fencing=False)
-            end = replace(end, settling=False, ready_nbytes=0, part_nbytes=0, written_nbytes=0)
-            pair = _with(pair, side, end)
+            pair = _with(pair, side, replace(end, **_OVER))
         check(pair)
         return pair
 
-    def _perform(self, pair: Pair, side: Side, effect: Effect) -> Pair:
-        name = side.value
-        end: End = getattr(pair, name)
+    def _perform(self, pair: Pair, side: str, effect: Effect) -> Pair:
+        end: End = getattr(pair, side)
         if effect in SAYS:
             word = SAYS[effect]
             if word == "Commit" and self.scenario.commit_is_short:
                 word = "ShortCommit"
             return replace(pair, network=pair.network | {word})
-        if effect is Do.START_WRITE:
+        if effect is o.Do.START_WRITE:
             require(pair.write not in ("running", "zombie"), "one write at a time")
             require(pair.landed_nbytes < NBYTES, "a room is written once")
             require(self.scenario.rows_granted == 4, "a write starts against its contract (F11)")
             return replace(pair, write="running")
-        if effect is Do.HOLD_PART:
+        if effect is o.Do.HOLD_PART:
             end = replace(end, memory="owned")
-        elif effect in (Do.RELEASE_SOURCE, Do.RELEASE_SLOTS):
-            own = Side.PRODUCER if effect is Do.RELEASE_SOURCE else Side.CONSUMER
-            require(side is own, f"{name} performs {effect.name}")
+        elif effect in (o.Do.RELEASE_SOURCE, i.Do.RELEASE_SLOTS):
             require(end.memory == "owned", f"{effect.name} of memory that is {end.memory}")
             end = replace(end, memory="released")
-        elif effect in (Do.CONCLUDE_FAILED, Do.CONCLUDE_DELIVERED):
+        elif effect in (o.Do.CONCLUDE_FAILED, i.Do.CONCLUDE_FAILED, o.Do.CONCLUDE_DELIVERED):
             end = replace(end, concluded=end.concluded + 1)
-            if effect is Do.CONCLUDE_DELIVERED and side is Side.CONSUMER:
-                require(end.memory == "owned", f"published memory that is {end.memory}")
-                require(pair.landed_nbytes == NBYTES, "what was published has not landed (F28)")
-                end = replace(end, memory="published")
-        else:
-            changes: dict[Effect, dict[str, bool]] = {
-                Do.ARM_RETRY: {"retry": True},
-                Do.ARM_GRACE: {"grace": True},
-                Do.START_FENCE: {"fencing": True},
-                Do.SETTLE_WRITE: {"settling": True},
-                Do.PUBLISH: {"publishing": True},
-            }
-            end = replace(end, **changes.get(effect, {}))  # type: ignore[arg-type]
+        elif effect is i.Do.CONCLUDE_DELIVERED:
+            require(end.memory == "owned", f"published memory that is {end.memory}")
+            require(pair.landed_nbytes == NBYTES, "what was published has not landed (F28)")
+            end = replace(end, concluded=end.concluded + 1, memory="published")
+        elif effect in BEGINS:
+            begun: dict[str, Any] = {BEGINS[effect]: True}
+            end = replace(end, **begun)
         return _with(pair, side, end)
 
     # --- everything that may happen next ----------------------------------------------------------
@@ -210,8 +215,8 @@ class PairModel:
     def steps(self, pair: Pair) -> Iterator[Step[Pair]]:
         yield from self._network(pair)
         yield from self._writer(pair)
-        for side in Side:
-            if getattr(pair, side.value).alive:
+        for side in (PRODUCER, CONSUMER):
+            if getattr(pair, side).alive:
                 yield from self._time(pair, side)
                 yield from self._faults(pair, side)
         if pair.producer.alive:
@@ -228,16 +233,16 @@ class PairModel:
                 rest = replace(pair, network=pair.network - {word}, num_lost=num_lost)
                 yield Step(f"{word} is lost", "loss", partial(_same, rest))
             to_producer = word in ("Grant", "CancelTransfer", "CommitAck")
-            side = Side.PRODUCER if to_producer else Side.CONSUMER
-            if not getattr(pair, side.value).alive:
+            side = PRODUCER if to_producer else CONSUMER
+            if not getattr(pair, side).alive:
                 continue
             if word == "Grant":
-                event: Event = t.GrantReceived(self.scenario.grant)
+                event: Event = o.GrantReceived(self.scenario.grant)
                 reads = {"granted": True}
             else:
                 event, reads = WORDS[word](), {}
             yield Step(
-                f"{word} reaches the {side.value}",
+                f"{word} reaches the {side}",
                 "word",
                 partial(self.fire, pair, side, event, **reads),
             )
@@ -249,14 +254,14 @@ class PairModel:
         over = replace(pair, write="over")
 
         def end(outcome: Event, after: Pair) -> Pair:
-            return self.fire(after, Side.PRODUCER, outcome) if alive else after
+            return self.fire(after, PRODUCER, outcome) if alive else after
 
         landed = replace(over, landed_nbytes=pair.landed_nbytes + pair.producer.part_nbytes)
-        yield Step("the write succeeds", "work", lambda: end(t.WriteSucceeded(1), landed))
-        yield Step("the write is refused", "fault", lambda: end(t.WriteRefused("no"), over))
+        yield Step("the write succeeds", "work", lambda: end(o.WriteSucceeded(1), landed))
+        yield Step("the write is refused", "fault", lambda: end(o.WriteRefused("no"), over))
         if not self.scenario.engine_is_certain:
             zombie = replace(pair, write="zombie")
-            unknown = t.WriteOutcomeUnknown("?")
+            unknown = o.WriteOutcomeUnknown("?")
             yield Step("the write's outcome is unknown", "fault", lambda: end(unknown, zombie))
 
     def _settling(self, pair: Pair) -> Iterator[Step[Pair]]:
@@ -269,99 +274,96 @@ class PairModel:
             yield Step(
                 "the zombie has ended",
                 "work",
-                lambda: self.fire(over, Side.PRODUCER, t.WriteSettled(), settling=False),
+                lambda: self.fire(over, PRODUCER, o.WriteSettled(), settling=False),
             )
-        again = _with(pair, Side.PRODUCER, replace(end, settling=False, retry=True))
+        again = _with(pair, PRODUCER, replace(end, settling=False, retry=True))
         yield Step("the producer's engine cannot tell", "fault", lambda: again)
         if not pair.consumer.alive:
-            fencing = _with(pair, Side.PRODUCER, replace(end, settling=False, fencing=True))
+            fencing = _with(pair, PRODUCER, replace(end, settling=False, fencing=True))
             yield Step("the producer knows that its peer is lost", "fault", lambda: fencing)
 
-    def _time(self, pair: Pair, side: Side) -> Iterator[Step[Pair]]:
-        end: End = getattr(pair, side.value)
+    def _time(self, pair: Pair, side: str) -> Iterator[Step[Pair]]:
+        end: End = getattr(pair, side)
         timers = (
-            ("retry", t.RetryDue),
-            ("grace", t.GraceEnded),
-            ("deadline", t.DeadlinePassed),
+            ("retry", r.RetryDue),
+            ("grace", r.GraceEnded),
+            ("deadline", r.DeadlinePassed),
         )
         for name, event in timers:
             if getattr(end, name):
                 yield Step(
-                    f"{event.__name__} at the {side.value}",
+                    f"{event.__name__} at the {side}",
                     "retry" if name == "retry" else "time",
                     partial(self.fire, pair, side, event(), **{name: False}),
                 )
 
-    def _faults(self, pair: Pair, side: Side) -> Iterator[Step[Pair]]:
-        end: End = getattr(pair, side.value)
-        other: End = pair.consumer if side is Side.PRODUCER else pair.producer
+    def _faults(self, pair: Pair, side: str) -> Iterator[Step[Pair]]:
+        end: End = getattr(pair, side)
+        other: End = pair.consumer if side == PRODUCER else pair.producer
         if end.fencing and other.alive:
             again = replace(end, fencing=False, retry=True)
             after = _with(pair, side, again)
-            yield Step(f"the {side.value} cannot fence", "fault", lambda: after)
+            yield Step(f"the {side} cannot fence", "fault", lambda: after)
         if end.fencing and not other.alive:
-            quiet = (
-                pair  # a fence ends what the dead one could do, and zombies; not one's own write
-            )
-            if side is Side.CONSUMER or pair.write == "zombie":
+            quiet = pair  # a fence ends what the dead one could do, and zombies; not an own write
+            fenced = i.PeerFenced() if side == CONSUMER else o.PeerFenced()
+            if side == CONSUMER or pair.write == "zombie":
                 quiet = replace(pair, write="over" if pair.write != "none" else "none")
             yield Step(
-                f"the {side.value} fences its peer",
+                f"the {side} fences its peer",
                 "fault",
-                lambda: self.fire(quiet, side, t.PeerFenced(), fencing=False),
+                lambda: self.fire(quiet, side, fenced, fencing=False),
             )
         may_be_lost = self.scenario.may_be_declared_lost or not other.alive
         if may_be_lost and end.state not in TERMINAL:
-            lost = t.PeerLost()
-            yield Step(
-                f"PeerLost at the {side.value}", "fault", lambda: self.fire(pair, side, lost)
-            )
+            lost = r.PeerLost()
+            yield Step(f"PeerLost at the {side}", "fault", lambda: self.fire(pair, side, lost))
         if self.scenario.may_die and other.alive:  # one of the two: a dead pair proves nothing
             dead = replace(end, alive=False)
             killed = _with(pair, side, dead)
-            yield Step(f"kill -9 of the {side.value}", "fault", lambda: killed)
+            yield Step(f"kill -9 of the {side}", "fault", lambda: killed)
 
     def _producer(self, pair: Pair) -> Iterator[Step[Pair]]:
         end = pair.producer
         if self.scenario.in_parts and end.granted and not (end.started or end.cancelled):
-            part = t.PartReady(NBYTES // 2)
-            yield Step("half is ready", "work", lambda: self.fire(pair, Side.PRODUCER, part))
+            part = o.PartReady(NBYTES // 2)
+            yield Step("half is ready", "work", lambda: self.fire(pair, PRODUCER, part))
         if not end.started and not end.cancelled:
-            ready = t.BytesReady("source", NBYTES)
+            ready = o.BytesReady("source", NBYTES)
             yield Step(
                 "bytes are ready",
                 "work",
-                lambda: self.fire(pair, Side.PRODUCER, ready, started=True, memory="owned"),
+                lambda: self.fire(pair, PRODUCER, ready, started=True, memory="owned"),
             )
         if not end.cancelled:
-            gone = t.SourceFailed("engine", "failed", True)
+            gone = o.SourceFailed(_FAILURE)
             yield Step(
                 "the source fails or is withdrawn",
                 "fault",
-                lambda: self.fire(pair, Side.PRODUCER, gone, cancelled=True),
+                lambda: self.fire(pair, PRODUCER, gone, cancelled=True),
             )
 
     def _consumer(self, pair: Pair) -> Iterator[Step[Pair]]:
         end = pair.consumer
         if not end.started:
-            leased = t.SlotsLeased((0,))
+            leased = i.SlotsLeased((0,), NBYTES)
             yield Step(
                 "slots are leased",
                 "work",
-                lambda: self.fire(pair, Side.CONSUMER, leased, started=True, memory="owned"),
+                lambda: self.fire(pair, CONSUMER, leased, started=True, memory="owned"),
             )
         if not end.cancelled:
             yield Step(
                 "the consumer's owner cancels",
                 "fault",
-                lambda: self.fire(pair, Side.CONSUMER, t.CancelRequested(), cancelled=True),
+                lambda: self.fire(pair, CONSUMER, i.CancelRequested(), cancelled=True),
             )
         if end.publishing:
-            for event in (t.Published(), t.PublishFailed("checksum")):
+            for event in (i.Published(), i.PublishFailed("checksum")):
                 yield Step(
                     type(event).__name__,
-                    "work" if isinstance(event, t.Published) else "fault",
-                    partial(self.fire, pair, Side.CONSUMER, event, publishing=False),
+                    "work" if isinstance(event, i.Published) else "fault",
+                    partial(self.fire, pair, CONSUMER, event, publishing=False),
                 )
 
 
@@ -369,9 +371,9 @@ def _same(pair: Pair) -> Pair:
     return pair
 
 
-def _with(pair: Pair, side: Side, end: End) -> Pair:
+def _with(pair: Pair, side: str, end: End) -> Pair:
     """The pair with another end at `side`."""
-    if side is Side.PRODUCER:
+    if side == PRODUCER:
         return replace(pair, producer=end)
     return replace(pair, consumer=end)
 

@@ -1,0 +1,175 @@
+"""The consumer's end of every room at this instance: INCOMING machines over bus and data plane.
+
+The table says what may happen; this role says how: leased slots become a grant, what has landed is
+checked, a fence is asked until it holds.  What the bytes mean is their consumer's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from epd.failure import Failure, FailureKind
+from epd.fsm import incoming as fsm
+from epd.fsm.incoming import Do, Incoming
+from epd.fsm.kernel import Event
+from epd.fsm.room import PeerSilent
+from epd.messages import (
+    Address,
+    CancelAck,
+    CancelTransfer,
+    Commit,
+    CommitAck,
+    Grant,
+    RemoteRegion,
+    TransferAborted,
+    TransferInDoubt,
+)
+from epd.roles.base import performs, receives
+from epd.roles.rooms import Rooms
+from epd.scheduling.pairing import common
+from epd.transport.base import Received, Region
+
+
+class Consumer(Protocol):
+    """Who wants the bytes of a room and owns the slots."""
+
+    def withdraw_lease(self, incoming: Incoming) -> None:
+        """Leave the queue for slots."""
+        ...
+
+    def grant(self, incoming: Incoming) -> Grant:
+        """Where the producer may write, now that slots are leased."""
+        ...
+
+    async def publish(self, incoming: Incoming) -> Event:
+        """Check what landed: Published or PublishFailed."""
+        ...
+
+    def release_slots(self, incoming: Incoming) -> None:
+        """Nothing writes into the slots any more."""
+        ...
+
+    def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
+        """The bytes are here, or never will be."""
+        ...
+
+
+class IncomingRooms(Rooms[Incoming, Consumer]):
+    end = "incoming"
+
+    def open(
+        self,
+        room: str,
+        attempt: int,
+        peer: Address,
+        consumer: Consumer,
+        owner: str,
+        num_rows: int,
+        deadline_s: float,
+    ) -> Incoming:
+        """A room that we want filled: a machine in PENDING, in the owner's queue for slots."""
+        journal = self.actor.journal
+        incoming = Incoming(room, attempt, peer, owner, num_rows, deadline_s, journal)
+        self._owners[room] = consumer
+        return self._add(incoming, deadline_s)
+
+    def bound_wait(self, incoming: Incoming, timeout_s: float) -> None:
+        """Leave a peer that answers and sends nothing as one that is silent."""
+
+        def waited() -> None:
+            self.fire(incoming, PeerSilent())
+            if not incoming.terminal:  # it waits for slots of ours, or for an outcome
+                self.bound_wait(incoming, timeout_s)
+
+        self.actor.arm(f"{self.end}/{incoming.key}/wait", timeout_s, waited)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(Commit)
+    def on_commit(self, received: Received) -> None:
+        message: Commit = received.message
+        self._hear(received, fsm.CommitReceived(message.nbytes, message.parts, message.kv))
+
+    @receives(CancelAck)
+    def on_cancel_ack(self, received: Received) -> None:
+        self._hear(received, fsm.CancelAcked())
+
+    @receives(TransferAborted)
+    def on_aborted(self, received: Received) -> None:
+        self._hear(received, fsm.AbortReceived(received.message.failure))
+
+    @receives(TransferInDoubt)
+    def on_doubt(self, received: Received) -> None:
+        failure = Failure(FailureKind.TRANSFER, received.message.reason)
+        self._hear(received, fsm.DoubtReceived(failure))
+
+    # --- effects: messages ------------------------------------------------------------------------
+
+    @performs(Do.SEND_GRANT)
+    def send_grant(self, incoming: Incoming, event: Event) -> None:
+        self.actor.send(incoming.peer, self._owners[incoming.key].grant(incoming))
+
+    def descriptor(self, region: Region, peer: Address) -> RemoteRegion:
+        """How this peer reaches an own region, over the transport of the pair."""
+        data_plane, info = self.actor.ports.transfers, self.actor.peer_info(peer)
+        names = common(data_plane.offers, info.transports) if info is not None else ()
+        return data_plane.descriptor(region, names[0] if names else "")
+
+    @performs(Do.SEND_COMMIT_ACK)
+    def send_commit_ack(self, incoming: Incoming, event: Event) -> None:
+        self.actor.send(incoming.peer, CommitAck(incoming.key, incoming.attempt))
+
+    @performs(Do.SEND_CANCEL)
+    def send_cancel(self, incoming: Incoming, event: Event) -> None:
+        self.actor.send(incoming.peer, CancelTransfer(incoming.key, incoming.attempt))
+
+    # --- effects: memory --------------------------------------------------------------------------
+
+    @performs(Do.PUBLISH)
+    async def publish(self, incoming: Incoming, event: Event) -> Event:
+        try:
+            return await self._owners[incoming.key].publish(incoming)
+        except Exception as error:
+            self.actor.fault(f"publish {incoming.key}", error)
+            return fsm.PublishFailed(repr(error))
+
+    async def check_bytes(self, incoming: Incoming, region: Region, slots: Sequence[int]) -> Event:
+        """Whether all that was wanted was written, and what landed in these slots, in the order of
+        writing, is what the producer wrote, where it computed a sum."""
+        written_nbytes = sum(nbytes for nbytes, _ in incoming.parts)
+        if written_nbytes != incoming.nbytes:
+            return fsm.PublishFailed(f"{written_nbytes} of {incoming.nbytes} bytes were written")
+        at = 0
+        for nbytes, checksum in incoming.parts:
+            stop = at - (-nbytes // region.remote.slot_nbytes)
+            if checksum:
+                views = region.views(slots[at:stop], nbytes)
+                found = await self.actor.ports.transfers.checksum(views)
+                if found != checksum:
+                    wrote = f"its producer wrote {checksum:#x}"
+                    return fsm.PublishFailed(f"checksum of {incoming.key} is {found:#x}, {wrote}")
+            at = stop
+        return fsm.Published()
+
+    @performs(Do.WITHDRAW_LEASE)
+    def withdraw_lease(self, incoming: Incoming, event: Event) -> None:
+        self._owners[incoming.key].withdraw_lease(incoming)
+
+    @performs(Do.RELEASE_SLOTS)
+    def release_slots(self, incoming: Incoming, event: Event) -> None:
+        self._owners[incoming.key].release_slots(incoming)
+
+    @performs(Do.START_FENCE)
+    async def start_fence(self, incoming: Incoming, event: Event) -> Event | None:
+        return await self._fence(incoming, fsm.PeerFenced())
+
+    # --- effects: ends ----------------------------------------------------------------------------
+
+    @performs(Do.CONCLUDE_FAILED)
+    def conclude_failed(self, incoming: Incoming, event: Event) -> None:
+        self._owners[incoming.key].concluded(incoming, incoming.why)
+
+    @performs(Do.CONCLUDE_DELIVERED)
+    def conclude_delivered(self, incoming: Incoming, event: Event) -> None:
+        self._owners[incoming.key].concluded(incoming, None)

@@ -1,0 +1,214 @@
+"""The producer's end of every room at this instance: OUTGOING machines over bus and data plane.
+
+The table says what may happen; this role says how: a commit becomes a message, a write goes to the
+transfer engine, which is asked about a write in doubt until it can tell.  What the bytes are is
+their producer's business.  Who is its own consumer hears it in the loop's next turn, and the write
+deposits a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from epd.failure import Failure
+from epd.fsm import outgoing as fsm
+from epd.fsm.kernel import Event
+from epd.fsm.outgoing import Do, Manifest, Outgoing
+from epd.messages import (
+    Address,
+    CancelAck,
+    CancelTransfer,
+    Commit,
+    CommitAck,
+    Grant,
+    KvState,
+    TransferAborted,
+    TransferInDoubt,
+)
+from epd.roles.base import performs, receives
+from epd.roles.rooms import Rooms
+from epd.transport.base import Buffer, Received, WriteFailed, Written
+
+
+class Staged(NamedTuple):
+    """Bytes to be written, and the granted slots that they fill in order."""
+
+    views: Sequence[Buffer]
+    slots: Sequence[int]
+
+
+class Producer(Protocol):
+    """Who makes the bytes of a room and owns the source."""
+
+    def commit_state(self, outgoing: Outgoing) -> KvState | None:
+        """What the consumer needs besides the bytes."""
+        ...
+
+    def granted(self, outgoing: Outgoing) -> None:
+        """The consumer has memory for it."""
+        ...
+
+    def hold_part(self, outgoing: Outgoing) -> None:
+        """Own what is ready (`written_nbytes` to `ready_nbytes`) and nothing else."""
+        ...
+
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
+        """The bytes from `written_nbytes` on, `part_nbytes` of them, where a write may read them
+        until they are released; None: the room was concluded while this waited for memory.
+        Nothing of them has been written when it raises."""
+        ...
+
+    def release_source(self, outgoing: Outgoing) -> None:
+        """Nothing reads the source any more."""
+        ...
+
+    def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
+        """The bytes were delivered, or never will be."""
+        ...
+
+
+class OutgoingRooms(Rooms[Outgoing, Producer]):
+    """At most one machine per room: its grant or its cancel may be faster than its request."""
+
+    end = "outgoing"
+
+    def open(
+        self,
+        room: str,
+        attempt: int,
+        peer: Address,
+        producer: Producer,
+        owner: str,
+        manifest: Manifest,
+        deadline_s: float,
+    ) -> Outgoing:
+        """A room that we will fill; adopts a machine whose grant or cancel came first."""
+        outgoing = self.find(room) or self._open(room, attempt, peer, deadline_s)
+        outgoing.owner, outgoing.manifest = owner, manifest
+        self._owners[room] = producer
+        if manifest.offer is not None:
+            self.arm_retry(outgoing, None)
+        return outgoing
+
+    def _open(self, room: str, attempt: int, peer: Address, deadline_s: float) -> Outgoing:
+        return self._add(Outgoing(room, attempt, peer, self.actor.journal), deadline_s)
+
+    def ended(self, machine: Outgoing) -> None:
+        machine.source = None
+        super().ended(machine)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @receives(Grant)
+    def on_grant(self, received: Received) -> None:
+        message: Grant = received.message
+        outgoing = self.find(message.room)
+        if outgoing is None:  # the grant is faster than the request
+            peer = Address(message.region.instance_id, message.region.epoch, "")
+            # Nobody would tell of its loss again, or its deadline cannot be read yet.
+            if self.actor.is_lost(peer) or not self.actor.knows_time:
+                return
+            outgoing = self._open(message.room, message.attempt, peer, message.deadline_s)
+        if self._is_from_peer(outgoing, received):
+            self.fire(outgoing, fsm.GrantReceived(message))
+            if (producer := self._owners.get(message.room)) is not None:
+                producer.granted(outgoing)
+
+    @receives(CancelTransfer)
+    def on_cancel(self, received: Received) -> None:
+        message: CancelTransfer = received.message
+        if self.find(message.room) is None:  # before request and grant: a tombstone, and wins (F42)
+            peer = Address(received.source, received.epoch, "")
+            self._open(message.room, message.attempt, peer, 0.0)
+        self._hear(received, fsm.CancelReceived(message.failure))
+
+    @receives(CommitAck)
+    def on_commit_ack(self, received: Received) -> None:
+        self._hear(received, fsm.CommitAcked())
+
+    # --- effects: messages ------------------------------------------------------------------------
+
+    @performs(Do.SEND_OFFER)
+    def send_offer(self, outgoing: Outgoing, event: Event) -> None:
+        assert outgoing.manifest is not None
+        assert outgoing.manifest.offer is not None
+        self.actor.send(outgoing.peer, outgoing.manifest.offer)
+
+    @performs(Do.SEND_COMMIT)
+    def send_commit(self, outgoing: Outgoing, event: Event) -> None:
+        room, attempt = outgoing.key, outgoing.attempt
+        kv = self._owners[room].commit_state(outgoing)
+        commit = Commit(room, attempt, outgoing.sent_nbytes, outgoing.parts, kv)
+        self.actor.send(outgoing.peer, commit)
+
+    @performs(Do.SEND_CANCEL_ACK)
+    def send_cancel_ack(self, outgoing: Outgoing, event: Event) -> None:
+        self.actor.send(outgoing.peer, CancelAck(outgoing.key, outgoing.attempt))
+
+    @performs(Do.SEND_ABORT)
+    def send_abort(self, outgoing: Outgoing, event: Event) -> None:
+        aborted = TransferAborted(outgoing.key, outgoing.attempt, outgoing.why)
+        self.actor.send(outgoing.peer, aborted)
+
+    @performs(Do.SEND_DOUBT)
+    def send_doubt(self, outgoing: Outgoing, event: Event) -> None:
+        doubt = TransferInDoubt(outgoing.key, outgoing.attempt, outgoing.why.reason)
+        self.actor.send(outgoing.peer, doubt)
+
+    # --- effects: memory --------------------------------------------------------------------------
+
+    @performs(Do.HOLD_PART)
+    def hold_part(self, outgoing: Outgoing, event: Event) -> None:
+        self._owners[outgoing.key].hold_part(outgoing)
+
+    @performs(Do.START_WRITE)
+    async def start_write(self, outgoing: Outgoing, event: Event) -> Event:
+        grant = outgoing.grant
+        assert grant is not None
+        try:
+            staged = await self._owners[outgoing.key].stage(outgoing, grant)
+        except Exception as error:
+            self.actor.fault(f"staging {outgoing.key}", error)
+            return fsm.WriteRefused(repr(error))
+        if staged is None:
+            return fsm.WriteRefused("withdrawn before the write began")
+        write = self.actor.ports.transfers.write
+        try:
+            outcome = await write(staged.views, grant.region, staged.slots)
+        except Exception as error:
+            self.actor.fault(f"write {outgoing.key}", error)
+            return fsm.WriteOutcomeUnknown(repr(error))
+        if isinstance(outcome, Written):
+            return fsm.WriteSucceeded(outcome.checksum)
+        if isinstance(outcome, WriteFailed):
+            return fsm.WriteRefused(outcome.reason)
+        return fsm.WriteOutcomeUnknown(outcome.reason)
+
+    @performs(Do.SETTLE_WRITE)
+    async def settle_write(self, outgoing: Outgoing, event: Event) -> Event | None:
+        if self.actor.is_lost(outgoing.peer):
+            return await self._fence(outgoing, fsm.PeerFenced())
+        if await self._holds(outgoing, self.actor.ports.transfers.settle(outgoing.peer)):
+            return fsm.WriteSettled()
+        self._ask_again(outgoing)
+        return None
+
+    @performs(Do.RELEASE_SOURCE)
+    def release_source(self, outgoing: Outgoing, event: Event) -> None:
+        if (producer := self._owners.get(outgoing.key)) is not None:
+            producer.release_source(outgoing)
+
+    # --- effects: ends ----------------------------------------------------------------------------
+
+    @performs(Do.CONCLUDE_FAILED)
+    def conclude_failed(self, outgoing: Outgoing, event: Event) -> None:
+        if (producer := self._owners.get(outgoing.key)) is not None:
+            producer.concluded(outgoing, outgoing.why)
+
+    @performs(Do.CONCLUDE_DELIVERED)
+    def conclude_delivered(self, outgoing: Outgoing, event: Event) -> None:
+        assert outgoing.grant is not None
+        is_local = self.actor.is_self(outgoing.peer)
+        self.actor.times.note_hop(outgoing, "local" if is_local else outgoing.grant.region.backend)
+        self._owners[outgoing.key].concluded(outgoing, None)
