@@ -10,8 +10,9 @@ The processor of the Qwen families resizes with Pillow (bicubic, antialiased, ro
 then scales, normalises and cuts patches in the order of merge blocks.  `interpolate` with
 `antialias=True` has the same filter.  Pillow works along one axis first and clips to bytes before
 it works along the other, so this does too; its weights are fixed point, so a byte may still differ
-by one step.  Which axis comes first depends on Pillow's version and the sizes (here: rows), and is
-seen only where the filter overshoots 0 or 255 twice: in noise of full contrast, not in pictures.
+by one step.  Which axis comes first depends on Pillow's version and the sizes, and is seen where
+the filter overshoots 0 or 255: at edges of full contrast.  Here the width does, but where it grows
+and the height shrinks; Pillow also begins with the height of some pictures that shrink in both.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class QwenImageOps:
         """uint8 `[frames, height, width, 3]` to fp32 `[frames, 3, height, width]`, whole numbers
         from 0 to 255."""
         images = pixels.permute(0, 3, 1, 2).float()
-        for size in ((images.shape[2], width), (height, width)):
+        tall, narrow = images.shape[2:]
+        between = (height, narrow) if height < tall and width > narrow else (tall, width)
+        for size in (between, (height, width)):
             if images.shape[2:] != size:
                 images = interpolate(images, size, mode="bicubic", antialias=True)
                 images = images.round_().clamp_(0, 255)

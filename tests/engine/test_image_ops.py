@@ -89,6 +89,29 @@ def test_equals_the_processor_within_a_step(processor: tuple[Any, Any, QwenImage
     assert share < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("size", "to"),
+    [
+        ((40, 97), (64, 128)),
+        ((100, 90), (160, 96)),
+        ((200, 150), (128, 96)),
+        ((97, 60), (64, 128)),
+        ((60, 130), (128, 64)),
+        ((122, 102), (352, 96)),
+    ],
+)
+def test_full_contrast_is_resized_in_pillows_order(
+    size: tuple[int, int], to: tuple[int, int], processor: tuple[Any, Any, QwenImageOps]
+) -> None:
+    """Where the filter overshoots in both axes the order shows by tens of steps: pictures that
+    grow, that shrink alike, that grow in height alone, and in width alone."""
+    _, _, ops = processor
+    pixels = np.random.default_rng(1).integers(0, 2, (*size[::-1], 3), dtype=np.uint8) * 255
+    resized = np.asarray(Image.fromarray(pixels).resize(to, Image.Resampling.BICUBIC))
+    found = ops.resized(torch.from_numpy(pixels)[None], to[1], to[0])[0].permute(1, 2, 0)
+    assert float((found - torch.from_numpy(resized.astype(np.float32))).abs().max()) <= 2
+
+
 def test_order_and_scale_are_seen(processor: tuple[Any, Any, QwenImageOps]) -> None:
     """The comparison can fail: a picture on its side gives other patches."""
     adapter, hf, ops = processor
