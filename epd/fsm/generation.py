@@ -315,7 +315,7 @@ _STOPPED = (
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
-    Row(_UNPLACED, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt, note="armed first: a dispatch may fail at once"),
+    Row(_UNPLACED, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
     Row(_UNPLACED, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="of a new gateway the instances are about to join, the only one may be back soon (F19, F20)"),
     Row(_UNPLACED, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
     # The attempt.

@@ -2,12 +2,17 @@
 
 Theory of operation
 -------------------
-An `Actor` is one process's place on the bus.  It owns what roles share: dispatch of messages, named
-timers, supervised tasks, the counters of what went wrong.  A `Role` is a part of it: its methods
-marked `@receives(Message)` turn a message into an event on some machine; its methods marked
+An `Actor` is one process's place on the bus.  It owns what roles share: the mailbox, named timers,
+supervised tasks, the counters of what went wrong.  A `Role` is a part of it: its methods marked
+`@receives(Message)` turn a message into an event on some machine; its methods marked
 `@performs(Effect)` carry out the effects that come back.  A performer that is a coroutine runs as a
 supervised task, and the event it returns is fired on the same machine.  So the loop
-machine -> effects -> outcome -> machine is closed here, in one place.
+machine -> effects -> outcome -> machine is closed here, in one place.  Everything that happens
+waits in one inbox, and each item is taken to its end before the next (`mailbox.py`): an event that
+a performer causes is fired when the effects at hand are performed.
+
+At its start the actor checks that every effect of every table that its roles fire has a performer;
+a message has one receiver, an effect one performer, or the actor is refused.
 
 Nothing here blocks, and nothing escapes: an illegal event or an exception concludes its own object
 and is counted, and the actor goes on (faults F13, F14, F16).  Tasks are never cancelled as a change
@@ -28,6 +33,7 @@ from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, Message, Span
+from epd.roles.mailbox import Mailbox
 from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
 from epd.transport.base import (
@@ -110,7 +116,8 @@ class Actor:
         # Of a gateway's life that another has followed.
         self.is_former: Callable[[Received], bool] = lambda received: False
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
-        self._timers = Timers(ports.clock, self.fault)
+        self.mailbox = Mailbox(self.fault)
+        self._timers = Timers(ports.clock, self.mailbox)
         self.arm, self.disarm = self._timers.arm, self._timers.disarm
         self.armed = self._timers.__contains__
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -125,6 +132,8 @@ class Actor:
             self._handlers[message] = getattr(role, name)
 
     def start(self) -> None:
+        for role in self.roles:
+            role.check()
         self.bus.start(self.deliver)
         for role in self.roles:
             role.start()
@@ -132,17 +141,17 @@ class Actor:
     # --- messages ---------------------------------------------------------------------------------
 
     def deliver(self, received: Received) -> None:
-        """Hand one decoded message to its role; whatever goes wrong stays with that message."""
-        if self.closing:
-            return
+        """A decoded message, for the inbox."""
+        if not self.closing:
+            self.mailbox.put(type(received.message).__name__, self.take, received)
+
+    def take(self, received: Received) -> None:
+        """Hand one message to its role; whatever goes wrong stays with that message."""
         found = self._handlers.get(type(received.message))
         if found is None:
             self.counters["message_without_role"] += 1
-            return
-        try:
+        else:
             found(received)
-        except Exception as error:
-            self.fault(type(received.message).__name__, error)
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer; from now on, words for its earlier lives are dropped."""
@@ -214,8 +223,8 @@ class Actor:
         work: Coroutine[Any, Any, Any],
         then: Callable[[Any], None] | None = None,
     ) -> None:
-        """Run a supervised task, and then `then` with its result; a failure is counted and logged,
-        never lost."""
+        """Run a supervised task; its result comes to the inbox, for `then`.  A failure is counted
+        and logged, never lost."""
         self._serial += 1
         key = f"{name}#{self._serial}"
         supervised = self._supervise(key, name, work, then)
@@ -231,7 +240,7 @@ class Actor:
         try:
             result = await work
             if then is not None and not self.closing:
-                then(result)
+                self.mailbox.put(name, then, result)
         except Exception as error:
             self.fault(name, error)
         finally:
@@ -249,6 +258,7 @@ class Actor:
         """End everything of this process; the only place where tasks are cancelled."""
         self.closing = True
         self._timers.close()
+        self.mailbox.close()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -287,6 +297,7 @@ class Role(Generic[M]):
 
     handlers: ClassVar[dict[type[Message], str]] = {}
     performers: ClassVar[dict[Effect, str]] = {}
+    fires: ClassVar[type[Machine] | None] = None  # the machines that it owns
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -304,19 +315,37 @@ class Role(Generic[M]):
 
     def extend(self, part: Role[M]) -> None:
         """Let another role perform some effects of the machines that this one fires."""
+        if twice := self._perform.keys() & part._perform.keys():
+            raise ValueError(f"two roles perform {', '.join(effect.name for effect in twice)}")
         self._perform.update(part._perform)
+
+    def check(self) -> None:
+        """Raises ValueError if an effect of its machines' table has no performer."""
+        effects = self.fires.table.effects if self.fires is not None else ()
+        if missing := [effect.name for effect in effects if effect not in self._perform]:
+            raise ValueError(f"{type(self).__name__}: nobody performs {', '.join(missing)}")
 
     def start(self) -> None:
         """Called once, on the loop, when the bus is receiving."""
 
     def fire(self, machine: M, event: Event) -> None:
-        """Fire, then perform the effects in order; each is guarded on its own."""
+        """Fire, and take to its end what follows; inside a performer: when its effects are done."""
+        mailbox = self.actor.mailbox
+        if mailbox.performs:
+            mailbox.append(machine.key, self._apply, machine, event)
+        else:
+            self._apply(machine, event)
+            mailbox.finish()
+
+    def _apply(self, machine: M, event: Event) -> None:
+        """Perform the effects one by one; each is guarded on its own."""
         try:
             effects = machine.fire(event)
         except Exception as error:
             self.actor.fault(machine.key, error)
             return
-        perform = self._perform
+        perform, mailbox = self._perform, self.actor.mailbox
+        mailbox.performs = True
         for effect in effects:
             try:
                 outcome = perform[effect](machine, event)
@@ -325,15 +354,20 @@ class Role(Generic[M]):
                     self.actor.spawn(f"{effect._name_} {machine.key}", outcome, then)
             except Exception as error:
                 self.actor.fault(f"{effect.name} {machine.key}", error)
-        if machine.terminal:
-            try:
-                self.ended(machine)
-            except Exception as error:
-                self.actor.fault(machine.key, error)
+        try:
+            self.fired(machine, event)
+        except Exception as error:
+            self.actor.fault(machine.key, error)
+        mailbox.performs = False
 
     def _performed(self, machine: M, event: Event | None) -> None:
         if event is not None:
             self.fire(machine, event)
+
+    def fired(self, machine: M, event: Event) -> None:
+        """The event's effects are performed."""
+        if machine.terminal:
+            self.ended(machine)
 
     def ended(self, machine: M) -> None:
         """A machine is in a terminal state (may be called again for late events)."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.messages import Address, InstanceInfo, Load
+from epd.roles.absent import WithoutDecode, WithoutPrefill
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor, Ports
 from epd.roles.cache_events import CacheDirectory, CachePublisher
@@ -100,8 +101,12 @@ class Instance:
                 self.embeddings,
                 config.prefill,
             )
+        else:
+            self.requests.extend(WithoutPrefill(actor))
         if "decode" in config.roles:
             self.decode = DecodeRole(actor, self.incoming, self.requests, config.decode)
+        else:
+            self.requests.extend(WithoutDecode(actor))
 
     def _add_finder(self, gateway: Address) -> None:
         """Rows that encoders have put into a shared storage are found here without them."""

@@ -30,6 +30,8 @@ from epd.transport.base import Reference
 class Embeddings(Role[Embedding]):
     """Consumer of rows."""
 
+    fires = Embedding
+
     def __init__(
         self, actor: Actor, incoming: IncomingRooms, contract: RowContract, config: PrefillConfig
     ) -> None:
@@ -62,8 +64,8 @@ class Embeddings(Role[Embedding]):
             "lease_line": len(self._leases),
         }
 
-    def fire(self, machine: Embedding, event: Event) -> None:
-        super().fire(machine, event)
+    def fired(self, machine: Embedding, event: Event) -> None:
+        super().fired(machine, event)
         if not (machine.terminal or (machine.at_rest and not machine.waiters)):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
@@ -89,13 +91,13 @@ class Embeddings(Role[Embedding]):
         """Call `granted` once all slots of these items are promised; it may be at once."""
         self._granted[key] = granted
         self._budget.join(key, sum(self.num_slots_for(item.num_rows) for item in items))
-        self._pump_budget()
+        self._soon(self._pump_budget)
 
     def give_up(self, key: str) -> None:
         """The request needs its promise no longer (idempotent)."""
         self._granted.pop(key, None)
         self._budget.leave(key)
-        self._pump_budget()
+        self._soon(self._pump_budget)
 
     def want(self, want: Want) -> None:
         embedding = self._embeddings.get(want.item.mm_hash)
@@ -104,7 +106,7 @@ class Embeddings(Role[Embedding]):
             self._embeddings[want.item.mm_hash] = embedding
         self.fire(embedding, fsm.Wanted(want.item.room, want))
         if self._leases.rejoin(embedding.room):
-            self._pump_budget()
+            self._soon(self._pump_budget)
 
     def unwant(self, mm_hash: str, room: str) -> bool:
         """A waiter leaves; False if it was none."""
@@ -112,12 +114,15 @@ class Embeddings(Role[Embedding]):
         if embedding is None or room not in embedding.waiters:
             return False
         self.fire(embedding, fsm.Unwanted(room, embedding.waiters[room]))
-        self._pump_leases()
+        self._soon(self._pump_leases)
         return True
 
     def dismiss(self, item: MediaItem, attempt: int) -> None:
         """The encoder may drop this room: its rows are here already, or nobody wants them (F43)."""
         self.actor.send(item.encoder, CancelTransfer(item.room, attempt))
+
+    def _soon(self, pump: Callable[[], None]) -> None:
+        self.actor.mailbox.append_once("receive pool", pump)
 
     def _pump_budget(self) -> None:
         for key in self._budget.grants(self._leases.num_stranded):
@@ -180,7 +185,7 @@ class Embeddings(Role[Embedding]):
             self._rooms.bound_wait(incoming, self._rows_timeout_s)
         count = self.num_slots_for(item.num_rows)
         self._leases.join(Lease(item.room, count, item.encoder.instance_id))
-        self._pump_leases()
+        self._soon(self._pump_leases)
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, embedding: Embedding, event: Event) -> None:
@@ -236,6 +241,10 @@ class Embeddings(Role[Embedding]):
         self.pool.give_back(embedding.slots)
 
     def ended(self, machine: Embedding) -> None:
+        """Those whom it has just told of its end are its waiters until they have heard."""
+        self.actor.mailbox.append(machine.key, self._forget, machine)
+
+    def _forget(self, machine: Embedding) -> None:
         if self._embeddings.get(machine.key) is machine:
             del self._embeddings[machine.key]
 
@@ -264,8 +273,8 @@ class Embeddings(Role[Embedding]):
         embedding = self._embeddings.get(incoming.owner)
         if embedding is not None:
             self.fire(embedding, fsm.SlotsReturned())
-        self._pump_leases()
-        self._pump_budget()
+        self._soon(self._pump_leases)
+        self._soon(self._pump_budget)
 
     def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
         if failure is None:
@@ -281,8 +290,8 @@ class Embeddings(Role[Embedding]):
             self.fire(embedding, fsm.Loaded(rows, incoming.slots))
         elif embedding is not None and embedding.room == incoming.key:
             self.fire(embedding, _load_outcome(incoming, failure))
-        self._pump_leases()
-        self._pump_budget()
+        self._soon(self._pump_leases)
+        self._soon(self._pump_budget)
 
 
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:

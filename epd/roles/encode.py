@@ -44,6 +44,8 @@ from epd.transport.base import Received, Reference
 class EncodeRole(Role[Encoding]):
     """Holds only the vision tower."""
 
+    fires = Encoding
+
     def __init__(
         self,
         actor: Actor,
@@ -89,15 +91,18 @@ class EncodeRole(Role[Encoding]):
             **(self._ring.live() if self._ring is not None else {}),
         }
 
-    def fire(self, machine: Encoding, event: Event) -> None:
-        super().fire(machine, event)
+    def fired(self, machine: Encoding, event: Event) -> None:
+        super().fired(machine, event)
         is_idle = machine.at_rest and not machine.rooms
         if not (machine.terminal or is_idle):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
             del self._busy[machine.key]
+        if isinstance(event, fsm.RoomClosed) and not machine.rooms:
+            self._ahead.leave(machine.key)
         if is_idle:
-            self.tiers.make_room(copies=not isinstance(event, fsm.CopyFailed | fsm.CopyTimedOut))
+            copies = not isinstance(event, fsm.CopyFailed | fsm.CopyTimedOut)
+            self.actor.mailbox.append("tiers", self.tiers.make_room, copies)
 
     @property
     def num_queued(self) -> int:
@@ -190,7 +195,6 @@ class EncodeRole(Role[Encoding]):
         self._report(room, encoding)
         if encoding is not None:
             self.fire(encoding, fsm.RoomClosed(room))
-            self._let_go(encoding)
 
     def _refusal(self, received: Received) -> str:
         max_queue = self._config.max_queue
@@ -318,7 +322,6 @@ class EncodeRole(Role[Encoding]):
             if outgoing is not None:
                 self._rooms.fire(outgoing, SourceFailed(failure))
             self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
-        self._let_go(encoding)
 
     @performs(Do.REPORT_HANG)
     def report_hang(self, encoding: Encoding, event: Event) -> None:
@@ -378,11 +381,6 @@ class EncodeRole(Role[Encoding]):
         self._report(outgoing.key, encoding)
         if encoding is not None and outgoing.key in encoding.rooms:
             self.fire(encoding, fsm.RoomClosed(outgoing.key))
-            self._let_go(encoding)
-
-    def _let_go(self, encoding: Encoding) -> None:
-        if not encoding.rooms:
-            self._ahead.leave(encoding.key)
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
         outgoing = self._rooms.find(room)

@@ -68,6 +68,8 @@ WHEN_LEFT = {
 class GatewayRole(Role[Generation]):
     """Every open request of this gateway; implements `epd.api.port.Frontend`."""
 
+    fires = Generation
+
     def __init__(
         self,
         actor: Actor,

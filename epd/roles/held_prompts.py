@@ -40,7 +40,7 @@ class HeldPrompts(Role[Request]):
             request.lease_s,
             lambda: self._requests.fire(request, fsm.LeaseEnded()),
         )
-        self._let_go()
+        self.actor.mailbox.append_once("held prompts", self._let_go)
 
     @performs(Do.END_LEASE)
     def end_lease(self, request: Request, event: Event) -> None:

@@ -57,6 +57,7 @@ class Consumer(Protocol):
 
 class IncomingRooms(Rooms[Incoming, Consumer]):
     end = "incoming"
+    fires = Incoming
 
     def open(
         self,

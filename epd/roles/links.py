@@ -20,6 +20,8 @@ from epd.transport.base import Received
 class Links(Role[Link]):
     """One process's doubts, by the name of the peer."""
 
+    fires = Link
+
     def __init__(self, actor: Actor, timing: Timing) -> None:
         super().__init__(actor)
         self._timing = timing

@@ -40,6 +40,8 @@ def absent_after_s(timing: Timing) -> float:
 class Member(Role[fsm.Membership]):
     """One instance's side of the registry."""
 
+    fires = fsm.Membership
+
     def __init__(
         self,
         actor: Actor,

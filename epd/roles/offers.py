@@ -31,6 +31,8 @@ Offer = fsm.Offer[Picture]
 class Offers(Role[Offer]):
     """Of the present attempts of one gateway's generations."""
 
+    fires = Offer
+
     def __init__(self, actor: Actor, timing: Timing) -> None:
         super().__init__(actor)
         self._timing = timing

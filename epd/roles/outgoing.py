@@ -72,6 +72,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     """At most one machine per room: its grant or its cancel may be faster than its request."""
 
     end = "outgoing"
+    fires = Outgoing
 
     def open(
         self,

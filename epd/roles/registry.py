@@ -41,6 +41,8 @@ ACKS_BEFORE_LOST = 4  # as many may be lost before an instance takes the gateway
 class Registry(Role[Instance]):
     """All instances of one model behind one gateway."""
 
+    fires = Instance
+
     def __init__(self, actor: Actor, fingerprint: str, timing: Timing) -> None:
         super().__init__(actor)
         self._fingerprint = fingerprint

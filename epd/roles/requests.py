@@ -12,7 +12,6 @@ each outcome is an event of its own.  What enters when, and who gives way, is po
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -54,6 +53,8 @@ RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is b
 
 class Requests(Role[Request]):
     """Owns the batch and the blocks; `Batch` for the step loop."""
+
+    fires = Request
 
     def __init__(
         self,
@@ -165,17 +166,17 @@ class Requests(Role[Request]):
         entry.max_tokens = self._promised_tokens(request)
         entry.keys = self._keys(request, len(request.prompt) - 1)
         self._scheduler.add(entry)
-        self.pump()
+        self.actor.mailbox.append_once("batch", self.pump)
 
     def leave_line(self, key: str) -> None:
         """A request, or a room of KV, leaves line or batch; who stood behind it may enter now."""
         self._on_reserved.pop(key, None)
         if self._scheduler.remove(key):
-            self.pump()
+            self.actor.mailbox.append_once("batch", self.pump)
 
     def return_blocks(self, blocks: tuple[int, ...]) -> None:
         self.pool.give_back(blocks)
-        self.pump()
+        self.actor.mailbox.append_once("batch", self.pump)
 
     def pump(self) -> None:
         """Something may fit now."""
@@ -355,18 +356,15 @@ class Requests(Role[Request]):
         chunk = new_tokens(request)
         request.num_sent = len(request.output)
         request.num_confirmed = request.num_rejected = 0
-        if not self._outbox and not self._settling:  # the step loop sends what its step made
-            asyncio.get_running_loop().call_soon(self._flush)
+        is_first = not self._outbox
         self._outbox.setdefault(request.gateway.instance_id, []).append(chunk)
+        if is_first and not self._settling:  # the step loop sends what its step made
+            self.actor.mailbox.put("tokens", self._flush)
 
     def _flush(self) -> None:
         for gateway, chunks in self._outbox.items():
             self.actor.send(gateway, Tokens(tuple(chunks)))
         self._outbox.clear()
-
-    @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.PUSH_KV)
-    def nothing_to_release(self, request: Request, event: Event) -> None:
-        """An instance without the prefill role has none of it (that role takes this over)."""
 
     @performs(Do.ARM_GRACE)
     def arm_grace(self, request: Request, event: Event) -> None:

@@ -76,7 +76,7 @@ class RowTiers(Role[Encoding]):
         stored = self._stored.report(self._storage.tier, usage.nbytes, usage.capacity_nbytes)
         return (*tiers, stored)
 
-    def make_room(self, *, copies: bool) -> None:
+    def make_room(self, copies: bool) -> None:
         """Move down, or drop, what nobody reads and what was not used for the longest; without
         `copies` (one has just failed) it is dropped."""
         books = self.books

@@ -106,10 +106,10 @@ class StepLoop:
         steps are under way as may be, the end of one is what it waits for."""
         if not self._awake and len(self._under_way) < self._depth:
             self._awake = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._actor.mailbox.put("step loop", self._turn)
 
-    def _turn(self, _: object = None) -> None:
-        """Settle what is over, launch what can be; called when a step ends, and when woken."""
+    def _turn(self) -> None:
+        """Settle what is over, launch what can be: an item when a step ends, and when woken."""
         if self._actor.closing:
             return
         self._awake = True  # whoever wakes it meanwhile is seen below
@@ -147,12 +147,13 @@ class StepLoop:
             parts.append(Part(request, entry, count, decoding))
         result: asyncio.Future[StepResult]
         try:
-            tell = partial(self._passed, leaving) if leaving else None
+            put = self._actor.mailbox.put
+            tell = partial(put, "layers", self._passed, leaving) if leaving else None
             result = asyncio.ensure_future(self._engine.step(sequences, tell))
         except Exception as error:
             result = asyncio.get_running_loop().create_future()
             result.set_exception(error)
-        result.add_done_callback(self._turn)
+        result.add_done_callback(lambda _: self._actor.mailbox.put("step", self._turn))
         self._under_way.append(_Step(parts, result))
 
     def _passed(self, leaving: list[tuple[Request, int]], num_layers: int) -> None:

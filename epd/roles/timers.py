@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 
+from epd.roles.mailbox import Mailbox
 from epd.transport.base import Clock, TimerHandle
 
 MIN_MARKED = 64  # entries, before the heap is swept
@@ -35,11 +36,11 @@ class _Timer:
 
 
 class Timers:
-    """See the module's docstring.  `on_error` is told what a callback raises, and whose it was."""
+    """See the module's docstring.  What is due is one item of the inbox."""
 
-    def __init__(self, clock: Clock, on_error: Callable[[str, Exception], None]) -> None:
+    def __init__(self, clock: Clock, mailbox: Mailbox) -> None:
         self._clock = clock
-        self._on_error = on_error
+        self._mailbox = mailbox
         self._armed: dict[str, _Timer] = {}
         self._heap: list[tuple[float, int, _Timer]] = []
         self.num_armed = 0  # since the start, each time that one was put off as well
@@ -97,7 +98,10 @@ class Timers:
             self._handle.cancel()
         if not self._closed:
             self._wakes_s = when_s
-            self._handle = self._clock.call_at(when_s, self._look)
+            self._handle = self._clock.call_at(when_s, self._due)
+
+    def _due(self) -> None:
+        self._mailbox.put("timers", self._look)
 
     def _look(self) -> None:
         """Run what is due, and ask the loop to look again when the next one is."""
@@ -127,7 +131,4 @@ class Timers:
         del self._armed[timer.name]
         callback, timer.callback = timer.callback, None
         assert callback is not None  # or it would be marked
-        try:
-            callback()
-        except Exception as error:
-            self._on_error(timer.name, error)
+        self._mailbox.do(timer.name, callback)

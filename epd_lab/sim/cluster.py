@@ -295,8 +295,8 @@ class Cluster:
         instance.member.on_rejected = instance.member.on_expelled = ends
         instance.actor.on_device_lost = lambda reason: self._ends("device_lost", node, reason)
         if self.on_deliver is not None:
-            deliver = partial(self.on_deliver, process, instance.actor.deliver)
-            instance.actor.deliver = deliver  # type: ignore[method-assign]
+            take = partial(self.on_deliver, process, instance.actor.take)
+            instance.actor.take = take  # type: ignore[method-assign]
         instance.start()
 
     def _ends(self, why: str, node: Node, reason: str) -> None:

@@ -26,6 +26,7 @@ class Do(Effect):
     FIRST = "one"
     SECOND = "another"
     LATER = "as a task"
+    ELSEWHERE = "by another role"
 
 
 class Sample(Role[Any]):
@@ -132,10 +133,23 @@ def test_each_effect_is_guarded_on_its_own() -> None:
 def test_another_role_may_perform_some_of_the_effects() -> None:
     port = Port()
     role = Sample(port.actor)
-    part: Any = SimpleNamespace(_perform={Do.SECOND: mock.Mock(return_value=None)})
+    part: Any = SimpleNamespace(_perform={Do.ELSEWHERE: mock.Mock(return_value=None)})
     role.extend(part)
-    role.fire(machine(Do.FIRST, Do.SECOND), mock.Mock())
-    assert role.seen == ["first"] and part._perform[Do.SECOND].called
+    role.fire(machine(Do.FIRST, Do.ELSEWHERE), mock.Mock())
+    assert role.seen == ["first"] and part._perform[Do.ELSEWHERE].called
+
+
+def test_an_effect_has_one_performer_and_never_none() -> None:
+    port = Port()
+    role = Sample(port.actor)
+    with pytest.raises(ValueError, match="two roles perform FIRST"):
+        role.extend(SimpleNamespace(_perform={Do.FIRST: mock.Mock()}))  # type: ignore[arg-type]
+    table = SimpleNamespace(effects=tuple(Do))
+    with mock.patch.object(Sample, "fires", SimpleNamespace(table=table)):
+        with pytest.raises(ValueError, match="nobody performs ELSEWHERE"):
+            port.actor.start()
+        role.extend(SimpleNamespace(_perform={Do.ELSEWHERE: mock.Mock()}))  # type: ignore[arg-type]
+        role.check()
 
 
 async def turns() -> None:

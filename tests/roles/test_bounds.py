@@ -9,6 +9,7 @@ import msgspec
 
 from epd.config import Timing
 from epd.roles.bounds import Bounds
+from epd.roles.mailbox import Mailbox
 from epd.roles.signs_of_life import SignsOfLife
 from epd.roles.timers import Timers
 from tests.roles.test_timers import ManualClock
@@ -27,7 +28,7 @@ class Process:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self._timers = Timers(self.clock, self._failed)
+        self._timers = Timers(self.clock, Mailbox(self._failed))
         self.arm, self.disarm = self._timers.arm, self._timers.disarm
         self.armed = self._timers.__contains__
         self.num_armed = 0

@@ -61,7 +61,7 @@ def test_a_copy_of_what_is_open_is_not_refused(name: str, why: Callable[..., Any
         said.clear()
         copy = Received(source, cluster.node(source).process.epoch, message, (b"a picture",))
         with why(cluster, name, role):
-            cluster.within(name, cluster.instance(name).actor.deliver, copy)
+            cluster.within(name, cluster.instance(name).actor.take, copy)
             refused = [word for word in said if word[0] == name and type(word[2]) in REFUSALS]
         cluster.pass_time(1.0)
     assert not refused

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from epd.fsm.kernel import Event
 from epd.fsm.request import LeaseEnded, LeaseRevoked
 from epd.roles.held_prompts import HeldPrompts
+from epd.roles.mailbox import Mailbox
 
 
 class FakeRequests:
@@ -31,6 +33,7 @@ def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
     actor: Any = SimpleNamespace(
         add=lambda role: None,
         clock=None,
+        mailbox=Mailbox(mock.Mock()),
         arm=lambda name, delay_s, callback: timers.__setitem__(name, callback),
         disarm=lambda name: timers.pop(name, None),
     )

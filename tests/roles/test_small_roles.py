@@ -16,6 +16,7 @@ from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted
 from epd.roles.askers import Asker, Askers
 from epd.roles.finder import NoTower
 from epd.roles.landing import Landing
+from epd.roles.mailbox import Mailbox
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import Profiles
 from epd.roles.step_loop import StepLoop
@@ -222,19 +223,16 @@ async def test_a_report_that_nobody_waits_for_is_not_heard() -> None:
 
 
 async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -> None:
-    actor, batch = mock.MagicMock(closing=False), mock.MagicMock()
+    actor, batch = mock.MagicMock(closing=False, mailbox=Mailbox(mock.Mock())), mock.MagicMock()
     batch.plan.side_effect = [OSError("planned"), []]
     loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
     for count in (1, 2):
-        loop.wake()
-        loop.wake()
-        await asyncio.sleep(0)
+        actor.mailbox.put("two reasons", lambda: [loop.wake(), loop.wake()])
         await asyncio.sleep(0)
         assert batch.plan.call_count == count
     actor.fault.assert_called_once()
     actor.closing = True
     loop.wake()
-    await asyncio.sleep(0)
     assert batch.plan.call_count == 2
 
 
@@ -242,7 +240,7 @@ async def test_a_sequence_takes_as_many_guesses_as_its_part_has_room_for() -> No
     batch, engine = mock.MagicMock(), mock.MagicMock()
     batch.plan.return_value = []
     engine.step.side_effect = OSError("planned")
-    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock())
+    actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
     entry: Any = SimpleNamespace(
         key="a", guesses=(5, 6, 7), decoding=True, num_computed=3, launched=mock.Mock()
@@ -263,7 +261,8 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
     batch, engine = mock.MagicMock(), mock.MagicMock()
     batch.plan.return_value = []
     engine.step.side_effect = lambda sequences, tell: asyncio.get_running_loop().create_future()
-    loop = StepLoop(mock.MagicMock(), engine, batch, mock.MagicMock(), runs_ahead=False)
+    actor = mock.MagicMock(mailbox=Mailbox(mock.Mock()))
+    loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
     request = batch.get.return_value = SimpleNamespace(in_flight=0, decode_here=here)
     entry: Any = SimpleNamespace(
         key="a", guesses=(), decoding=False, num_computed=3, launched=mock.Mock()

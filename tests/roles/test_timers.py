@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from epd.roles.mailbox import Mailbox
 from epd.roles.timers import MIN_MARKED, Timers
 
 
@@ -59,7 +60,7 @@ def errors() -> list[str]:
 
 @pytest.fixture
 def timers(clock: ManualClock, errors: list[str]) -> Timers:
-    return Timers(clock, lambda name, error: errors.append(f"{name}: {error}"))
+    return Timers(clock, Mailbox(lambda name, error: errors.append(f"{name}: {error}")))
 
 
 def test_they_go_off_at_their_times_and_equal_times_in_order(

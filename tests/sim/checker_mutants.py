@@ -24,12 +24,13 @@ from epd.roles.gateway import GatewayRole
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.rooms import Rooms
+from epd.roles.row_tiers import RowTiers
 from epd.roles.run_ahead import RunAhead
 from epd.scheduling.batching import BatchScheduler, Entry
 from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue
 from epd.transport.base import Received
-from tests.sim.planting import mutant, row
+from tests.sim.planting import mutant, row, several
 
 # --- wake-ups -------------------------------------------------------------------------------------
 
@@ -49,13 +50,27 @@ def who_leaves_the_line_wakes_nobody() -> Iterator[None]:
 @mutant
 def what_is_not_stranded_any_more_is_kept() -> Iterator[None]:
     """F41: slots of an abandoned load that was delivered after all are promised to nobody."""
-    concluded = Embeddings.concluded
+    concluded, promise = Embeddings.concluded, Embeddings.promise
+    pump_budget = Embeddings._pump_budget
+    not_looked_at: set[Embeddings] = set()  # until somebody new asks
 
     def quietly(self: Embeddings, room: Incoming, failure: Failure | None) -> None:
-        with mock.patch.object(self, "_pump_budget", lambda: None):
-            concluded(self, room, failure)
+        concluded(self, room, failure)
+        not_looked_at.add(self)
 
-    with mock.patch.object(Embeddings, "concluded", quietly):
+    def asked(self: Embeddings, *arguments: Any) -> None:
+        not_looked_at.discard(self)
+        promise(self, *arguments)
+
+    def unless_quiet(self: Embeddings) -> None:
+        if self not in not_looked_at:
+            pump_budget(self)
+
+    with several(
+        mock.patch.object(Embeddings, "concluded", quietly),
+        mock.patch.object(Embeddings, "promise", asked),
+        mock.patch.object(Embeddings, "_pump_budget", unless_quiet),
+    ):
         yield
 
 
@@ -127,11 +142,13 @@ def the_silent_are_lost_late() -> Iterator[None]:
 
 @mutant
 def rows_are_stored_when_they_are_gone() -> Iterator[None]:
-    """F12: rooms are filled before the rows are stored, and the last one lets the rows go."""
-    do = (encoding.Do.KEEP_ROWS, encoding.Do.FILL_ROOMS, encoding.Do.STORE_ROWS)
-    state, target = encoding.S.ENCODING, encoding.S.RESIDENT
-    table = encoding.Encoding.table
-    with row(table, state, encoding.EncodeSucceeded, target, do, encoding.keep_rows):
+    """F12: the rows are looked at when their storing begins, and the last room has let them go."""
+
+    async def late(self: RowTiers, machine: encoding.Encoding, event: Event) -> None:
+        if self.has_storage:
+            await self._store(machine, machine.rows)
+
+    with mock.patch.object(RowTiers, "store_rows", late):
         yield
 
 

@@ -36,7 +36,8 @@ def text(length: int, first: int) -> tuple[int, ...]:
 
 
 def play(topology: str, asks: list[Ask], settings: Settings) -> list[Record]:
-    plan = Plan(1, topology, tuple(asks), (), Conditions(), DataConditions(), settings, NOTHING)
+    steady = Conditions(slow_share=0.0)  # or the slowest messages are what a percentile shows
+    plan = Plan(1, topology, tuple(asks), (), steady, DataConditions(), settings, NOTHING)
     result = run(plan)
     assert not result.violations, result.violations[:3]
     return result.records
@@ -145,7 +146,7 @@ def test_quanta_bound_what_pictures_cost_streams(monkeypatch: pytest.MonkeyPatch
     whole = itl_p99_s("1epd", streams() + large, monkeypatch)
     cut = itl_p99_s("1epd", streams() + large, monkeypatch, quantum_ms=4.0)
     assert whole > 0.1, "a picture takes as long as a hundred of its 1,024 patches"
-    assert cut <= alone + 2 * 0.004
+    assert cut <= alone + 2 * 0.004 + Conditions().jitter_s
 
 
 def test_a_short_prompt_passes_long_ones_that_came_just_before(

@@ -107,11 +107,11 @@ def a_failed_encode_alone_says_nothing() -> Iterator[None]:
 @mutant
 def what_rests_counts_as_busy() -> Iterator[None]:
     """F3: prefill's book of pictures at work keeps those that rest, and those that are gone."""
-    fire = Embeddings.fire
+    fired = Embeddings.fired
 
     def keeping(self: Embeddings, machine: Embedding, event: Event) -> None:
-        fire(self, machine, event)
+        fired(self, machine, event)
         self._busy[machine.key] = machine
 
-    with mock.patch.object(Embeddings, "fire", keeping):
+    with mock.patch.object(Embeddings, "fired", keeping):
         yield

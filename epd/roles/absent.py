@@ -1,0 +1,27 @@
+"""What an instance without the prefill or the decode role does where the other's effects come up.
+
+Both roles move REQUEST by one table.  Where only one of them lives, nothing has been taken that the
+other one takes; so there is nothing to release, and its other effects cannot come up.
+"""
+
+from __future__ import annotations
+
+from epd.fsm.kernel import Event
+from epd.fsm.request import Do, Request
+from epd.roles.base import Role, performs
+
+
+class WithoutPrefill(Role[Request]):
+    @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.PUSH_KV)
+    def release_nothing(self, request: Request, event: Event) -> None:
+        """No images, no offer, no prompt whose KV somebody waits for."""
+
+    @performs(Do.ACQUIRE_EMBEDDINGS, Do.OFFER_KV, Do.HAND_OVER_KV, Do.ARM_LEASE, Do.END_LEASE)
+    def refuse(self, request: Request, event: Event) -> None:
+        raise AssertionError(f"{request.key}: no prompt comes to an instance without prefill")
+
+
+class WithoutDecode(Role[Request]):
+    @performs(Do.RESERVE_BLOCKS, Do.CANCEL_TRANSFER)
+    def refuse(self, request: Request, event: Event) -> None:
+        raise AssertionError(f"{request.key}: no KV comes to an instance without decode")
