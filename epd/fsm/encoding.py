@@ -330,7 +330,10 @@ ROWS = (
     # Nobody waits for it.
     Row(S.ABANDONED, Requested, S.ENCODING, (), add_room, in_batch, "resurrection (F22)"),
     Row(S.ABANDONED, Requested, S.QUEUED, (), add_room, unless(in_batch), "resurrection (F22)"),
-    Row((S.LOADING, S.ABANDONED), Withdrawn, S.EVICTED),
+    Row(S.ABANDONED, Withdrawn, S.EVICTED),
+    Row(S.LOADING, Withdrawn, S.EVICTED, when=unreferenced),
+    Row(S.LOADING, Withdrawn, None, (Do.START_LOAD,), when=unless(unreferenced), note="wanted again before that was taken"),
+    Row(S.QUEUED, Withdrawn, None, (Do.START_PREPROCESS,), note="wanted again before that was taken"),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),

@@ -126,14 +126,14 @@ def _workers() -> Iterator[Happening]:
     yield Happening(
         "nobody_wanted_it_before_the_pool_began",
         "fault",
-        "work == 'pool' and state == ABANDONED",
+        "work == 'pool' and (state == ABANDONED or state == QUEUED)",
         e.Withdrawn,
         before=("work = 'none'",),
     )
     yield Happening(
         "nobody_wanted_it_before_it_was_looked_for",
         "fault",
-        f"reading and state == LOADING and {UNREAD}",
+        "reading and state == LOADING",
         e.Withdrawn,
         before=("reading = False",),
     )

@@ -187,6 +187,8 @@ class EncodingWorld(World):
             yield self._worked(e.EncodeFailed("a bug"), "fault")
             if self.encoding.state is e.S.ABANDONED:
                 yield self._worked(e.Withdrawn(), "work")
+            elif self.encoding.state is e.S.QUEUED:  # wanted again before that was taken
+                yield self._worked(e.Withdrawn(), "fault")
         elif self.work == "prepared":
             yield self._worked(e.BatchStarted(), "work", "batch")
         elif self.work == "batch":
@@ -206,6 +208,8 @@ class EncodingWorld(World):
         if self.reading:
             yield self._read(e.LoadSucceeded(ROWS), "work", over=True)
             yield self._read(e.LoadMissed(), "fault", over=True)
+            if self.encoding.state is e.S.LOADING:
+                yield self._read(e.Withdrawn(), "fault", over=True)
             yield self._read(e.LoadTimedOut(), "time", over=False)
         if self.copying:
             done = e.DemotionSucceeded if self.copying == "down" else e.PromotionSucceeded
