@@ -134,7 +134,7 @@ class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a decode instance holds at most."""
 
     max_queue: Annotated[Count, about("requests waiting or being decoded")] = 512
-    max_running: Annotated[Count, about("sequences of one step")] = 256
+    max_running: Annotated[Count, about("sequences of one step", "--max-num-seqs", "model")] = 256
 
 
 class MooncakeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,7 +176,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cuda_graphs: Annotated[bool, about("on a GPU steps are captured and replayed")] = True
     max_captured_tokens: Annotated[CountOrNone, about("steps with prompts are captured up to so many, rounded up; 0: none")] = 2048
     async_scheduling: Annotated[bool, about("the next step is launched while one runs: pays on a GPU")] = False
-    max_step_tokens: Annotated[Count, about("token budget of a step")] = 1024
+    max_step_tokens: Annotated[Count, about("token budget of a step", "--max-num-batched-tokens", "model")] = 1024
     max_chunk_tokens: Annotated[Count, about("of one prefill chunk")] = 512
     min_partial_tokens: Annotated[CountOrNone, fixed("fewer, before a picture that lacks, wait for it", "it goes with the device: a GPU launches kernels longer than it computes fewer")] = 0
     max_quantum_ms: Annotated[Milliseconds, about("that pictures and prompts may hold streams up for; 0: any time")] = 0.0
