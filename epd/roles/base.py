@@ -310,6 +310,7 @@ class Role(Generic[M]):
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
         self.clock = actor.clock
+        self._mailbox = actor.mailbox
         self._perform = {effect: getattr(self, name) for effect, name in self.performers.items()}
         actor.add(self)
 
@@ -330,7 +331,7 @@ class Role(Generic[M]):
 
     def fire(self, machine: M, event: Event) -> None:
         """Fire, and take to its end what follows; inside a performer: when its effects are done."""
-        mailbox = self.actor.mailbox
+        mailbox = self._mailbox
         if mailbox.performs:
             mailbox.append(machine.key, self._apply, machine, event)
         else:
@@ -344,7 +345,7 @@ class Role(Generic[M]):
         except Exception as error:
             self.actor.fault(machine.key, error)
             return
-        perform, mailbox = self._perform, self.actor.mailbox
+        perform, mailbox = self._perform, self._mailbox
         mailbox.performs = True
         for effect in effects:
             try:

@@ -45,12 +45,17 @@ class Mailbox:
 
     def put(self, name: str, item: Item, *arguments: Any) -> None:
         """From outside: at once, or in its turn."""
-        self._inbox.append((name, item, arguments))
-        if not (self._is_taking or self._turn is not None):
-            if self.performs or self._is_finishing:
+        if self._is_taking or self._turn is not None:
+            self._inbox.append((name, item, arguments))
+        elif self.performs or self._is_finishing:
+            self._inbox.append((name, item, arguments))
+            self._take_soon()
+        else:
+            self._is_taking = True
+            self.do(name, item, *arguments)
+            self._is_taking = False
+            if self._inbox:
                 self._take_soon()
-            else:
-                self._take()
 
     def _take(self) -> None:
         """What is there now, as one batch."""
@@ -79,7 +84,7 @@ class Mailbox:
 
     def finish(self) -> None:
         """Do all that was caused, in order."""
-        if self._is_finishing:
+        if not self._caused or self._is_finishing:
             return
         self._is_finishing = True
         while self._caused:
