@@ -318,7 +318,7 @@ ROWS = (
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
     Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_picture, note="fails alone (F13)"),
     Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
-    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows, note="filled last: with its last room they may go"),
+    Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows),
     Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the picture's fault: another encoder may do it"),
     Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
     Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),

@@ -128,7 +128,7 @@ def test_a_handler_sees_its_event_and_all_that_follows_done() -> None:
 
 def test_messages_have_one_receiver_and_effects_one_performer_over_all_roles() -> None:
     """Whatever roles an instance has: no two of them could be asked the same."""
-    from epd.messages import AnyMessage
+    from epd.messages import MESSAGES
     from epd.roles.absent import WithoutDecode, WithoutPrefill
     from epd.roles.base import Role
     from epd.roles.compose import Gateway, Instance  # imports every role
@@ -137,7 +137,7 @@ def test_messages_have_one_receiver_and_effects_one_performer_over_all_roles() -
     found = [role for role in every(Role) if role.__module__.startswith("epd.roles.")]
     roles = [role for role in found if not role.__subclasses__()]
     received = [message for role in roles for message in role.handlers]
-    assert sorted(m.__name__ for m in received) == sorted(m.__name__ for m in AnyMessage.__args__)
+    assert sorted(m.__name__ for m in received) == sorted(m.__name__ for m in MESSAGES)
     instead = (WithoutDecode, WithoutPrefill)
     performed = [
         effect
