@@ -21,6 +21,7 @@ class Told:
         actor: Any = SimpleNamespace(
             add=lambda role: None,
             clock=None,
+            mailbox=None,
             armed=lambda name: bool(self._timers),
             arm=lambda name, delay_s, callback: self._timers.append(callback),
             send=lambda to, message: self.sent.append(message),
