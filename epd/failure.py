@@ -57,3 +57,7 @@ class Failure(Record, frozen=True):
     @property
     def retryable(self) -> bool:
         return self.kind.retryable
+
+    def of(self, culprit: str) -> Failure:
+        """The same, and whose it was."""
+        return Failure(self.kind, self.reason, culprit)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from epd.fsm.kernel import Row, Table
+from epd.fsm.tables import TABLES
 from epd_lab import diagrams
 from epd_lab.diagrams import check_diagrams, render, write_diagrams
-from epd_lab.diagrams.edges import TABLES, Graph, state_graph
+from epd_lab.diagrams.edges import Graph, state_graph
 from epd_lab.diagrams.mermaid import mermaid
 from epd_lab.diagrams.messages import message_graph, message_page, speakers, vocabulary
 from epd_lab.diagrams.page import page

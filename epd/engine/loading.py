@@ -285,8 +285,13 @@ def _stored(reader: Any, checkpoint: Checkpoint, stored: str, dtype: torch.dtype
 
     scales = stored_fp8.scale_name(checkpoint.tensors, stored)
     assert scales is not None  # as was looked at before
-    with safe_open(checkpoint.tensors[scales].file, framework="pt") as other:
-        return stored_fp8.widened(tensor, other.get_tensor(scales), checkpoint.config, dtype)
+    file = checkpoint.tensors[scales].file
+    if file == checkpoint.tensors[stored].file:
+        found = reader.get_tensor(scales)
+    else:
+        with safe_open(file, framework="pt") as other:
+            found = other.get_tensor(scales)
+    return stored_fp8.widened(tensor, found, checkpoint.config, dtype)
 
 
 def _nbytes(like: torch.Tensor, dtype: torch.dtype) -> int:

@@ -17,11 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epd.fsm.kernel import (
-    NULL_JOURNAL,
     Effect,
     Event,
     Ignore,
-    Journal,
     Machine,
     Owned,
     Row,
@@ -108,15 +106,6 @@ class KillDue(Event):
     by_time = True
 
 
-class Child(Machine):
-    """`key` is the child's name."""
-
-    __slots__ = ()
-
-    def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
-        super().__init__(key, journal)
-
-
 _LIVES = (S.STARTING, S.SERVING, S.RESTARTING)
 _WAITS = (S.PENDING, S.PAUSED)
 _LEAVES = (S.STOPPING, S.KILLING)
@@ -156,4 +145,11 @@ _HELD: dict[State, str] = {
     S.KILLING: "only the kernel ends it",
 }
 TABLE = Table("CHILD", __doc__ or "", S, S.PENDING, _OVER, ROWS, IGNORES, _HELD)
-Child.table = TABLE
+# fmt: on
+
+
+class Child(Machine):
+    """`key` is the child's name."""
+
+    table = TABLE
+    __slots__ = ()

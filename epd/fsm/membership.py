@@ -148,37 +148,6 @@ _ENDED = (S.REJECTED, S.EXPELLED, S.LEFT)
 Heard = Welcomed | Acknowledged | NewsMissed | Forgotten  # what tells the gateway's time
 
 
-class Membership(Machine):
-    """`key` is `id:epoch`, as the gateway's INSTANCE of this life."""
-
-    __slots__ = ("beat_s",)
-
-    def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
-        super().__init__(key, journal)
-        self.beat_s = 0.0  # how often the gateway wants to hear of us
-
-    @property
-    def was_welcomed(self) -> bool:
-        """And so knows the gateway's time."""
-        return self.state not in (S.OUTSIDE, S.JOINING, S.REJECTED)
-
-    @property
-    def is_draining(self) -> bool:
-        return self.state in _DRAINING
-
-    @property
-    def hears(self) -> bool:
-        """Whether a gateway speaks: words of its earlier lives are over."""
-        return self.state in (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)
-
-    @property
-    def objection(self) -> str:
-        """Why no new work is taken; empty if it is."""
-        if self.state in _WORKING:
-            return ""
-        return "is draining" if self.was_welcomed else "has not heard its welcome yet"
-
-
 def keep_interval(membership: Membership, event: Welcomed) -> None:
     membership.beat_s = event.beat_s
 
@@ -234,4 +203,36 @@ _ANY_ORDER = "only the gateway's word ends it: instances may start first"
 _SILENT = "only a gateway's word ends it, and its own work goes on meanwhile"
 _HELD: dict[State, str] = {S.JOINING: _ANY_ORDER, S.CUT_OFF: _SILENT}
 TABLE = Table("MEMBERSHIP", __doc__ or "", S, S.OUTSIDE, _ENDED, ROWS, IGNORES, _HELD)
-Membership.table = TABLE
+# fmt: on
+
+
+class Membership(Machine):
+    """`key` is `id:epoch`, as the gateway's INSTANCE of this life."""
+
+    table = TABLE
+    __slots__ = ("beat_s",)
+
+    def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
+        super().__init__(key, journal)
+        self.beat_s = 0.0  # how often the gateway wants to hear of us
+
+    @property
+    def was_welcomed(self) -> bool:
+        """And so knows the gateway's time."""
+        return self.state not in (S.OUTSIDE, S.JOINING, S.REJECTED)
+
+    @property
+    def is_draining(self) -> bool:
+        return self.state in _DRAINING
+
+    @property
+    def hears(self) -> bool:
+        """Whether a gateway speaks: words of its earlier lives are over."""
+        return self.state in (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)
+
+    @property
+    def objection(self) -> str:
+        """Why no new work is taken; empty if it is."""
+        if self.state in _WORKING:
+            return ""
+        return "is draining" if self.was_welcomed else "has not heard its welcome yet"

@@ -87,19 +87,6 @@ class GivenUp(Event):
     by_time = True  # GENERATION's clocks end it
 
 
-class Offer(Machine, Generic[T]):
-    """One attempt's pictures; `key` is `request/attempt`, a picture's a room."""
-
-    __slots__ = ("pictures", "untaken")
-
-    def __init__(
-        self, key: str, pictures: Mapping[str, T], journal: Journal = NULL_JOURNAL
-    ) -> None:
-        super().__init__(key, journal)
-        self.pictures = dict(pictures)  # that may still be wanted, by room
-        self.untaken = dict.fromkeys(pictures)
-
-
 def is_last(offer: Offer[T], event: Taken | RowsKept) -> bool:
     return not offer.untaken.keys() - {event.room}
 
@@ -136,4 +123,18 @@ IGNORES = (
 )
 
 TABLE = Table("OFFER", __doc__ or "", S, S.OFFERED, _OVER, ROWS, IGNORES)
-Offer.table = TABLE
+# fmt: on
+
+
+class Offer(Machine, Generic[T]):
+    """One attempt's pictures; `key` is `request/attempt`, a picture's a room."""
+
+    table = TABLE
+    __slots__ = ("pictures", "untaken")
+
+    def __init__(
+        self, key: str, pictures: Mapping[str, T], journal: Journal = NULL_JOURNAL
+    ) -> None:
+        super().__init__(key, journal)
+        self.pictures = dict(pictures)  # that may still be wanted, by room
+        self.untaken = dict.fromkeys(pictures)

@@ -93,7 +93,7 @@ class DecodeRole(Role[Request]):
                 "ask for fewer tokens, or raise engine.kv_nbytes"
             )
             return Failure(FailureKind.CAPACITY, reason)
-        if not self._landing.fits(self._prompt_blocks(message.num_prompt_tokens)):
+        if not self._landing.fits(self._requests.num_blocks_for(message.num_prompt_tokens)):
             reason = (
                 f"the KV of {message.num_prompt_tokens} tokens does not fit the decode instance's "
                 "landing memory; raise engine.kv_landing_nbytes"
@@ -101,16 +101,15 @@ class DecodeRole(Role[Request]):
             return Failure(FailureKind.CAPACITY, reason)
         return None
 
-    def _prompt_blocks(self, num_tokens: int) -> int:
-        return self._requests.num_blocks_for(num_tokens)
-
     # --- effects ----------------------------------------------------------------------------------
 
     @performs(Do.RESERVE_BLOCKS)
     def reserve_blocks(self, request: Request, event: Event) -> None:
         def leased(blocks: tuple[int, ...], num_held: int) -> None:
             assert isinstance(request.message, KvOffer)  # it came by one
-            received = range(num_held, self._prompt_blocks(request.message.num_prompt_tokens))
+            received = range(
+                num_held, self._requests.num_blocks_for(request.message.num_prompt_tokens)
+            )
             self._landing.lease(request.kv_room, blocks, received, ready)
 
         def ready(slots: tuple[int, ...]) -> None:
@@ -130,7 +129,7 @@ class DecodeRole(Role[Request]):
     # --- consumer of KV ---------------------------------------------------------------------------
 
     def grant(self, incoming: Incoming) -> Grant:
-        num_slots = self._prompt_blocks(incoming.num_rows) * self._layout.slots_per_block
+        num_slots = self._requests.num_blocks_for(incoming.num_rows) * self._layout.slots_per_block
         return Grant(
             incoming.key,
             incoming.attempt,
@@ -145,7 +144,7 @@ class DecodeRole(Role[Request]):
 
     async def publish(self, incoming: Incoming) -> Event:
         kv, num_tokens = incoming.kv, incoming.num_rows
-        num_blocks = self._prompt_blocks(num_tokens)
+        num_blocks = self._requests.num_blocks_for(num_tokens)
         expected = (num_tokens, num_blocks, self._layout.num_layers)
         if kv is None or (kv.num_tokens, kv.num_blocks, kv.num_layers) != expected:
             return PublishFailed(f"KV state {kv} does not match {expected}")
@@ -179,8 +178,7 @@ class DecodeRole(Role[Request]):
         elif failure.kind is FailureKind.WITHDRAWN:
             outcome = fsm.KvWithdrawn()
         else:
-            told = Failure(failure.kind, failure.reason, incoming.peer.instance_id)
-            outcome = fsm.KvFailed(told)
+            outcome = fsm.KvFailed(failure.of(incoming.peer.instance_id))
         self._requests.fire(request, outcome)
 
 

@@ -31,7 +31,7 @@ class GatewayTimers(Role[Generation]):
         timing: Timing,
     ) -> None:
         super().__init__(actor)
-        self._fire_at = fire
+        self._fire = fire
         self._dispatcher = dispatcher
         self._timing = timing
         self._bounds: dict[str, Bounds] = {}
@@ -80,13 +80,13 @@ class GatewayTimers(Role[Generation]):
     def _stalled(self, machine: Generation) -> None:
         reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
         blamed = machine.placement.instances()
-        self._fire_at(machine, fsm.AttemptTimedOut(reason, blamed=blamed))
+        self._fire(machine, fsm.AttemptTimedOut(reason, blamed=blamed))
 
     def _ignored(self, machine: Generation) -> None:
         ignorant = self._dispatcher.needed(machine)[0]
         self.actor.doubt(ignorant)
         reason = f"instance {ignorant.instance_id} did not accept the request"
-        self._fire_at(machine, fsm.AttemptTimedOut(reason, blamed={ignorant.instance_id}))
+        self._fire(machine, fsm.AttemptTimedOut(reason, blamed={ignorant.instance_id}))
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:
@@ -98,7 +98,7 @@ class GatewayTimers(Role[Generation]):
 
     def _too_late(self, machine: Generation, patience_s: float) -> None:
         which = "no further token" if machine.token_ids else "no token"
-        self._fire_at(machine, fsm.TokenTimedOut(f"{which} came within {patience_s:g} s"))
+        self._fire(machine, fsm.TokenTimedOut(f"{which} came within {patience_s:g} s"))
 
     @performs(Do.ARM_DEADLINE)
     def arm_deadline(self, machine: Generation, event: Event) -> None:
@@ -107,7 +107,7 @@ class GatewayTimers(Role[Generation]):
             machine,
             "deadline",
             machine.limits.total_s + DEADLINE_GRACE_S,
-            lambda: self._fire_at(machine, fsm.DeadlinePassed()),
+            lambda: self._fire(machine, fsm.DeadlinePassed()),
         )
 
     @performs(Do.ARM_ABORT)
@@ -116,5 +116,5 @@ class GatewayTimers(Role[Generation]):
             machine,
             "attempt",
             self._timing.abort_timeout_s,
-            lambda: self._fire_at(machine, fsm.AbortTimedOut()),
+            lambda: self._fire(machine, fsm.AbortTimedOut()),
         )

@@ -202,5 +202,4 @@ class KvProducer(Role[Request]):
         if failure is None:
             self._requests.fire(request, fsm.KvDelivered())
         else:
-            told = Failure(failure.kind, failure.reason, outgoing.peer.instance_id)
-            self._requests.fire(request, fsm.KvFailed(told))
+            self._requests.fire(request, fsm.KvFailed(failure.of(outgoing.peer.instance_id)))

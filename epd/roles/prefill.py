@@ -125,7 +125,7 @@ class PrefillRole(Role[Request]):
             self._requests.fire(request, fsm.EmbeddingReady(room, rows))
 
         def failed(item: MediaItem, failure: Failure) -> None:
-            told = Failure(failure.kind, failure.reason, item.encoder.instance_id)
+            told = failure.of(item.encoder.instance_id)
             self._requests.fire(request, fsm.EmbeddingFailed(told))
 
         def granted() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from epd.fsm.kernel import Table
-from epd_lab.diagrams.edges import TABLES, headline, state_graph
+from epd.fsm.tables import TABLES
+from epd_lab.diagrams.edges import headline, state_graph
 from epd_lab.diagrams.messages import ROLES, message_graph, message_page, speakers
 from epd_lab.diagrams.page import NOTICE, markdown_table, page
 from epd_lab.diagrams.rails import RailMap

@@ -11,34 +11,7 @@ from dataclasses import dataclass, field
 
 import transitions
 
-from epd.fsm import (
-    child,
-    embedding,
-    encoding,
-    generation,
-    incoming,
-    instance,
-    link,
-    membership,
-    offer,
-    outgoing,
-    request,
-)
 from epd.fsm.kernel import Event, Row, State, Table
-
-TABLES: tuple[Table, ...] = (
-    generation.TABLE,
-    request.TABLE,
-    encoding.TABLE,
-    embedding.TABLE,
-    outgoing.TABLE,
-    incoming.TABLE,
-    instance.TABLE,
-    membership.TABLE,
-    link.TABLE,
-    offer.TABLE,
-    child.TABLE,
-)
 
 
 @dataclass(frozen=True, slots=True)

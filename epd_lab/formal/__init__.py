@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from epd.fsm.child import TABLE as CHILD
-from epd.fsm.embedding import TABLE as EMBEDDING
-from epd.fsm.encoding import TABLE as ENCODING
-from epd.fsm.generation import TABLE as GENERATION
-from epd.fsm.incoming import TABLE as INCOMING
-from epd.fsm.instance import TABLE as INSTANCE
 from epd.fsm.kernel import Table
-from epd.fsm.link import TABLE as LINK
-from epd.fsm.membership import TABLE as MEMBERSHIP
-from epd.fsm.offer import TABLE as OFFER
-from epd.fsm.outgoing import TABLE as OUTGOING
-from epd.fsm.request import TABLE as REQUEST
+from epd.fsm.tables import TABLES
 from epd_lab.formal import encoding, pair, request
 from epd_lab.formal.child import child_model
 from epd_lab.formal.embedding import embedding_model
@@ -32,19 +22,6 @@ from epd_lab.formal.promela import promela
 from epd_lab.formal.request import request_model
 from epd_lab.formal.tla import tla, tla_config
 
-TABLES = (
-    GENERATION,
-    REQUEST,
-    ENCODING,
-    EMBEDDING,
-    OUTGOING,
-    INCOMING,
-    INSTANCE,
-    MEMBERSHIP,
-    LINK,
-    OFFER,
-    CHILD,
-)
 REQUESTS = {
     "REQUEST_TEXT": request.Told(),
     "REQUEST_AHEAD": request.Told(ahead=True),

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from epd.fsm import link
 from epd.fsm.kernel import Event, Ignore, Row, State, Table
-from epd_lab.formal import TABLES, models
+from epd.fsm.tables import TABLES
+from epd_lab.formal import models
 from epd_lab.formal.expressions import Body
 from epd_lab.formal.form import Model, Part
 from tests.fsm import test_models, test_transfer_pair, test_walks

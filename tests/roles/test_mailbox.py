@@ -10,11 +10,7 @@ from unittest import mock
 import pytest
 
 from epd.roles.mailbox import Mailbox
-from tests.roles.test_base import Do, Port, Sample, machine
-
-
-class Planned(Exception):
-    """What a test lets an item raise."""
+from tests.roles.test_base import Do, Planned, Port, Sample, machine
 
 
 @pytest.fixture

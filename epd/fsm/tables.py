@@ -1,0 +1,32 @@
+"""Every machine's table, in the order in which they are read."""
+
+from __future__ import annotations
+
+from epd.fsm import (
+    child,
+    embedding,
+    encoding,
+    generation,
+    incoming,
+    instance,
+    link,
+    membership,
+    offer,
+    outgoing,
+    request,
+)
+from epd.fsm.kernel import Table
+
+TABLES: tuple[Table, ...] = (
+    generation.TABLE,
+    request.TABLE,
+    encoding.TABLE,
+    embedding.TABLE,
+    outgoing.TABLE,
+    incoming.TABLE,
+    instance.TABLE,
+    membership.TABLE,
+    link.TABLE,
+    offer.TABLE,
+    child.TABLE,
+)
