@@ -83,6 +83,9 @@ def test_a_word_that_the_gateway_has_not_heard_blames_nobody(is_heard: bool) -> 
         ("KvOffer r/1/kv#1", 3, False, False),  # for as long as an echo may be trusted
         ("KvOffer r/1/kv#1", 4, False, True),
         ("KvOffer r/1/kv#1", 1, True, True),
+        ("Grant r/1/0#1", 3, False, False),
+        ("Grant r/1/0#1", 4, False, True),
+        ("Grant r/1/0#1", 1, True, True),
         ("TransferAborted r/1/kv#1", 1, False, False),
         ("TransferAborted r/1/kv#1", 1, True, True),
     ],
@@ -99,8 +102,11 @@ def test_what_nobody_misses_may_wait_in_a_mute_link(
         assert network.mute("p0", "d0")
         link.held.append(Parcel(b"", (), text, times))
         cluster.pass_time(6.1)
-        is_offer = text.startswith("KvOffer")
-        end = cluster.instance("p0").outgoing if is_offer else cluster.instance("d0").incoming
+        end = {
+            "KvOffer": cluster.instance("p0").outgoing,
+            "Grant": cluster.instance("p0").incoming,
+            "TransferAborted": cluster.instance("d0").incoming,
+        }[text.partition(" ")[0]]
         room = SimpleNamespace(terminal=False) if is_open else None
         with mock.patch.object(end, "find", lambda key: room):
             checker.at_rest()

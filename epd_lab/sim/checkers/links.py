@@ -36,8 +36,8 @@ class Links(Checker):
         An encoder that the gateway calls off tells the consumer too, whose room may be over by
         then; who waits for a `CancelAck` says its `CancelTransfer` again.  An abort is for a
         consumer with a room, who says its `Grant` again; where the offer waits, too, there is none.
-        An offer is said again while its room is open, and doubts the link as soon as no echo is
-        trusted any more: only a room that ended before that misses nothing.
+        An offer is said again while its room is open, a grant likewise, and doubts the link as soon
+        as no echo is trusted any more: only a room that ended before that misses nothing.
         """
         source, target = link.name
         key = parcel.text.partition(" ")[2].partition("#")[0]
@@ -45,11 +45,12 @@ class Links(Checker):
             return self._is_over(target, key, "incoming")
         if parcel.kind == "CommitAck":  # who waits for it says its `Commit` again
             return self._is_over(target, key, "outgoing")
-        if parcel.kind == "KvOffer":
+        if parcel.kind in ("KvOffer", "Grant"):
             timing = self.context.cluster.settings.timing
             said_for_s = (parcel.occurrence - 1) * timing.retry_interval_s
             is_brief = said_for_s <= timing.link_timeout_s / 2
-            return is_brief and self._is_over(source, key, "outgoing")
+            end = "outgoing" if parcel.kind == "KvOffer" else "incoming"
+            return is_brief and self._is_over(source, key, end)
         return False
 
     def _is_over(self, name: str, key: str, end: str) -> bool:
