@@ -31,11 +31,9 @@ class Detokenizer(Protocol):
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that is certain now; may be empty."""
-        ...
 
     def finish(self) -> str:
         """No more tokens come: what is left, with its broken characters."""
-        ...
 
 
 class Vocabulary:

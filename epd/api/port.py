@@ -141,11 +141,9 @@ class GenerationStream(Protocol):
 
     def next_ready(self) -> GenerationUpdate | None:
         """What is there already, so that several tokens leave in one write."""
-        ...
 
     def cancel(self, why: Leave, reason: str) -> None:
         """Nobody reads any more, also while the prompt is prepared; gives the place back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +192,9 @@ class Frontend(Protocol):
 
         `limits`: those of the settings, if None.
         """
-        ...
 
     def start_generation(self, stream: GenerationStream, generation: Generation) -> None:
         """The prompt of an admitted stream is ready."""
-        ...
 
     def ready(self) -> Readiness: ...
 
@@ -206,4 +202,3 @@ class Frontend(Protocol):
 
     def profile(self, *, starts: bool) -> Awaitable[dict[str, tuple[bool, str]]]:
         """Start or stop recording at every instance: whether it did, and a trace or a reason."""
-        ...

@@ -28,21 +28,17 @@ class Tracer(Protocol):
     def begin(self, headers: Mapping[bytes, bytes]) -> Any:
         """The context of a new trace, or of the one that the client's headers name; None: this
         request is not sampled."""
-        ...
 
     def response_header(self, context: Any) -> bytes:
         """How a client finds the trace: W3C's traceresponse."""
-        ...
 
     def hand_over(self, record: Record) -> None:
         """Take a complete record; neither blocks nor fails."""
-        ...
 
     def samples(self) -> Iterable[Metric]: ...
 
     async def close(self) -> None:
         """Export what is there, for a bounded time."""
-        ...
 
 
 class NoTracer:

@@ -99,23 +99,18 @@ class VisionEngine(Protocol):
         MediaError, also when it does not give the `grid_thw` that the gateway computed from its
         header.
         """
-        ...
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
         """Run the tower over a batch; one result per item, in order."""
-        ...
 
     async def to_host(self, rows: Rows) -> Rows:
         """The same rows in host memory: these, if they are there, else a copy of their own."""
-        ...
 
     async def to_device(self, rows: Rows) -> Rows:
         """The same rows where `encode` puts them: these, if they are there, else a copy."""
-        ...
 
     async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
         """Copy the bytes into host memory, filling the views in order, off the loop."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,21 +240,17 @@ class LanguageEngine(Protocol):
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""
-        ...
 
     def attach_kv(self, buffer: memoryview) -> None:
         """The registered memory, `num_landing_blocks` blocks: the KV pool itself where it is in
         place, else what `land_kv` reads.  Once."""
-        ...
 
     def attach_rows(self, buffer: memoryview) -> None:
         """The registered memory in which embedding rows arrive, so that the device reads it itself.
         Once."""
-        ...
 
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of blocks, to be written to a decode instance."""
-        ...
 
     async def fetch_kv(self, slots: Sequence[int]) -> Sequence[memoryview]:
         """The bytes of slots (`block * kv_layout.slots_per_block + group`), in order, in host
@@ -268,11 +259,9 @@ class LanguageEngine(Protocol):
         They must be final: computed by a step that has returned, or by layers of one that it said
         had passed.  They are read until the call has returned, in place until the caller is done.
         """
-        ...
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `slots` of the attached memory into blocks of a pool that is not in place."""
-        ...
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
@@ -285,7 +274,6 @@ class LanguageEngine(Protocol):
         `on_layers(n)` is called on the loop before the result, for some n in rising order, when the
         KV of the batch in the first n layers is final.
         """
-        ...
 
 
 class Profiler(Protocol):
@@ -295,4 +283,3 @@ class Profiler(Protocol):
 
     async def stop(self) -> str:
         """Where the trace is."""
-        ...

@@ -65,15 +65,12 @@ class Completion(Protocol):
     def watch(self, deliver: Deliver, lane: str = "") -> None:
         """Call `deliver(error or None)` once, from any thread, when all work launched so far by the
         calling thread (into the stream of that lane) is done.  Does not block."""
-        ...
 
     def works(self) -> bool:
         """Whether the device still takes work; asked after an error, from any thread."""
-        ...
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is watched, at most so long."""
-        ...
 
 
 class ReturnCompletion:

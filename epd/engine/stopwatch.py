@@ -13,7 +13,6 @@ class Stopwatch(Protocol):
 
     def elapsed_s(self) -> float:
         """To be asked when the device has passed the end."""
-        ...
 
 
 class HostStopwatch:

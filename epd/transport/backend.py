@@ -33,7 +33,6 @@ class BackendEngine(TransferEngine, Protocol):
     @property
     def domain(self) -> str:
         """Raises TransportError where it cannot be told."""
-        ...
 
 
 @runtime_checkable
@@ -42,11 +41,9 @@ class Exposes(Protocol):
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
         """Let peers reach this region; the descriptor by which they do."""
-        ...
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         """No write begins any more; the region is about to be revoked."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,15 +40,12 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Monotonic seconds, for durations and timers."""
-        ...
 
     def wall_s(self) -> float:
         """Wall-clock seconds, comparable between processes of one host or hosts under NTP."""
-        ...
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> TimerHandle:
         """Run `callback` on the loop once `now_s() >= when_s`."""
-        ...
 
 
 class TimerHandle(Protocol):
@@ -60,11 +57,9 @@ class Random(Protocol):
 
     def uniform(self, *key: object) -> float:
         """In [0, 1)."""
-        ...
 
     def integer(self, *key: object) -> int:
         """In [0, 2**63)."""
-        ...
 
 
 class Received(NamedTuple):
@@ -84,27 +79,21 @@ class Bus(Protocol):
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer; a new epoch replaces the old connection. Never blocks."""
-        ...
 
     def disconnect(self, instance_id: str) -> None:
         """Forget a peer and drop what is queued for it."""
-        ...
 
     def reopen(self, instance_id: str) -> None:
         """Give the connection to a known peer up, with what is queued in it, and open another."""
-        ...
 
     def send(self, instance_id: str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
         """Queue a message.  False: not queued (unknown peer, or a full queue); never raises."""
-        ...
 
     def start(self, deliver: Callable[[Received], None]) -> None:
         """Begin receiving; `deliver` is called on the loop, in order per peer, and never raises."""
-        ...
 
     async def close(self) -> None:
         """Flush briefly, close sockets, remove ipc files."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +129,6 @@ class Region(Protocol):
     @property
     def buffer(self) -> memoryview:
         """The whole memory, writable, `num_slots * slot_nbytes` bytes."""
-        ...
 
     def views(self, slots: Sequence[int], nbytes: int) -> list[Any]:
         """What was written to `slots`, in order, `nbytes` in all, as memoryviews, no copy; or the
@@ -148,11 +136,9 @@ class Region(Protocol):
 
         A look: the memory of a region that is not `by_reference` has all that has arrived now.
         """
-        ...
 
     def forget(self, slots: Sequence[int]) -> None:
         """The lease ended: drop references deposited for these slots (local backend)."""
-        ...
 
 
 class TransferEngine(Protocol):
@@ -167,17 +153,14 @@ class TransferEngine(Protocol):
         bytes, or a `Reference`; `views` then returns what was deposited.  Raises `TransportError`
         with a remedy.
         """
-        ...
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
     ) -> WriteOutcome:
         """Write buffers, concatenated, into `slots` in order, filling each slot but the last."""
-        ...
 
     async def checksum(self, views: Sequence[Buffer]) -> int:
         """The checksum that `Written` carries, of these bytes in order; off the loop when large."""
-        ...
 
     async def settle(self, peer: Address) -> bool:
         """True once no write that we have begun to this epoch of the peer can move a byte any more,
@@ -186,7 +169,6 @@ class TransferEngine(Protocol):
         For writes that ended as `WriteUnknown`, or whose caller was cancelled, while the peer is
         trusted.  Bounded as `fence` is, and repeated by the caller.
         """
-        ...
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True once this epoch of the peer can never write to our memory again; False: cannot tell.
@@ -194,15 +176,12 @@ class TransferEngine(Protocol):
         For a peer that was lost: it is barred for good, should it live.  Includes `settle`.
         Bounded: answers within about a second.  The caller retries with back-off.
         """
-        ...
 
     def revoke(self, region: Region) -> None:
         """Make the region unreachable for new writes and release it."""
-        ...
 
     async def close(self) -> None:
         """Wait for writes in flight, release all memory, remove shared memory segments."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,28 +203,23 @@ class Storage(Protocol):
     @property
     def tier(self) -> str:
         """Its name in metrics: `disk`, `store`."""
-        ...
 
     async def get(self, key: str, note: bytes, nbytes: int) -> Buffer | None:
         """The value, in memory of its own; None: not there, torn, other note or length."""
-        ...
 
     async def put(self, key: str, note: bytes, value: Sequence[Buffer]) -> bool:
         """Keep a value; False: it could not be kept.  `key`: hex digits."""
-        ...
 
     async def listing(self) -> Sequence[str] | None:
         """Keys that it has, by whomever they were put, those to be forgotten first at the head.
 
         None: as when it was asked last, or it cannot tell.
         """
-        ...
 
     def usage(self) -> StorageUsage: ...
 
     async def close(self) -> None:
         """Wait briefly for what is being written."""
-        ...
 
 
 class DataPlane(TransferEngine, Protocol):
@@ -254,15 +228,12 @@ class DataPlane(TransferEngine, Protocol):
     @property
     def offers(self) -> tuple[TransportOffer, ...]:
         """Ways by which peers can reach this instance, the best first; it says so when it joins."""
-        ...
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         """How a peer reaches an own region over this transport; empty: the one that made it."""
-        ...
 
     def takes_references(self, target: RemoteRegion) -> bool:
         """Whether the region lies in this process, and a `Reference` may be written to it."""
-        ...
 
 
 class TransportError(Told):

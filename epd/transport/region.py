@@ -144,7 +144,6 @@ class Inbox(Protocol):
 
     def take_in(self, region: SlotRegion) -> None:
         """`SlotRegion.bring` what has arrived."""
-        ...
 
 
 class SlotRegion:
