@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from epd.api.asked import Asked, ModelFacts
+from epd.api.asked import Asked
 from epd.api.choice import Choice
-from epd.api.detokenize import Detokenizer
 from epd.api.echo import Echo
-from epd.api.prepare import Prompt
+from epd.api.prepare import Preparer, Prompt
 from epd.api.reasoning import Place, ReasoningParser
-
-
-class Detokenizes(ModelFacts, Protocol):
-    """What is needed of the model."""
-
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
 
 
 def make_choices(
     streams: Sequence[Any],
     asked: Asked,
     prompts: Sequence[Prompt],
-    model: Detokenizes,
+    model: Preparer,
     *,
     tells_reasoning: bool,
 ) -> list[Choice]:
@@ -57,7 +50,7 @@ def make_choices(
     return choices
 
 
-def _told(prompt: str | Sequence[int], model: Detokenizes) -> str:
+def _told(prompt: str | Sequence[int], model: Preparer) -> str:
     """A prompt as it is echoed: as it was sent, or as its tokens read."""
     if isinstance(prompt, str):
         return prompt

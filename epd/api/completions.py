@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from epd.api.answer import Answer, Extras, Facts
 from epd.api.anthropic_answer import MessageAnswer
@@ -21,7 +21,7 @@ from epd.api.anthropic_request import read_message
 from epd.api.asked import Asked, ModelFacts
 from epd.api.body import Intake
 from epd.api.choice import Choice, Delta
-from epd.api.choices import Detokenizes, make_choices
+from epd.api.choices import make_choices
 from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
@@ -37,37 +37,21 @@ from epd.api.port import (
     Refused,
     TimeLimits,
 )
-from epd.api.prepare import Prompt
+from epd.api.prepare import Preparer, Prompt
 from epd.api.response_answer import ResponseAnswer
 from epd.api.response_request import read_response
 from epd.api.sse import end_events, send_events
-from epd.api.structured import Constraint
 from epd.api.telemetry import Telemetry
 from epd.api.time_limits import read_time_limits
-from epd.api.tokenizing import Tokenizes
-from epd.api.tools import CallPiece, ToolUse
-from epd.api.tracing import CLIENT_LEFT, NoTracer, Record, Tracer, describe_answer, describe_request
+from epd.api.tools import CallPiece
+from epd.api.tracing import CLIENT_LEFT, Record, Tracer, describe_answer, describe_request
 from epd.api.validation import read_chat, read_completion, read_encode
 from epd.config import Limits
 from epd.messages import TokenLogprobs
 
 T = TypeVar("T")
 Reader = Callable[[dict[str, Any], ModelFacts, Limits], Asked]
-NO_TRACER = NoTracer()
-
-
-class Prepares(Tokenizes, Detokenizes, Protocol):
-    """What is needed of `epd.api.prepare.Preparer`."""
-
-    async def completion(self, prompt: str | Sequence[int], tenant: str = "") -> Prompt: ...
-
-    async def grammar(self, constraint: Constraint | ToolUse) -> str: ...
-
-    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]: ...
-
-    def token_text(self, token_id: int) -> tuple[str, bytes]: ...
-
-    async def close(self) -> None: ...
+NO_TRACER = Tracer()
 
 
 class Completions:
@@ -76,7 +60,7 @@ class Completions:
     def __init__(
         self,
         frontend: Frontend,
-        preparer: Prepares,
+        preparer: Preparer,
         intake: Intake,
         time_limits: TimeLimits,
         telemetry: Telemetry,

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from epd import __version__
 from epd.api.otel_spans import SpanData, spans_of
 from epd.api.port import Metric
-from epd.api.tracing import NoTracer, Record, Tracer
+from epd.api.tracing import Record, Tracer
 from epd.config import ConfigError
 
 MAX_RECORDS = 256  # requests whose spans are to be made
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 def build_tracer(endpoint: str) -> Tracer:
     """For `GatewayConfig.otlp_traces_endpoint`.  Raises ConfigError without the library."""
     if not endpoint:
-        return NoTracer()
+        return Tracer()
     try:
         return OtelTracer("" if endpoint == FROM_ENVIRONMENT else _whole(endpoint))
     except ImportError as error:
@@ -59,7 +59,7 @@ def _whole(endpoint: str) -> str:
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
 
 
-class OtelTracer:
+class OtelTracer(Tracer):
     """Makes and exports spans, off the loop."""
 
     def __init__(self, endpoint: str) -> None:

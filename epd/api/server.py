@@ -22,7 +22,7 @@ from epd.api import web
 from epd.api.access import CHALLENGE, Access, tls_context, warning
 from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.body import Intake
-from epd.api.completions import Completions, Prepares
+from epd.api.completions import Completions
 from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -33,7 +33,7 @@ from epd.api.prepare import Preparer
 from epd.api.sse import fail_events
 from epd.api.telemetry import Telemetry
 from epd.api.tokenizing import Tokenizing
-from epd.api.tracing import NoTracer, Tracer
+from epd.api.tracing import Tracer
 from epd.api.validation import unknown_model
 from epd.config import ConfigError, GatewayConfig
 
@@ -56,7 +56,7 @@ class ApiServer:
     """Serves the API of one gateway.  Start, then close; not to be started again."""
 
     def __init__(
-        self, frontend: Frontend, config: GatewayConfig, preparer: Prepares | None = None
+        self, frontend: Frontend, config: GatewayConfig, preparer: Preparer | None = None
     ) -> None:
         self._frontend = frontend
         self._config = config
@@ -67,7 +67,7 @@ class ApiServer:
         self._completions: Completions | None = None
         self._created_s = int(time.time())
         self._telemetry = Telemetry()
-        self._tracer: Tracer = NoTracer()
+        self._tracer = Tracer()
         self._intake: Intake | None = None
         self._access = Access(config.access)
         self._routes: dict[str, dict[str, Handler]] = {}
@@ -200,7 +200,7 @@ class ApiServer:
             raise ApiError(503, message, code="unavailable")
         return handler
 
-    def _make_routes(self, preparer: Prepares) -> dict[str, dict[str, Handler]]:
+    def _make_routes(self, preparer: Preparer) -> dict[str, dict[str, Handler]]:
         limits = self._config.limits
         time_limits = TimeLimits.of(self._config.timing)
         self._intake = Intake(limits, preparer.max_context)

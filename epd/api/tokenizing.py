@@ -11,18 +11,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from epd.api import fields
 from epd.api.anthropic_request import read_counted
-from epd.api.asked import Asked, ModelFacts
+from epd.api.asked import Asked
 from epd.api.body import Intake
 from epd.api.errors import ApiError, bad_request
 from epd.api.exchange import Exchange
 from epd.api.identity import tenant_of
-from epd.api.prepare import Prompt
+from epd.api.prepare import Preparer
 from epd.api.shapes import Shape, read_shape
-from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.validation import check_model, read_chat
 
 T = TypeVar("T")
@@ -68,28 +67,10 @@ class _Asked:
     chat: Asked | None = None
 
 
-class Tokenizes(ModelFacts, Protocol):
-    """What is needed of `epd.api.prepare.Preparer`."""
-
-    async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
-        tenant: str = "",
-        flags: TemplateFlags = NO_FLAGS,
-    ) -> Prompt: ...
-
-    async def tokens(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
-
-    async def text(self, token_ids: Sequence[int]) -> str: ...
-
-    def token_names(self, token_ids: Sequence[int]) -> list[str]: ...
-
-
 class Tokenizing:
     """Over one model."""
 
-    def __init__(self, preparer: Tokenizes, intake: Intake) -> None:
+    def __init__(self, preparer: Preparer, intake: Intake) -> None:
         self._preparer = preparer
         self._intake = intake
         self._limits = intake.limits

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from epd.api.port import Metric, TimelineEntry
 
@@ -22,42 +22,26 @@ if TYPE_CHECKING:
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection
 
 
-class Tracer(Protocol):
-    """Where records go."""
+class Tracer:
+    """Where records go.  This one samples nothing: nobody wants to know."""
 
     def begin(self, headers: Mapping[bytes, bytes]) -> Any:
         """The context of a new trace, or of the one that the client's headers name; None: this
         request is not sampled."""
-
-    def response_header(self, context: Any) -> bytes:
-        """How a client finds the trace: W3C's traceresponse."""
-
-    def hand_over(self, record: Record) -> None:
-        """Take a complete record; neither blocks nor fails."""
-
-    def samples(self) -> Iterable[Metric]: ...
-
-    async def close(self) -> None:
-        """Export what is there, for a bounded time."""
-
-
-class NoTracer:
-    """Nobody wants to know."""
-
-    def begin(self, headers: Mapping[bytes, bytes]) -> Any:
         return None
 
     def response_header(self, context: Any) -> bytes:
+        """How a client finds the trace: W3C's traceresponse."""
         return b""
 
     def hand_over(self, record: Record) -> None:
-        """Never called: nothing is sampled."""
+        """Take a complete record; neither blocks nor fails."""
 
     def samples(self) -> Iterable[Metric]:
         return ()
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Export what is there, for a bounded time."""
 
 
 @dataclass(slots=True)
