@@ -28,6 +28,7 @@ from epd.cli.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig
 from epd.scheduling.slots import POOL_ROWS
 from epd.topology import ROLES
+from epd.transport.endpoint import is_answered
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -210,7 +211,7 @@ def check_port(host: str, port: int, run_dir: Path, instances: Ask) -> Check:
         return Check("port", ok=False, detail=str(error))
     if free:
         return Check("port", ok=True, detail=f"{port} of {host} is free")
-    if leftovers.is_answered(cluster_dir(port, run_dir) / "gateway.sock") or instances():
+    if is_answered(str(cluster_dir(port, run_dir) / "gateway.sock")) or instances():
         return Check("port", ok=True, detail=f"{port} of {host} is served by epd's own gateway")
     return Check(
         "port", ok=False, detail=f"{port} of {host} is in use",

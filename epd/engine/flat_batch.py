@@ -102,7 +102,7 @@ def pack(
     lengths = starts + counts
     blocks = -(-lengths // block_size)
     data = np.zeros(header_size(shape) + int(blocks.sum()), np.int32)
-    f = _cut(data, shape)
+    f = view(data, shape, tile_size)
     f.decodes[:] = needed.num_decodes
     f.sources[:] = -1
     f.slots[:] = -1
@@ -124,7 +124,7 @@ def pack(
     return data, shape
 
 
-def _fill_decodes(f: _Fields, sequences: Sequence[FlatSequence], block_size: int) -> None:
+def _fill_decodes(f: FlatBatch, sequences: Sequence[FlatSequence], block_size: int) -> None:
     """All at once: this is between two steps, and the device waits."""
     count = len(sequences)
     if not count:
@@ -142,7 +142,7 @@ def _fill_decodes(f: _Fields, sequences: Sequence[FlatSequence], block_size: int
             f.positions[:, i : i + 1] = sequence.positions
 
 
-def _fill_chunk(f: _Fields, at: int, sequence: FlatSequence, block_size: int) -> int:
+def _fill_chunk(f: FlatBatch, at: int, sequence: FlatSequence, block_size: int) -> int:
     """One sequence with several queries, from token `at` of the row; gives how many."""
     start, count = sequence.start, len(sequence.ids)
     index = np.arange(start, start + count, dtype=np.int32)
@@ -157,30 +157,8 @@ def _fill_chunk(f: _Fields, at: int, sequence: FlatSequence, block_size: int) ->
     return count
 
 
-def view(data: torch.Tensor, shape: Shape, tile_size: int) -> FlatBatch:
-    """The packed integers on the device, cut."""
-    f = _cut(data, shape)
-    return FlatBatch(
-        shape, tile_size, f.decodes, f.ids, f.sources, f.positions, f.slots, f.seq_lens, f.cu_q,
-        f.indptr, f.tiles, f.indices,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    decodes: Any
-    ids: Any
-    sources: Any
-    positions: Any
-    slots: Any
-    seq_lens: Any
-    cu_q: Any
-    indptr: Any
-    tiles: Any
-    indices: Any
-
-
-def _cut(data: Any, shape: Shape) -> _Fields:
+def view(data: Any, shape: Shape, tile_size: int) -> FlatBatch:
+    """The packed integers, cut: a tensor on the device, or what is filled in on the host."""
     parts: list[Any] = []
     at = 0
     for size in _sizes(shape):
@@ -189,7 +167,7 @@ def _cut(data: Any, shape: Shape) -> _Fields:
     parts[3] = parts[3].reshape(3, shape.num_tokens)
     parts[8] = parts[8].reshape(shape.num_tiles, 2)
     parts.append(data[at:])
-    return _Fields(*parts)
+    return FlatBatch(shape, tile_size, *parts)
 
 
 def _tiles(counts: Ints, lengths: Ints, tile_size: int) -> Ints:

@@ -318,12 +318,3 @@ def _dummy(name: str, like: torch.Tensor, dtype: torch.dtype, device: str) -> to
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED])
     return shown + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-
-
-def materialised(model: Any) -> dict[str, int]:
-    """Name to bytes of every parameter that has weights (what a stage really holds)."""
-    return {
-        name: parameter.numel() * parameter.element_size()
-        for name, parameter in model.named_parameters()
-        if not parameter.is_meta
-    }

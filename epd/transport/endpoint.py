@@ -83,14 +83,15 @@ def prepare_ipc(path: str) -> None:
         return
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         raise TransportError(f"{path} exists and is not a socket: remove it or choose another path")
-    if _is_answered(path):
+    if is_answered(path):
         raise TransportError(
             f"{path} is in use by a running process: stop it or choose another run directory"
         )
     os.unlink(path)
 
 
-def _is_answered(path: str) -> bool:
+def is_answered(path: str) -> bool:
+    """A process listens on this socket, or we may not ask."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

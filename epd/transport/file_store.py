@@ -111,9 +111,6 @@ class FileStore:
         self._listed_ns = changed_ns if is_settled else 0
         return found
 
-    def nbytes(self) -> int:
-        return sum(size for _, size, _ in self._oldest_first())
-
     def _path(self, key: str) -> str:
         if not KEY.fullmatch(key):
             raise TransportError(

@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from epd.messages import Message
@@ -268,27 +268,15 @@ class Links:
     async def succeed(self, life: Life, locator: str) -> bool:
         """The same, disturbing nothing: our present connection there, or a new one, has made the
         peer sever the lost ones before it."""
-        try:
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                await self.to(life, locator)
-        except (PeerGone, FencedByPeer):
-            return True
-        except (LinkRefused, TimeoutError):
-            return False
-        return True
+        return await _is_severed(self.to(life, locator))
 
     async def settle(self, life: Life, locator: str) -> bool:
         """Nothing of our lost connections to that life can land any more; False: cannot tell."""
-        try:
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                (await self._call(life, locator, succeeds=True)).sever()
-        except PeerGone:
-            return True
-        except FencedByPeer:
-            return True  # it has severed us itself
-        except (LinkRefused, TimeoutError):
-            return False
-        return True
+
+        async def call_anew() -> None:
+            (await self._call(life, locator, succeeds=True)).sever()
+
+        return await _is_severed(call_anew())
 
     async def ask_apart(self, life: Life, locator: str, frame_of: Callable[[int], Message]) -> bool:
         """Ask a question on a connection of its own; True: agreed, or gone; False: no answer."""
@@ -324,3 +312,16 @@ class Links:
             self._server = None
         self._listener = None
         await asyncio.sleep(0)  # severed transports close their sockets
+
+
+async def _is_severed(call: Awaitable[object]) -> bool:
+    """The peer has severed our lost connections: it took a new one, or it is gone, or it has fenced
+    us.  False: it does not say."""
+    try:
+        async with asyncio.timeout(SETTLE_TIMEOUT_S):
+            await call
+    except (PeerGone, FencedByPeer):
+        return True
+    except (LinkRefused, TimeoutError):
+        return False
+    return True

@@ -242,10 +242,6 @@ class SlotRegion:
             for touched in deposit.slots if deposit else ():
                 self._deposits.pop(touched, None)
 
-    def num_deposits(self) -> int:
-        """Slots that hold a reference now; zero at quiescence."""
-        return len(self._deposits)
-
     def release(self) -> None:
         """Revoked: drop every reference.  Views that are out stay valid until dropped."""
         self.revoked = True

@@ -152,9 +152,9 @@ def is_life_over(instance_id: str, epoch: int, directory: str = DIRECTORY) -> bo
         os.close(fd)
 
 
-def sweep(prefix: str = PREFIX, directory: str = DIRECTORY) -> list[str]:
+def sweep(prefix: str = PREFIX, directory: str = DIRECTORY, *, removes: bool = True) -> list[str]:
     """Remove the files of dead owners whose names begin with `prefix`; returns their names."""
-    removed = []
+    found = []
     for name in sorted(os.listdir(directory)):
         if not name.startswith(prefix) or not NAME.fullmatch(name):
             continue
@@ -165,13 +165,14 @@ def sweep(prefix: str = PREFIX, directory: str = DIRECTORY) -> list[str]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
-            removed.append(name)
+            if removes:
+                os.unlink(path)
+            found.append(name)
         except OSError:  # held: its owner lives
             pass
         finally:
             os.close(fd)
-    return removed
+    return found
 
 
 def is_locked(fd: int) -> bool:

@@ -88,36 +88,31 @@ def head_of(note: bytes, nbytes: int, checksum: int) -> bytes:
 def read_whole(path: str) -> WholeFile | None:
     """As `open_whole` with `verify`, but into memory of its own: a file that is mapped takes the
     process with it when its disk fails."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        whole = _read_all(fd, os.fstat(fd).st_size)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return None if whole is None else parse_whole(whole, verify=True)
+    return _whole(path, verify=True, maps=False)
 
 
 def open_whole(path: str, *, verify: bool) -> WholeFile | None:
     """The file, or None where there is none or not a whole one.  `verify` reads all of it."""
+    return _whole(path, verify=verify, maps=True)
+
+
+def _whole(path: str, *, verify: bool, maps: bool) -> WholeFile | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         nbytes = os.fstat(fd).st_size
-        if nbytes < MAPPED_NBYTES:
-            whole = _read_all(fd, nbytes)
-        else:
-            whole = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError):  # empty, or no plain file
+        whole = _read_all(fd, nbytes) if not maps or nbytes < MAPPED_NBYTES else _mapped(fd)
+    except (OSError, ValueError):  # no plain file
         return None
     finally:
         os.close(fd)
     return None if whole is None else parse_whole(whole, verify=verify)
+
+
+def _mapped(fd: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
 
 
 def _read_all(fd: int, nbytes: int) -> memoryview | None:

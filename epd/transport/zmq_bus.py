@@ -61,8 +61,8 @@ class ZmqBus:
     """The control plane of one instance.
 
     `endpoint`: `ipc:///PRIVATE_DIR/NAME.sock`, or `tcp://HOST:PORT` (port 0 or *: any free one).
-    `advertise_host`: what peers dial when HOST is a wildcard.  `dropped` counts what was not let
-    in or not sent, by kind.  Raises TransportError when the endpoint cannot be used.
+    `dropped` counts what was not let in or not sent, by kind.  Raises TransportError when the
+    endpoint cannot be used.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class ZmqBus:
         endpoint: str,
         *,
         cluster_key: ClusterKey | None = None,
-        advertise_host: str = "",
         max_queue: int = 1000,
         max_queued_nbytes: int = 256 << 20,
         limits: FrameLimits | None = None,
@@ -95,14 +94,13 @@ class ZmqBus:
             self._admission = self._open_admission(endpoint)
             self._router = self._open_router()
             bound = _bind(self._router, endpoint)
-            dialled = _dialled(bound, endpoint, advertise_host)
         except BaseException:
             self._context.destroy(linger=0)
             raise
         self._ipc_file = _FileIdentity(ipc_path(bound))
         encrypted = cluster_key is not None and is_tcp(bound)
         public_key = cluster_key.server_public if cluster_key and encrypted else ""
-        self.address = Address(instance_id, epoch, dialled, public_key)
+        self.address = Address(instance_id, epoch, bound, public_key)
 
     def connect(self, peer: Address) -> None:
         """Learn how to reach a peer.  Never raises: a peer that may not be dialled is counted
@@ -280,12 +278,17 @@ class _FileIdentity:
 
 
 def _bind(router: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the endpoint as bound.  Raises TransportError."""
-    path = ipc_path(endpoint)
+    """Bind; returns what peers dial.  Raises TransportError."""
+    path, host = ipc_path(endpoint), ""
     if path:
         prepare_ipc(path)
     else:
         host, port = split_tcp(endpoint)
+        if host in WILDCARD_HOSTS:
+            raise TransportError(
+                f"{endpoint} listens everywhere, and peers are told one address: name that by "
+                f"which other hosts reach this one, tcp://ADDRESS:{port}"
+            )
         router.setsockopt(zmq.IPV6, int("[" in host))
         endpoint = f"tcp://{host}:{'*' if port in ('0', '*') else port}"
     try:
@@ -294,17 +297,5 @@ def _bind(router: zmq.Socket[bytes], endpoint: str) -> str:
         raise TransportError(
             f"cannot listen on {endpoint}: {error.strerror}; choose another port or host"
         ) from None
-    return router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-
-
-def _dialled(bound: str, endpoint: str, advertise_host: str) -> str:
-    """What peers connect to.  Raises TransportError for a wildcard without a name."""
-    if not is_tcp(bound):
-        return bound
-    host = split_tcp(endpoint)[0]
-    port = split_tcp(bound)[1]
-    if host in WILDCARD_HOSTS and not advertise_host:
-        raise TransportError(
-            f"{endpoint} listens everywhere: say with --advertise-host which name peers shall dial"
-        )
-    return f"tcp://{advertise_host or host}:{port}"
+    bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    return bound if path else f"tcp://{host}:{split_tcp(bound)[1]}"

@@ -107,14 +107,9 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
     await a.close()
 
 
-async def test_a_wildcard_needs_a_name_to_be_dialled_by() -> None:
-    key = ClusterKey.generate()
-    with pytest.raises(TransportError, match="--advertise-host"):
-        ZmqBus("a", 1, "tcp://0.0.0.0:0", cluster_key=key)
-    a = ZmqBus("a", 1, "tcp://0.0.0.0:0", cluster_key=key, advertise_host="node7")
-    assert a.address.endpoint.startswith("tcp://node7:")
-    assert a.address.public_key == key.server_public
-    await a.close()
+async def test_a_wildcard_is_no_address_to_be_dialled_by() -> None:
+    with pytest.raises(TransportError, match="tcp://ADDRESS:0"):
+        ZmqBus("a", 1, "tcp://0.0.0.0:0", cluster_key=ClusterKey.generate())
 
 
 async def test_an_ipc_socket_in_use_is_not_taken_over(private: Path) -> None:

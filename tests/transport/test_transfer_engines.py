@@ -247,9 +247,9 @@ async def test_a_deposit_is_the_producers_own_memory(directory: str, kind: Calla
         for view, array in zip(views, rows, strict=True)
     ]
     assert shared == [True, True]
-    assert region.num_deposits() == 3  # type: ignore[attr-defined]
+    assert len(region._deposits) == 3  # type: ignore[attr-defined]
     region.forget((2,))
-    assert region.num_deposits() == 0  # type: ignore[attr-defined]
+    assert len(region._deposits) == 0  # type: ignore[attr-defined]
     await world.close()
 
 
@@ -264,7 +264,7 @@ async def test_a_reference_is_handed_on_as_it_is(directory: str, kind: Callable)
     (found,) = region.views((4, 2, 7), 2500)
     assert found is held
     region.forget((2,))
-    assert region.num_deposits() == 0  # type: ignore[attr-defined]
+    assert len(region._deposits) == 0  # type: ignore[attr-defined]
     assert isinstance(await producer.write([held], region.remote, (4, 2)), WriteFailed)
     copied = consumer.allocate("kv", 8, 1000)
     assert isinstance(await producer.write([held], copied.remote, (4, 2, 7)), WriteFailed)
