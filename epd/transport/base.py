@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from epd.errors import Told
 from epd.messages import Address, Message, RemoteRegion, TransportOffer
 
+Life = tuple[str, int]  # instance id, epoch
 Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
 
 

@@ -21,35 +21,18 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
-from epd.transport.base import (
-    Buffer,
-    Region,
-    TransportError,
-    WriteFailed,
-    WriteOutcome,
-    Written,
-)
-from epd.transport.codec import check_instance_id
-from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
+from epd.transport.base import Life, TransportError, WriteOutcome, Written
+from epd.transport.host_engine import HostEngine
 from epd.transport.host_memory import anonymous
-from epd.transport.links import Life
-from epd.transport.region import (
-    SlotRegion,
-    WriteRefused,
-    byte_views,
-    check_shape,
-    plan,
-)
+from epd.transport.region import Piece, SlotRegion, WriteRefused, check_shape
 from epd.transport.whole_file import open_whole, write_whole
 
-CLOSE_TIMEOUT_S = 5.0
 NAME = re.compile(r"epd-[A-Za-z0-9._-]{1,240}")
 ARRIVED = re.compile(r"[0-9]{20}-(?P<instance>[A-Za-z0-9._-]+)-(?P<epoch>[0-9]+)-[0-9a-f]{8}\.rows")
 DESCRIPTION = "region"
@@ -86,23 +69,20 @@ class FileInbox:
             region.bring(msgspec.msgpack.decode(file.note, type=list[int]), file.payload)
 
 
-class FileTransferEngine:
+class FileTransferEngine(HostEngine):
     """One instance's data plane over `directory`.  Raises TransportError if it cannot be used."""
+
+    kind = "file"
 
     def __init__(
         self, instance_id: str, epoch: int, *, checksums: bool = False, directory: str
     ) -> None:
-        check_instance_id(instance_id)
-        self._life: Life = (instance_id, epoch)
+        super().__init__(instance_id, epoch, checksums=checksums)
         self._directory = os.path.abspath(directory)
-        self._copier = Copier(checksums=checksums)
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="epd-file")
-        self._writes: set[asyncio.Future[WriteOutcome]] = set()
-        self._own: dict[str, FileInbox] = {}  # by locator
-        self._regions: dict[str, SlotRegion] = {}
+        self._inboxes: dict[str, FileInbox] = {}  # by locator
         self._barred: set[Life] = set()
         self._described: dict[str, bytes] = {}  # regions of peers, as they said themselves
-        self._closed = False
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             self._sweep()
@@ -143,10 +123,10 @@ class FileTransferEngine:
     ) -> SlotRegion:
         """A directory of its own, and memory for what is written within this process."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        remote = self._make_directory(name, num_slots, slot_nbytes)
+        remote = self._make_directory(self._region_ids.new(name), num_slots, slot_nbytes)
         region = SlotRegion(remote, anonymous(nbytes), by_reference=by_reference)
         self._attach(region, remote)
-        self._regions[remote.locator] = region
+        self._own[remote.region_id] = region
         return region
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
@@ -158,7 +138,8 @@ class FileTransferEngine:
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         """See `Exposes.conceal`."""
-        inbox = self._own.pop(remote.locator, None)
+        super().conceal(region, remote)
+        inbox = self._inboxes.pop(remote.locator, None)
         if inbox is not None:
             region.inboxes.remove(inbox)
             inbox.remove()
@@ -168,7 +149,7 @@ class FileTransferEngine:
         locator = f"epd-{instance_id}-{epoch}-{name}-{secrets.token_hex(4)}.region"
         if not NAME.fullmatch(locator):
             raise TransportError(f"region name {name!r} cannot be part of a file name")
-        remote = RemoteRegion("file", instance_id, epoch, name, locator, slot_nbytes, num_slots)
+        remote = self._remote(name, locator, num_slots, slot_nbytes)
         path = os.path.join(self._directory, locator)
         try:
             os.mkdir(path, mode=0o700)
@@ -183,29 +164,23 @@ class FileTransferEngine:
     def _attach(self, region: SlotRegion, remote: RemoteRegion) -> None:
         path = os.path.join(self._directory, remote.locator)
         inbox = FileInbox(path, self._barred)
-        self._own[remote.locator] = inbox
+        self._inboxes[remote.locator] = inbox
         region.inboxes.append(inbox)
 
-    async def write(
-        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    async def _write(
+        self,
+        views: list[memoryview],
+        pieces: list[Piece],
+        target: RemoteRegion,
+        slots: tuple[int, ...],
     ) -> WriteOutcome:
-        """One file, written on a thread; a cancelled caller leaves it running."""
-        try:
-            if self._closed:
-                raise WriteRefused("the engine is closed")
-            views = byte_views(source)
-            plan(views, target, slots)
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
+        """One file, written on a thread."""
         loop = asyncio.get_running_loop()
-        write = loop.run_in_executor(self._threads, self._write, views, target, tuple(slots))
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
-        return await asyncio.shield(write)
+        checksum = await loop.run_in_executor(self._threads, self._put, views, target, slots)
+        return Written(sum(view.nbytes for view in views), checksum)
 
-    def _write(
-        self, views: list[memoryview], target: RemoteRegion, slots: tuple[int, ...]
-    ) -> WriteOutcome:
+    def _put(self, views: list[memoryview], target: RemoteRegion, slots: tuple[int, ...]) -> int:
+        """Gives the checksum.  Raises WriteRefused."""
         try:
             directory = self._served(target)
             instance_id, epoch = self._life
@@ -221,15 +196,15 @@ class FileTransferEngine:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
                 raise
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
         except OSError as error:
-            return WriteFailed(f"{target.locator} of {target.instance_id}: {error.strerror}")
-        return Written(sum(view.nbytes for view in views), checksum)
+            raise WriteRefused(
+                f"{target.locator} of {target.instance_id}: {error.strerror}"
+            ) from None
+        return checksum
 
     def _served(self, target: RemoteRegion) -> str:
         """The directory of the region.  Raises WriteRefused unless it is as described."""
-        if target.backend != "file" or not NAME.fullmatch(target.locator):
+        if not NAME.fullmatch(target.locator):
             raise WriteRefused(f"{target.locator!r} is not the name of a shared directory")
         path = os.path.join(self._directory, target.locator)
         description = os.path.join(path, DESCRIPTION)
@@ -246,40 +221,18 @@ class FileTransferEngine:
             raise WriteRefused(f"{target.instance_id} has fenced this instance")
         return path
 
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
-
-    async def settle(self, peer: Address) -> bool:
-        """Wait for our files that are being written, to whomever."""
-        begun = set(self._writes)
-        return not begun or not (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]
-
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Bar that life; its files count for nothing from now on.  Always True."""
         self._barred.add((peer.instance_id, peer.epoch))
-        for inbox in self._own.values():
+        for inbox in self._inboxes.values():
             with contextlib.suppress(OSError):
                 mark = os.path.join(inbox.directory, _mark((peer.instance_id, peer.epoch)))
                 os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return True
 
-    def revoke(self, region: Region) -> None:
-        """Remove the directory: writers fail from now on."""
-        own = self._regions.pop(region.remote.locator, None)
-        if own is not None:
-            self.conceal(own, own.remote)
-            own.release()
-
     async def close(self) -> None:
-        """Wait for own writes, remove own regions.  Idempotent."""
-        self._closed = True
-        if self._writes:
-            await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
-        for region in list(self._regions.values()):
-            self.revoke(region)
-        await self._copier.drain(CLOSE_TIMEOUT_S)
-        self._copier.close()
+        """See `HostEngine.close`."""
+        await super().close()
         self._threads.shutdown(wait=False)
 
 

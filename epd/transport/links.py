@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from epd.messages import Message
-from epd.transport.base import TransportError
+from epd.transport.base import Life, TransportError
 from epd.transport.endpoint import is_loopback
 from epd.transport.frames import Accepted, Challenge, Done, Hello, Refused
 from epd.transport.host import this_host_id
@@ -38,8 +38,6 @@ HANDSHAKE_TIMEOUT_S = 5.0
 SETTLE_TIMEOUT_S = 0.8
 MAX_STRANGERS = 256  # connections that have not proved anything yet
 LOCATOR = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5})")
-
-Life = tuple[str, int]  # instance id, epoch
 
 
 class LinkRefused(WriteRefused):

@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 
 from epd.messages import Address, RemoteRegion
-from epd.transport.base import Buffer, Reference, Region, WriteFailed, WriteOutcome, Written
+from epd.transport.base import Buffer, Life, Reference, Region, WriteFailed, WriteOutcome, Written
 from epd.transport.copying import Copier
 from epd.transport.host import this_host_id
 from epd.transport.region import (
@@ -37,8 +37,6 @@ from epd.transport.region import (
 
 CLOSE_TIMEOUT_S = 5.0
 FENCE_TIMEOUT_S = 1.0
-
-Life = tuple[str, int]  # instance id, epoch
 
 
 class LocalMemory:

@@ -26,7 +26,6 @@ import functools
 import importlib.util
 import re
 import secrets
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,26 +34,18 @@ import numpy as np
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import Address, Message, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
-from epd.transport.base import (
-    Buffer,
-    Region,
-    WriteFailed,
-    WriteOutcome,
-    WriteUnknown,
-    Written,
-)
-from epd.transport.codec import check_instance_id
-from epd.transport.copying import Copier
+from epd.transport.base import Life, WriteOutcome, WriteUnknown, Written
 from epd.transport.endpoint import is_loopback, is_tcp
 from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
+from epd.transport.host_engine import HostEngine
 from epd.transport.host_memory import anonymous
-from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
+from epd.transport.links import Links
 from epd.transport.mooncake_library import End, Library, Piece, missing
-from epd.transport.region import RegionIds, SlotRegion, WriteRefused, byte_views, check_shape, plan
+from epd.transport.region import Piece as Place
+from epd.transport.region import SlotRegion, WriteRefused, check_shape
 from epd.transport.wire import Wire, WireLost
 
-CLOSE_TIMEOUT_S = 5.0
 BEGIN_TIMEOUT_S = 10.0
 NUM_THREADS = 16  # writes under way at once; a frozen peer does not get as far as here
 LOCATOR = re.compile(r"(?P<control>[^/]+)/(?P<engine>[^/]+)/(?P<base>[0-9a-f]{1,16})")
@@ -62,12 +53,14 @@ LOCATOR = re.compile(r"(?P<control>[^/]+)/(?P<engine>[^/]+)/(?P<base>[0-9a-f]{1,
 _kept: list[memoryview] = []  # memory that a peer may still write to: never given back
 
 
-class MooncakeTransferEngine:
+class MooncakeTransferEngine(HostEngine):
     """One instance's data plane over mooncake.
 
     `host`: where peers can reach this instance.  `secret`: of the cluster; may be empty on
     loopback.  Raises TransportError when the library is missing or the address cannot be used.
     """
+
+    kind = "mooncake"
 
     def __init__(
         self,
@@ -80,22 +73,15 @@ class MooncakeTransferEngine:
         config: MooncakeConfig = MOONCAKE_OVER_TCP,
         begin_timeout_s: float = BEGIN_TIMEOUT_S,
     ) -> None:
-        check_instance_id(instance_id)
-        self._life: Life = (instance_id, epoch)
+        super().__init__(instance_id, epoch, checksums=checksums)
         self._begin_timeout_s = begin_timeout_s
-        self._links = Links(self._life, host, secret, self._on_frame)
+        self._links: Links = Links(self._life, host, secret, self._on_frame)
         self._library = Library.acquire(host, config)
-        self._copier = Copier(checksums=checksums)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-mooncake")
-        self._region_ids = RegionIds()
-        self._own: dict[str, SlotRegion] = {}
         self._barred: set[Life] = set()
         self._begun: dict[bytes, tuple[Life, memoryview]] = {}  # by peers, into our memory
         self._ended: dict[Life, list[bytes]] = {}  # own writes whose end the owner may not know
         self._doubts: dict[Life, dict[bytes, tuple[str, End]]] = {}  # own writes, ended unknown
-        self._writes: set[asyncio.Task[WriteOutcome]] = set()
-        self._settling: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     @property
     def domain(self) -> str:
@@ -105,12 +91,10 @@ class MooncakeTransferEngine:
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
     ) -> SlotRegion:
         """Zeroed, resident memory, registered with mooncake."""
-        nbytes = check_shape(name, num_slots, slot_nbytes)
-        region_id = self._region_ids.new(name)
-        memory = anonymous(nbytes)
-        remote = self._register(region_id, memory, num_slots, slot_nbytes)
+        memory = anonymous(check_shape(name, num_slots, slot_nbytes))
+        remote = self._register(self._region_ids.new(name), memory, num_slots, slot_nbytes)
         region = SlotRegion(remote, memory, by_reference=by_reference)
-        self._own[region_id] = region
+        self._own[remote.region_id] = region
         return region
 
     def _register(
@@ -120,7 +104,7 @@ class MooncakeTransferEngine:
         self._library.register(base, memory.nbytes)
         engine = f"{self._library.host}:{self._library.port}"
         locator = f"{self._links.listen()}/{engine}/{base:x}"
-        return RemoteRegion("mooncake", *self._life, region_id, locator, slot_nbytes, num_slots)
+        return self._remote(region_id, locator, num_slots, slot_nbytes)
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
         """See `Exposes.expose`."""
@@ -136,57 +120,31 @@ class MooncakeTransferEngine:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def write(
-        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
-    ) -> WriteOutcome:
-        """See `TransferEngine.write`.  A cancelled caller leaves the write running."""
-        try:
-            if self._closed:
-                raise WriteRefused("the engine is closed")
-            found = LOCATOR.fullmatch(target.locator)
-            if target.backend != "mooncake" or found is None:
-                raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
-            views = byte_views(source)
-            base = int(found["base"], 16)
-            pieces = [
-                Piece(_address_of(view), base + offset, view.nbytes)
-                for offset, view in plan(views, target, slots)
-            ]
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
-        task = asyncio.get_running_loop().create_task(
-            self._write(views, pieces, target, tuple(slots), found["control"], found["engine"])
-        )
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-        return await asyncio.shield(task)
-
     async def _write(
         self,
         views: list[memoryview],
-        pieces: list[Piece],
+        pieces: list[Place],
         target: RemoteRegion,
         slots: tuple[int, ...],
-        control: str,
-        engine: str,
     ) -> WriteOutcome:
+        found = LOCATOR.fullmatch(target.locator)
+        if found is None:
+            raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
+        base, control, engine = int(found["base"], 16), found["control"], found["engine"]
+        moves = [Piece(_address_of(view), base + offset, view.nbytes) for offset, view in pieces]
         life = (target.instance_id, target.epoch)
         token = secrets.token_bytes(12)
         nbytes = sum(view.nbytes for view in views)
-        try:
-            wire = await self._begin(target, slots, nbytes, control, token)
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
-        loop = asyncio.get_running_loop()
-        transfer = functools.partial(self._library.transfer, engine, pieces)
-        end = await loop.run_in_executor(self._threads, transfer)
+        wire = await self._begin(target, slots, nbytes, control, token)
+        transfer = functools.partial(self._library.transfer, engine, moves)
+        end = await asyncio.get_running_loop().run_in_executor(self._threads, transfer)
         if end in {End.BROKEN, End.ENDLESS}:
             self._doubts.setdefault(life, {})[token] = (control, end)
             return WriteUnknown(f"mooncake to {target.instance_id}: {end.value}")
         self._ended.setdefault(life, []).append(token)
         wire.post(EndFrame((token,)))
         if end is End.REFUSED:
-            return WriteFailed(f"mooncake does not reach {target.instance_id} at {engine}")
+            raise WriteRefused(f"mooncake does not reach {target.instance_id} at {engine}")
         checksum = await self._copier.checksum(views) if self._copier.checksums else 0
         return Written(nbytes, checksum)
 
@@ -227,9 +185,7 @@ class MooncakeTransferEngine:
         elif isinstance(frame, EndFrame):
             self._end(frame.tokens)
         elif isinstance(frame, SettleFrame):
-            task = asyncio.get_running_loop().create_task(self._settle(wire, frame))
-            self._settling.add(task)
-            task.add_done_callback(self._settling.discard)
+            self._answer_later(self._settle(wire, frame))
         else:
             wire.sever()
 
@@ -260,14 +216,9 @@ class MooncakeTransferEngine:
 
     # --- the end of things ------------------------------------------------------------------------
 
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
-
     async def settle(self, peer: Address) -> bool:
         """Ask the peer about our writes that ended in doubt; those that did not end stay so."""
-        begun = set(self._writes)
-        if begun and (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]:
+        if not await super().settle(peer):
             return False
         life = (peer.instance_id, peer.epoch)
         return await self._resolve(life, self._doubts.get(life, {}))
@@ -304,33 +255,16 @@ class MooncakeTransferEngine:
                 del doubts[token]
         return True
 
-    def revoke(self, region: Region) -> None:
-        """Unlist and unregister; memory that somebody may still write to is not given back."""
-        own = self._own.get(region.remote.region_id)
-        if own is not region:
-            return
-        memory = own.buffer
-        del self._own[region.remote.region_id]
-        self._library.unregister(_address_of(memory))
-        own.release()
-
     async def close(self) -> None:
-        """Wait for own writes, sever all connections, revoke own regions.  Idempotent."""
+        """See `HostEngine.close`."""
         if self._closed:
             return
-        self._closed = True
-        if self._writes:
-            await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
-        await self._links.close()
+        await super().close()
+        # Memory that somebody may still write to is not given back.
         _kept.extend(memory for _, memory in self._begun.values())
-        for region in list(self._own.values()):
-            self.revoke(region)
-        in_doubt = bool(self._writes or self._begun or any(self._doubts.values()))
         self._threads.shutdown(wait=False)
-        if not in_doubt:
+        if not (self._writes or self._begun or any(self._doubts.values())):
             self._library.give_back()
-        await self._copier.drain(CLOSE_TIMEOUT_S)
-        self._copier.close()
 
 
 def _address_of(view: memoryview) -> int:

@@ -15,47 +15,37 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.base import (
-    Buffer,
-    Region,
+    Life,
     WriteFailed,
     WriteOutcome,
     WriteUnknown,
     Written,
 )
-from epd.transport.codec import check_instance_id
-from epd.transport.copying import Copier
 from epd.transport.endpoint import is_tcp
 from epd.transport.frames import Declined, Done, WriteFrame
 from epd.transport.host import is_process_dead, this_host_id
+from epd.transport.host_engine import HostEngine
 from epd.transport.host_memory import anonymous
-from epd.transport.links import SETTLE_TIMEOUT_S, Life, Links
-from epd.transport.region import (
-    RegionIds,
-    SlotRegion,
-    WriteRefused,
-    byte_views,
-    check_shape,
-    plan,
-    runs,
-)
+from epd.transport.links import Links
+from epd.transport.region import Piece, SlotRegion, WriteRefused, check_shape, runs
 from epd.transport.wire import Wire, WireLost
 
-CLOSE_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 10.0  # the peer takes no byte
 ANSWER_TIMEOUT_S = 30.0  # after the last byte: what was before it in line, and the checksum
 
 
-class TcpTransferEngine:
+class TcpTransferEngine(HostEngine):
     """One instance's data plane over TCP.
 
     `host`: where peers can reach this instance.  `secret`: of the cluster; may be empty on
     loopback.  Raises TransportError when the address cannot be used.
     """
+
+    kind = "tcp"
 
     def __init__(
         self,
@@ -68,18 +58,11 @@ class TcpTransferEngine:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
-        check_instance_id(instance_id)
-        self._life: Life = (instance_id, epoch)
+        super().__init__(instance_id, epoch, checksums=checksums)
         self._stall_timeout_s = stall_timeout_s
         self._answer_timeout_s = answer_timeout_s
-        self._links = Links(self._life, host, secret, self._on_frame)
-        self._copier = Copier(checksums=checksums)
-        self._region_ids = RegionIds()
-        self._own: dict[str, SlotRegion] = {}
-        self._writes: set[asyncio.Task[WriteOutcome]] = set()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._links: Links = Links(self._life, host, secret, self._on_frame)
         self._doubts: dict[Life, set[str]] = {}  # peers and locators of writes that ended unknown
-        self._closed = False
 
     @property
     def domain(self) -> str:
@@ -90,60 +73,35 @@ class TcpTransferEngine:
     ) -> SlotRegion:
         """Zeroed, resident memory behind this instance's listener."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
-        region_id = self._region_ids.new(name)
-        remote = RemoteRegion(
-            "tcp", *self._life, region_id, self._links.listen(), slot_nbytes, num_slots
+        remote = self._remote(
+            self._region_ids.new(name), self._links.listen(), num_slots, slot_nbytes
         )
         region = SlotRegion(remote, anonymous(nbytes), by_reference=by_reference)
-        self._own[region_id] = region
+        self._own[remote.region_id] = region
         return region
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
         """See `Exposes.expose`."""
         own = region.remote
         self._own[own.region_id] = region
-        place = self._links.listen()
-        return RemoteRegion(
-            "tcp", *self._life, own.region_id, place, own.slot_nbytes, own.num_slots
-        )
-
-    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
-        """See `Exposes.conceal`."""
-        self._own.pop(remote.region_id, None)
+        return self._remote(own.region_id, self._links.listen(), own.num_slots, own.slot_nbytes)
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def write(
-        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
-    ) -> WriteOutcome:
-        """See `TransferEngine.write`.  A cancelled caller leaves the write running."""
-        try:
-            if self._closed:
-                raise WriteRefused("the engine is closed")
-            if target.backend != "tcp":
-                raise WriteRefused(f"a region of {target.backend!r} cannot be reached over TCP")
-            views = byte_views(source)
-            plan(views, target, slots)
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
-        task = asyncio.get_running_loop().create_task(self._write(views, target, tuple(slots)))
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-        return await asyncio.shield(task)
-
     async def _write(
-        self, views: list[memoryview], target: RemoteRegion, slots: tuple[int, ...]
+        self,
+        views: list[memoryview],
+        pieces: list[Piece],
+        target: RemoteRegion,
+        slots: tuple[int, ...],
     ) -> WriteOutcome:
         life = (target.instance_id, target.epoch)
         nbytes = sum(view.nbytes for view in views)
-        try:
-            wire = await self._links.to(life, target.locator)
-        except WriteRefused as refused:
-            return WriteFailed(str(refused))
+        wire = await self._links.to(life, target.locator)
         try:
             async with wire.turn:
                 if wire.severed:
-                    return WriteFailed("the connection broke before this write began")
+                    raise WriteRefused("the connection broke before this write began")
                 number, answer = wire.ask()
                 wire.post(
                     WriteFrame(
@@ -204,11 +162,8 @@ class TcpTransferEngine:
         elif not frame.checksum:
             wire.pay(Done(frame.number))
         else:
-            task = asyncio.get_running_loop().create_task(
-                self._sum_up(wire, frame, region, region.views(frame.slots, frame.nbytes))
-            )
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            views = region.views(frame.slots, frame.nbytes)
+            self._answer_later(self._sum_up(wire, frame, region, views))
 
     async def _sum_up(
         self, wire: Wire, frame: WriteFrame, region: SlotRegion, views: list[memoryview]
@@ -221,14 +176,9 @@ class TcpTransferEngine:
 
     # --- the end of things ------------------------------------------------------------------------
 
-    async def checksum(self, views: Sequence[Buffer]) -> int:
-        """See `TransferEngine.checksum`: CRC-32."""
-        return await self._copier.checksum(byte_views(views))
-
     async def settle(self, peer: Address) -> bool:
         """Wait for our writes in flight, and ask the peer about those that ended in doubt."""
-        begun = set(self._writes)
-        if begun and (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]:
+        if not await super().settle(peer):
             return False
         life = (peer.instance_id, peer.epoch)
         for locator in list(self._doubts.get(life, ())):
@@ -249,27 +199,6 @@ class TcpTransferEngine:
             self._doubts.get(life, set()).discard(locator)
         self._doubts.pop(life, None)
         return True
-
-    def revoke(self, region: Region) -> None:
-        """Unlist the region; a payload that is arriving ends in memory that nobody reads."""
-        own = self._own.get(region.remote.region_id)
-        if own is region:
-            del self._own[region.remote.region_id]
-            own.release()
-
-    async def close(self) -> None:
-        """Wait for own writes, sever all connections, revoke own regions.  Idempotent."""
-        self._closed = True
-        if self._writes:
-            await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
-        await self._links.close()
-        for region in list(self._own.values()):
-            self.revoke(region)
-        open_ends = {*self._writes, *self._answering}  # severed: they end now
-        if open_ends:
-            await asyncio.wait(open_ends, timeout=CLOSE_TIMEOUT_S)
-        await self._copier.drain(CLOSE_TIMEOUT_S)
-        self._copier.close()
 
 
 def _make(its: BackendSettings) -> TcpTransferEngine:

@@ -1,0 +1,114 @@
+"""What data planes between processes share: one life's memory, and writes that outlive callers."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from epd.messages import Address, RemoteRegion
+from epd.transport.base import Buffer, Life, Region, WriteFailed, WriteOutcome
+from epd.transport.codec import check_instance_id
+from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
+from epd.transport.links import Links
+from epd.transport.region import Piece, RegionIds, SlotRegion, WriteRefused, byte_views, plan
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class HostEngine(ABC):
+    """One instance's data plane of one kind; a subclass says how bytes move and what a fence is."""
+
+    kind: str  # of its regions' descriptors
+
+    def __init__(self, instance_id: str, epoch: int, *, checksums: bool) -> None:
+        check_instance_id(instance_id)
+        self._life: Life = (instance_id, epoch)
+        self._copier = Copier(checksums=checksums)
+        self._region_ids = RegionIds()
+        self._own: dict[str, SlotRegion] = {}  # by region id
+        self._writes: set[asyncio.Task[WriteOutcome]] = set()
+        self._answers: set[asyncio.Task[None]] = set()  # to peers, which take time
+        self._links: Links | None = None
+        self._closed = False
+
+    def _remote(
+        self, region_id: str, locator: str, num_slots: int, slot_nbytes: int
+    ) -> RemoteRegion:
+        return RemoteRegion(self.kind, *self._life, region_id, locator, slot_nbytes, num_slots)
+
+    async def write(
+        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> WriteOutcome:
+        """See `TransferEngine.write`.  A cancelled caller leaves the write running."""
+        try:
+            if self._closed:
+                raise WriteRefused("the engine is closed")
+            if target.backend != self.kind:
+                raise WriteRefused(f"a region of {target.backend!r} is not reached by {self.kind}")
+            views = byte_views(source)
+            work = self._write(views, plan(views, target, slots), target, tuple(slots))
+        except WriteRefused as refused:
+            return WriteFailed(str(refused))
+        task = asyncio.get_running_loop().create_task(_outcome(work))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
+
+    @abstractmethod
+    def _write(
+        self,
+        views: list[memoryview],
+        pieces: list[Piece],
+        target: RemoteRegion,
+        slots: tuple[int, ...],
+    ) -> Coroutine[Any, Any, WriteOutcome]:
+        """Raises WriteRefused, now or when it is awaited: no byte has moved."""
+
+    def _answer_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """What a peer waits for and the loop cannot do at once."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        """See `TransferEngine.checksum`: CRC-32."""
+        return await self._copier.checksum(byte_views(views))
+
+    async def settle(self, peer: Address) -> bool:
+        """Wait for our writes in flight, to whomever."""
+        begun = set(self._writes)
+        return not begun or not (await asyncio.wait(begun, timeout=SETTLE_TIMEOUT_S))[1]
+
+    def revoke(self, region: Region) -> None:
+        """Unlist the region; a payload that is arriving ends in memory that nobody reads."""
+        own = self._own.get(region.remote.region_id)
+        if own is region:
+            self.conceal(own, own.remote)
+            own.release()
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        """See `Exposes.conceal`."""
+        self._own.pop(remote.region_id, None)
+
+    async def close(self) -> None:
+        """Wait for own writes, sever what connects, revoke own regions.  Idempotent."""
+        self._closed = True
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=CLOSE_TIMEOUT_S)
+        if self._links is not None:
+            await self._links.close()
+        for region in list(self._own.values()):
+            self.revoke(region)
+        if open_ends := {*self._writes, *self._answers}:  # severed: they end now
+            await asyncio.wait(open_ends, timeout=CLOSE_TIMEOUT_S)
+        await self._copier.drain(CLOSE_TIMEOUT_S)
+        self._copier.close()
+
+
+async def _outcome(write: Coroutine[Any, Any, WriteOutcome]) -> WriteOutcome:
+    try:
+        return await write
+    except WriteRefused as refused:
+        return WriteFailed(str(refused))
