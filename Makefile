@@ -29,7 +29,7 @@ help:  ## Say what there is to make
 env: $(STAMP)  ## Make the environment .venv (the other verbs do it by themselves)
 
 .PHONY: demo
-demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three pictures
+demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three images
 	$(BIN)/python -m epd demo
 
 .PHONY: test
@@ -38,7 +38,7 @@ test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 	$(PYTEST) -m "e2e and not gpu and not long"
 
 .PHONY: test-long
-test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and pictures
+test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and images
 	$(PYTEST) -m "long and not gpu"
 
 .PHONY: test-kills

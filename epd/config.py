@@ -48,19 +48,19 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_timeout_s: Annotated[Seconds, about("a request's head, then its body, must arrive within")] = 30.0
     write_timeout_s: Annotated[Seconds, about("a client that reads nothing for so long is dropped")] = 30.0
     max_images: Annotated[Count, about("images of one request", "--max-images", "limits")] = 16
-    max_image_nbytes: Annotated[Nbytes, about("of a picture, compressed")] = 32 << 20
-    max_pixels: Annotated[Count, about("of a picture, or of one frame of a video")] = 64_000_000
+    max_image_nbytes: Annotated[Nbytes, about("of an image, compressed")] = 32 << 20
+    max_pixels: Annotated[Count, about("of an image, or of one frame of a video")] = 64_000_000
     max_videos: Annotated[Count, about("videos of one request")] = 4
     max_video_nbytes: Annotated[Nbytes, about("of a video, compressed; about what a body of 64 MiB holds in base64")] = 48 << 20
     max_video_frames: Annotated[Count, about("that are taken of one video")] = 768
     max_video_pixels: Annotated[Count, about("of all frames that are decoded to take some of a video")] = 8_000_000_000
-    max_encoder_pixels: Annotated[Count, about("of pictures before one encoder, or in it")] = 2_000_000_000
+    max_encoder_pixels: Annotated[Count, about("of images before one encoder, or in it")] = 2_000_000_000
     max_pixels_share_per_key: Annotated[Share, about("of the pixels before all encoders, for one API key")] = 0.5
     max_open_requests: Annotated[Count, about("above it new requests get 429 at once", "--max-open-requests", "limits")] = 256
     max_choices: Annotated[Count, about("answers to one request (n)")] = 16
-    fetch_timeout_s: Annotated[Seconds, about("of a picture or video by its URL")] = 10.0
+    fetch_timeout_s: Annotated[Seconds, about("of an image or video by its URL")] = 10.0
     allow_private_networks: Annotated[bool, about("URLs may lead to loopback, link-local and private addresses")] = False
-    allowed_media_domains: Annotated[Texts, about("URLs of pictures and videos may name these hosts only; none: any that is public", "--allowed-media-domains", "access", "HOST")] = ()
+    allowed_media_domains: Annotated[Texts, about("URLs of images and videos may name these hosts only; none: any that is public", "--allowed-media-domains", "access", "HOST")] = ()
     allowed_local_media_path: Annotated[str, about("file: URLs may name what lies below; empty: there are none", "--allowed-local-media-path", "access", "DIR")] = ""
 
 
@@ -74,7 +74,7 @@ class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ssl_ca_certs: Annotated[str, about("clients must show a certificate signed by one of these (PEM)", "--ssl-ca-certs", "access", "FILE")] = ""
 
 
-NO_LOAD = "what is waited for is the word of an event loop, not a computation; the simulator shortens it"
+NO_LOAD = "what is waited for is the message of an event loop, not a computation; the simulator shortens it"
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept_timeout_s: Annotated[Seconds, fixed("the gateway waits for RequestAccepted, then inquires", NO_LOAD)] = 5.0
     stall_timeout_s: Annotated[Seconds, about("the gateway waits for the next token of a running attempt")] = 30.0
     topology_timeout_s: Annotated[Seconds, about("the gateway waits for an instance that a request lacks")] = 15.0
-    abort_timeout_s: Annotated[Seconds, fixed("whoever aborts waits for the word that it is done", NO_LOAD)] = 5.0
+    abort_timeout_s: Annotated[Seconds, fixed("whoever aborts waits for the message that it is done", NO_LOAD)] = 5.0
     link_timeout_s: Annotated[Seconds, fixed("a link without an echo is opened anew; after twice that it is given up", NO_LOAD)] = 2.0
     retry_interval_s: Annotated[Seconds, fixed("grants, commits, cancels, joins, fences and settling are asked for again", "asking again is idempotent and small; the simulator shortens it")] = 0.5
     tombstone_s: Annotated[Seconds, fixed("what has ended is remembered for messages that come late", "it must outlive messages under way, and costs little memory; the simulator shortens it")] = 60.0
@@ -127,7 +127,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot_nbytes: Annotated[NbytesOrNone, fixed("of a slot of the receive pool", ROW_WIDTH)] = 0
     max_slots_share_per_peer: Annotated[Share, fixed("of the receive pool, in flight from one encoder (fault F41)", FAIR)] = 0.75
     rows_timeout_s: Annotated[SecondsOrNone, about("of waiting for an encoder, then another is asked; 0: no bound")] = 0.0
-    min_early_tokens: Annotated[Count, fixed("a prompt begins before its pictures if so much can be computed", "a step of its own pays for so many, whatever the model; tests begin at once")] = 64
+    min_early_tokens: Annotated[Count, fixed("a prompt begins before its images if so much can be computed", "a step of its own pays for so many, whatever the model; tests begin at once")] = 64
 
 
 class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,10 +150,10 @@ MOONCAKE_OVER_TCP = MooncakeConfig()
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Guesses of the next tokens that a step confirms or rejects; names are vLLM's."""
+    """Drafts of the next tokens, which a step accepts or rejects; names are vLLM's."""
 
-    method: Annotated[Literal["", "ngram"], about("how tokens are guessed; empty: not")] = ""
-    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=64), about("guesses per request and step, at most; 3 to 8 pay")] = 0
+    method: Annotated[Literal["", "ngram"], about("how tokens are drafted; empty: not")] = ""
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=64), about("drafts per request and step, at most; 3 to 8 pay")] = 0
     prompt_lookup_min: Annotated[CountOrNone, about("n-grams of so many tokens at least are looked up in the text")] = 0
     prompt_lookup_max: Annotated[CountOrNone, about("and of so many at most; the longest that is found wins")] = 0
 
@@ -178,8 +178,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     async_scheduling: Annotated[bool, about("the next step is launched while one runs: pays on a GPU")] = False
     max_step_tokens: Annotated[Count, about("token budget of a step", "--max-num-batched-tokens", "model")] = 1024
     max_chunk_tokens: Annotated[Count, about("of one prefill chunk")] = 512
-    min_partial_tokens: Annotated[CountOrNone, fixed("fewer, before a picture that lacks, wait for it", "it goes with the device: a GPU launches kernels longer than it computes fewer")] = 0
-    max_quantum_ms: Annotated[Milliseconds, about("that pictures and prompts may hold streams up for; 0: any time")] = 0.0
+    min_partial_tokens: Annotated[CountOrNone, fixed("fewer, before an image that lacks, wait for it", "it goes with the device: a GPU launches kernels longer than it computes fewer")] = 0
+    max_quantum_ms: Annotated[Milliseconds, about("that images and prompts may hold streams up for; 0: any time")] = 0.0
     min_step_tokens: Annotated[CountOrNone, fixed("a step may have so many, decodes included, whatever bounds its length", "it goes with the device: a GPU computes tokens in tiles, and so many in about the time that it takes for few")] = 0
     max_itl_impact: Annotated[Factor, about("a step with prompts takes at most so many times one without; 0: no bound", "--max-itl-impact", "model")] = 0.0
     prefix_caching: Annotated[bool, about("KV blocks that nobody uses are found again by their content")] = True
@@ -199,7 +199,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[PortOrAny, about("HTTP port; it also names the cluster among those of this host", "--port", "where")] = 8000
     tenant: Annotated[str, about("whose rows and KV are shared where a request names none (X-EPD-Tenant)")] = ""
     cache_scope: Annotated[Literal["tenant", "global"], about("who shares cached rows and KV: tenant (API key, X-EPD-Tenant) or global", "--cache-scope", "where", "SCOPE")] = "tenant"
-    encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("who encodes a picture")] = "affinity"
+    encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("who encodes an image")] = "affinity"
     prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
     cluster_key: Annotated[str, about("key file, required between hosts; who has it is a member (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""
     transport: Annotated[str, about("how rows and KV move: auto (by pair of instances), or some of the transports that epd doctor names and package.module:factory of your own, with commas", "--transport", "where", "NAMES")] = "auto"

@@ -69,7 +69,7 @@ class Join(Message):
     info: InstanceInfo
     was_member: bool = False  # of an earlier registry, or of this one
     lost: tuple[tuple[str, int], ...] = ()
-    """Lives of others that it takes for over, by an earlier registry's word: it may have fenced
+    """Lives of others that it takes for over, by an earlier registry's message: it may have fenced
     them, so none of them may be a member."""
 
 
@@ -140,7 +140,7 @@ class EncodeRequest(Message):
     """Make the rows of `mm_hash`, deliver them to `consumer` under `room`; to nobody: keep them in
     the cache and say `RowsKept`.
 
-    Payload: the compressed picture or video.
+    Payload: the compressed image or video.
     """
 
     request_id: str
@@ -153,11 +153,11 @@ class EncodeRequest(Message):
     deadline_s: float
     reports: bool = False  # the client wants a timeline
     clip: Clip | None = None  # of a video
-    bounds: PixelBounds | None = None  # of a picture
+    bounds: PixelBounds | None = None  # of an image
 
 
 class EncodeAccepted(Message):
-    """The picture is at work.  Said again now and then while the room is open."""
+    """The image is at work.  Said again now and then while the room is open."""
 
     room: str
     attempt: int
@@ -219,7 +219,7 @@ class RequestAccepted(Message):
 
 class RequestInquiry(Message):
     """Nothing was heard of an attempt for a while.  Answered by `RequestFailed` if it has ended,
-    for its last word was lost then; by nothing while it is open."""
+    for its last message was lost then; by nothing while it is open."""
 
     request_id: str
     attempt: int
@@ -279,7 +279,7 @@ class KvOffer(Message):
     layout: KvLayout
     gateway: Address
     deadline_s: float
-    items: tuple[MediaItem, ...] = ()  # where pictures stand: part of what a block's content is
+    items: tuple[MediaItem, ...] = ()  # where images stand: part of what a block's content is
     reports: bool = False  # the client wants a timeline
     scope: str = ""  # as in PrefillRequest
     first_token_deadline_s: float = 0.0
@@ -353,7 +353,7 @@ class TransferInDoubt(Message):
 
 
 class LinkProbe(Message):
-    """Do words arrive?  Answered at once by `LinkEcho`.
+    """Do messages arrive?  Answered at once by `LinkEcho`.
 
     `is_mute`: no echo came for long, so the link was opened anew; open your direction anew as well.
     """
@@ -375,7 +375,7 @@ class ProfileRequest(Message):
 class ProfileReport(Message):
     """What came of it: a trace's path, or a reason."""
 
-    serial: int  # of the word that it answers
+    serial: int  # of the message that it answers
     ok: bool
     detail: str
 

@@ -145,7 +145,7 @@ class Load(Record):
     totals: tuple[tuple[str, int], ...] = ()  # what they have counted since the start, by kind
     cache_sequence: int = 0  # of the last batch of cache events
     events: tuple[tuple[str, int], ...] = ()  # what was odd or deferred since the process began
-    num_encoded: int = 0  # pictures, since the process began
+    num_encoded: int = 0  # images, since the process began
     cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
     dropped: tuple[tuple[str, int], ...] = ()  # by its bus, by kind, since the process began
     histograms: tuple[Histogram, ...] = ()  # of stages and hops
@@ -201,9 +201,9 @@ class SamplingParams(Record):
 
 
 class Clip(Record):
-    """Which frames of a video an item's rows are made of; a picture has none.
+    """Which frames of a video an item's rows are made of; an image has none.
 
-    `container`: the file's format, one of `epd.engine.video.CONTAINERS`, or "frames" for pictures
+    `container`: the file's format, one of `epd.engine.video.CONTAINERS`, or "frames" for images
     packed one after the other (a msgpack array).  `frames`: indices into the video, in order.
     """
 
@@ -212,7 +212,7 @@ class Clip(Record):
 
 
 class PixelBounds(Record):
-    """Between which areas a picture is resized, instead of the model's own; 0: as the model's."""
+    """Between which areas an image is resized, instead of the model's own; 0: as the model's."""
 
     min_pixels: int = 0
     max_pixels: int = 0
@@ -226,7 +226,7 @@ def end_of(offset: int, num_rows: int, offsets: tuple[int, ...]) -> int:
 
 
 class MediaItem(Record):
-    """One picture or video of a prompt: where its rows go and who makes them."""
+    """One image or video of a prompt: where its rows go and who makes them."""
 
     index: int
     mm_hash: str
@@ -274,8 +274,8 @@ class TokenChunk(Record):
     token_ids: tuple[int, ...]
     finish_reason: str = ""  # "", "stop", "length"
     logprobs: tuple[TokenLogprobs, ...] = ()
-    num_confirmed: int = 0  # of these tokens, those that were guessed before
-    num_rejected: int = 0  # guesses that were computed for them and were wrong
+    num_accepted: int = 0  # of these tokens, those that were drafted before
+    num_rejected: int = 0  # drafts that were computed for them and were wrong
     num_cached: int = 0  # with an attempt's first token: of its prompt, tokens found in the cache
 
 

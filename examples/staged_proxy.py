@@ -45,8 +45,8 @@ class Stages:
     async def drive(self, body: Body) -> Body:
         """The body of the last stage."""
         shared = {name: body[name] for name in SHARED if name in body}
-        pictures = await asyncio.gather(*(self._encode(part, shared) for part in _media_of(body)))
-        ec = {mm_hash: said for params in pictures for mm_hash, said in params.items()}
+        images = await asyncio.gather(*(self._encode(part, shared) for part in _media_of(body)))
+        ec = {mm_hash: said for params in images for mm_hash, said in params.items()}
         if ec:
             body = body | {"ec_transfer_params": ec}
         prompt = _first_token_of(body) | {"kv_transfer_params": {"do_remote_decode": True}}
@@ -54,7 +54,7 @@ class Stages:
         return body | {"kv_transfer_params": answer["kv_transfer_params"]}
 
     async def _encode(self, part: Body, shared: Body) -> Body:
-        """One picture, without any text."""
+        """One image, without any text."""
         messages = [{"role": "user", "content": [part]}]
         body = {**shared, "messages": messages, "max_tokens": 1}
         params: Body = (await self._post(self._urls.encode, body))["ec_transfer_params"]

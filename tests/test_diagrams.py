@@ -49,10 +49,10 @@ def test_an_edited_row_makes_its_pages_stale(
     write_diagrams(tmp_path)
     edited = [_with_another_effect(table) if table is TABLES[0] else table for table in TABLES]
     monkeypatch.setattr(diagrams, "render", lambda: render(edited))
-    assert check_diagrams(tmp_path) == ["generation.md"], "an effect is no part of the picture"
+    assert check_diagrams(tmp_path) == ["generation.md"], "an effect is no part of the image"
 
 
-def test_an_edited_target_makes_page_and_picture_stale(
+def test_an_edited_target_makes_page_and_image_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_diagrams(tmp_path)
@@ -183,7 +183,7 @@ def test_no_station_line_or_rail_overlaps_another(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("graph", _graphs(), ids=lambda graph: graph.name)
-def test_every_text_is_inside_the_picture_and_short_of_the_rails(graph: Graph) -> None:
+def test_every_text_is_inside_the_image_and_short_of_the_rails(graph: Graph) -> None:
     drawn = RailMap(graph)
     root = ET.fromstring(drawn.draw())
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
@@ -206,25 +206,25 @@ SYNTHETIC = '''
 from epd import messages as wire
 from epd.messages import Grant as RowGrant, Leave
 from epd.fsm import instance as fsm
-from epd.roles.base import Role, receives
+from epd.roles.base import Component, receives
 
-class Left(Role):
+class Left(Component):
     @receives(Leave, wire.Commit)
     def on_either(self, received):
         self.actor.send("right", RowGrant(received.room))
         self.actor.send("right", wire.CommitAck("room", 1))
         self.fire(None, fsm.Heartbeat())
 
-class Silent(Role):
+class Silent(Component):
     pass
 '''
 
 OTHER = '''
 """The right role: answers."""
 from epd.messages import Commit, CommitAck, Grant
-from epd.roles.base import Role, receives
+from epd.roles.base import Component, receives
 
-class Right(Role):
+class Right(Component):
     @receives(Grant)
     async def on_grant(self, received):
         self.actor.send("left", Commit("room", 1, 2, 3))
@@ -252,7 +252,7 @@ def test_who_sends_and_handles_is_read_from_code(tmp_path: Path) -> None:
     assert "| `Leave` | nobody | `Left` |" in text
 
 
-def test_without_roles_there_is_a_page_and_no_picture(tmp_path: Path) -> None:
+def test_without_roles_there_is_a_page_and_no_image(tmp_path: Path) -> None:
     files = render(TABLES, tmp_path / "nowhere")
     assert "messages.svg" not in files
     assert "| `Grant` | nobody | nobody |" in files["messages.md"]

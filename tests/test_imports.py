@@ -54,8 +54,8 @@ TORCH_FREE = (
     "epd.engine.fingerprint",
     "epd.engine.geometry",
     "epd.engine.grammar",
-    "epd.engine.picture_file",
-    "epd.engine.picture_header",
+    "epd.engine.image_opening",
+    "epd.engine.image_header",
     "epd.engine.video",
 )
 
@@ -88,7 +88,7 @@ AREAS = {
     ),
     **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),
     "epd.engine.container": Area(("epd.engine.deadline_file",), packages("av")),
-    "epd.engine.picture_file": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
+    "epd.engine.image_opening": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),

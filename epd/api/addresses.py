@@ -1,4 +1,4 @@
-"""Which network addresses a picture may be fetched from (fault F51).
+"""Which network addresses an image may be fetched from (fault F51).
 
 An http(s) URL from outside is a way into the operator's network, so what is connected to must be a
 public address.  That is asked of the address of each connection, before it is made: whatever a host

@@ -101,7 +101,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
     """Prompt tokens include the rows of images; completion tokens are of all choices.  Cached are
     tokens of the prompt that were computed for no choice.
 
-    Where tokens were guessed (speculative decoding), how many guesses were right and wrong, under
+    Where tokens were drafted (speculative decoding), how many drafts were right and wrong, under
     OpenAI's names; wrong ones are in no other count.
     """
     num_tokens = sum(choice.num_tokens for choice in choices)
@@ -111,7 +111,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
         "total_tokens": num_prompt_tokens + num_tokens,
         "prompt_tokens_details": {"cached_tokens": _num_cached(choices)},
     }
-    accepted = sum(choice.num_confirmed for choice in choices)
+    accepted = sum(choice.num_accepted for choice in choices)
     rejected = sum(choice.num_rejected for choice in choices)
     if accepted or rejected:
         counts["completion_tokens_details"] = {

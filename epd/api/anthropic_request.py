@@ -16,7 +16,7 @@ from epd.api.errors import bad_request
 from epd.api.parameters import SIMPLE
 from epd.api.shapes import Shape, read_shape
 from epd.api.tools import NAME
-from epd.api.translation import Conversation, Parts, as_json, picture_part, text_part
+from epd.api.translation import Conversation, Parts, as_json, image_part, text_part
 from epd.config import Limits
 
 # Chat's, under their own names.
@@ -206,14 +206,14 @@ def _content(content: str | list[Text], path: str) -> Parts | str:
     return [(text_part(block.text), f"{path}[{i}]") for i, block in enumerate(content)]
 
 
-def _picture(image: Image, path: str) -> tuple[dict[str, Any], str]:
+def _image(image: Image, path: str) -> tuple[dict[str, Any], str]:
     source = image.source
     if isinstance(source, Url):
-        return picture_part(source.url), f"{path}.source"
+        return image_part(source.url), f"{path}.source"
     head = f"data:{source.media_type};base64,"
     data = source.data
     url = data.under(head) if isinstance(data, DataUrl) else head + data
-    return picture_part(url), f"{path}.source"
+    return image_part(url), f"{path}.source"
 
 
 def _user(talk: Conversation, message: UserMessage, path: str) -> None:
@@ -227,7 +227,7 @@ def _user(talk: Conversation, message: UserMessage, path: str) -> None:
         if isinstance(block, Text):
             said.append((text_part(block.text), place))
         elif isinstance(block, Image):
-            said.append(_picture(block, place))
+            said.append(_image(block, place))
         elif said:
             raise bad_request(f"{place}: tool_result blocks come before all others", place)
         else:
@@ -240,7 +240,7 @@ def _result(block: ToolResult, path: str) -> Parts | str:
     if block.content is None or isinstance(block.content, str):
         return block.content or ""
     return [
-        _picture(part, f"{path}.content[{i}]")
+        _image(part, f"{path}.content[{i}]")
         if isinstance(part, Image)
         else (text_part(part.text), f"{path}.content[{i}]")
         for i, part in enumerate(block.content)

@@ -95,7 +95,7 @@ class Body:
         return ApiError(
             413,
             f"the request body has more than {self._limits.max_text_nbytes} bytes besides the "
-            "base64 data of pictures and videos; send a shorter text",
+            "base64 data of images and videos; send a shorter text",
             code="request_too_large",
         )
 

@@ -1,10 +1,10 @@
 """Messages to token ids, as transformers does it, without transformers.
 
 The model's own chat template makes the text, its own `tokenizer.json` the ids; then each image
-placeholder becomes as many as the picture has rows, and a video's likewise.  Where a model wants
+placeholder becomes as many as the image has rows, and a video's likewise.  Where a model wants
 to be told when each frame was (Qwen3-VL), a video's placeholder first becomes one per frame, with
 the times between them, since text is tokenized as a whole.  The number of placeholders must be the
-number of pictures, or videos: text that spells a placeholder out is refused, not believed.
+number of images, or videos: text that spells a placeholder out is refused, not believed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKENS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id",
     "vision_end_token_id",
 )  # fmt: skip
-_PICTURE = [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "?"}]}]
+_IMAGE = [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "?"}]}]
 
 
 class ChatRenderer:
@@ -51,7 +51,7 @@ class ChatRenderer:
 
     def _check_tokens(self, directory: Path) -> None:
         """Raises ModelError when tokenizer or template mean other tokens than config.json: no
-        picture could be asked about then."""
+        image could be asked about then."""
         for name in _TOKENS:
             token_id = self.config.get(name)
             if token_id is not None and self._ids(self._token(name)) != [token_id]:
@@ -63,13 +63,13 @@ class ChatRenderer:
         if self.image_token_id is None or self._template is None:
             return
         try:
-            text = self._template.render(_PICTURE)
-        except ApiError:  # it takes text only, and says so to who sends a picture
+            text = self._template.render(_IMAGE)
+        except ApiError:  # it takes text only, and says so to who sends an image
             return
         if self._ids(text).count(self.image_token_id) != 1:
             raise ModelError(
                 f"the chat template of {directory} does not write one token "
-                f"{self.image_token_id}, the image_token_id of config.json, for a picture; they "
+                f"{self.image_token_id}, the image_token_id of config.json, for an image; they "
                 "belong to different models: restore both from one checkpoint"
             )
 
@@ -87,7 +87,7 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] = (),
         flags: TemplateFlags = NO_FLAGS,
     ) -> str:
-        """The prompt's text, one placeholder per picture and video.  Raises ApiError 400."""
+        """The prompt's text, one placeholder per image and video.  Raises ApiError 400."""
         if self._template is None:
             raise bad_request(
                 "this model has no chat template; use /v1/completions, or add chat_template.jinja "
@@ -136,17 +136,17 @@ class ChatRenderer:
     def expand(
         self,
         ids: Sequence[int],
-        pictures: Sequence[int],
+        images: Sequence[int],
         runs: Sequence[int] = (),
         param: str = "messages",
     ) -> tuple[list[int], list[int], list[int]]:
         """Ids with each placeholder repeated for its rows, and the offsets of the first ones.
 
-        `pictures`: rows of each picture, in order; `runs`: rows of each video placeholder.  Gives
-        the ids, the offsets of the pictures and those of the runs.  Raises ApiError 400 naming
+        `images`: rows of each image, in order; `runs`: rows of each video placeholder.  Gives
+        the ids, the offsets of the images and those of the runs.  Raises ApiError 400 naming
         `param`.
         """
-        wanted = {"image": (self.image_token_id, pictures), "video": (self.video_token_id, runs)}
+        wanted = {"image": (self.image_token_id, images), "video": (self.video_token_id, runs)}
         found: list[tuple[int, int, list[int]]] = []  # index in ids, rows, offsets of its kind
         offsets: dict[str, list[int]] = {"image": [], "video": []}
         for kind, (token, counts) in wanted.items():
@@ -167,7 +167,7 @@ class ChatRenderer:
 
     def _check_count(self, kind: str, num_found: int, num_sent: int, param: str) -> None:
         if num_found != num_sent:
-            what = "pictures" if kind == "image" else "videos"
+            what = "images" if kind == "image" else "videos"
             raise bad_request(
                 f"the prompt has {num_found} {kind} placeholders for {num_sent} {what}; "
                 f"text must not contain the model's {kind} placeholder",

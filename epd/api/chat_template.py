@@ -40,7 +40,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         flags: TemplateFlags = NO_FLAGS,
     ) -> str:
-        """The prompt's text, one image placeholder for each picture.  Raises ApiError 400.
+        """The prompt's text, one image placeholder for each image.  Raises ApiError 400.
 
         `messages`: `{"role", "content"}` with OpenAI's content, validated; answers with
         `tool_calls`, whose arguments are objects here, and messages of role `tool`.
@@ -85,7 +85,7 @@ class ChatTemplate:
         return _PROBE in text and "'text'" not in text and '"text"' not in text
 
     def _adapt(self, message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-        """In the form that the template takes; to it a picture is `{"type": "image"}`, a video
+        """In the form that the template takes; to it an image is `{"type": "image"}`, a video
         `{"type": "video"}`."""
         content = message["content"]
         if isinstance(content, str):

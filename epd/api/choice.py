@@ -43,8 +43,8 @@ class Choice:
     min_tokens: int = 0  # stop strings are not looked for before
     tells_stop: bool = False  # what ends the answer is part of its text
     num_tokens: int = 0
-    num_confirmed: int = 0  # of its tokens, those that were guessed
-    num_rejected: int = 0  # wrong guesses
+    num_accepted: int = 0  # of its tokens, those that were drafted
+    num_rejected: int = 0  # rejected drafts
     num_cached: int = 0  # tokens of the prompt that were not computed for it
     finish_reason: str = ""
     failed: bool = False  # its stream ended without an answer
@@ -86,7 +86,7 @@ class Choice:
                 self.prompt_logprobs = update.logprobs[0].prompt if update.logprobs else ()
             count = self._take(update, texts)
             logprobs.extend(update.logprobs[:count])
-            self.num_confirmed += update.num_confirmed
+            self.num_accepted += update.num_accepted
             self.num_rejected += update.num_rejected
             if self.finish_reason:
                 break

@@ -27,8 +27,8 @@ class Bound:
     nbytes: int
 
 
-def picture_bound(limits: Limits) -> Bound:
-    return Bound("picture", limits.max_image_nbytes)
+def image_bound(limits: Limits) -> Bound:
+    return Bound("image", limits.max_image_nbytes)
 
 
 def video_bound(limits: Limits) -> Bound:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.api.errors import ApiError, bad_request
-from epd.api.picture import MAX_SIDE_RATIO
+from epd.api.image_size import MAX_SIDE_RATIO
 from epd.config import Limits
 from epd.engine.container import container_of, open_container
 from epd.engine.video import ASSUMED_FPS, CONTAINERS
@@ -38,7 +38,7 @@ def read_film(data: bytes, limits: Limits, param: str) -> Film:
         known = ", ".join(CONTAINERS.values())
         raise bad_request(
             f"{param} is not a video in a known container; send one of {known}, or its frames as "
-            "pictures",
+            "images",
             param,
         )
     try:

@@ -1,6 +1,6 @@
-"""Who is the same picture?  The key under which rows are shared (fault F38).
+"""Who is the same image?  The key under which rows are shared (fault F38).
 
-A client's name for a picture proves nothing, so the key is made of content: tenant scope, the
+A client's name for an image proves nothing, so the key is made of content: tenant scope, the
 bytes, everything that turns them into patches (of a video also which frames are taken, and their
 rate, which positions depend on), and the model's revision.  Each part goes in with
 its length, so that no two different lists of parts read alike.
@@ -8,7 +8,7 @@ its length, so that no two different lists of parts read alike.
 Under `cache_scope` "tenant" the scope is who asks: a digest of the request's API key and of the
 header `X-EPD-Tenant`, both, so that naming another tenant without its key finds nothing of it.  Two
 tenants never share rows, and neither can learn from the time that an answer takes whether the other
-has shown this picture before.  Requests without either header are one tenant.  Under "global" all
+has shown this image before.  Requests without either header are one tenant.  Under "global" all
 that a cluster serves is one scope.
 """
 
@@ -53,9 +53,9 @@ def mm_hash(
     model_fingerprint: str,
     *how: str,
 ) -> str:
-    """64 hex digits; `content` is the compressed picture or video as received.
+    """64 hex digits; `content` is the compressed image or video as received.
 
-    `how`: what else makes rows: of a video its processor, which frames, when; of a picture the
+    `how`: what else makes rows: of a video its processor, which frames, when; of an image the
     bounds that a request asks for.
     """
     digest = hashlib.sha256()

@@ -1,9 +1,9 @@
-"""Pictures and videos of a request: their bytes, from URLs, under policy (F46).
+"""Images and videos of a request: their bytes, from URLs, under policy (F46).
 
 Sizes are bounded while a download streams; a download has one time limit over all its redirects,
 and each of these is checked like the first URL.  What is checked is the URL object that is then
 connected to, never its text: `http://①②⑦.⓪.⓪.①` is a spelling of 127.0.0.1 to those who connect.
-Nothing is believed that a server says of its content: `picture` looks at the bytes.
+Nothing is believed that a server says of its content: `image` looks at the bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MediaFetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, url: str, bound: Bound, param: str) -> bytes:
-        """The compressed picture or video.  Raises ApiError naming `param`."""
+        """The compressed image or video.  Raises ApiError naming `param`."""
         if self._limits.allowed_local_media_path and url[:5].lower() == "file:":
             return await asyncio.to_thread(self._read_file, url, bound, param)
         try:
@@ -81,7 +81,7 @@ class MediaFetcher:
         domains = self._limits.allowed_media_domains
         if domains and url.host not in domains:
             raise bad_request(
-                f"{param} leads to {str(url.host)[:100]!r}; pictures and videos are fetched from "
+                f"{param} leads to {str(url.host)[:100]!r}; images and videos are fetched from "
                 f"{', '.join(domains)} only",
                 param,
             )

@@ -1,6 +1,6 @@
-"""Pictures and videos of a prompt, measured: what each gives, under which hash.
+"""Images and videos of a prompt, measured: what each gives, under which hash.
 
-All of it is work for a thread: base64, hashing, reading headers.  A video and a picture of equal
+All of it is work for a thread: base64, hashing, reading headers.  A video and an image of equal
 bytes never share a hash, nor do two ways to take frames of one video: what is taken is a part of
 what is hashed.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from epd.api.data_url import picture_bound, read_data_url, too_large, video_bound
+from epd.api.data_url import image_bound, read_data_url, too_large, video_bound
 from epd.api.errors import bad_request
 from epd.api.film import read_film
 from epd.api.identity import mm_hash
-from epd.api.picture import read_size
+from epd.api.image_size import read_size
 from epd.config import Limits
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_preprocessor, read_video_preprocessor
@@ -46,7 +46,7 @@ Source = str | bytes  # a data: URL, or the bytes
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A picture or a video; `times`: seconds of each frame of the grid, where these are written."""
+    """An image or a video; `times`: seconds of each frame of the grid, where these are written."""
 
     data: bytes
     mm_hash: str
@@ -55,7 +55,7 @@ class Medium:
     times: tuple[float, ...] = ()
     second_per_grid: float = 1.0
     num_pixels: int = 0  # to be decoded
-    bounds: PixelBounds | None = None  # of a picture
+    bounds: PixelBounds | None = None  # of an image
 
     @property
     def runs(self) -> list[int]:
@@ -65,7 +65,7 @@ class Medium:
 
 
 class Measurer:
-    """What one model makes of pictures and videos."""
+    """What one model makes of images and videos."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any], limits: Limits) -> None:
         """`config`: config.json of the model directory."""
@@ -79,15 +79,15 @@ class Measurer:
             config, read_video_preprocessor(directory)
         )
 
-    def picture(
+    def image(
         self, source: Source, param: str, scope: str, bounds: PixelBounds | None = None
     ) -> Medium:
         """`bounds`: what the request says instead of the model's.  Raises ApiError."""
         if bounds is not None and not takes_bounds(self._config):
             name = "mm_processor_kwargs"
-            message = f"{name}: this model's pictures are not resized between bounds"
+            message = f"{name}: this model's images are not resized between bounds"
             raise bad_request(message, name, "unsupported_parameter")
-        data = self._picture_bytes(source, param)
+        data = self._image_bytes(source, param)
         width, height = read_size(data, self._limits, param)
         try:
             settings = bounded(self._preprocessor, bounds)
@@ -117,13 +117,13 @@ class Measurer:
     def frames(
         self, sources: Sequence[Source], fps: float | None, params: Sequence[str], scope: str
     ) -> Medium:
-        """A video that came as pictures.  Raises ApiError."""
+        """A video that came as images.  Raises ApiError."""
         bound = video_bound(self._limits)
-        pictures: list[bytes] = []
+        images: list[bytes] = []
         sizes: list[tuple[int, int]] = []
         for source, param in zip(sources, params, strict=True):
-            pictures.append(self._picture_bytes(source, param))
-            sizes.append(read_size(pictures[-1], self._limits, param))
+            images.append(self._image_bytes(source, param))
+            sizes.append(read_size(images[-1], self._limits, param))
             if sizes[-1] != sizes[0]:
                 (width, height), (w, h) = sizes[0], sizes[-1]
                 raise bad_request(
@@ -131,16 +131,16 @@ class Measurer:
                     "send frames of one size",
                     param,
                 )
-        if sum(map(len, pictures)) > bound.nbytes:
+        if sum(map(len, images)) > bound.nbytes:
             raise too_large(bound, params[0])
-        clip = Clip(FRAMES, tuple(range(len(pictures))))
-        data = msgspec.msgpack.encode(pictures)
+        clip = Clip(FRAMES, tuple(range(len(images))))
+        data = msgspec.msgpack.encode(images)
         rate = DEFAULT_FPS if fps is None else fps
-        return self._video(data, clip, len(pictures), rate, sizes[0], params[0], scope)
+        return self._video(data, clip, len(images), rate, sizes[0], params[0], scope)
 
-    def _picture_bytes(self, source: Source, param: str) -> bytes:
+    def _image_bytes(self, source: Source, param: str) -> bytes:
         if isinstance(source, str):
-            return read_data_url(source, picture_bound(self._limits), param)
+            return read_data_url(source, image_bound(self._limits), param)
         return source
 
     def _video(

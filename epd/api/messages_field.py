@@ -28,11 +28,11 @@ INERT: dict[str, Callable[[Any, str], Any]] = {
     "type": fields.string,
     "uuid": fields.string,
 }
-DETAILS = ("auto", "low", "high", "original")  # hints: every picture is read in full
+DETAILS = ("auto", "low", "high", "original")  # hints: every image is read in full
 
 
 class Asks(NamedTuple):
-    """What a request asks for all its videos, and for all its pictures."""
+    """What a request asks for all its videos, and for all its images."""
 
     sampling: Sampling
     bounds: PixelBounds | None
@@ -44,7 +44,7 @@ def read_messages(
     """Plain dicts of `role` and `content`, a string or a list of text, image_url and video parts.
 
     `sampling`: what the request asks for all its videos (`video_field` tells a part's form);
-    `bounds`: for all its pictures.
+    `bounds`: for all its images.
 
     An answer may carry `tool_calls`, whose arguments become objects, as templates want them; a
     message of role `tool` names the call that it answers.  A message's name, and an answer's

@@ -16,7 +16,7 @@ from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, compo
 from epd.config import Limits
 
 ERRORS = {
-    "400": "a parameter, a picture or the context length is wrong; `param` names it",
+    "400": "a parameter, an image or the context length is wrong; `param` names it",
     "401": "the server wants an API key",
     "404": "another model",
     "408": "the body did not arrive in time",
@@ -28,7 +28,7 @@ ERRORS = {
     "504": "the request did not end in time",
 }
 # a white square
-PICTURE = (
+IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP8zwABTAyjjFEG"
     "yQwAzx8Bf7QK4E8AAAAASUVORK5CYII="
 )
@@ -36,7 +36,7 @@ LOOK = [
     {
         "role": "user",
         "content": [
-            {"type": "image_url", "image_url": {"url": PICTURE}},
+            {"type": "image_url", "image_url": {"url": IMAGE}},
             {"type": "text", "text": "What is this?"},
         ],
     }
@@ -81,7 +81,7 @@ OPERATIONS = (
         "ChatRequest",
         {
             "text": {"messages": HELLO, "max_tokens": 16},
-            "picture": {"messages": LOOK, "max_tokens": 16},
+            "image": {"messages": LOOK, "max_tokens": 16},
             "stream": {"messages": HELLO, "max_tokens": 16, "stream": True},
         },
         streams=True,
@@ -90,10 +90,10 @@ OPERATIONS = (
         "/encode/v1/chat/completions",
         "post",
         "Stages",
-        "The pictures of a chat completion are encoded, and nothing else",
+        "The images of a chat completion are encoded, and nothing else",
         ref("ChatCompletion"),
         "ChatRequest",
-        {"picture": {"messages": LOOK}},
+        {"image": {"messages": LOOK}},
         streams=True,
     ),
     Operation("/encode/v1/models", "get", "Stages", "The served model", ref("ModelList")),

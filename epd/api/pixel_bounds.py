@@ -1,4 +1,4 @@
-"""Between which areas pictures are resized, where a request says it: `mm_processor_kwargs`."""
+"""Between which areas images are resized, where a request says it: `mm_processor_kwargs`."""
 
 from __future__ import annotations
 

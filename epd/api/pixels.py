@@ -1,6 +1,6 @@
 """Pixels that wait for an encoder, or are in one: 2.5 KB can ask for seconds of its time (F52).
 
-What a picture costs is told by its header, not by its bytes.  So the pixels of requests without a
+What an image costs is told by its header, not by its bytes.  So the pixels of requests without a
 first token have a budget per encoder, of which those who name themselves by a key get a share.
 One request of any permitted size fits, when there is no other.
 """
@@ -28,9 +28,9 @@ class PixelBudget:
         total = self._limits.max_encoder_pixels * max(1, self._num_encoders())
         share = round(total * self._limits.max_pixels_share_per_key)
         if key and self._used[key] and self._used[key] + num_pixels > share:
-            raise self._refused(f"this key has pictures of {self._used[key]} pixels", share)
+            raise self._refused(f"this key has images of {self._used[key]} pixels", share)
         if self.num_pixels and self.num_pixels + num_pixels > total:
-            raise self._refused(f"pictures of {self.num_pixels} pixels are", total)
+            raise self._refused(f"images of {self.num_pixels} pixels are", total)
         self._add(key, num_pixels)
         left = [num_pixels]
         return lambda: self._add(key, -left.pop()) if left else None

@@ -37,7 +37,7 @@ class Leave(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PreparedItem:
-    """One picture or video of a prompt: compressed bytes, and what its header says it will give."""
+    """One image or video of a prompt: compressed bytes, and what its header says it will give."""
 
     mm_hash: str  # 64 hex digits
     offset: int  # of its first placeholder in `token_ids`
@@ -47,7 +47,7 @@ class PreparedItem:
     clip: Clip | None = None  # of a video
     offsets: tuple[int, ...] = ()  # these two: see `MediaItem`
     second_per_grid: float = 1.0
-    bounds: PixelBounds | None = None  # of a picture
+    bounds: PixelBounds | None = None  # of an image
 
     @property
     def end(self) -> int:
@@ -102,8 +102,8 @@ class GenerationUpdate(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str = ""  # "", "stop", "length"
     error: GenerationError | None = None
-    num_confirmed: int = 0  # of these tokens, those that were guessed before (speculation)
-    num_rejected: int = 0  # wrong guesses meanwhile
+    num_accepted: int = 0  # of these tokens, those that were drafted before (speculation)
+    num_rejected: int = 0  # rejected drafts meanwhile
     num_cached: int = 0  # with the first token: tokens of the prompt that were found in the cache
 
 
@@ -113,7 +113,7 @@ class TimelineEntry:
 
     machine: str
     instance: str
-    key: str  # within the request: attempt, attempt/item, attempt/kv, or a picture's hash
+    key: str  # within the request: attempt, attempt/item, attempt/kv, or an image's hash
     state: str
     at_s: float  # wall-clock
     lasted_s: float = 0.0

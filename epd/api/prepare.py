@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from epd.api.chat import ChatRenderer
-from epd.api.data_url import Bound, data_nbytes, is_data_url, picture_bound, video_bound
+from epd.api.data_url import Bound, data_nbytes, image_bound, is_data_url, video_bound
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
 from epd.api.exchange import while_wanted
@@ -28,7 +28,7 @@ from epd.api.tools import ToolUse
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_eos_token_ids, read_json
 from epd.engine.container import load_av
-from epd.engine.picture_file import load_pillow
+from epd.engine.image_opening import load_pillow
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
 
@@ -45,41 +45,41 @@ INLINE_NBYTES = 64 << 10  # likewise for base64, hashing and reading a header
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Ids with placeholders expanded to rows, and the pictures and videos behind them."""
+    """Ids with placeholders expanded to rows, and the images and videos behind them."""
 
     token_ids: tuple[int, ...]
     items: tuple[PreparedItem, ...]
     scope: str  # who shares what is computed of it
     fetches: tuple[tuple[float, float], ...] = ()  # wall-clock times of each medium's fetching
     reasoning: Place = Place.BEHIND  # where its answer begins
-    num_pixels: int = 0  # of its pictures and videos, as they are sent
+    num_pixels: int = 0  # of its images and videos, as they are sent
 
     def truncated(self, num_tokens: int) -> Prompt:
-        """Its last tokens.  Raises ApiError: rows of a picture cannot be cut."""
+        """Its last tokens.  Raises ApiError: rows of an image cannot be cut."""
         if len(self.token_ids) <= num_tokens:
             return self
         if self.items:
             name = "truncate_prompt_tokens"
-            message = f"{name} {num_tokens} would cut a prompt with pictures or videos; shorten it"
+            message = f"{name} {num_tokens} would cut a prompt with images or videos; shorten it"
             raise bad_request(message, name)
         return replace(self, token_ids=self.token_ids[-num_tokens:])
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A picture or a video of a request, not fetched yet; `param` names it in errors."""
+    """An image or a video of a request, not fetched yet; `param` names it in errors."""
 
     urls: tuple[str, ...]
     param: str
-    is_picture: bool = True
+    is_image: bool = True
     is_file: bool = False  # a video that is one file, not its frames
     sampling: Sampling = DEFAULT_SAMPLING
-    bounds: PixelBounds | None = None  # of a picture
+    bounds: PixelBounds | None = None  # of an image
 
     @property
     def params(self) -> list[str]:
         """The name of each URL."""
-        one = self.is_picture or self.is_file
+        one = self.is_image or self.is_file
         return [self.param] if one else [f"{self.param}[{i}]" for i in range(len(self.urls))]
 
 
@@ -159,16 +159,16 @@ class Preparer:
         media: Sequence[Medium],
     ) -> tuple[tuple[int, ...], tuple[PreparedItem, ...], Place]:
         """The prompt's ids and items, and where its answer begins.  Raises ApiError."""
-        pictures = [medium for medium in media if medium.clip is None]
+        images = [medium for medium in media if medium.clip is None]
         videos = [medium for medium in media if medium.clip is not None]
         text = self._renderer.render(messages, tools, flags)
         if self._measurer.video is not None and self._measurer.video.has_timestamps:
             text = self._renderer.spread(text, [video.times for video in videos])
         ids = self._encode(text, "messages", add_special_tokens=False)
-        counts = [picture.geometry.num_rows for picture in pictures]
+        counts = [image.geometry.num_rows for image in images]
         runs = [count for video in videos for count in video.runs]
         expanded, offsets, starts = self._renderer.expand(ids, counts, runs)
-        items = [_item(picture, at) for picture, at in zip(pictures, offsets, strict=True)]
+        items = [_item(image, at) for image, at in zip(images, offsets, strict=True)]
         for video in videos:
             count = len(video.runs)
             items.append(_item(video, *starts[:count]))
@@ -179,14 +179,14 @@ class Preparer:
     def _check_media(self, parts: Sequence[_Part]) -> None:
         """What this model and these limits do not take is refused before it is fetched."""
         limits = self._config.limits
-        pictures = [part for part in parts if part.is_picture]
-        videos = [part for part in parts if not part.is_picture]
-        if pictures and not self.takes_images:
-            raise bad_request("this model takes no pictures; send text only", pictures[0].param)
+        images = [part for part in parts if part.is_image]
+        videos = [part for part in parts if not part.is_image]
+        if images and not self.takes_images:
+            raise bad_request("this model takes no images; send text only", images[0].param)
         if videos and self._measurer.video is None:
-            raise bad_request("this model takes no videos; send pictures", videos[0].param)
+            raise bad_request("this model takes no videos; send images", videos[0].param)
         for what, found, limit in (
-            ("pictures", pictures, limits.max_images),
+            ("images", images, limits.max_images),
             ("videos", videos, limits.max_videos),
         ):
             if len(found) > limit:
@@ -258,13 +258,13 @@ class Preparer:
         return max(map(len, self._renderer.tokenizer.get_vocab()), default=1)
 
     async def _medium(self, part: _Part, scope: str) -> Medium:
-        """Decode base64, read the header, hash: a short picture at once, all else on a thread."""
+        """Decode base64, read the header, hash: a short image at once, all else on a thread."""
         limits = self._config.limits
-        bound = video_bound(limits) if part.is_file else picture_bound(limits)
+        bound = video_bound(limits) if part.is_file else image_bound(limits)
         fetches = [self._source(u, bound, p) for u, p in zip(part.urls, part.params, strict=True)]
         sources = await asyncio.gather(*fetches)
-        if part.is_picture and data_nbytes(sources[0]) <= INLINE_NBYTES:
-            return self._measurer.picture(sources[0], part.param, scope, part.bounds)
+        if part.is_image and data_nbytes(sources[0]) <= INLINE_NBYTES:
+            return self._measurer.image(sources[0], part.param, scope, part.bounds)
         loop = asyncio.get_running_loop()
         measure = while_wanted(self._measure)
         return await loop.run_in_executor(self._threads, measure, part, sources, scope)
@@ -273,8 +273,8 @@ class Preparer:
         return url if is_data_url(url) else await self._fetcher.fetch(url, bound, param)
 
     def _measure(self, part: _Part, sources: Sequence[Source], scope: str) -> Medium:
-        if part.is_picture:
-            return self._measurer.picture(sources[0], part.param, scope, part.bounds)
+        if part.is_image:
+            return self._measurer.image(sources[0], part.param, scope, part.bounds)
         if part.is_file:
             return self._measurer.file(sources[0], part.sampling, part.param, scope)
         return self._measurer.frames(sources, part.sampling.fps, part.params, scope)
@@ -364,7 +364,7 @@ def _weight(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]])
 
 
 def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[_Part]:
-    """Every picture and video, in order."""
+    """Every image and video, in order."""
     return (
         _media_part(part, f"messages[{i}].content[{j}]")
         for i, message in enumerate(messages)
@@ -380,7 +380,7 @@ def _media_part(part: dict[str, Any], name: str) -> _Part:
     return _Part(
         tuple(part["urls"]),
         f"{name}.{part['field']}",
-        is_picture=False,
+        is_image=False,
         is_file=part["is_file"],
         sampling=part["sampling"],
     )

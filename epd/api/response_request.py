@@ -17,7 +17,7 @@ from epd.api.errors import bad_request
 from epd.api.parameters import INERT, SIMPLE
 from epd.api.shapes import Shape, read_shape
 from epd.api.tools import NAME
-from epd.api.translation import Conversation, Parts, picture_part, text_part
+from epd.api.translation import Conversation, Parts, image_part, text_part
 from epd.config import Limits
 
 # Chat's, under their own names.
@@ -202,7 +202,7 @@ def _content(content: str | list[Any], path: str) -> Parts | str:
 
 def _part(part: InputText | InputImage | OutputText | Refusal) -> dict[str, Any]:
     if isinstance(part, InputImage):
-        return picture_part(part.image_url)
+        return image_part(part.image_url)
     return text_part(part.refusal if isinstance(part, Refusal) else part.text)
 
 

@@ -193,7 +193,7 @@ def _or_null(schema: Schema) -> Schema:
 
 def _messages() -> dict[str, Schema]:
     """What is read by hand."""
-    picture = record({"url": STRING, "detail?": _or_null({"enum": [*DETAILS]})})
+    image = record({"url": STRING, "detail?": _or_null({"enum": [*DETAILS]})})
     frames = {"anyOf": [STRING, array(STRING, minItems=1)]}
     sampling = optional({name: {"type": "number"} for name in SAMPLING})
 
@@ -205,7 +205,7 @@ def _messages() -> dict[str, Schema]:
 
     text = part("text", STRING, {})
     media = [
-        part("image_url", picture, {}),
+        part("image_url", image, {}),
         part("video_url", record({"url": STRING}), sampling),
         part("video", frames, sampling),
     ]

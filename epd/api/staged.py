@@ -37,12 +37,12 @@ class Staged:
     def check(self, items: tuple[PreparedItem, ...]) -> None:
         """Against the prompt that was prepared.  Raises ApiError 400."""
         if self.stage == "encode" and not items:
-            raise bad_request("there is no picture or video to encode", "messages")
+            raise bad_request("there is no image or video to encode", "messages")
         known = {item.mm_hash for item in items}
         strange = next((mm_hash for mm_hash in self.encoded_at if mm_hash not in known), None)
         if strange is not None:
             shown = strange[:16]
-            message = f"{EC} names {shown}…, which is no picture of this request and this tenant"
+            message = f"{EC} names {shown}…, which is no image of this request and this tenant"
             raise bad_request(message, EC)
 
 

@@ -1,7 +1,7 @@
 """What clients of the HTTP front see, as numbers: statuses, waiting times, prompt sizes.
 
 Times run from the request's head, so they hold what the roles cannot see: reading the body,
-fetching pictures, tokenizing, and writing.  Counting costs a few additions per request and nothing
+fetching images, tokenizing, and writing.  Counting costs a few additions per request and nothing
 per token.
 """
 
@@ -71,7 +71,7 @@ class Telemetry:
             labels = (("path", path), ("status", str(status) if status else "none"))
             text = "responses by status; none: the client left first"
             yield Metric("epd_http_responses_total", count, labels, "counter", text)
-        text = "pictures of prepared prompts"
+        text = "images of prepared prompts"
         yield Metric("epd_prompt_images_total", self._num_images, (), "counter", text)
         for one in (self._first_token, self._whole, self._prompt):
             yield from one.samples()

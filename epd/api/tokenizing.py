@@ -1,6 +1,6 @@
 """Prompts as tokens, and tokens as text: `/tokenize`, `/detokenize` and Anthropic's `count_tokens`.
 
-The tokens are those that a completion of the same prompt would have, with a row of a picture for
+The tokens are those that a completion of the same prompt would have, with a row of an image for
 each of its placeholders, so that counting them says what `usage` will.  None of this needs an
 instance, so it is not admitted as a generation; how many are open at once has the same limit.
 """

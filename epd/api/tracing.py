@@ -55,7 +55,7 @@ class Record:
     ended_s: float = 0.0
     first_token_s: float = 0.0
     attributes: dict[str, Any] = field(default_factory=dict)
-    fetches: tuple[tuple[float, float], ...] = ()  # of pictures, by the gateway
+    fetches: tuple[tuple[float, float], ...] = ()  # of images, by the gateway
     timelines: list[list[TimelineEntry]] = field(default_factory=list)  # of choices
     status: int = 0  # of HTTP
     error: tuple[str, str] = ("", "")  # type and words

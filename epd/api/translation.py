@@ -46,14 +46,14 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.names = Names()
-        self._pictures: Parts = []  # of results of tools
+        self._images: Parts = []  # of results of tools
         self._reasoning = ""
 
     def say(self, role: str, content: Parts | str, path: str) -> None:
         """A message; parts as chat knows them, each with its path in the other API."""
-        if role == "user" and self._pictures:
+        if role == "user" and self._images:
             own = [(text_part(content), path)] if isinstance(content, str) else content
-            content, self._pictures = [*self._pictures, *own], []
+            content, self._images = [*self._images, *own], []
         self.flush()
         name = f"messages[{len(self.messages)}]"
         self.names.paths[name] = path
@@ -84,20 +84,20 @@ class Conversation:
         calls.append({"id": call_id, "type": "function", "function": function})
 
     def result(self, call_id: str, content: Parts | str, path: str) -> None:
-        """What a call gave.  Templates know text there; its pictures open the next message."""
-        pictures, self._pictures = self._pictures, []
+        """What a call gave.  Templates know text there; its images open the next message."""
+        images, self._images = self._images, []
         if not isinstance(content, str):
-            pictures += [part for part in content if part[0]["type"] != "text"]
+            images += [part for part in content if part[0]["type"] != "text"]
             content = "\n".join(part["text"] for part, _ in content if part["type"] == "text")
         self.say("tool", content, path)
         self.messages[-1]["tool_call_id"] = call_id
-        self._pictures = pictures
+        self._images = images
 
     def flush(self) -> None:
-        """Pictures of results that no message of the user took."""
-        if self._pictures:
-            pictures, self._pictures = self._pictures, []
-            self.say("user", pictures, pictures[0][1])
+        """Images of results that no message of the user took."""
+        if self._images:
+            images, self._images = self._images, []
+            self.say("user", images, images[0][1])
 
     def read(self, body: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Asked:
         """`body`: what else the chat request says.  Raises ApiError."""
@@ -114,7 +114,7 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def picture_part(url: str) -> dict[str, Any]:
+def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -54,7 +54,7 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
 
 
 def read_encode(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
-    """POST /encode/v1/chat/completions: a chat request of which only its pictures are wanted."""
+    """POST /encode/v1/chat/completions: a chat request of which only its images are wanted."""
     asked = read_chat(body, model, limits)
     _take_stage(asked, Staged("encode"))
     return asked

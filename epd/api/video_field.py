@@ -1,6 +1,6 @@
 """Videos in a chat request: parts of content, and how many frames are to be taken of them.
 
-A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its frames: as pictures,
+A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its frames: as images,
 `{"type": "video", "video": [url, ...]}`, or, as vLLM takes them, in one URL that begins with
 `data:video/jpeg;base64,` and has a comma between every two.  Sampling is asked for in the part
 (`fps`, `num_frames`, `min_frames`, `max_frames`), or for the whole request where vLLM has it:

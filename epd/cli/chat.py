@@ -23,7 +23,7 @@ from epd.errors import FAILED, OK
 
 ReadLine = Callable[[str], Awaitable[str | None]]  # from a prompt to a line; None at the end
 COMMANDS = {
-    "/image": "FILE or URL: a picture for the next question; as often as wanted",
+    "/image": "FILE or URL: an image for the next question; as often as wanted",
     "/video": "FILE or URL: a video for the next question",
     "/reset": "forget the conversation",
     "/help": "this list",
@@ -62,7 +62,7 @@ class Conversation:
             return "the conversation is forgotten"
         if name == "/help":
             return "\n".join(f"{name:8} {what}" for name, what in COMMANDS.items()) + f"\n{KEYS}"
-        kind = "picture" if name == "/image" else "video"
+        kind = "image" if name == "/image" else "video"
         medium = rest.strip().strip("'\"")
         if not medium:
             raise CommandFailed(f"{name} needs a file or an http(s) URL")

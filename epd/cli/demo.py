@@ -1,4 +1,4 @@
-"""Questions about sample pictures, to a temporary cluster of real processes."""
+"""Questions about sample images, to a temporary cluster of real processes."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from epd.errors import INTERRUPTED
 
 VERBS = {
     "run": "start one process, or a whole topology on this host",
-    "ask": "ask one question about pictures, of a running or a temporary server",
-    "chat": "a conversation with pictures, with a running or a temporary server",
-    "demo": "three workers and a gateway read three sample pictures",
+    "ask": "ask one question about images, of a running or a temporary server",
+    "chat": "a conversation with images, with a running or a temporary server",
+    "demo": "three workers and a gateway read three sample images",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
     "bench": "measure a server under load, the gateway, the hop, the simulator",
-    "diagrams": "write or check the pictures of the state machines",
+    "diagrams": "write or check the images of the state machines",
     "doctor": "what is installed, reachable, missing, left over; and the fix",
 }
 

@@ -58,7 +58,7 @@ def check_model(
         )
     if family in VISION_FAMILIES and not read_preprocessor(directory):
         raise ModelError(
-            f"{directory} has no preprocessor_config.json, and pictures cannot be prepared without "
+            f"{directory} has no preprocessor_config.json, and images cannot be prepared without "
             "it: copy it from the published checkpoint"
         )
     if needs_weights:

@@ -63,7 +63,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--speculative-config", metavar="JSON",
-        help='guess tokens from the text so far: {"method":"ngram","num_speculative_tokens":4,'
+        help='draft tokens from the text so far: {"method":"ngram","num_speculative_tokens":4,'
         '"prompt_lookup_min":2,"prompt_lookup_max":4}; answers stay the same; default: none',
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 GONE = {  # what was a setting once, and stands as a constant in the code
     "limits.max_json_values": "a body has at most 65,536 values, beside the ids of a prompt",
     "limits.max_redirects": "an URL may redirect 3 times",
-    "limits.max_side_ratio": "one side of a picture is at most 200 times the other",
+    "limits.max_side_ratio": "one side of an image is at most 200 times the other",
     "limits.retry_after_s": "Retry-After is 1 second",
     "timing.fence_interval_s": "fences are asked for again as all else, by retry_interval_s",
 }

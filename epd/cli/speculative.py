@@ -51,7 +51,7 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(values)
     if not given.get("num_speculative_tokens"):
         raise ConfigError(
-            f"{PREFIX}num_speculative_tokens is missing: say how many tokens a step may guess, "
+            f"{PREFIX}num_speculative_tokens is missing: say how many tokens a step may draft, "
             "such as 4"
         )
     low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")

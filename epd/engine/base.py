@@ -25,7 +25,7 @@ def no_progress(stage: str, done_nbytes: int, total_nbytes: int) -> None:
 
 
 class MediaError(Told):
-    """A picture or video cannot be used (truncated, too big); the text is for the client."""
+    """An image or video cannot be used (truncated, too big); the text is for the client."""
 
 
 class EngineError(Told):
@@ -38,7 +38,7 @@ class DeviceLost(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """A picture ready for the vision tower."""
+    """An image ready for the vision tower."""
 
     pixels: Any  # engine's own: tensor [num_patches, patch_dim] for the Qwen families
     grid_thw: tuple[int, int, int]
@@ -48,7 +48,7 @@ class Patches:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Embeddings of one picture: `[num_rows, row_width]`, contiguous; deepstack side by side."""
+    """Embeddings of one image: `[num_rows, row_width]`, contiguous; deepstack side by side."""
 
     tensor: Any
     num_rows: int
@@ -75,7 +75,7 @@ def _bytes_of(tensor: Any) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailure:
-    """One picture of a batch failed; its neighbours are not affected (fault F13)."""
+    """One image of a batch failed; its neighbours are not affected (fault F13)."""
 
     reason: str
 
@@ -95,7 +95,7 @@ class VisionEngine(Protocol):
     ) -> Patches:
         """Decode, resize, normalise, patchify compressed bytes, on the pool.
 
-        `clip`: which frames to take of a video; `bounds`: how a picture is resized.  Raises
+        `clip`: which frames to take of a video; `bounds`: how an image is resized.  Raises
         MediaError, also when it does not give the `grid_thw` that the gateway computed from its
         header.
         """
@@ -150,7 +150,7 @@ class StepSequence:
     output_index: int = 0  # index of the token to be sampled among the output tokens
     prompt_ids: Sequence[int] = ()  # repetition penalty reads them
     output_ids: Sequence[int] = ()  # said so far and known here: penalties and grammars read them
-    num_guesses: int = 0  # the last of `token_ids` are guesses: each is sampled behind, too
+    num_drafts: int = 0  # the last of `token_ids` are drafts: each is sampled behind, too
     scoring: Scoring | None = None  # of a prompt's chunk
 
     @property
@@ -159,8 +159,8 @@ class StepSequence:
         return len(self.token_ids) == 1 and self.token_ids[0] == PENDING
 
     @property
-    def guesses(self) -> Sequence[int]:
-        return self.token_ids[len(self.token_ids) - self.num_guesses :]
+    def drafts(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ Outcome = Settled | ChunkScores
 
 
 class StepResult(NamedTuple):
-    """Per sequence of the batch, in order: the sampled token (a sequence with guesses: the tokens
+    """Per sequence of the batch, in order: the sampled token (a sequence with drafts: the tokens
     that hold, one at least), what a chunk's scoring found, None (none asked), or failure."""
 
     outcomes: list[Outcome]
@@ -190,22 +190,22 @@ class StepResult(NamedTuple):
 
 
 def verify(
-    guesses: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
+    drafts: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
 ) -> tuple[TokenLogprobs, ...] | StepFailure:
-    """The tokens that a sequence with guesses says: those confirmed, and the one behind them.
+    """The tokens that a sequence with drafts says: those accepted, and the one behind them.
 
-    `sample(i)` is the model's token behind the first i guesses, drawn as if they had been said.
-    It is asked in order and not beyond the first wrong guess, so whatever follows the text (a
-    grammar's matcher) has never to be taken back.  A failure behind a confirmed guess is left to
+    `sample(i)` is the model's token behind the first i drafts, drawn as if they had been said.
+    It is asked in order and not beyond the first rejected draft, so whatever follows the text (a
+    grammar's matcher) has never to be taken back.  A failure behind an accepted draft is left to
     the next step, where it is that step's own.
     """
     said: list[TokenLogprobs] = []
-    for at in range(len(guesses) + 1):
+    for at in range(len(drafts) + 1):
         token = sample(at)
         if isinstance(token, StepFailure):
             return tuple(said) or token
         said.append(token)
-        if at == len(guesses) or token.token_id != guesses[at]:
+        if at == len(drafts) or token.token_id != drafts[at]:
             break
     return tuple(said)
 

@@ -1,6 +1,6 @@
 """A file in memory that can be read until its deadline.
 
-Reading is work too: a file can be made that takes its parser for ever.  Parsers of pictures and
+Reading is work too: a file can be made that takes its parser for ever.  Parsers of images and
 videos get all their bytes through this, and no parser here asks for none for long.
 """
 

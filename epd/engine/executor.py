@@ -1,9 +1,9 @@
-"""Blocking work off the event loop: one launch thread per device, a small pool for pictures.
+"""Blocking work off the event loop: one launch thread per device, a small pool for images.
 
 Theory of operation
 -------------------
 `launch` queues a call for the device's one launch thread,
-so calls run in the order in which they were queued, whatever awaits them.  `compute` hands picture
+so calls run in the order in which they were queued, whatever awaits them.  `compute` hands image
 decoding to a pool.  Both give an asyncio future, resolved through `call_soon_threadsafe`.
 
 A call of long work (`launch_long`) lets others in between its parts (`give_way`): before each part

@@ -23,7 +23,7 @@ from epd.engine.executor import DeviceExecutor
 from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
 from epd.engine.forward import Forward, FusedForward, SeamForward
 from epd.engine.graphs import CudaRecorder
-from epd.engine.image_file import MAX_PIXELS
+from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.kernels import kernels_for
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
@@ -97,7 +97,7 @@ def build_vision(
 ) -> TorchVisionEngine:
     """The vision stage, loaded and warm; blocks for seconds.
 
-    `max_pixels`: larger pictures are refused before they are decoded.  `max_batch_patches`: memory
+    `max_pixels`: larger images are refused before they are decoded.  `max_batch_patches`: memory
     for so many is touched.  Raises ModelError and ConfigError.
     """
     dtype = dtype_of(engine_config.dtype)

@@ -55,7 +55,7 @@ def model_fingerprint(model_dir: Path | str, quantization: str = "") -> str:
 
 
 def processor_fingerprint(model_dir: Path | str) -> str:
-    """32 hex digits of all that turns a picture into patches; part of every `mm_hash`."""
+    """32 hex digits of all that turns an image into patches; part of every `mm_hash`."""
     digest = hashlib.sha256()
     _update_json(digest, read_preprocessor(model_dir))
     return digest.hexdigest()[:32]

@@ -36,7 +36,7 @@ class Forward(Protocol):
         self, batch: Sequence[StepSequence], sources: Sequence[int]
     ) -> tuple[torch.Tensor, list[Scores]]:
         """Logits float32 `[n, vocabulary]` of the sequences that sample, in order: a row for each,
-        and one more for each of its guesses; and the scores of those with a `scoring`, in order.
+        and one more for each of its drafts; and the scores of those with a `scoring`, in order.
 
         `sources`: per sequence the row of `sampled` that holds its one token; -1: it has its ids.
         """
@@ -114,7 +114,7 @@ def _sampled_places(batch: Sequence[StepSequence], ends: Sequence[int]) -> list[
         place
         for sequence, end in zip(batch, ends, strict=True)
         if sequence.sample is not None
-        for place in range(end - sequence.num_guesses, end + 1)
+        for place in range(end - sequence.num_drafts, end + 1)
     ]
 
 

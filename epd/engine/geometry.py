@@ -1,16 +1,16 @@
-"""How many embedding rows a picture gives, from its width and height alone.
+"""How many embedding rows an image gives, from its width and height alone.
 
 The gateway expands each placeholder to its exact row count before anybody has decoded a pixel, so
 this module repeats the size arithmetic of the image processors, to the rounding.  It must stay free
 of torch, transformers and PIL: the gateway imports it.  The encode worker checks the result against
-the real processor for each picture, and a difference fails that picture, never the answer.
+the real processor for each image, and a difference fails that image, never the answer.
 
 Width and height are those after EXIF rotation: a photograph with orientation 5 to 8 has its
 header's width and height swapped.
 
 Qwen families (smart resize): both sides are rounded to multiples of `patch_size * merge_size` and
 the area is brought between two bounds; one row per `merge_size` squared patches.
-LLaVA-OneVision (anyres): the picture is cut into square tiles of the best fitting resolution, plus
+LLaVA-OneVision (anyres): the image is cut into square tiles of the best fitting resolution, plus
 one tile of the whole; the padding's features are taken out again, every feature line ends with a
 newline row, and above `anyres_max_N` tiles the features are scaled down.
 """
@@ -30,7 +30,7 @@ MAX_SIDE_RATIO = 200  # of the Qwen processors; applied to every family
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a picture of a given size becomes.
+    """What an image of a given size becomes.
 
     `grid_thw`: patches (frames, height, width) for Qwen; (1, height, width) in pixels for LLaVA.
     `num_rows`: embedding rows, which is also the number of placeholders in the prompt.
@@ -48,7 +48,7 @@ def image_geometry(
     width: int,
     height: int,
 ) -> Geometry:
-    """Geometry of a picture `width` by `height` pixels (after EXIF rotation).
+    """Geometry of an image `width` by `height` pixels (after EXIF rotation).
 
     The configs are the model directory's config.json and image processor settings as read from
     JSON. Raises MediaError, for the client, when the model takes no images or the sides are too
@@ -68,7 +68,7 @@ def image_geometry(
 
 
 def takes_bounds(model_config: Mapping[str, Any]) -> bool:
-    """Whether pictures are resized between two areas, which a request may change."""
+    """Whether images are resized between two areas, which a request may change."""
     return _FAMILIES.get(str(model_config.get("model_type"))) is _qwen
 
 
@@ -114,7 +114,7 @@ def _qwen(
 
 
 def best_resolution(height: int, width: int, pinpoints: list[list[int]]) -> tuple[int, int]:
-    """The (height, width) of `pinpoints` that keeps most of the picture and wastes least."""
+    """The (height, width) of `pinpoints` that keeps most of the image and wastes least."""
     best = (0, 0)
     best_effective, best_wasted = 0, math.inf
     for candidate_h, candidate_w in pinpoints:
@@ -154,7 +154,7 @@ def _llava_onevision(
     ratio = math.sqrt(lines * columns / (max_tiles * side**2))
     if ratio > 1.1:
         lines, columns = int(lines // ratio), int(columns // ratio)
-    num_rows = side * side + lines * columns + lines  # whole picture, tiles, newlines
+    num_rows = side * side + lines * columns + lines  # whole image, tiles, newlines
     num_patches = (tiles_h * tiles_w + 1) * side * side
     return Geometry((1, height, width), num_rows, num_patches)
 

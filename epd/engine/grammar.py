@@ -37,7 +37,7 @@ class _Replayed:
     token_ids: list[int]
 
     def go_back(self, count: int) -> bool:
-        """To the first `count` tokens, as behind guesses that did not hold; False: it cannot."""
+        """To the first `count` tokens, as behind drafts that did not hold; False: it cannot."""
         behind = len(self.token_ids) - count
         self.token_ids = self.token_ids[:count]
         return not behind or bool(self.matcher.rollback(behind))

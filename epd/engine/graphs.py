@@ -8,7 +8,7 @@ and a replay.  A batch is packed into the next larger shape (`flat_batch`): what
 nothing and writes nothing (fault F25).
 
 *Decodes alone* are captured whole, embedding to logits (`DecodeGraphs`).  Of *steps with prompts*
-the layers are captured (`PromptGraphs`): what comes before (embeddings, rows of pictures) and
+the layers are captured (`PromptGraphs`): what comes before (embeddings, rows of images) and
 behind (which tokens are sampled) differs from step to step and is a handful of launches.  Deepstack
 rows lie in memory that the graphs add at every token; it is zero where a token has none.  Hidden
 states come out where the embeddings went in, or each shape would keep memory for its own.

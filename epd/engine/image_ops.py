@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-Of preparing a picture only the decoder (JPEG, PNG) needs a CPU.  The rest is memory-bound
-arithmetic that a GPU does in a tenth of a millisecond, and the picture's bytes are a sixteenth of
+Of preparing an image only the decoder (JPEG, PNG) needs a CPU.  The rest is memory-bound
+arithmetic that a GPU does in a tenth of a millisecond, and the image's bytes are a sixteenth of
 its patches in fp32, so decoded pixels are uploaded as they are, one byte per channel.
 
 The processor of the Qwen families resizes with Pillow (bicubic, antialiased, rounded to bytes),
@@ -12,7 +12,7 @@ then scales, normalises and cuts patches in the order of merge blocks.  `interpo
 it works along the other, so this does too; its weights are fixed point, so a byte may still differ
 by one step.  Which axis comes first depends on Pillow's version and the sizes, and is seen where
 the filter overshoots 0 or 255: at edges of full contrast.  Here the width does, but where it grows
-and the height shrinks; Pillow also begins with the height of some pictures that shrink in both.
+and the height shrinks; Pillow also begins with the height of some images that shrink in both.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class QwenImageOps:
         """uint8 `[height, width, 3]` to patches `[num_patches, patch_dim]`, on its device.
 
         Of a video uint8 `[frames, height, width, 3]`: an odd number of them ends with the last one
-        twice, as a picture is a video of one frame.
+        twice, as an image is a video of one frame.
         """
         frames, rows, columns = grid_thw
         images = pixels if pixels.ndim == 4 else pixels[None]
@@ -70,7 +70,7 @@ class QwenImageOps:
         gain, offset = self._constants(pixels.device)
         images = torch.addcmul(offset, images, gain).to(dtype)
         if missing := frames * self._frames - len(images):
-            last = images[-1:].expand(missing + 1, -1, -1, -1)  # a view: a picture is not copied
+            last = images[-1:].expand(missing + 1, -1, -1, -1)  # a view: an image is not copied
             images = torch.cat([images[:-1], last]) if len(images) > 1 else last
         m, p = self._merge, self._patch
         split = images.unflatten(0, (frames, -1)).unflatten(-1, (columns // m, m, p))

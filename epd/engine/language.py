@@ -203,7 +203,7 @@ class TorchLanguageEngine:
                 outcome, row = draft.finish(), 0
                 for i in asked:
                     outcomes[i] = _said(batch[i], row, outcome)
-                    row += 1 + batch[i].num_guesses
+                    row += 1 + batch[i].num_drafts
             scored = [i for i in good if batch[i].scoring is not None]
             for i, found in zip(scored, scores, strict=True):
                 outcomes[i] = _with_prompt(outcomes[i], found.finish())
@@ -213,12 +213,12 @@ class TorchLanguageEngine:
         return Deferred(finish)
 
     def _draft(self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled) -> Draft:
-        """Of the sequences that sample; who has guesses is not known to the next step, since which
+        """Of the sequences that sample; who has drafts is not known to the next step, since which
         of its tokens is the last is not."""
         requests: list[SampleRequest] = []
         rows: dict[str, int] = {}
         for sequence in batch:
-            if not sequence.num_guesses:
+            if not sequence.num_drafts:
                 rows[sequence.request_id] = len(requests)
             requests += self._requests(sequence, last)
         draft = Draft(logits, requests, last.draft.tokens if last.draft is not None else None)
@@ -234,7 +234,7 @@ class TorchLanguageEngine:
 
     def logits(self, batch: Sequence[StepSequence]) -> torch.Tensor:
         """Logits float32 `[n, vocabulary]` of the sequences with `sample` set, without sampling: a
-        row for each, and one more for each of its guesses.
+        row for each, and one more for each of its drafts.
 
         For tests and accuracy studies; on the calling thread, and sequences must be sound.
         """
@@ -254,12 +254,12 @@ class TorchLanguageEngine:
             self.forward.pool = pool
 
     def _requests(self, sequence: StepSequence, last: _Sampled) -> Iterator[SampleRequest]:
-        """One for each row of logits: what has been said there is the output and the guesses."""
-        params, guesses = sequence.sample, sequence.guesses
+        """One for each row of logits: what has been said there is the output and the drafts."""
+        params, drafts = sequence.sample, sequence.drafts
         assert params is not None
         pending = last.rows[sequence.request_id] if sequence.is_pending else -1
-        for at in range(1 + sequence.num_guesses):
-            said = [*sequence.output_ids, *guesses[:at]] if at else sequence.output_ids
+        for at in range(1 + sequence.num_drafts):
+            said = [*sequence.output_ids, *drafts[:at]] if at else sequence.output_ids
             allowed = None
             if params.grammar:
                 allowed = partial(self._allowed, sequence, said, last, pending)
@@ -309,6 +309,6 @@ def _said(
     sequence: StepSequence, row: int, outcome: Callable[[int], TokenLogprobs | StepFailure]
 ) -> Outcome:
     """What a sequence whose first sampled row is `row` has to say."""
-    if not sequence.num_guesses:
+    if not sequence.num_drafts:
         return outcome(row)
-    return verify(sequence.guesses, lambda at: outcome(row + at))
+    return verify(sequence.drafts, lambda at: outcome(row + at))

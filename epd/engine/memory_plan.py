@@ -53,7 +53,7 @@ def log_table(
     lines = [
         ("weights of the language model", weights_nbytes, ""),
         ("KV pool", kv_nbytes, f"{kv_tokens} tokens"),
-        ("rows of pictures", rows_nbytes, "the encoder's first tier, and a quarter more"),
+        ("rows of images", rows_nbytes, "the encoder's first tier, and a quarter more"),
         ("vision tower, activations, graphs", rest, "as the largest step and batch need"),
         ("not torch's: contexts, other processes", total - free - reserved, ""),
         ("free", free, f"of {total / 2**30:.1f} GiB on {torch.cuda.get_device_name(device)}"),

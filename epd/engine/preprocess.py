@@ -1,12 +1,12 @@
 """From compressed bytes to patches, on pool threads, without torchvision.
 
-Of a decoded picture (`image_file`) the Hugging Face processor of the family does the rest
+Of a decoded image (`image_file`) the Hugging Face processor of the family does the rest
 (transparency to RGB, resize, normalise, patchify), so patches are equal to transformers' by
 construction.  The grid must be the one that the gateway computed from the header, since the prompt
 already has that many placeholders.  Of a video (`video_file`) the frames come resized, and become
 patches as transformers' video processors make them; these need torchvision, so `QwenImageOps` does.
 
-Where the device prepares pictures itself (`image_ops`), this ends with pixels.
+Where the device prepares images itself (`image_ops`), this ends with pixels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from epd.engine.base import MediaError, Patches
 from epd.engine.geometry import bounded, image_geometry
-from epd.engine.image_file import MAX_PIXELS, decode_image
 from epd.engine.image_ops import rgb_bytes
+from epd.engine.image_pixels import MAX_PIXELS, decode_image
 from epd.engine.models.base import ModelAdapter
 from epd.engine.video_file import decode_clip
 from epd.messages import Clip, PixelBounds
@@ -27,7 +27,7 @@ Grid = tuple[int, int, int]
 
 
 class Preprocessor:
-    """Pictures to patches for one model; calls may run in several threads at once."""
+    """Images to patches for one model; calls may run in several threads at once."""
 
     def __init__(
         self, adapter: ModelAdapter, max_pixels: int = MAX_PIXELS, *, on_device: bool = False
@@ -52,12 +52,12 @@ class Preprocessor:
         return self.patches(decode_image(data, self._max_pixels), grid_thw, bounds)
 
     def ops_of(self, pixels: torch.Tensor) -> Any:
-        """What makes patches of bytes on the device: of a picture, or of frames."""
+        """What makes patches of bytes on the device: of an image, or of frames."""
         return self.video_ops if pixels.ndim == 4 else self.image_ops
 
     def _of_clip(self, data: Any, grid_thw: Grid, clip: Clip) -> Patches:
         if self.video_ops is None:
-            raise MediaError("this model takes no videos; send pictures")
+            raise MediaError("this model takes no videos; send images")
         height, width = self.video_ops.size_of(grid_thw)
         frames = decode_clip(data, clip, height, width, self._max_pixels)
         if self._pinned:

@@ -1,11 +1,11 @@
-"""Multimodal rope positions of a prompt, as a pure function of where its pictures stand.
+"""Multimodal rope positions of a prompt, as a pure function of where its images stand.
 
-Text advances all three axes (time, height, width) by one per token.  A picture that starts at
+Text advances all three axes (time, height, width) by one per token.  An image that starts at
 position p puts row (t, y, x) at (p + t, p + y, p + x) and then the text goes on at p + max(h, w):
-a picture of 10 x 10 rows costs 100 tokens of KV but only 10 positions.  What that saves is the
+an image of 10 x 10 rows costs 100 tokens of KV but only 10 positions.  What that saves is the
 `delta`: the decode token at index i has position i + delta in all axes (fault F26).
 
-A video is a picture with more than one t.  Qwen2.5-VL measures t in time instead of frames: frame t
+A video is an image with more than one t.  Qwen2.5-VL measures t in time instead of frames: frame t
 stands at p + floor(t * seconds between frames * positions per second), in fp32 as in transformers.
 """
 
@@ -24,7 +24,7 @@ def mrope_positions(
     merge_size: int,
     tokens_per_second: float | None = None,
 ) -> RopePositions:
-    """Positions int64 `[3, num_tokens]` and the delta, for pictures in the order of their offsets.
+    """Positions int64 `[3, num_tokens]` and the delta, for images in the order of their offsets.
 
     `tokens_per_second`: positions per second of a video; None: one per frame.  Raises ValueError
     when an item does not fit its row count or the prompt.
@@ -36,7 +36,7 @@ def mrope_positions(
         rows, columns = rows // merge_size, columns // merge_size
         end = item.offset + item.num_rows
         if frames * rows * columns != item.num_rows or item.offset < index or end > num_tokens:
-            raise ValueError(f"picture at token {item.offset} does not fit: {item}")
+            raise ValueError(f"image at token {item.offset} does not fit: {item}")
         text = item.offset - index
         positions[:, index : item.offset] = np.arange(position, position + text)
         position += text

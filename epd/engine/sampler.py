@@ -84,7 +84,7 @@ class Draft:
     def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
         """The outcome of a row, for whoever wants it; once the device has passed this draft's end.
 
-        A row behind guesses that do not hold may have a fault that nobody asks about.
+        A row behind drafts that do not hold may have a fault that nobody asks about.
         """
         chosen: list[int] = self._chosen.tolist()
         told = self._logprobs.finish() if self._logprobs is not None else lambda row: (0.0, ())

@@ -1,6 +1,6 @@
 """Attention of a vision tower: each patch over its own segment of the row that a batch is.
 
-A segment is a picture, a frame or a window.  On a GPU one kernel takes all segments of a batch
+A segment is an image, a frame or a window.  On a GPU one kernel takes all segments of a batch
 (`kernels/triton_segments`), whatever their number and lengths, so a shape that was never seen costs
 what any other does.  Elsewhere segments of one length are one call of torch's attention.
 """

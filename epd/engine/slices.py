@@ -2,15 +2,15 @@
 
 Theory of operation
 -------------------
-Streams and pictures share one device, which does one thing at a time.  A batch of pictures takes
+Streams and images share one device, which does one thing at a time.  A batch of images takes
 tens of milliseconds, and every stream would wait for all of it.  So a run of the tower is cut
 between its layers into slices of a quantum, and before each the launch thread launches one step, if
 one is queued.  One, not all: a step in which few streams decode costs as much as one in which many
-do, and steps that take turns among themselves would take the device from the pictures.  And it
+do, and steps that take turns among themselves would take the device from the images.  And it
 waits until only one slice is ahead of the device, of this run or of the run before, so that a step
 waits for two at most.
 
-What a layer costs is measured at start, on one picture as large as a batch, whose patches are the
+What a layer costs is measured at start, on one image as large as a batch, whose patches are the
 dearest.  Slices of a run are of one size, and none is longer than a quantum.
 
 Source: chunked prefill of Sarathi-Serve, for towers.
@@ -47,7 +47,7 @@ class Slices:
             layer.register_forward_pre_hook(self._before)
 
     def measured(self, num_patches: int, elapsed_s: float) -> None:
-        """A whole run over one picture took so long."""
+        """A whole run over one image took so long."""
         if self._num_layers:
             self._patch_s = elapsed_s / num_patches / self._num_layers
 

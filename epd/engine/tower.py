@@ -1,4 +1,4 @@
-"""The vision towers of the Qwen families over packed pictures, without waiting for the device.
+"""The vision towers of the Qwen families over packed images, without waiting for the device.
 
 Theory of operation
 -------------------
@@ -107,7 +107,7 @@ def adopt(visual: Any) -> None:
 def run(
     visual: Any, pixels: torch.Tensor, grids: Sequence[Grid], inputs: dict[str, Any]
 ) -> torch.Tensor:
-    """Rows of all pictures, deepstack levels behind each; inputs: those of `tower_inputs`."""
+    """Rows of all images, deepstack levels behind each; inputs: those of `tower_inputs`."""
     output = visual(pixels, grid_thw=torch.tensor(grids), return_dict=True, **inputs)
     levels = list(getattr(output, "deepstack_features", None) or ())
     return torch.cat([output.pooler_output, *levels], dim=-1)
@@ -136,7 +136,7 @@ def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> di
 
 
 def _joined(bounds: list[torch.Tensor]) -> torch.Tensor:
-    """Cumulative lengths of all pictures from those of each."""
+    """Cumulative lengths of all images from those of each."""
     lengths = torch.cat([bound.diff() for bound in bounds])
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
@@ -145,7 +145,7 @@ def _joined(bounds: list[torch.Tensor]) -> torch.Tensor:
 def _of_grid(
     grid: Grid, merge: int, side: int, windows: tuple[int, ...]
 ) -> dict[str, torch.Tensor]:
-    """Of one picture, on the host."""
+    """Of one image, on the host."""
     from transformers import vision_utils
 
     thw = torch.tensor([grid])

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A small picture takes less time on the device than launching its kernels takes on the host.  So runs
+A small image takes less time on the device than launching its kernels takes on the host.  So runs
 are captured once for some numbers of patches; one is then a copy of what it reads into the next
 larger shape, and a replay.  What pads it belongs to no segment: no tile of attention covers it, and
 everything else in a tower looks at one patch, or the patches of one row, at a time.
@@ -59,7 +59,7 @@ class TowerGraphs:
         self._graphs = {size: record(partial(self._run, size)) for size in reversed(self._sizes)}
 
     def __call__(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor | None:
-        """Rows of all pictures; None: no graph fits."""
+        """Rows of all images; None: no graph fits."""
         at = bisect_left(self._sizes, len(pixels))
         if at == len(self._sizes):
             return None

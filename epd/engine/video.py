@@ -24,8 +24,8 @@ from epd.engine.base import MediaError
 from epd.engine.geometry import MAX_SIDE_RATIO, Geometry, smart_resize
 
 CONTAINERS = {"mp4": "MP4 or QuickTime", "webm": "WebM or Matroska", "avi": "AVI"}
-FRAMES = "frames"  # in place of a container: pictures, packed
-DEFAULT_FPS = 2.0  # of sampling, and of pictures whose rate is not told
+FRAMES = "frames"  # in place of a container: images, packed
+DEFAULT_FPS = 2.0  # of sampling, and of images whose rate is not told
 ASSUMED_FPS = 24.0  # of a file that does not tell its rate, as in transformers
 
 
@@ -33,7 +33,7 @@ ASSUMED_FPS = 24.0  # of a file that does not tell its rate, as in transformers
 class Sampling:
     """What a request wants of a video; None: what the model's processor says."""
 
-    fps: float | None = None  # frames per second to take; of pictures: that they were taken at
+    fps: float | None = None  # frames per second to take; of images: that they were taken at
     num_frames: int | None = None  # so many, over the whole length
     min_frames: int | None = None
     max_frames: int | None = None

@@ -18,8 +18,8 @@ from torch.nn.functional import interpolate
 
 from epd.engine.base import MediaError
 from epd.engine.container import open_container
-from epd.engine.image_file import decode_image
 from epd.engine.image_ops import rgb_bytes
+from epd.engine.image_pixels import decode_image
 from epd.engine.video import FRAMES
 from epd.messages import Clip
 
@@ -30,7 +30,7 @@ DECODE_TIMEOUT_S = 60.0
 def decode_clip(data: Any, clip: Clip, height: int, width: int, max_pixels: int) -> Pixels:
     """uint8 `[frames, height, width, 3]`: the clip's frames, resized.  Raises MediaError."""
     taken = np.empty((len(clip.frames), height, width, 3), dtype=np.uint8)
-    source = _pictures if clip.container == FRAMES else _film
+    source = _images if clip.container == FRAMES else _film
     size: tuple[int, ...] = ()
     count = 0
     for pixels in source(data, clip, max_pixels):
@@ -59,8 +59,8 @@ def resized(pixels: Pixels, height: int, width: int) -> Pixels:
     return image[0].permute(1, 2, 0).numpy()
 
 
-def _pictures(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
-    """Frames that came as pictures."""
+def _images(data: Any, clip: Clip, max_pixels: int) -> Iterator[Pixels]:
+    """Frames that came as images."""
     packed = msgspec.msgpack.decode(data, type=list[memoryview])
     for index in clip.frames:
         try:

@@ -1,9 +1,9 @@
 """The vision tower of one device: batches of patches to embedding rows.
 
 The caller decides what goes into a batch.  When a batch raises, its items are run again one by one,
-so that one bad picture fails alone (fault F13); rows that are not finite fail their picture too,
+so that one bad image fails alone (fault F13); rows that are not finite fail their image too,
 since they would poison the answer of whoever reads them.  Rows of an item are own memory: a cache
-that evicts one picture gets its bytes back.
+that evicts one image gets its bytes back.
 
 On a CPU, patches are made on the pool and rows lie where the tower left them.  On a GPU the pool
 only decodes; pixels go up as bytes and become patches there (`image_ops`).  Rows stay there, in an
@@ -23,7 +23,7 @@ from epd.engine.base import EncodeFailure, Patches, Rows
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
 from epd.engine.graphs import Recorder
-from epd.engine.image_file import MAX_PIXELS
+from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.models.base import ModelAdapter
 from epd.engine.pinned import Arena
 from epd.engine.preprocess import Preprocessor
@@ -33,8 +33,8 @@ from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
 from epd.messages import Clip, PixelBounds, RowContract
 
-MAX_SCALE = 128  # of the smallest picture's sides
-RUNS = 4  # of the largest picture at start, to know what it costs
+MAX_SCALE = 128  # of the smallest image's sides
+RUNS = 4  # of the largest image at start, to know what it costs
 _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finite, on their way
 
 
@@ -107,14 +107,14 @@ class TorchVisionEngine:
         await self._executor.compute(copied_out, await self.to_host(rows), views)
 
     def warm_up(self, num_patches: int = 0) -> None:
-        """Both halves, with a small picture, then with as many patches as a batch may have, as one
-        picture and as many: first touch of weights and code, and of the memory that the largest
+        """Both halves, with a small image, then with as many patches as a batch may have, as one
+        image and as many: first touch of weights and code, and of the memory that the largest
         batch needs; what a layer costs."""
-        smallest = self._picture(1)
+        smallest = self._image(1)
         self._run([smallest])
         if count := num_patches // smallest.num_patches:
             self._run([smallest] * count)
-            largest = self._picture(self._scale_of(num_patches))
+            largest = self._image(self._scale_of(num_patches))
             times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
             self._slices.measured(largest.num_patches, min(times_s))
 
@@ -134,16 +134,16 @@ class TorchVisionEngine:
             torch.cuda.synchronize()
         return watch.elapsed_s()
 
-    def _picture(self, scale: int) -> Patches:
-        """A picture of so many times the smallest one's width and height."""
+    def _image(self, scale: int) -> Patches:
+        """An image of so many times the smallest one's width and height."""
         from PIL import Image
 
         width, height = self._adapter.smallest_image()
         return self._preprocess.patches(Image.new("RGB", (scale * width, scale * height)))
 
     def _scale_of(self, num_patches: int) -> int:
-        """Of the picture with most patches that has not more.  Small ones are enlarged before they
-        are cut into patches, so a picture's size alone does not tell."""
+        """Of the image with most patches that has not more.  Small ones are enlarged before they
+        are cut into patches, so an image's size alone does not tell."""
         checkpoint = self._adapter.checkpoint
         width, height = self._adapter.smallest_image()
 

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 However many rooms want a hash, it is decoded and encoded once: rooms join the machine, and when the
 rows are resident each room is filled from them (faults F32, F37).  The value is whole: main
-embedding and deepstack are one tensor (F12).  A picture that cannot be used fails this machine and
+embedding and deepstack are one tensor (F12).  An image that cannot be used fails this machine and
 its rooms, nothing else (F13).
 
 What cannot be interrupted: image decode on the pool, and a batch on the device.  If all rooms leave
@@ -12,10 +12,10 @@ meanwhile the machine is ABANDONED and waits for the outcome; rows that arrive t
 cache.  Before a batch has taken it (PREPARED) it can simply be dropped.
 
 Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and,
-where the instance has one, a storage that other encoders read too.  The first is a GPU's memory, or the
-host's without one.  The first two are exclusive: DEMOTING and PROMOTING copy off the loop and own
-both copies until one of them is let go, and readers may come at any time, since the copy that they
-find is whole.  What readers hold is not moved: a copy that ends while a room reads is dropped.
+where the instance has one, a storage that other encoders read too.  The first is a GPU's memory, or
+the host's without one.  The first two are exclusive: DEMOTING and PROMOTING copy off the loop and
+own both copies until one of them is let go, and readers may come at any time, since the copy that
+they find is whole.  What readers hold is not moved: a copy that ends while a room reads is dropped.
 Storage is asked first (LOADING), once however many rooms wait; what it does not answer in time, or
 has lost, is encoded anew, so a read that hangs holds nobody up.
 Writing to storage is nobody's state: it may fail, and then the value is encoded again one day.
@@ -123,7 +123,7 @@ class PreprocessSucceeded(Event):
 
 @dataclass(slots=True)
 class PreprocessFailed(Event):
-    """The picture cannot be used; the reason is for the client."""
+    """The image cannot be used; the reason is for the client."""
 
     ends = (Own.WORK,)
     reason: str
@@ -163,7 +163,7 @@ class EncodeTimedOut(Event):
 
 @dataclass(slots=True)
 class LoadSucceeded(Event):
-    """Storage had the value, whole, and made by this model for this picture."""
+    """Storage had the value, whole, and made by this model for this image."""
 
     ends = (Own.READ,)
     rows: Rows
@@ -275,11 +275,11 @@ def keep_copy(encoding: Encoding, event: DemotionSucceeded | PromotionSucceeded)
 
 
 def note_absent(encoding: Encoding, event: Event) -> None:
-    reason = "the rows of a picture are not in the shared storage"
+    reason = "the rows of an image are not in the shared storage"
     encoding.image, encoding.failure = None, Failure(FailureKind.ABSENT, reason)
 
 
-def note_bad_picture(encoding: Encoding, event: PreprocessFailed) -> None:
+def note_bad_image(encoding: Encoding, event: PreprocessFailed) -> None:
     encoding.image, encoding.failure = None, Failure(FailureKind.MEDIA, event.reason)
 
 
@@ -316,10 +316,10 @@ ROWS = (
     Row(S.LOADING, (LoadMissed, LoadTimedOut), S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made), "nobody waits, or nobody can make them here"),
     # Make it.
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
-    Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_picture, note="fails alone (F13)"),
+    Row(S.QUEUED, PreprocessFailed, S.FAILED, (Do.FAIL_ROOMS,), note_bad_image, note="fails alone (F13)"),
     Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
     Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows),
-    Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the picture's fault: another encoder may do it"),
+    Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the image's fault: another encoder may do it"),
     Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
     Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),
     Row((*_IN_THE_MAKING, S.DEMOTED), RoomClosed, None, (), remove_room, others_wait),
@@ -335,7 +335,7 @@ ROWS = (
     Row(S.LOADING, Withdrawn, None, (Do.START_LOAD,), when=unless(unreferenced), note="wanted again before that was taken"),
     Row(S.QUEUED, Withdrawn, None, (Do.START_PREPROCESS,), note="wanted again before that was taken"),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
-    Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_picture),
+    Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_image),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, EncodeFailed, S.FAILED, (), note_failure),
     Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
@@ -409,8 +409,8 @@ class Encoding(Machine):
         self.image: Image | None = image
         self.expected = expected  # grid_thw that the gateway computed
         self.num_rows = num_rows
-        self.clip = clip  # which frames to take of a video; None: a picture
-        self.bounds = bounds  # between which areas a picture is resized; None: the model's
+        self.clip = clip  # which frames to take of a video; None: an image
+        self.bounds = bounds  # between which areas an image is resized; None: the model's
         self.stored = stored  # whether a storage may know its rows
         self.encodes = encodes  # False: rows can only be found in storage
         self.rooms: dict[str, None] = {}

@@ -13,13 +13,14 @@ nothing about the next attempt: each kind is counted by itself, and the deadline
 
 Three clocks bound what a client waits for: the first token, each token after it, and the whole.  A
 token that does not come in time is an error.  When the time for the whole is over, what has been
-said is the answer, with `length` as its end: it was paid for, and the client asked for no more time.
+said is the answer, with `length` as its end: it was paid for, and the client asked for no more
+time.
 
 Exactly one terminal answer: FINISHED, CANCELLED, REJECTED and FAILED are the only ways out, each
 reached once, and every state has a deadline.  They are also what an operator counts: answers,
 clients that left, what was refused (there was no room, or the request was wrong, whoever noticed
 it), and our own faults, which alone leave a line in the log.  A failed stage is a failed or a
-retried request, never a success without its picture (F40).  When the client leaves, or has enough,
+retried request, never a success without its image (F40).  When the client leaves, or has enough,
 CANCELLING and STOPPING wait until the instances have confirmed, so that the gateway's books and
 theirs agree (F43).
 """

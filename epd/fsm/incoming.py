@@ -6,10 +6,10 @@ Theory of operation
 and waits for its commit (RESERVED).  What has landed is checked and made visible (PUBLISHING); then
 the slots belong to what was published.  Of parts it learns from the commit only.
 
-Once granted, slots return by a word of the writer that it will not touch them again, or by a fence.
-A producer that was told of an unknown outcome says that it is in doubt; its peer was lost, or does
-not answer: each leaves the slots QUARANTINED, sooner or later, until such a word comes after all, or
-the lost peer is known to be unable to touch the memory any more (faults F6 to F8).
+Once granted, slots return by a message of the writer that it will not touch them again, or by a
+fence. A producer that was told of an unknown outcome says that it is in doubt; its peer was lost,
+or does not answer: each leaves the slots QUARANTINED, sooner or later, until such a message comes
+after all, or the lost peer is known to be unable to touch the memory any more (faults F6 to F8).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class S(State):
     PENDING = "waits for slots", Own.LEASE
     RESERVED = "slots leased, grant sent: the bytes are awaited", Own.SLOTS, Own.GRANT
     PUBLISHING = "the bytes are in the slots, and are checked and made visible", Own.SLOTS
-    CANCEL_PENDING = "cancelled, the writer's word is awaited", Own.SLOTS, Own.GRANT
-    EXPIRE_PENDING = "out of time, the writer's word is awaited", Own.SLOTS, Own.GRANT
+    CANCEL_PENDING = "cancelled, the writer's message is awaited", Own.SLOTS, Own.GRANT
+    EXPIRE_PENDING = "out of time, the writer's message is awaited", Own.SLOTS, Own.GRANT
     QUARANTINED = "outcome unknown; the writer's end or a fence must tell", Own.SLOTS, Own.GRANT
     DELIVERED = "the slots belong to what was published"
     CANCELLED = "tombstone of a cancelled room"
@@ -186,13 +186,13 @@ ROWS = (
     Row(S.RESERVED, CommitReceived, S.PUBLISHING, (Do.SEND_COMMIT_ACK, Do.PUBLISH), keep_commit, length_matches),
     Row(S.RESERVED, CommitReceived, S.FAILED, (Do.SEND_COMMIT_ACK, Do.CONCLUDE_FAILED), note_short_commit, unless(length_matches), "the writer is done: the slots are free (F11)"),
     Row(S.RESERVED, CancelAcked, S.FAILED, (Do.CONCLUDE_FAILED,), note_called_off, note="the gateway has called off the producer"),
-    Row(S.RESERVED, DoubtReceived, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.ARM_RETRY), keep_failure, note="the slots wait for the writer's last word (F8)"),
+    Row(S.RESERVED, DoubtReceived, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.ARM_RETRY), keep_failure, note="the slots wait for the writer's last message (F8)"),
     Row(S.RESERVED, CancelRequested, S.CANCEL_PENDING, (Do.SEND_CANCEL, Do.ARM_RETRY), note_cancelled),
     Row(S.RESERVED, RetryDue, None, (Do.SEND_GRANT, Do.ARM_RETRY), note="the grant may be lost"),
     Row(S.RESERVED, PeerLost, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.START_FENCE), note_lost, note="lost is not dead: it may still write (F7)"),
     Row(S.RESERVED, DeadlinePassed, S.EXPIRE_PENDING, _OUT_OF_TIME, note_late),
-    Row(S.RESERVED, PeerSilent, S.EXPIRE_PENDING, _OUT_OF_TIME, note_silent, note="given up, and tried elsewhere (F48); the slots wait for the writer's word (F7)"),
-    # The writer's word is awaited.
+    Row(S.RESERVED, PeerSilent, S.EXPIRE_PENDING, _OUT_OF_TIME, note_silent, note="given up, and tried elsewhere (F48); the slots wait for the writer's message (F7)"),
+    # The writer's message is awaited.
     Row(S.CANCEL_PENDING, (CancelAcked, AbortReceived), S.CANCELLED, (Do.CONCLUDE_FAILED,)),
     Row(S.CANCEL_PENDING, CommitReceived, S.CANCELLED, (Do.SEND_COMMIT_ACK, Do.CONCLUDE_FAILED), note="the write was faster; it is over"),
     Row(S.CANCEL_PENDING, PeerLost, S.QUARANTINED, (Do.CONCLUDE_FAILED, Do.START_FENCE), note_lost),
@@ -201,7 +201,7 @@ ROWS = (
     Row(S.EXPIRE_PENDING, CommitReceived, S.EXPIRED, (Do.SEND_COMMIT_ACK,)),
     Row(S.EXPIRE_PENDING, (PeerLost, GraceEnded), S.QUARANTINED, (Do.START_FENCE,), note="time moves it here, and frees nothing (F7)"),
     Row(_PENDING_OUTCOME, RetryDue, None, (Do.SEND_CANCEL, Do.ARM_RETRY)),
-    # Outcome unknown: only a word of the writer or a fence frees the slots.
+    # Outcome unknown: only a message of the writer or a fence frees the slots.
     Row(S.QUARANTINED, (CancelAcked, AbortReceived, PeerFenced), S.FAILED),
     Row(S.QUARANTINED, CommitReceived, S.FAILED, (Do.SEND_COMMIT_ACK,)),
     Row(S.QUARANTINED, RetryDue, None, (Do.SEND_CANCEL, Do.START_FENCE)),
@@ -219,7 +219,7 @@ ROWS = (
 IGNORES = (
     Ignore((S.PENDING,), (CancelAcked, CommitReceived, DoubtReceived), "nothing was granted: stray messages move nothing"),
     Ignore((S.PENDING,), (PeerSilent,), "it waits for slots of its own side"),
-    Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelRequested, DoubtReceived, PeerSilent), "it is being ended already: the writer's word is awaited"),
+    Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelRequested, DoubtReceived, PeerSilent), "it is being ended already: the writer's message is awaited"),
     Ignore((S.EXPIRE_PENDING,), (DeadlinePassed,), "the deadline has passed once"),
     Ignore((S.QUARANTINED,), (PeerLost, DeadlinePassed, GraceEnded), "time frees nothing (F7)"),
     Ignore((S.PUBLISHING,), (CancelRequested,), "what has landed is published; its owner decides what to do with it"),

@@ -140,7 +140,7 @@ class Instance(Machine):
 
     @property
     def was_lost(self) -> bool:
-        """Gone without a word."""
+        """Gone without a message."""
         return self.state is S.LOST
 
     @property

@@ -12,12 +12,12 @@ compiled into a two-level dict for the hot path (8 us become a fraction of one).
 test drives both with every state, event and guard value.
 
 Owners are data.  A state names what it owns, and an owned thing names the effect that gives it
-back.  Rows do not write that effect: what the source owns or the event `brings`, and the target does
-not own, is given back, unless the event `ends` it.  Releases come first, in the order in which the
-machine's `Owned` lists them; then the row's own effects, as written.  A state may own a thing only
-possibly (a text has no pictures), so to give back twice does no harm.  A row may part with a thing
-by another effect that the thing names (`passed_on_by`): a hand-over, or one of several answers.  A
-thing without a release is in use: only an event ends it.
+back.  Rows do not write that effect: what the source owns or the event `brings`, and the target
+does not own, is given back, unless the event `ends` it.  Releases come first, in the order in which
+the machine's `Owned` lists them; then the row's own effects, as written.  A state may own a thing
+only possibly (a text has no images), so to give back twice does no harm.  A row may part with a
+thing by another effect that the thing names (`passed_on_by`): a hand-over, or one of several
+answers.  A thing without a release is in use: only an event ends it.
 
 What the table must satisfy is checked at import, see `epd.fsm.laws`:
 
@@ -26,7 +26,8 @@ What the table must satisfy is checked at import, see `epd.fsm.laws`:
   predicate `when=p` and its complement `when=unless(p)`;
 - no unreachable state, no trap (every state reaches a terminal one), no edge out of a terminal
   state (a row that stays, `target=None`, may still answer, e.g. a late message);
-- what a state owns has a way back on every path out: it is given back, passed on, or ended; terminal
+- what a state owns has a way back on every path out: it is given back, passed on, or ended;
+terminal
   states own nothing, no row writes by hand what follows from owners, and nobody ignores an event
   that brings something, or ends what he owns;
 - every non-terminal state has an exit by time: an edge on an event with `by_time`; or it is `held`,
@@ -78,7 +79,8 @@ class IllegalEvent(Exception):
 
 
 class Journal(Protocol):
-    """Sees the birth and every transition of the machines made with it; gives stories their times."""
+    """Sees the birth and every transition of the machines made with it; gives stories their
+    times."""
 
     def now_s(self) -> float: ...
 
@@ -114,7 +116,8 @@ STORY_LENGTH = 48
 
 
 class Machine:
-    """An object with a table: subclasses add slotted context fields that guards and actions read."""
+    """An object with a table: subclasses add slotted context fields that guards and actions
+    read."""
 
     __slots__ = ("_journal", "_state", "_story", "key")
     table: ClassVar[Table]
@@ -140,7 +143,8 @@ class Machine:
         return self._state in self.table.held
 
     def fire(self, event: Event) -> tuple[Effect, ...]:
-        """Apply an event; the only writer of the state.  Returns the effects to perform, in order."""
+        """Apply an event; the only writer of the state.  Returns the effects to perform, in
+        order."""
         source, kind = self._state, type(event)
         edges = self.table.dispatch[source].get(kind)
         if edges is None:

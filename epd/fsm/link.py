@@ -1,12 +1,12 @@
-"""LINK: a doubt whether the link to a peer carries words, from its cause to its end.
+"""LINK: a doubt whether the link to a peer carries messages, from its cause to its end.
 
 Theory of operation
 -------------------
-Silence is no sign: a peer that computes has nothing to say.  A process may be healthy at the gateway
-while its link to one peer, in one direction, carries nothing, for good (fault F48); and a time-out
-of what was asked over it says only that time has passed.  So whoever has to say a word again, or
-may not say it because the queue is full, doubts the link, and the peer is asked: a probe, answered
-at once by an echo, whatever the peer is busy with.  There and back must work for that.
+Silence is no sign: a peer that computes has nothing to say.  A process may be healthy at the
+gateway while its link to one peer, in one direction, carries nothing, for good (fault F48); and a
+time-out of what was asked over it says only that time has passed.  So whoever has to say a message
+again, or may not say it because the queue is full, doubts the link, and the peer is asked: a probe,
+answered at once by an echo, whatever the peer is busy with.  There and back must work for that.
 
 No echo: the link is opened anew, and the next probe tells the peer so, which then opens its own
 direction, too.  The pair is MUTE meanwhile, and the gateway is told, which places nothing new on it
@@ -37,7 +37,7 @@ from epd.records import Address
 
 
 class S(State):
-    ASKED = "a word had to be said again; an echo is awaited"
+    ASKED = "a message had to be said again; an echo is awaited"
     MUTE = "no echo came; the link was opened anew, an echo over it is awaited"
     UNREACHABLE = "none came over the new link either; what waited for the peer was given up"
     CARRIES = "an echo came"
@@ -55,7 +55,7 @@ class Do(Effect):
 
 @dataclass(slots=True)
 class Doubted(Event):
-    """An answer did not come, or a word was refused."""
+    """An answer did not come, or a message was refused."""
 
 
 @dataclass(slots=True)
@@ -122,5 +122,5 @@ class Link(Machine):
 
     @property
     def carries(self) -> bool:
-        """Whether words are still believed to arrive."""
+        """Whether messages are still believed to arrive."""
         return self.state in (S.ASKED, S.CARRIES)

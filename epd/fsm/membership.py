@@ -8,9 +8,9 @@ gateway's time, without which no deadline can be read: before it no work is take
 
 A member that is not known, or that has missed news, asks again, and is answered with the whole
 registry: REJOINING, while the gateway speaks.  A gateway that is silent may be a new one that does
-not know us: CUT_OFF asks for it, and takes the word of whoever speaks.  In every other state words
-of a gateway's earlier life are over (fault F44).  The work that is open goes on meanwhile: only the
-way to new work is gone.
+not know us: CUT_OFF asks for it, and takes the message of whoever speaks.  In every other state
+messages of a gateway's earlier life are over (fault F44).  The work that is open goes on meanwhile:
+only the way to new work is gone.
 
 Who drains takes no new work, and all else is as before: it has to learn who is lost, so it asks as
 a member does.  It leaves when nothing is open, and when the time for that is over.
@@ -168,7 +168,7 @@ def _joined(known: S, rejoining: S, cut_off: S) -> tuple[Row, ...]:
         Row(cut_off, (Acknowledged, NewsMissed, Forgotten), rejoining, _HEARD, note="it was asked, and has to answer"),
         Row(known, LostOneListed, rejoining, _ASK),
         Row((known, rejoining), GatewayFellSilent, cut_off, (Do.DOUBT, *_ASK)),
-        Row((rejoining, cut_off), JoinDue, None, _ASK, note="the word or its answer may be lost"),
+        Row((rejoining, cut_off), JoinDue, None, _ASK, note="the message or its answer may be lost"),
     )
 
 
@@ -199,8 +199,8 @@ IGNORES = (
     Ignore(_ENDED, (JoinDue, Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, AbsenceSettled, GatewayFellSilent, Refused, DrainRequested, DrainTimedOut, LeaveRequested), "this life is over"),
 )
 
-_ANY_ORDER = "only the gateway's word ends it: instances may start first"
-_SILENT = "only a gateway's word ends it, and its own work goes on meanwhile"
+_ANY_ORDER = "only the gateway's message ends it: instances may start first"
+_SILENT = "only a gateway's message ends it, and its own work goes on meanwhile"
 _HELD: dict[State, str] = {S.JOINING: _ANY_ORDER, S.CUT_OFF: _SILENT}
 TABLE = Table("MEMBERSHIP", __doc__ or "", S, S.OUTSIDE, _ENDED, ROWS, IGNORES, _HELD)
 # fmt: on
@@ -227,7 +227,7 @@ class Membership(Machine):
 
     @property
     def hears(self) -> bool:
-        """Whether a gateway speaks: words of its earlier lives are over."""
+        """Whether a gateway speaks: messages of its earlier lives are over."""
         return self.state in (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)
 
     @property

@@ -1,15 +1,15 @@
-"""OFFER: the pictures of one attempt, at the gateway, on their way to its encoders.
+"""OFFER: the images of one attempt, at the gateway, on their way to its encoders.
 
 Theory of operation
 -------------------
-A picture is offered to its encoder again and again until that takes it: the bus may lose it, a
+An image is offered to its encoder again and again until that takes it: the bus may lose it, a
 repeat does no harm, and nobody else would notice.  Then its rows are prefill's to wait for
-(INCOMING).  Only who wants no more than rows has no prefill: for them a picture is offered until its
+(INCOMING).  Only who wants no more than rows has no prefill: for them an image is offered until its
 rows are kept, and the last one that is kept is the answer.
 
-The attempt's own clocks bound all of it (GENERATION).  Of one that is given up the encoders are told,
-too: prefill, which would dismiss the rooms, may be the one that cannot be reached.  What was served
-needs no word.
+The attempt's own clocks bound all of it (GENERATION).  Of one that is given up the encoders are
+told, too: prefill, which would dismiss the rooms, may be the one that cannot be reached.  What was
+served needs no message.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 class S(State):
-    OFFERED = "not every encoder has its picture; those that have not are asked again"
-    TAKEN = "every encoder has its picture"
+    OFFERED = "not every encoder has its image; those that have not are asked again"
+    TAKEN = "every encoder has its image"
     SERVED = "its rows have come, or nobody is left to want them"
     CALLED_OFF = "the attempt was given up before"
 
 
 class Do(Effect):
-    SEND_PICTURES = "send each picture that was not taken to its encoder"
+    SEND_IMAGES = "send each image that was not taken to its encoder"
     DOUBT = "have the links to those encoders asked for an echo"
     ARM_RETRY = "fire RetryDue later"
     SEND_ABORTS = "tell the encoder of each room that was not served"
@@ -61,7 +61,7 @@ class RetryDue(Event):
 
 @dataclass(slots=True)
 class Taken(Event):
-    """Its encoder has the picture of this room."""
+    """Its encoder has the image of this room."""
 
     room: str
 
@@ -97,18 +97,18 @@ def note_taken(offer: Offer[T], event: Taken) -> None:
 
 def note_kept(offer: Offer[T], event: RowsKept) -> None:
     offer.untaken.pop(event.room, None)
-    offer.pictures.pop(event.room, None)
+    offer.images.pop(event.room, None)
 
 
 _OPEN = (S.OFFERED, S.TAKEN)
 _OVER = (S.SERVED, S.CALLED_OFF)
-_AGAIN = (Do.SEND_PICTURES, Do.ARM_RETRY)
+_AGAIN = (Do.SEND_IMAGES, Do.ARM_RETRY)
 
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
     Row(S.OFFERED, Offered, None, _AGAIN),
-    Row(S.OFFERED, RetryDue, None, (Do.DOUBT, *_AGAIN), note="the picture or the answer may be lost"),
+    Row(S.OFFERED, RetryDue, None, (Do.DOUBT, *_AGAIN), note="the image or the answer may be lost"),
     Row(S.OFFERED, Taken, S.TAKEN, (), note_taken, is_last),
     Row(S.OFFERED, Taken, None, (), note_taken, unless(is_last)),
     Row(S.OFFERED, RowsKept, S.SERVED, (Do.ANSWER,), note_kept, is_last),
@@ -118,7 +118,7 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.TAKEN,), (RetryDue, Taken, RowsKept), "the last one has taken its picture"),
+    Ignore((S.TAKEN,), (RetryDue, Taken, RowsKept), "the last one has taken its image"),
     Ignore(_OVER, (RetryDue, Taken, RowsKept, Answered, GivenUp), "nobody wants them any more"),
 )
 
@@ -127,14 +127,12 @@ TABLE = Table("OFFER", __doc__ or "", S, S.OFFERED, _OVER, ROWS, IGNORES)
 
 
 class Offer(Machine, Generic[T]):
-    """One attempt's pictures; `key` is `request/attempt`, a picture's a room."""
+    """One attempt's images; `key` is `request/attempt`, an image's a room."""
 
     table = TABLE
-    __slots__ = ("pictures", "untaken")
+    __slots__ = ("images", "untaken")
 
-    def __init__(
-        self, key: str, pictures: Mapping[str, T], journal: Journal = NULL_JOURNAL
-    ) -> None:
+    def __init__(self, key: str, images: Mapping[str, T], journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(key, journal)
-        self.pictures = dict(pictures)  # that may still be wanted, by room
-        self.untaken = dict.fromkeys(pictures)
+        self.images = dict(images)  # that may still be wanted, by room
+        self.untaken = dict.fromkeys(images)

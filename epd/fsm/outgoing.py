@@ -1,4 +1,5 @@
-"""OUTGOING: the producer's end of a room: who makes the bytes and owns the source they are read from.
+"""OUTGOING: the producer's end of a room: who makes the bytes and owns the source they are read
+from.
 
 Theory of operation
 -------------------
@@ -278,7 +279,8 @@ ROWS = (
     # Bytes, and no grant.
     Row(S.PARKED, GrantReceived, S.WRITING, (Do.START_WRITE,), write_granted, contract_holds),
     Row(S.PARKED, GrantReceived, S.FAILED, _FAIL, keep_broken, unless(contract_holds), note="contract drift (F11)"),
-    # No grant comes: the offer is said again; whose peer answers nothing gives up, and is tried elsewhere (F48).
+    # No grant comes: the offer is said again; whose peer answers nothing gives up, and is tried
+    # elsewhere (F48).
     Row((S.PENDING, S.PARKED), RetryDue, None, (Do.SEND_OFFER, Do.ARM_RETRY), when=offers, note="the offer may be lost"),
     Row((S.PENDING, S.PARKED), RetryDue, None, when=unless(offers)),
     Row((S.PENDING, S.PARKED), PeerSilent, S.FAILED, _FAIL, note_silent, offers),
@@ -305,8 +307,8 @@ ROWS = (
     Row(S.CANCEL_PENDING, DeadlinePassed, S.EXPIRE_PENDING, (Do.ARM_GRACE,)),
     Row(S.EXPIRE_PENDING, GraceEnded, None, (Do.REPORT_HANG, Do.ARM_GRACE), note="the operator is told"),
     Row((*_PENDING_OUTCOME, S.QUARANTINED), BytesReady, None, (), keep_source, note="the end of a source whose part is in doubt: released with it"),
-    # Outcome unknown: only the own engine's word or a fence frees the source.
-    Row(S.QUARANTINED, WriteSettled, S.FAILED, (Do.SEND_ABORT,), note="the writer's last word"),
+    # Outcome unknown: only the own engine's message or a fence frees the source.
+    Row(S.QUARANTINED, WriteSettled, S.FAILED, (Do.SEND_ABORT,), note="the writer's last message"),
     Row(S.QUARANTINED, PeerFenced, S.FAILED),
     Row(S.QUARANTINED, GrantReceived, None, (Do.SEND_DOUBT,), note="the doubt was lost"),
     Row(S.QUARANTINED, RetryDue, None, (Do.SETTLE_WRITE,)),

@@ -4,13 +4,13 @@ Theory of operation
 -------------------
 A room joins two independent facts: the *consumer* leased slots for it (a grant), and the *producer*
 has the bytes.  Either may come first.  With both, the producer writes; the last write is followed
-by a commit, which the consumer acknowledges.  Offers, grants, commits and cancels are repeated until
-answered, so the bus may lose any of them.
+by a commit, which the consumer acknowledges.  Offers, grants, commits and cancels are repeated
+until answered, so the bus may lose any of them.
 
 Each end has its own machine and its own memory: OUTGOING owns the *source* (rows in its cache, KV
 blocks), INCOMING owns the *slots*.  What cannot be interrupted is a write.  Cancelling is therefore
 a state: CANCEL_PENDING and EXPIRE_PENDING still own the memory and wait for the outcome: the
-writer's result at the producer, the writer's word (CancelAck, a late Commit, an abort) at the
+writer's result at the producer, the writer's message (CancelAck, a late Commit, an abort) at the
 consumer.  An end that cannot learn the outcome is QUARANTINED.  Time moves an end towards
 quarantine but never frees memory (faults F6 to F8).
 

@@ -57,7 +57,7 @@ Action = Callable[[Any, Any], None]
 
 
 class Unless:
-    """The complement of a predicate, so that both halves read alike in row and picture."""
+    """The complement of a predicate, so that both halves read alike in row and image."""
 
     __slots__ = ("__name__", "predicate")
 

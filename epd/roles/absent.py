@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
-from epd.roles.base import Role, performs
+from epd.roles.base import Component, performs
 
 
-class WithoutPrefill(Role[Request]):
+class WithoutPrefill(Component[Request]):
     @performs(Do.RELEASE_EMBEDDINGS, Do.WITHDRAW_OFFER, Do.PUSH_KV)
     def release_nothing(self, request: Request, event: Event) -> None:
         """No images, no offer, no prompt whose KV somebody waits for."""
@@ -21,7 +21,7 @@ class WithoutPrefill(Role[Request]):
         raise AssertionError(f"{request.key}: no prompt comes to an instance without prefill")
 
 
-class WithoutDecode(Role[Request]):
+class WithoutDecode(Component[Request]):
     @performs(Do.RESERVE_BLOCKS, Do.CANCEL_TRANSFER)
     def refuse(self, request: Request, event: Event) -> None:
         raise AssertionError(f"{request.key}: no KV comes to an instance without decode")

@@ -14,7 +14,7 @@ from typing import Never
 
 from epd.fsm.generation import Generation
 from epd.messages import Address
-from epd.roles.base import Actor, Role
+from epd.roles.base import Actor, Component
 from epd.scheduling.placement import Candidate, Placement, Shares
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.prefix_record import PrefixRecord
@@ -22,7 +22,7 @@ from epd.scheduling.prefix_record import PrefixRecord
 SHORT_BLOCKS = 32  # of a shorter prompt, a share is counted of so many: it is soon computed
 
 
-class Affinity(Role[Never]):
+class Affinity(Component[Never]):
     """The keys of open generations, and the record of what was sent."""
 
     def __init__(self, actor: Actor) -> None:

@@ -1,6 +1,6 @@
 """Who asked an encoder for which room, and what they are told besides rows.
 
-The word that would have ended a room may be lost.  So its gateway hears now and then that it is
+The message that would have ended a room may be lost.  So its gateway hears now and then that it is
 open here, and answers for rooms that are over.
 """
 

@@ -2,17 +2,17 @@
 
 Theory of operation
 -------------------
-An `Actor` is one process's place on the bus.  It owns what roles share: the mailbox, named timers,
-supervised tasks, the counters of what went wrong.  A `Role` is a part of it: its methods marked
-`@receives(Message)` turn a message into an event on some machine; its methods marked
+An `Actor` is one process's place on the bus.  It owns what its components share: the mailbox, named
+timers, supervised tasks, the counters of what went wrong.  A `Component` is a part of it: its
+methods marked `@receives(Message)` turn a message into an event on some machine; its methods marked
 `@performs(Effect)` carry out the effects that come back.  A performer that is a coroutine runs as a
-supervised task, and the event it returns is fired on the same machine.  So the loop
-machine -> effects -> outcome -> machine is closed here, in one place.  Everything that happens
-waits in one inbox, and each item is taken to its end before the next (`mailbox.py`): an event that
-a performer causes is fired when the effects at hand are performed.
+supervised task, and the event it returns is fired on the same machine.  So the loop machine ->
+effects -> outcome -> machine is closed here, in one place.  Everything that happens waits in one
+inbox, and each item is taken to its end before the next (`mailbox.py`): an event that a performer
+causes is fired when the effects at hand are performed.
 
-At its start the actor checks that every effect of every table that its roles fire has a performer;
-a message has one receiver, an effect one performer, or the actor is refused.
+At its start the actor checks that every effect of every table that its components fire has a
+performer; a message has one receiver, an effect one performer, or the actor is refused.
 
 Nothing here blocks, and nothing escapes: an illegal event or an exception concludes its own object
 and is counted, and the actor goes on (faults F13, F14, F16).  Tasks are never cancelled as a change
@@ -71,7 +71,7 @@ def performs(*effects: Effect) -> Callable[[F], F]:
 
 
 class Log:
-    """The port for a role's log lines; the composition root binds it to `logging`."""
+    """The port for a component's log lines; the composition root binds it to `logging`."""
 
     def warning(self, text: str, **fields: object) -> None: ...
     def info(self, text: str, **fields: object) -> None: ...
@@ -91,7 +91,7 @@ class Ports:
 
 
 class Actor:
-    """One process's place on the bus, shared by its roles."""
+    """One process's place on the bus, shared by its components."""
 
     def __init__(self, ports: Ports) -> None:
         self.ports = ports
@@ -100,7 +100,7 @@ class Actor:
         self.journal = ports.journal
         self.log = ports.log
         self.address = ports.bus.address
-        self.roles: list[Role[Any]] = []
+        self.components: list[Component[Any]] = []
         self.counters: Counter[str] = Counter()
         self.times = StageTimes()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
@@ -124,19 +124,19 @@ class Actor:
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
 
-    def add(self, role: Role[Any]) -> None:
-        self.roles.append(role)
-        for message, name in role.handlers.items():
+    def add(self, component: Component[Any]) -> None:
+        self.components.append(component)
+        for message, name in component.handlers.items():
             if message in self._handlers:
-                raise ValueError(f"two roles of one actor receive {message.__name__}")
-            self._handlers[message] = getattr(role, name)
+                raise ValueError(f"two components of one actor receive {message.__name__}")
+            self._handlers[message] = getattr(component, name)
 
     def start(self) -> None:
-        for role in self.roles:
-            role.check()
+        for component in self.components:
+            component.check()
         self.bus.start(self.deliver)
-        for role in self.roles:
-            role.start()
+        for component in self.components:
+            component.start()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Actor:
             self.mailbox.put(type(received.message).__name__, self.take, received)
 
     def take(self, received: Received) -> None:
-        """Hand one message to its role; whatever goes wrong stays with that message."""
+        """Hand one message to its component; whatever goes wrong stays with that message."""
         found = self._handlers.get(type(received.message))
         if found is None:
             self.counters["message_without_role"] += 1
@@ -154,7 +154,7 @@ class Actor:
             found(received)
 
     def connect(self, peer: Address) -> None:
-        """Learn how to reach a peer; from now on, words for its earlier lives are dropped."""
+        """Learn how to reach a peer; from now on, messages for its earlier lives are dropped."""
         self._connected[peer.instance_id] = peer.epoch
         self.bus.connect(peer)
 
@@ -292,7 +292,7 @@ class Actor:
         )
 
 
-class Role(Generic[M]):
+class Component(Generic[M]):
     """A part of an actor: handlers of messages, performers of the effects of its machines `M`."""
 
     handlers: ClassVar[dict[type[Message], str]] = {}
@@ -314,10 +314,10 @@ class Role(Generic[M]):
         self._perform = {effect: getattr(self, name) for effect, name in self.performers.items()}
         actor.add(self)
 
-    def extend(self, part: Role[M]) -> None:
-        """Let another role perform some effects of the machines that this one fires."""
+    def extend(self, part: Component[M]) -> None:
+        """Let another component perform some effects of the machines that this one fires."""
         if twice := self._perform.keys() & part._perform.keys():
-            raise ValueError(f"two roles perform {', '.join(effect.name for effect in twice)}")
+            raise ValueError(f"two components perform {', '.join(effect.name for effect in twice)}")
         self._perform.update(part._perform)
 
     def check(self) -> None:
@@ -383,5 +383,5 @@ class Role(Generic[M]):
         """This life of a peer does not answer, for long; it may be alive and not know it."""
 
     def live(self) -> dict[str, int]:
-        """What this role owns now, by kind; all zero when nothing is open (invariant 4)."""
+        """What this component owns now, by kind; all zero when nothing is open (invariant 4)."""
         return {}

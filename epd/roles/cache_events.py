@@ -17,7 +17,7 @@ from typing import Never
 
 from epd.fsm.instance import Instance
 from epd.messages import Address, CacheEvents, CacheEventsWanted
-from epd.roles.base import Actor, Role, receives
+from epd.roles.base import Actor, Component, receives
 from epd.roles.registry import Registry
 from epd.scheduling.residency import MAX_TRACKED, Batch, CacheIndex, CacheLog
 from epd.transport.base import Received
@@ -25,7 +25,7 @@ from epd.transport.base import Received
 PUBLISH_DELAY_S = 0.02
 
 
-class CachePublisher(Role[Never]):
+class CachePublisher(Component[Never]):
     """An encoder's side."""
 
     def __init__(self, actor: Actor, gateway: Address) -> None:
@@ -87,7 +87,7 @@ class CachePublisher(Role[Never]):
         self._publish_soon()
 
 
-class CacheDirectory(Role[Never]):
+class CacheDirectory(Component[Never]):
     """The gateway's side."""
 
     def __init__(self, actor: Actor, registry: Registry) -> None:

@@ -146,13 +146,14 @@ class Instance:
     def live(self) -> dict[str, int]:
         """What is owned now, by kind; all zero when nothing is open (invariant 4)."""
         counts: dict[str, int] = {}
-        for role in self.actor.roles:
-            counts.update(role.live())
+        for component in self.actor.components:
+            counts.update(component.live())
         return counts
 
     def is_busy(self) -> bool:
         """Whether something is open that has an end; a doubt about a peer that is gone has none."""
-        return any(any(role.live().values()) for role in self.actor.roles if role is not self.links)
+        components = (one for one in self.actor.components if one is not self.links)
+        return any(any(component.live().values()) for component in components)
 
     def load(self) -> Load:
         live = self.live()

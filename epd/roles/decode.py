@@ -1,7 +1,7 @@
 """The decode role: KV in, tokens out.
 
 An offer becomes a request that waits for blocks, then for the bytes.  It gets blocks for its prompt
-and the next token; with pictures, whose rows are not here to compute it again, all it can need.
+and the next token; with images, whose rows are not here to compute it again, all it can need.
 The grant names the blocks of the prompt, without the first ones if their contents are here already
 (`scheduling/prefix_keys.py`), but always the last; the commit carries what decoding needs besides
 KV: the first token, the rope delta (fault F26), the number of tokens, blocks and layers, and the
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from epd.config import DecodeConfig
 from epd.failure import Failure, FailureKind
-from epd.fsm import request as fsm
 from epd.fsm.incoming import CancelRequested, Incoming, Published, PublishFailed, SlotsLeased
 from epd.fsm.kernel import Event, Machine
-from epd.fsm.request import Do, Request
+from epd.fsm.request import Do, KvFailed, KvOffered, KvWithdrawn, RemoteKvArrived, Request
 from epd.messages import Address, CancelTransfer, Grant, KvOffer
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
 from epd.roles.requests import Requests
@@ -26,7 +25,7 @@ from epd.scheduling.kv_order import KvOrder
 from epd.transport.base import Received
 
 
-class DecodeRole(Role[Request]):
+class DecodeRole(Component[Request]):
     """Consumer of KV."""
 
     def __init__(
@@ -75,7 +74,7 @@ class DecodeRole(Role[Request]):
             message.num_prompt_tokens,
             message.first_token_deadline_s,
         )
-        self._requests.fire(request, fsm.KvOffered())
+        self._requests.fire(request, KvOffered())
 
     def _refusal(self, message: KvOffer) -> Failure | None:
         own = self._layout
@@ -165,7 +164,7 @@ class DecodeRole(Role[Request]):
         self._landing.release(incoming.key)
 
     def withdraw_lease(self, incoming: Incoming) -> None:
-        self._requests.leave_line(incoming.key)
+        self._requests.leave_queue(incoming.key)
         self._landing.leave(incoming.key)
 
     def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
@@ -174,11 +173,11 @@ class DecodeRole(Role[Request]):
         if failure is None:
             assert incoming.kv is not None  # publishing has looked at it
             blocks = self._landing.take(incoming.key)
-            outcome: Event = fsm.RemoteKvArrived(blocks, incoming.kv)
+            outcome: Event = RemoteKvArrived(blocks, incoming.kv)
         elif failure.kind is FailureKind.WITHDRAWN:
-            outcome = fsm.KvWithdrawn()
+            outcome = KvWithdrawn()
         else:
-            outcome = fsm.KvFailed(failure.of(incoming.peer.instance_id))
+            outcome = KvFailed(failure.of(incoming.peer.instance_id))
         self._requests.fire(request, outcome)
 
 

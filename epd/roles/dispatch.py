@@ -2,9 +2,9 @@
 
 A placement is chosen by policy over the registry's view and the gateway's own books: heartbeats
 tell late what the gateway itself has just assigned, and instances that failed a generation are
-avoided. Equal pictures meet in one encoder while an attempt with one of them is open, and find the
+avoided. Equal images meet in one encoder while an attempt with one of them is open, and find the
 encoder that said that it has their rows afterwards. An attempt goes out as one `EncodeRequest` for
-each picture, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them.
+each image, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them.
 Silence of prefill is the attempt's own time-out.
 """
 
@@ -23,7 +23,7 @@ from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.holds import Holds
-from epd.roles.offers import Offers, Picture
+from epd.roles.offers import Image, Offers
 from epd.roles.registry import Registry
 from epd.scheduling.placement import Candidate, PickEncoder, Placement, Unplaceable, lacking, place
 from epd.scheduling.residency import CacheIndex, Flights, Said
@@ -36,7 +36,7 @@ class _Kept:
     """What is known of one generation."""
 
     booked: tuple[str, ...] = ()  # instances of its present attempt
-    is_absent: bool = False  # storage does not have its pictures
+    is_absent: bool = False  # storage does not have its images
     give_up_s: float | None = None  # while there is no topology for it
 
 
@@ -84,10 +84,10 @@ class Dispatcher:
             for i in self._registry.takers()
         ]
 
-    def lacking(self, *, with_pictures: bool) -> str:
+    def lacking(self, *, with_images: bool) -> str:
         """Why nothing could be placed now; empty if it could."""
         infos = [i.info for i in self._registry.takers()]
-        return lacking(infos, with_pictures=with_pictures, finds=True)
+        return lacking(infos, with_images=with_images, finds=True)
 
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""
@@ -108,7 +108,7 @@ class Dispatcher:
             pick=self._pick,
         )
         if is_absent and isinstance(chosen, Unplaceable):
-            told = f"the rows of a picture are not in the shared storage, and {chosen.reason}"
+            told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
             return Unplaceable(told)
         return chosen
 
@@ -121,7 +121,7 @@ class Dispatcher:
         return self._index.resident(mm_hash)
 
     def num_resident(self, instance_id: str) -> int:
-        """Pictures whose rows this encoder said that it holds."""
+        """Images whose rows this encoder said that it holds."""
         return len(self._index.held(instance_id))
 
     def may_wait(self, machine: Generation) -> bool:
@@ -137,7 +137,7 @@ class Dispatcher:
         return now_s < kept.give_up_s
 
     def not_in_storage(self, machine: Generation) -> None:
-        """Storage did not have one of its pictures: from now on encoders are asked."""
+        """Storage did not have one of its images: from now on encoders are asked."""
         self._of(machine).is_absent = True
 
     # --- sending ----------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Dispatcher:
         self, machine: Generation, placement: Placement, deadline_s: float
     ) -> tuple[MediaItem, ...]:
         items = []
-        pictures: dict[str, Picture] = {}
+        images: dict[str, Image] = {}
         pairs = zip(machine.prompt.items, placement.encoders, strict=True)
         for index, (item, encoder) in enumerate(pairs):
             room = f"{machine.key}/{machine.attempt}/{index}"
@@ -197,7 +197,7 @@ class Dispatcher:
                 item.clip,
                 item.bounds,
             )
-            pictures[room] = Picture(encoder, request, item.image)
+            images[room] = Image(encoder, request, item.image)
             items.append(
                 MediaItem(
                     index,
@@ -211,7 +211,7 @@ class Dispatcher:
                     item.second_per_grid,
                 )
             )
-        self.offers.begin(machine, pictures)
+        self.offers.begin(machine, images)
         return tuple(items)
 
     def needed(self, machine: Generation) -> tuple[Address, ...]:

@@ -1,9 +1,9 @@
 """The receive pool of a prefill instance: EMBEDDING machines over slots, leases and a budget.
 
-Registered once for the process's life (fault F5): slots are leased, not registrations.  A picture
+Registered once for the process's life (fault F5): slots are leased, not registrations.  An image
 takes as many slots as its rows need, each holding whole rows, in any order, so the pool cannot
 fragment.  Three books, each with one reason: the `Budget` promises a request all the slots of all
-its pictures before it may want one of them (fault F24); the `LeaseQueue` hands out free slots in
+its images before it may want one of them (fault F24); the `LeaseQueue` hands out free slots in
 order within a quota per encoder (fault F41); the `LruCache` knows which resident rows nobody
 references.
 """
@@ -15,19 +15,31 @@ from typing import Any
 
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
-from epd.fsm import embedding as fsm
-from epd.fsm.embedding import Do, Embedding, Want
+from epd.fsm.embedding import (
+    Do,
+    Embedding,
+    EvictionRequested,
+    LeaseGranted,
+    Loaded,
+    LoadFailed,
+    LoadLost,
+    LoadTimedOut,
+    SlotsReturned,
+    Unwanted,
+    Want,
+    Wanted,
+)
 from epd.fsm.incoming import CancelRequested, Incoming, SlotsLeased
 from epd.fsm.kernel import Event
 from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 from epd.roles.incoming import IncomingRooms
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
 from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
 from epd.transport.base import Reference
 
 
-class Embeddings(Role[Embedding]):
+class Embeddings(Component[Embedding]):
     """Consumer of rows."""
 
     fires = Embedding
@@ -61,7 +73,7 @@ class Embeddings(Role[Embedding]):
             "embedding_references": sum(len(e.waiters) for e in self._busy.values()),
             "slots": self.pool.num_leased - self._cache.used,
             "slot_promises": len(self._budget),
-            "lease_line": len(self._leases),
+            "lease_queue": len(self._leases),
         }
 
     def fired(self, machine: Embedding, event: Event) -> None:
@@ -82,8 +94,8 @@ class Embeddings(Role[Embedding]):
         if needed <= self.pool.size:
             return ""
         return (
-            f"the pictures need {needed} slots of {self.region.remote.slot_nbytes} bytes and the "
-            f"receive pool has {self.pool.size}; send fewer or smaller pictures, or raise "
+            f"the images need {needed} slots of {self.region.remote.slot_nbytes} bytes and the "
+            f"receive pool has {self.pool.size}; send fewer or smaller images, or raise "
             "prefill.pool_nbytes"
         )
 
@@ -104,7 +116,7 @@ class Embeddings(Role[Embedding]):
         if embedding is None or embedding.terminal:  # ended, and just now telling its waiters
             embedding = Embedding(want.item.mm_hash, self.actor.journal)
             self._embeddings[want.item.mm_hash] = embedding
-        self.fire(embedding, fsm.Wanted(want.item.room, want))
+        self.fire(embedding, Wanted(want.item.room, want))
         if self._leases.rejoin(embedding.room):
             self._soon(self._pump_budget)
 
@@ -113,7 +125,7 @@ class Embeddings(Role[Embedding]):
         embedding = self._embeddings.get(mm_hash)
         if embedding is None or room not in embedding.waiters:
             return False
-        self.fire(embedding, fsm.Unwanted(room, embedding.waiters[room]))
+        self.fire(embedding, Unwanted(room, embedding.waiters[room]))
         self._soon(self._pump_leases)
         return True
 
@@ -134,7 +146,7 @@ class Embeddings(Role[Embedding]):
                     self.actor.fault(f"promise {key}", error)
 
     def _pump_leases(self) -> None:
-        """Hand out slots; while the first of the line lacks some, evict what nobody references.
+        """Hand out slots; while the first of the queue lacks some, evict what nobody references.
 
         What an eviction has freed is handed out: nothing else would wake who waits for it.
         """
@@ -146,14 +158,14 @@ class Embeddings(Role[Embedding]):
             if not victims:
                 return
             for key in victims:
-                self.fire(self._embeddings[key], fsm.EvictionRequested())
+                self.fire(self._embeddings[key], EvictionRequested())
 
     def _start(self, lease: Lease, slots: tuple[int, ...]) -> None:
         incoming = self._rooms.find(lease.key)
-        assert incoming is not None  # with its end it left the line
+        assert incoming is not None  # with its end it left the queue
         embedding = self._embeddings.get(incoming.owner)
         if embedding is not None and embedding.room == lease.key:
-            self.fire(embedding, fsm.LeaseGranted())
+            self.fire(embedding, LeaseGranted())
         nbytes = incoming.num_rows * self.contract.row_nbytes
         self._rooms.fire(incoming, SlotsLeased(slots, nbytes))
 
@@ -170,7 +182,7 @@ class Embeddings(Role[Embedding]):
         item = want.item
         if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
             reason = f"instance {item.encoder.instance_id} was lost"
-            self.fire(embedding, fsm.LoadFailed(Failure(FailureKind.LOST, reason)))
+            self.fire(embedding, LoadFailed(Failure(FailureKind.LOST, reason)))
             return
         incoming = self._rooms.open(
             item.room,
@@ -189,13 +201,13 @@ class Embeddings(Role[Embedding]):
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, embedding: Embedding, event: Event) -> None:
-        self._leases.strand(embedding.room)  # until the encoder's word, or a fence
+        self._leases.strand(embedding.room)  # until the encoder's message, or a fence
         incoming = self._rooms.find(embedding.room)
         if incoming is not None:
             self._rooms.fire(incoming, CancelRequested())
 
     @performs(Do.CANCEL_ROOM)
-    def cancel_room(self, embedding: Embedding, event: fsm.Unwanted) -> None:
+    def cancel_room(self, embedding: Embedding, event: Unwanted) -> None:
         if event.room == embedding.room:
             # The load was this waiter's own room, which nobody asks the encoder for any more: if
             # that request was lost, followers would wait for ever.  One of their rooms takes over.
@@ -219,7 +231,7 @@ class Embeddings(Role[Embedding]):
             want.ready(want.item.room, embedding.rows)
 
     @performs(Do.NOTIFY_ONE)
-    def notify_one(self, embedding: Embedding, event: fsm.Wanted) -> None:
+    def notify_one(self, embedding: Embedding, event: Wanted) -> None:
         self._cache.touch(embedding.key)
         self.dismiss(event.item.item, event.item.attempt)
         event.item.ready(event.room, embedding.rows)
@@ -230,7 +242,7 @@ class Embeddings(Role[Embedding]):
         assert failure is not None  # whatever orders this has said why
         for want in list(embedding.waiters.values()):
             is_media = failure.kind is FailureKind.MEDIA
-            which = f"picture {want.item.index + 1}: " if is_media else ""
+            which = f"image {want.item.index + 1}: " if is_media else ""
             want.failed(Failure(failure.kind, which + failure.reason))
 
     @performs(Do.RELEASE_ROWS)
@@ -272,7 +284,7 @@ class Embeddings(Role[Embedding]):
         self._return_slots(incoming.key, incoming.slots)
         embedding = self._embeddings.get(incoming.owner)
         if embedding is not None:
-            self.fire(embedding, fsm.SlotsReturned())
+            self.fire(embedding, SlotsReturned())
         self._soon(self._pump_leases)
         self._soon(self._pump_budget)
 
@@ -287,7 +299,7 @@ class Embeddings(Role[Embedding]):
             rows: Any = self.region.views(incoming.slots, incoming.nbytes)
             if isinstance(rows[0], Reference):  # made in this process
                 rows = rows[0].holder
-            self.fire(embedding, fsm.Loaded(rows, incoming.slots))
+            self.fire(embedding, Loaded(rows, incoming.slots))
         elif embedding is not None and embedding.room == incoming.key:
             self.fire(embedding, _load_outcome(incoming, failure))
         self._soon(self._pump_leases)
@@ -297,7 +309,7 @@ class Embeddings(Role[Embedding]):
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
     if incoming.held:
-        return fsm.LoadLost(failure)
+        return LoadLost(failure)
     if failure.kind is FailureKind.DEADLINE:
-        return fsm.LoadTimedOut(failure)
-    return fsm.LoadFailed(failure)
+        return LoadTimedOut(failure)
+    return LoadFailed(failure)

@@ -1,7 +1,7 @@
-"""The encode role: compressed pictures in, rows out, delivered to whoever granted a room.
+"""The encode role: compressed images in, rows out, delivered to whoever granted a room.
 
 A request brings an image and a room.  The room is an OUTGOING (its consumer grants slots on its own
-time); the picture's hash is an ENCODING, joined by every room that wants the same hash.  Rows that
+time); the image's hash is an ENCODING, joined by every room that wants the same hash.  Rows that
 were made before are found in a tier (`row_tiers`).  Decode and
 resize run on pool threads, overlapping the device; batches are taken in order of arrival under a
 budget of patches, one at a time on the device's launch thread.  When rows are resident, every
@@ -16,7 +16,7 @@ from typing import Any
 from epd.config import EncodeConfig, Timing
 from epd.engine.base import EncodeFailure, MediaError, Rows, VisionEngine
 from epd.failure import Failure, FailureKind
-from epd.fsm import encoding as fsm
+from epd.fsm import encoding as encoding_fsm
 from epd.fsm.encoding import Do, Encoding
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import BytesReady, CancelReceived, Manifest, Outgoing, SourceFailed
@@ -31,7 +31,7 @@ from epd.messages import (
     RowsKept,
 )
 from epd.roles.askers import Asker, Askers
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.cache_events import CachePublisher
 from epd.roles.outgoing import OutgoingRooms, Staged
 from epd.roles.row_tiers import RowTiers, rows_of
@@ -41,7 +41,7 @@ from epd.scheduling.vision_batching import next_batch
 from epd.transport.base import Received, Reference
 
 
-class EncodeRole(Role[Encoding]):
+class EncodeRole(Component[Encoding]):
     """Holds only the vision tower."""
 
     fires = Encoding
@@ -98,10 +98,10 @@ class EncodeRole(Role[Encoding]):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
             del self._busy[machine.key]
-        if isinstance(event, fsm.RoomClosed) and not machine.rooms:
+        if isinstance(event, encoding_fsm.RoomClosed) and not machine.rooms:
             self._ahead.leave(machine.key)
         if is_idle:
-            copies = not isinstance(event, fsm.CopyFailed | fsm.CopyTimedOut)
+            copies = not isinstance(event, encoding_fsm.CopyFailed | encoding_fsm.CopyTimedOut)
             self.actor.mailbox.append("tiers", self.tiers.make_room, copies)
 
     @property
@@ -159,7 +159,7 @@ class EncodeRole(Role[Encoding]):
             encoding.arrival = self._num_arrived
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
-        self.fire(encoding, fsm.Requested(message.room))
+        self.fire(encoding, encoding_fsm.Requested(message.room))
         self._ahead.pump()  # its grant may have been faster
 
     def _open_room(self, message: EncodeRequest) -> Outgoing | None:
@@ -194,17 +194,17 @@ class EncodeRole(Role[Encoding]):
         encoding = self.encodings.get(asker.mm_hash)
         self._report(room, encoding)
         if encoding is not None:
-            self.fire(encoding, fsm.RoomClosed(room))
+            self.fire(encoding, encoding_fsm.RoomClosed(room))
 
     def _refusal(self, received: Received) -> str:
         max_queue = self._config.max_queue
-        if busy := self.actor.refusal("encode", len(self._askers), max_queue, "pictures"):
+        if busy := self.actor.refusal("encode", len(self._askers), max_queue, "images"):
             return busy
         consumer = received.message.consumer
         if consumer is not None and self.actor.is_lost(consumer):
             return "the prefill instance was lost"
         if len(received.payloads) != 1:
-            return "the request came without its picture"
+            return "the request came without its image"
         return ""
 
     # --- effects of ENCODING ----------------------------------------------------------------------
@@ -213,20 +213,20 @@ class EncodeRole(Role[Encoding]):
     async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
         self._arm_timeout(encoding)
         if not await self.begin(encoding):
-            return fsm.Withdrawn()
+            return encoding_fsm.Withdrawn()
         try:
             patches = await self._engine.preprocess(
                 encoding.image, encoding.expected, encoding.clip, encoding.bounds
             )
         except MediaError as error:
             self.actor.log.info(
-                "a picture is refused", key=encoding.key, reason=error, cause=error.__cause__
+                "an image is refused", key=encoding.key, reason=error, cause=error.__cause__
             )
-            return fsm.PreprocessFailed(str(error))
+            return encoding_fsm.PreprocessFailed(str(error))
         except Exception as error:
             self.actor.fault(f"preprocess {encoding.key}", error)
-            return fsm.EncodeFailed(f"the picture could not be processed: {error!r}")
-        return fsm.PreprocessSucceeded(patches)
+            return encoding_fsm.EncodeFailed(f"the image could not be processed: {error!r}")
+        return encoding_fsm.PreprocessSucceeded(patches)
 
     async def begin(self, encoding: Encoding) -> bool:
         """Wait until work on it may begin; False: nobody wants it any more."""
@@ -259,7 +259,7 @@ class EncodeRole(Role[Encoding]):
             try:
                 patches = [encoding.patches for encoding in batch]
                 for encoding in batch:
-                    self.fire(encoding, fsm.BatchStarted())
+                    self.fire(encoding, encoding_fsm.BatchStarted())
                 for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
                     self.fire(encoding, outcome)
             finally:
@@ -278,12 +278,12 @@ class EncodeRole(Role[Encoding]):
             results = await self._engine.encode(patches)
         except Exception as error:
             self.actor.fault("vision batch", error)
-            return [fsm.EncodeFailed(f"the vision batch failed: {error}") for _ in patches]
+            return [encoding_fsm.EncodeFailed(f"the vision batch failed: {error}") for _ in patches]
         self.num_encoded += sum(isinstance(result, Rows) for result in results)
         return [
-            fsm.EncodeFailed(result.reason)
+            encoding_fsm.EncodeFailed(result.reason)
             if isinstance(result, EncodeFailure)
-            else fsm.EncodeSucceeded(result)
+            else encoding_fsm.EncodeSucceeded(result)
             for result in results
         ]
 
@@ -294,7 +294,7 @@ class EncodeRole(Role[Encoding]):
             self._fill(encoding, room)
 
     @performs(Do.FILL_ONE)
-    def fill_one(self, encoding: Encoding, event: fsm.Requested) -> None:
+    def fill_one(self, encoding: Encoding, event: encoding_fsm.Requested) -> None:
         self.tiers.books.hit(encoding.key)
         self._ahead.count(encoding.key, rows_of(encoding).nbytes)
         self._fill(encoding, event.room)
@@ -321,7 +321,9 @@ class EncodeRole(Role[Encoding]):
             outgoing = self._rooms.find(room)
             if outgoing is not None:
                 self._rooms.fire(outgoing, SourceFailed(failure))
-            self.fire(encoding, fsm.RoomClosed(room))  # one that timed out must not pin its rows
+            self.fire(
+                encoding, encoding_fsm.RoomClosed(room)
+            )  # one that timed out must not pin its rows
 
     @performs(Do.REPORT_HANG)
     def report_hang(self, encoding: Encoding, event: Event) -> None:
@@ -342,7 +344,7 @@ class EncodeRole(Role[Encoding]):
         )
 
     def _time_out(self, encoding: Encoding) -> None:
-        self.fire(encoding, fsm.EncodeTimedOut())
+        self.fire(encoding, encoding_fsm.EncodeTimedOut())
         if not encoding.terminal:
             self._arm_timeout(encoding)
 
@@ -380,7 +382,7 @@ class EncodeRole(Role[Encoding]):
         encoding = self.encodings.get(outgoing.owner)
         self._report(outgoing.key, encoding)
         if encoding is not None and outgoing.key in encoding.rooms:
-            self.fire(encoding, fsm.RoomClosed(outgoing.key))
+            self.fire(encoding, encoding_fsm.RoomClosed(outgoing.key))
 
     def _report(self, room: str, encoding: Encoding | None) -> None:
         outgoing = self._rooms.find(room)

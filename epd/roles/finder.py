@@ -1,6 +1,6 @@
 """Rows without a vision tower: a prefill instance that shares the encoders' storage finds them.
 
-It plays the encode role with an engine that cannot encode: a picture is looked for in storage, and
+It plays the encode role with an engine that cannot encode: an image is looked for in storage, and
 what storage does not have, whole, fails its rooms as `absent` (a row of ENCODING).  The gateway
 goes to an encoder then.  So that this is rare, it is told what storage has, like the contents of an
 encoder's cache; storage is listed now and then for that, because anybody may write there.
@@ -13,7 +13,7 @@ from typing import Any, Never
 
 from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
 from epd.messages import Clip, PixelBounds, RowContract
-from epd.roles.base import Actor, Role
+from epd.roles.base import Actor, Component
 from epd.roles.cache_events import CachePublisher
 from epd.transport.base import Storage
 
@@ -50,7 +50,7 @@ class NoTower:
         raise EngineError("this instance sends no rows")
 
 
-class StorageWatch(Role[Never]):
+class StorageWatch(Component[Never]):
     """Tells the gateway what storage has."""
 
     def __init__(self, actor: Actor, storage: Storage, events: CachePublisher) -> None:

@@ -5,7 +5,7 @@ The API admits a request here first (a place, or a refusal at once), prepares it
 An attempt that fails for a reason another instance may not have is placed again with what the
 client already has; everything else ends in one clear error.
 
-Words may be lost, also those that call an attempt off.  So instances say now and then what they
+Messages may be lost, also those that call an attempt off.  So instances say now and then what they
 still hold, and whoever speaks of an attempt that is over is told so (again): what is open anywhere
 is bounded by what is open here.
 """
@@ -27,7 +27,7 @@ from epd.api.port import (
 )
 from epd.config import Limits, Timing
 from epd.failure import Failure, FailureKind
-from epd.fsm import generation as fsm
+from epd.fsm import generation as generation_fsm
 from epd.fsm.generation import Do, Generation
 from epd.fsm.kernel import Event
 from epd.messages import (
@@ -45,7 +45,7 @@ from epd.messages import (
     TokenChunk,
     Tokens,
 )
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.failures import FailureLog, error_of, is_mistake
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
@@ -58,14 +58,14 @@ from epd.scheduling.placement import Placement, Unplaceable
 from epd.transport.base import Received
 
 WHEN_LEFT = {
-    Leave.ENOUGH: fsm.StopRequested,
-    Leave.GONE: fsm.CancelRequested,
-    Leave.REFUSED: fsm.Refused,
-    Leave.FAULT: fsm.Abandoned,
+    Leave.ENOUGH: generation_fsm.StopRequested,
+    Leave.GONE: generation_fsm.CancelRequested,
+    Leave.REFUSED: generation_fsm.Refused,
+    Leave.FAULT: generation_fsm.Abandoned,
 }
 
 
-class GatewayRole(Role[Generation]):
+class GatewayRole(Component[Generation]):
     """Every open request of this gateway; implements `epd.api.port.Frontend`."""
 
     fires = Generation
@@ -112,7 +112,7 @@ class GatewayRole(Role[Generation]):
         limit = self._limits.max_open_requests
         if len(self._open) >= limit:
             reason = f"the gateway has {limit} requests open, its limit; try again later"
-            self.fire(machine, fsm.Refused(reason))
+            self.fire(machine, generation_fsm.Refused(reason))
             self.outcomes["rejected"] += 1
             raise Refused(429, reason)
         stream = Stream(
@@ -123,7 +123,7 @@ class GatewayRole(Role[Generation]):
         )
         machine.stream = stream
         self._open[request_id] = machine
-        self.fire(machine, fsm.Admitted())
+        self.fire(machine, generation_fsm.Admitted())
         return stream
 
     def start_generation(self, stream: GenerationStream, prepared: Prepared) -> None:
@@ -142,7 +142,7 @@ class GatewayRole(Role[Generation]):
 
     def ready(self) -> Readiness:
         needs_encoder = any(i.info.row_contract is not None for i in self._registry.instances)
-        reason = self._dispatcher.lacking(with_pictures=needs_encoder)
+        reason = self._dispatcher.lacking(with_images=needs_encoder)
         instances = [
             instance_facts(
                 i,
@@ -165,16 +165,16 @@ class GatewayRole(Role[Generation]):
     def _place(self, machine: Generation) -> None:
         chosen = self._dispatcher.choose(machine)
         if not isinstance(chosen, Unplaceable):
-            self.fire(machine, fsm.Placed(chosen))
+            self.fire(machine, generation_fsm.Placed(chosen))
         elif self._dispatcher.may_wait(machine):
-            self.fire(machine, fsm.NoTopology(chosen.reason))
+            self.fire(machine, generation_fsm.NoTopology(chosen.reason))
         else:
-            self.fire(machine, fsm.PlacementTimedOut(chosen.reason))
+            self.fire(machine, generation_fsm.PlacementTimedOut(chosen.reason))
 
     @performs(Do.PLACE)
     def place_again(self, machine: Generation, event: Event) -> None:
         """Elsewhere at once, then after growing pauses: what fails everywhere within milliseconds
-        (an instance drains and its word is slow, a picture that nobody can encode) needs time."""
+        (an instance drains and its message is slow, an image that nobody can encode) needs time."""
         pause_s = self._timing.retry_interval_s * (machine.attempt - 1)
         if pause_s:
             self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
@@ -182,7 +182,7 @@ class GatewayRole(Role[Generation]):
             self._place(machine)
 
     @performs(Do.AWAIT_TOPOLOGY)
-    def await_topology(self, machine: Generation, event: fsm.NoTopology) -> None:
+    def await_topology(self, machine: Generation, event: generation_fsm.NoTopology) -> None:
         """An instance that is restarted is back within seconds, and those of a gateway that was
         restarted join it within seconds: requests need not be lost."""
         pause_s = self._timing.retry_interval_s
@@ -213,11 +213,17 @@ class GatewayRole(Role[Generation]):
         """
         have = len(machine.token_ids)
         if chunk.start > have:
-            self.fire(machine, fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost"))
+            self.fire(
+                machine, generation_fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost")
+            )
         elif chunk.start == have:
             if not have:
                 self._dispatcher.holds.taken(machine)
-            arrived = fsm.FinalTokensArrived if chunk.finish_reason else fsm.TokensArrived
+            arrived = (
+                generation_fsm.FinalTokensArrived
+                if chunk.finish_reason
+                else generation_fsm.TokensArrived
+            )
             self.fire(machine, arrived(chunk))
 
     @receives(RequestAccepted)
@@ -225,12 +231,13 @@ class GatewayRole(Role[Generation]):
         message: RequestAccepted = received.message
         machine = self._current(message.request_id, message.attempt)
         if machine is not None:
-            self.fire(machine, fsm.Accepted())
+            self.fire(machine, generation_fsm.Accepted())
         else:
             self._over(received.source, message.request_id, message.attempt)
 
     def _over(self, source: str, request_id: str, attempt: int) -> None:
-        """It works on an attempt that is over: the word that said so was lost, or crossed this."""
+        """It works on an attempt that is over: the message that said so was lost, or crossed
+        this."""
         self.actor.send(source, AbortRequest(request_id, attempt))
 
     @receives(EncodeAccepted)
@@ -240,7 +247,7 @@ class GatewayRole(Role[Generation]):
         if machine is not None and self._offers.wants(machine, room):
             self._offers.taken(machine, room)
             if machine.prompt.stage == "encode":
-                self.fire(machine, fsm.Accepted())
+                self.fire(machine, generation_fsm.Accepted())
         else:
             self.actor.send(received.source, AbortEncode(room))
 
@@ -255,7 +262,7 @@ class GatewayRole(Role[Generation]):
         """The answer to who wanted no more than rows."""
         machine = self._open[request_id]
         chunk = TokenChunk(machine.key, machine.attempt, 0, (), "length")
-        self.fire(machine, fsm.FinalTokensArrived(chunk))
+        self.fire(machine, generation_fsm.FinalTokensArrived(chunk))
 
     @receives(EncodeRejected, RequestFailed)
     def on_failed(self, received: Received) -> None:
@@ -269,7 +276,7 @@ class GatewayRole(Role[Generation]):
             self._report(received.source, machine.key, message.spans)
         blamed = {culprit}
         if failure.kind is FailureKind.DEADLINE:
-            self.fire(machine, fsm.DeadlinePassed())
+            self.fire(machine, generation_fsm.DeadlinePassed())
             return
         if failure.kind is FailureKind.ABSENT:  # nobody's fault
             blamed = set()
@@ -286,7 +293,7 @@ class GatewayRole(Role[Generation]):
             return
         machine.pending_aborts.discard(received.source)
         if not machine.pending_aborts:
-            self.fire(machine, fsm.AbortConfirmed())
+            self.fire(machine, generation_fsm.AbortConfirmed())
 
     @receives(StageReport)
     def on_report(self, received: Received) -> None:
@@ -306,9 +313,9 @@ class GatewayRole(Role[Generation]):
         self, machine: Generation, blamed: AbstractSet[str], failure: Failure
     ) -> None:
         if is_mistake(failure):
-            self.fire(machine, fsm.AttemptRefused(failure))
+            self.fire(machine, generation_fsm.AttemptRefused(failure))
             return
-        self.fire(machine, fsm.AttemptFailed(failure, blamed))
+        self.fire(machine, generation_fsm.AttemptFailed(failure, blamed))
 
     def _instance_lost(self, lost: Address) -> None:
         """Fail the attempts that still need it; an encoder's loss is prefill's to tell."""
@@ -322,7 +329,7 @@ class GatewayRole(Role[Generation]):
                 self._attempt_failed(machine, {lost.instance_id}, failure)
 
     def peer_silent(self, peer: Address) -> None:
-        """Nobody else would miss a picture that was not taken there."""
+        """Nobody else would miss an image that was not taken there."""
         for key in self._offers.not_taken_by(peer):
             reason = f"instance {peer.instance_id} does not answer"
             failure = Failure(FailureKind.LOST, reason)
@@ -331,11 +338,11 @@ class GatewayRole(Role[Generation]):
     # --- effects ----------------------------------------------------------------------------------
 
     @performs(Do.DELIVER)
-    def deliver(self, machine: Generation, event: fsm.TokensArrived) -> None:
+    def deliver(self, machine: Generation, event: generation_fsm.TokensArrived) -> None:
         self._push(machine, event.chunk)
 
     @performs(Do.DELIVER_FINAL)
-    def deliver_final(self, machine: Generation, event: fsm.FinalTokensArrived) -> None:
+    def deliver_final(self, machine: Generation, event: generation_fsm.FinalTokensArrived) -> None:
         self._push(machine, event.chunk)
 
     def _push(self, machine: Generation, chunk: TokenChunk) -> None:
@@ -344,7 +351,7 @@ class GatewayRole(Role[Generation]):
             chunk.token_ids,
             chunk.logprobs,
             chunk.finish_reason,
-            num_confirmed=chunk.num_confirmed,
+            num_accepted=chunk.num_accepted,
             num_rejected=chunk.num_rejected,
             num_cached=chunk.num_cached,
         )

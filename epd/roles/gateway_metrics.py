@@ -17,9 +17,9 @@ TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
     "prefix_cache_queried_tokens": "prompt tokens that were looked for in the prefix cache",
     "prefix_cache_hit_tokens": "of them, tokens whose KV was found",
-    "spec_decode_num_drafts": "parts of steps that verified guesses of a request",
-    "spec_decode_num_draft_tokens": "guesses that were verified",
-    "spec_decode_num_accepted_tokens": "guesses that were right; each part says one more",
+    "spec_decode_num_drafts": "parts of steps that verified drafts of a request",
+    "spec_decode_num_draft_tokens": "drafts that were verified",
+    "spec_decode_num_accepted_tokens": "drafts that were right; each part says one more",
 }
 DROPPED = "messages that the bus did not let in or did not send"
 SILENT = "peers that do not answer this instance; its links to them are opened anew"
@@ -80,7 +80,7 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
     load, own = instance.load, ("instance", instance.info.address.instance_id)
     if not load.cache:
         return
-    yield Metric("epd_encodes_total", load.num_encoded, (own,), "counter", "pictures encoded")
+    yield Metric("epd_encodes_total", load.num_encoded, (own,), "counter", "images encoded")
     for tier in load.cache:
         labels = (own, ("tier", tier.tier))
         name = "epd_encoder_cache"
@@ -96,7 +96,7 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
 
 
 def instance_facts(
-    instance: Instance, assigned: int, transports: Mapping[str, str], cached_pictures: int
+    instance: Instance, assigned: int, transports: Mapping[str, str], cached_images: int
 ) -> dict[str, Any]:
     """What /ready shows of one instance."""
     return {
@@ -107,6 +107,6 @@ def instance_facts(
         "state": instance.state.name,
         "assigned": assigned,
         "transports": transports,
-        "cached_pictures": cached_pictures,
+        "cached_images": cached_images,
         "silent_peers": list(instance.load.silent_peers),
     }

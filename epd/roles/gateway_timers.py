@@ -1,9 +1,9 @@
 """The clocks of open generations, at the gateway.
 
 Two bound an attempt: the silence of its instances (they say now and then that a request in a queue
-is there), and the wait for their word that it is called off.  Two bound what the client sees: the
-wait for the next token, whatever instances say meanwhile, and the whole.  Each ends as an event of
-GENERATION.
+is there), and the wait for their message that it is called off.  Two bound what the client sees:
+the wait for the next token, whatever instances say meanwhile, and the whole.  Each ends as an event
+of GENERATION.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from epd.config import Timing
-from epd.fsm import generation as fsm
-from epd.fsm.generation import Do, Generation
+from epd.fsm.generation import (
+    AbortTimedOut,
+    AttemptTimedOut,
+    DeadlinePassed,
+    Do,
+    Generation,
+    TokenTimedOut,
+)
 from epd.fsm.kernel import Event
 from epd.messages import RequestInquiry
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 from epd.roles.bounds import Bounds
 from epd.roles.dispatch import DEADLINE_GRACE_S, Dispatcher
 
 
-class GatewayTimers(Role[Generation]):
+class GatewayTimers(Component[Generation]):
     """Performs the effects that arm; `fire` is that of the role that owns the machines."""
 
     def __init__(
@@ -70,23 +76,23 @@ class GatewayTimers(Role[Generation]):
         self.put(machine, "attempt", delay_s, lambda: self._inquire(machine, left_s - delay_s))
 
     def _inquire(self, machine: Generation, left_s: float) -> None:
-        """Its last word may be lost, and whoever said it knows; a step may just take long."""
+        """Its last message may be lost, and whoever said it knows; a step may just take long."""
         for address in dict.fromkeys(self._dispatcher.needed(machine)):
             self.actor.doubt(address)
-            if machine.prompt.stage != "encode":  # whose pictures are offered until they are kept
+            if machine.prompt.stage != "encode":  # whose images are offered until they are kept
                 self.actor.send(address, RequestInquiry(machine.key, machine.attempt))
         self._listen(machine, left_s)
 
     def _stalled(self, machine: Generation) -> None:
-        reason = f"no word of it arrived for {self._timing.stall_timeout_s:g} s"
+        reason = f"no message of it arrived for {self._timing.stall_timeout_s:g} s"
         blamed = machine.placement.instances()
-        self._fire(machine, fsm.AttemptTimedOut(reason, blamed=blamed))
+        self._fire(machine, AttemptTimedOut(reason, blamed=blamed))
 
     def _ignored(self, machine: Generation) -> None:
         ignorant = self._dispatcher.needed(machine)[0]
         self.actor.doubt(ignorant)
         reason = f"instance {ignorant.instance_id} did not accept the request"
-        self._fire(machine, fsm.AttemptTimedOut(reason, blamed={ignorant.instance_id}))
+        self._fire(machine, AttemptTimedOut(reason, blamed={ignorant.instance_id}))
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:
@@ -98,7 +104,7 @@ class GatewayTimers(Role[Generation]):
 
     def _too_late(self, machine: Generation, patience_s: float) -> None:
         which = "no further token" if machine.token_ids else "no token"
-        self._fire(machine, fsm.TokenTimedOut(f"{which} came within {patience_s:g} s"))
+        self._fire(machine, TokenTimedOut(f"{which} came within {patience_s:g} s"))
 
     @performs(Do.ARM_DEADLINE)
     def arm_deadline(self, machine: Generation, event: Event) -> None:
@@ -107,7 +113,7 @@ class GatewayTimers(Role[Generation]):
             machine,
             "deadline",
             machine.limits.total_s + DEADLINE_GRACE_S,
-            lambda: self._fire(machine, fsm.DeadlinePassed()),
+            lambda: self._fire(machine, DeadlinePassed()),
         )
 
     @performs(Do.ARM_ABORT)
@@ -116,5 +122,5 @@ class GatewayTimers(Role[Generation]):
             machine,
             "attempt",
             self._timing.abort_timeout_s,
-            lambda: self._fire(machine, fsm.AbortTimedOut()),
+            lambda: self._fire(machine, AbortTimedOut()),
         )

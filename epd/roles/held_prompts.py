@@ -9,16 +9,15 @@ instance leaves.
 
 from __future__ import annotations
 
-from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
-from epd.fsm.request import Do, Request
-from epd.roles.base import Actor, Role, performs
+from epd.fsm.request import Do, LeaseEnded, LeaseRevoked, Request
+from epd.roles.base import Actor, Component, performs
 from epd.roles.requests import Requests
 
 MAX_SHARE = 0.5
 
 
-class HeldPrompts(Role[Request]):
+class HeldPrompts(Component[Request]):
     """The oldest first."""
 
     def __init__(self, actor: Actor, requests: Requests) -> None:
@@ -38,7 +37,7 @@ class HeldPrompts(Role[Request]):
         self.actor.arm(
             f"request/{request.key}/lease",
             request.lease_s,
-            lambda: self._requests.fire(request, fsm.LeaseEnded()),
+            lambda: self._requests.fire(request, LeaseEnded()),
         )
         self.actor.mailbox.append_once("held prompts", self._let_go)
 
@@ -61,4 +60,4 @@ class HeldPrompts(Role[Request]):
             if num_blocks <= self._max_blocks:
                 return
             num_blocks -= len(request.block_table)
-            self._requests.fire(request, fsm.LeaseRevoked())
+            self._requests.fire(request, LeaseRevoked())

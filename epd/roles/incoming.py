@@ -10,8 +10,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from epd.failure import Failure, FailureKind
-from epd.fsm import incoming as fsm
-from epd.fsm.incoming import Do, Incoming
+from epd.fsm.incoming import (
+    AbortReceived,
+    CancelAcked,
+    CommitReceived,
+    Do,
+    DoubtReceived,
+    Incoming,
+    PeerFenced,
+    Published,
+    PublishFailed,
+)
 from epd.fsm.kernel import Event
 from epd.fsm.room import PeerSilent
 from epd.messages import (
@@ -90,20 +99,20 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     @receives(Commit)
     def on_commit(self, received: Received) -> None:
         message: Commit = received.message
-        self._hear(received, fsm.CommitReceived(message.nbytes, message.parts, message.kv))
+        self._hear(received, CommitReceived(message.nbytes, message.parts, message.kv))
 
     @receives(CancelAck)
     def on_cancel_ack(self, received: Received) -> None:
-        self._hear(received, fsm.CancelAcked())
+        self._hear(received, CancelAcked())
 
     @receives(TransferAborted)
     def on_aborted(self, received: Received) -> None:
-        self._hear(received, fsm.AbortReceived(received.message.failure))
+        self._hear(received, AbortReceived(received.message.failure))
 
     @receives(TransferInDoubt)
     def on_doubt(self, received: Received) -> None:
         failure = Failure(FailureKind.TRANSFER, received.message.reason)
-        self._hear(received, fsm.DoubtReceived(failure))
+        self._hear(received, DoubtReceived(failure))
 
     # --- effects: messages ------------------------------------------------------------------------
 
@@ -133,14 +142,14 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
             return await self._owners[incoming.key].publish(incoming)
         except Exception as error:
             self.actor.fault(f"publish {incoming.key}", error)
-            return fsm.PublishFailed(repr(error))
+            return PublishFailed(repr(error))
 
     async def check_bytes(self, incoming: Incoming, region: Region, slots: Sequence[int]) -> Event:
         """Whether all that was wanted was written, and what landed in these slots, in the order of
         writing, is what the producer wrote, where it computed a sum."""
         written_nbytes = sum(nbytes for nbytes, _ in incoming.parts)
         if written_nbytes != incoming.nbytes:
-            return fsm.PublishFailed(f"{written_nbytes} of {incoming.nbytes} bytes were written")
+            return PublishFailed(f"{written_nbytes} of {incoming.nbytes} bytes were written")
         at = 0
         for nbytes, checksum in incoming.parts:
             stop = at - (-nbytes // region.remote.slot_nbytes)
@@ -149,9 +158,9 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
                 found = await self.actor.ports.transfers.checksum(views)
                 if found != checksum:
                     wrote = f"its producer wrote {checksum:#x}"
-                    return fsm.PublishFailed(f"checksum of {incoming.key} is {found:#x}, {wrote}")
+                    return PublishFailed(f"checksum of {incoming.key} is {found:#x}, {wrote}")
             at = stop
-        return fsm.Published()
+        return Published()
 
     @performs(Do.WITHDRAW_LEASE)
     def withdraw_lease(self, incoming: Incoming, event: Event) -> None:
@@ -163,7 +172,7 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @performs(Do.START_FENCE)
     async def start_fence(self, incoming: Incoming, event: Event) -> Event | None:
-        return await self._fence(incoming, fsm.PeerFenced())
+        return await self._fence(incoming, PeerFenced())
 
     # --- effects: ends ----------------------------------------------------------------------------
 

@@ -15,18 +15,17 @@ landed.  With the first token the transfer takes all blocks over.
 from __future__ import annotations
 
 from epd.failure import Failure, FailureKind
-from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import BytesReady, Manifest, Outgoing, PartReady, SourceFailed
-from epd.fsm.request import Do, Request
+from epd.fsm.request import Do, KvDelivered, KvFailed, LayersComputed, Request
 from epd.messages import Grant, KvOffer, KvState, PrefillRequest
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 from epd.roles.outgoing import OutgoingRooms, Staged
 from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 
 
-class KvProducer(Role[Request]):
+class KvProducer(Component[Request]):
     """Performs what REQUEST says of KV at a prefill instance."""
 
     def __init__(self, actor: Actor, outgoing: OutgoingRooms, requests: Requests) -> None:
@@ -86,9 +85,9 @@ class KvProducer(Role[Request]):
 
     @performs(Do.PUSH_KV)
     def push_kv(self, request: Request, event: Event) -> None:
-        self._push(request, event if isinstance(event, fsm.LayersComputed) else None)
+        self._push(request, event if isinstance(event, LayersComputed) else None)
 
-    def _push(self, request: Request, layers: fsm.LayersComputed | None = None) -> None:
+    def _push(self, request: Request, layers: LayersComputed | None = None) -> None:
         """Let decode have what is final now, if it has room for it already."""
         outgoing = self.find(request)
         if outgoing is None or outgoing.grant is None:
@@ -200,6 +199,6 @@ class KvProducer(Role[Request]):
         if request is None:
             return
         if failure is None:
-            self._requests.fire(request, fsm.KvDelivered())
+            self._requests.fire(request, KvDelivered())
         else:
-            self._requests.fire(request, fsm.KvFailed(failure.of(outgoing.peer.instance_id)))
+            self._requests.fire(request, KvFailed(failure.of(outgoing.peer.instance_id)))

@@ -3,7 +3,7 @@
 On a CPU the KV pool is registered memory, so what has arrived is in place.  A GPU's pool cannot be
 written by the transfer engine: bytes land in blocks of a smaller region, and publishing them copies
 them into the blocks that the request has leased.  Then the landing blocks are free for the next; a
-line in order of arrival waits for them.  They are needed only for what is not here yet (the prefix
+queue in order of arrival waits for them.  They are needed only for what is not here yet (the prefix
 cache may have the first blocks).  Both kinds of blocks of a room have one owner, its transfer,
 until they are taken or released together.  A transfer fills *slots*, a few of each block
 (`scheduling/kv_order.py`).
@@ -45,11 +45,11 @@ class Landing:
         self._return_blocks = return_blocks
         self._pool = Pool(engine.num_landing_blocks)
         self._reserved: dict[str, _Reserved] = {}
-        self._line: dict[str, _Waiting] = {}
+        self._queue: dict[str, _Waiting] = {}
 
     @property
     def num_leased(self) -> int:
-        return self._pool.num_leased + len(self._line)
+        return self._pool.num_leased + len(self._queue)
 
     def fits(self, num_prompt_blocks: int) -> bool:
         return num_prompt_blocks <= self._engine.num_landing_blocks
@@ -62,12 +62,12 @@ class Landing:
         if self._engine.kv_in_place:
             self._reserve(waiting, blocks[received.start : received.stop])
         else:
-            self._line[room] = waiting
+            self._queue[room] = waiting
             self._pump()
 
     def leave(self, room: str) -> None:
         """The transfer ended before it had slots."""
-        if (waiting := self._line.pop(room, None)) is not None:
+        if (waiting := self._queue.pop(room, None)) is not None:
             self._return_blocks(waiting.blocks)
             self._pump()
 
@@ -90,12 +90,12 @@ class Landing:
         self._return_blocks(self.take(room))
 
     def _pump(self) -> None:
-        while self._line:
-            room, waiting = next(iter(self._line.items()))
+        while self._queue:
+            room, waiting = next(iter(self._queue.items()))
             landing = self._pool.take(len(waiting.received))
             if landing is None:
                 return
-            del self._line[room]
+            del self._queue[room]
             self._reserve(waiting, landing)
 
     def _reserve(self, waiting: _Waiting, landing: Blocks) -> None:

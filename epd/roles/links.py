@@ -1,7 +1,7 @@
 """The links to peers: LINK machines over the bus, at every instance and at the gateway.
 
-A doubt is raised by whoever says a word again (`Actor.doubt`), or by the bus that refuses one.  It
-costs a probe and an echo, and within `link_timeout_s / 2` of an echo there is no new doubt.
+A doubt is raised by whoever says a message again (`Actor.doubt`), or by the bus that refuses one.
+It costs a probe and an echo, and within `link_timeout_s / 2` of an echo there is no new doubt.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from epd.config import Timing
-from epd.fsm import link as fsm
 from epd.fsm.kernel import Event
-from epd.fsm.link import Do, Link
+from epd.fsm.link import Do, Doubted, EchoMissed, EchoReceived, Link, PeerLost, RetryDue
 from epd.messages import Address, LinkEcho, LinkProbe
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.transport.base import Received
 
 
-class Links(Role[Link]):
+class Links(Component[Link]):
     """One process's doubts, by the name of the peer."""
 
     fires = Link
@@ -44,13 +43,13 @@ class Links(Role[Link]):
         if self._trusted_until_s.get(name, 0.0) > self.clock.now_s():
             return
         link = self._doubts[name] = Link(peer, self.actor.journal)
-        self.fire(link, fsm.Doubted())
+        self.fire(link, Doubted())
 
     def peer_lost(self, peer: Address) -> None:
         self._trusted_until_s.pop(peer.instance_id, None)
         link = self._doubts.get(peer.instance_id)
         if link is not None and link.peer.epoch in (0, peer.epoch):
-            self.fire(link, fsm.PeerLost())
+            self.fire(link, PeerLost())
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -66,13 +65,13 @@ class Links(Role[Link]):
         if link is not None and link.peer.epoch in (0, received.epoch):
             trusted_s = self._timing.link_timeout_s / 2
             self._trusted_until_s[link.key] = self.clock.now_s() + trusted_s
-            self.fire(link, fsm.EchoReceived())
+            self.fire(link, EchoReceived())
 
     # --- effects ----------------------------------------------------------------------------------
 
     @performs(Do.SEND_PROBE)
     def send_probe(self, link: Link, event: Event) -> None:
-        self.actor.send(link.peer, LinkProbe(isinstance(event, fsm.EchoMissed)))
+        self.actor.send(link.peer, LinkProbe(isinstance(event, EchoMissed)))
 
     @performs(Do.OPEN_ANEW)
     def open_anew(self, link: Link, event: Event) -> None:
@@ -85,18 +84,18 @@ class Links(Role[Link]):
     @performs(Do.TELL)
     def tell(self, link: Link, event: Event) -> None:
         if link.carries:
-            self.actor.log.info("the link carries words again", peer=link.key)
+            self.actor.log.info("the link carries messages again", peer=link.key)
         else:
             self.actor.log.warning("no answer; the link is opened anew", peer=link.key)
 
     @performs(Do.GIVE_UP)
     def give_up(self, link: Link, event: Event) -> None:
-        for role in self.actor.roles:
-            role.peer_silent(link.peer)
+        for component in self.actor.components:
+            component.peer_silent(link.peer)
 
     @performs(Do.ARM_RETRY)
     def arm_retry(self, link: Link, event: Event) -> None:
-        self._arm(link, "retry", self._timing.retry_interval_s, fsm.RetryDue)
+        self._arm(link, "retry", self._timing.retry_interval_s, RetryDue)
 
     @performs(Do.ARM_TIMEOUT)
     def arm_timeout(self, link: Link, event: Event) -> None:
@@ -104,7 +103,7 @@ class Links(Role[Link]):
             link,
             "echo",
             self._timing.link_timeout_s,
-            lambda: fsm.EchoMissed(self._is_absent(link.peer)),
+            lambda: EchoMissed(self._is_absent(link.peer)),
         )
 
     def _is_absent(self, peer: Address) -> bool:

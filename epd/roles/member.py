@@ -9,9 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from epd.config import Timing
-from epd.fsm import membership as fsm
 from epd.fsm.kernel import Event
-from epd.fsm.membership import Do
+from epd.fsm.membership import (
+    AbsenceSettled,
+    Acknowledged,
+    Do,
+    DrainRequested,
+    DrainTimedOut,
+    Forgotten,
+    GatewayFellSilent,
+    GatewayReplaced,
+    Heard,
+    JoinDue,
+    LeaveRequested,
+    LostOneListed,
+    NewsMissed,
+    Refused,
+    RegistryBegan,
+    Welcomed,
+)
+from epd.fsm.membership import Membership as MembershipMachine
 from epd.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -25,7 +42,7 @@ from epd.messages import (
     Membership,
     Welcome,
 )
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.scheduling import pairing
 from epd.transport.base import Received
 
@@ -37,10 +54,10 @@ def absent_after_s(timing: Timing) -> float:
     return 3 * timing.lost_after_s
 
 
-class Member(Role[fsm.Membership]):
+class Member(Component[MembershipMachine]):
     """One instance's side of the registry."""
 
-    fires = fsm.Membership
+    fires = MembershipMachine
 
     def __init__(
         self,
@@ -53,7 +70,7 @@ class Member(Role[fsm.Membership]):
     ) -> None:
         super().__init__(actor)
         key = f"{info.address.instance_id}:{info.address.epoch}"
-        self.membership = actor.membership = fsm.Membership(key, actor.journal)
+        self.membership = actor.membership = MembershipMachine(key, actor.journal)
         actor.is_former = self._is_former
         self._gateway = gateway
         self._info = info
@@ -70,19 +87,19 @@ class Member(Role[fsm.Membership]):
 
     def start(self) -> None:
         self.actor.connect(self._gateway)
-        self._fire(fsm.JoinDue())
+        self._fire(JoinDue())
 
     def _fire(self, event: Event) -> None:
         self.fire(self.membership, event)
 
     def drain(self) -> None:
         """Take no new work; call `leave` when nothing is open."""
-        self._fire(fsm.DrainRequested())
+        self._fire(DrainRequested())
 
     def leave(self) -> None:
-        self._fire(fsm.LeaveRequested())
+        self._fire(LeaveRequested())
 
-    # --- the gateway's words ----------------------------------------------------------------------
+    # --- the gateway's messages -------------------------------------------------------------------
 
     @receives(Welcome)
     def on_welcomed(self, received: Received) -> None:
@@ -90,13 +107,13 @@ class Member(Role[fsm.Membership]):
         if message.epoch != self._info.address.epoch or self._is_former(received):
             return
         self._follow(received)
-        self._fire(fsm.Welcomed(message.cluster_s, message.heartbeat_interval_s))
+        self._fire(Welcomed(message.cluster_s, message.heartbeat_interval_s))
 
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
         message: JoinRefused = received.message
         if message.epoch == self._info.address.epoch and not self._is_former(received):
-            self._fire(fsm.Refused(message.reason))
+            self._fire(Refused(message.reason))
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
@@ -104,15 +121,15 @@ class Member(Role[fsm.Membership]):
             return
         message: HeartbeatAck = received.message
         if not message.known:
-            self._fire(fsm.Forgotten(message.cluster_s))
+            self._fire(Forgotten(message.cluster_s))
         elif self._version < message.version:
-            self._fire(fsm.NewsMissed(message.cluster_s))
+            self._fire(NewsMissed(message.cluster_s))
         else:
-            self._fire(fsm.Acknowledged(message.cluster_s))
+            self._fire(Acknowledged(message.cluster_s))
 
     def _is_former(self, received: Received) -> bool:
-        """Words of a gateway's earlier life may arrive when the next one has welcomed us: its view
-        of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
+        """Messages of a gateway's earlier life may arrive when the next one has welcomed us: its
+        view of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
         silent does not stand in the way of whoever speaks."""
         if received.epoch >= self._gateway_epoch or not self.membership.hears:
             return False
@@ -124,33 +141,33 @@ class Member(Role[fsm.Membership]):
         former, self._gateway_epoch = self._gateway_epoch, received.epoch
         if former not in (0, received.epoch):
             self._version = 0
-            self._fire(fsm.GatewayReplaced(former))
+            self._fire(GatewayReplaced(former))
 
     # --- effects ----------------------------------------------------------------------------------
 
     @performs(Do.SEND_JOIN)
-    def send_join(self, machine: fsm.Membership, event: Event) -> None:
+    def send_join(self, machine: MembershipMachine, event: Event) -> None:
         lost = dict(sorted(self.actor.lost))  # the last life of each
         fingerprint, told = self._fingerprint, tuple(lost.items())
         join = Join(PROTOCOL_VERSION, fingerprint, self._info, machine.was_welcomed, told)
         self.actor.send(self._gateway, join)
 
     @performs(Do.ARM_JOIN)
-    def arm_join(self, machine: fsm.Membership, event: Event) -> None:
-        self._arm("join", self._timing.retry_interval_s, fsm.JoinDue())
+    def arm_join(self, machine: MembershipMachine, event: Event) -> None:
+        self._arm("join", self._timing.retry_interval_s, JoinDue())
 
     @performs(Do.TAKE_TIME)
-    def take_time(self, machine: fsm.Membership, event: fsm.Heard) -> None:
+    def take_time(self, machine: MembershipMachine, event: Heard) -> None:
         """Late by the message's own way.  The last one counts: machines may sleep, and their clocks
         with them."""
         self.actor.cluster_offset_s = event.cluster_s - self.clock.now_s()
 
     @performs(Do.ARM_SILENCE)
-    def arm_silence(self, machine: fsm.Membership, event: Event) -> None:
-        self._arm("silence", self._timing.lost_after_s, fsm.GatewayFellSilent())
+    def arm_silence(self, machine: MembershipMachine, event: Event) -> None:
+        self._arm("silence", self._timing.lost_after_s, GatewayFellSilent())
 
     @performs(Do.BEAT)
-    def beat(self, machine: fsm.Membership, event: Event) -> None:
+    def beat(self, machine: MembershipMachine, event: Event) -> None:
         self._beat()
 
     def _beat(self) -> None:
@@ -159,52 +176,52 @@ class Member(Role[fsm.Membership]):
         self.actor.arm("member/beat", self.membership.beat_s, self._beat)
 
     @performs(Do.DOUBT)
-    def doubt(self, machine: fsm.Membership, event: Event) -> None:
+    def doubt(self, machine: MembershipMachine, event: Event) -> None:
         self.actor.doubt(self._gateway)
 
     @performs(Do.NOTE_FORMER_LOST)
-    def note_former_lost(self, machine: fsm.Membership, event: fsm.GatewayReplaced) -> None:
+    def note_former_lost(self, machine: MembershipMachine, event: GatewayReplaced) -> None:
         """Nobody reads its requests any more."""
         self._note_lost(Address(self._gateway.instance_id, event.former_epoch, ""))
 
     @performs(Do.TELL_SERVING)
-    def tell_serving(self, machine: fsm.Membership, event: Event) -> None:
+    def tell_serving(self, machine: MembershipMachine, event: Event) -> None:
         self.on_welcome()
 
     @performs(Do.ARM_ABSENT)
-    def arm_absent(self, machine: fsm.Membership, event: Event) -> None:
-        self._arm("absent", absent_after_s(self._timing), fsm.AbsenceSettled())
+    def arm_absent(self, machine: MembershipMachine, event: Event) -> None:
+        self._arm("absent", absent_after_s(self._timing), AbsenceSettled())
 
     @performs(Do.FORGET_ABSENT)
-    def forget_absent(self, machine: fsm.Membership, event: Event) -> None:
+    def forget_absent(self, machine: MembershipMachine, event: Event) -> None:
         """A registry that starts anew has had time to hear from all who live."""
         self.actor.listed = set(self._listed)
 
     @performs(Do.LET_GO)
-    def let_go(self, machine: fsm.Membership, event: Event) -> None:
-        for role in self.actor.roles:
-            role.drained()
+    def let_go(self, machine: MembershipMachine, event: Event) -> None:
+        for component in self.actor.components:
+            component.drained()
 
     @performs(Do.ARM_DRAIN)
-    def arm_drain(self, machine: fsm.Membership, event: Event) -> None:
-        self._arm("drain", self._timing.drain_timeout_s, fsm.DrainTimedOut())
+    def arm_drain(self, machine: MembershipMachine, event: Event) -> None:
+        self._arm("drain", self._timing.drain_timeout_s, DrainTimedOut())
 
     @performs(Do.SEND_LEAVE)
-    def send_leave(self, machine: fsm.Membership, event: Event) -> None:
+    def send_leave(self, machine: MembershipMachine, event: Event) -> None:
         self.actor.send(self._gateway, Leave())
 
     @performs(Do.REJECT)
-    def reject(self, machine: fsm.Membership, event: fsm.Refused) -> None:
+    def reject(self, machine: MembershipMachine, event: Refused) -> None:
         self.on_rejected(event.reason)
 
     @performs(Do.EXPEL)
-    def expel(self, machine: fsm.Membership, event: fsm.Refused) -> None:
+    def expel(self, machine: MembershipMachine, event: Refused) -> None:
         self.on_expelled(event.reason)
 
     def _arm(self, what: str, delay_s: float, event: Event) -> None:
         self.actor.arm(f"member/{what}", delay_s, lambda: self._fire(event))
 
-    def ended(self, machine: fsm.Membership) -> None:
+    def ended(self, machine: MembershipMachine) -> None:
         for what in ("join", "silence", "beat", "absent", "drain"):
             self.actor.disarm(f"member/{what}")
 
@@ -220,7 +237,7 @@ class Member(Role[fsm.Membership]):
             return
         if received.epoch != self._registry_epoch:
             self._registry_epoch, self._listed = received.epoch, set()
-            self._fire(fsm.RegistryBegan())
+            self._fire(RegistryBegan())
         self._version = message.version
         own = self._info.address.instance_id
         for info in message.instances:
@@ -239,7 +256,7 @@ class Member(Role[fsm.Membership]):
         self._listed |= present
         self.actor.listed |= present
         if present & self.actor.lost:
-            self._fire(fsm.LostOneListed())
+            self._fire(LostOneListed())
 
     def _log_transport(self, info: InstanceInfo) -> None:
         is_self = self.actor.is_self(info.address)
@@ -254,8 +271,8 @@ class Member(Role[fsm.Membership]):
         if key in self.actor.lost:
             return
         self.actor.lost.add(key)
-        for role in self.actor.roles:
-            role.peer_lost(address)
+        for component in self.actor.components:
+            component.peer_lost(address)
 
     def _note_replaced(self, address: Address) -> None:
         """Earlier lives of this peer are over, also those that this registry never knew: the

@@ -1,6 +1,6 @@
-"""Pictures on their way to encoders: OFFER machines, one for each attempt that has pictures.
+"""Images on their way to encoders: OFFER machines, one for each attempt that has images.
 
-The message that calls a picture off may be lost: an encoder says now and then which rooms it still
+The message that calls an image off may be lost: an encoder says now and then which rooms it still
 holds, and hears of those that are over (`wants`).
 """
 
@@ -10,25 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from epd.config import Timing
-from epd.fsm import offer as fsm
 from epd.fsm.generation import Generation
 from epd.fsm.kernel import Event
-from epd.fsm.offer import Do
+from epd.fsm.offer import Answered, Do, GivenUp, Offered, RetryDue, RowsKept, Taken
+from epd.fsm.offer import Offer as OfferMachine
 from epd.messages import AbortEncode, Address, EncodeRequest
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Image:
     encoder: Address
     request: EncodeRequest
     image: bytes
 
 
-Offer = fsm.Offer[Picture]
+Offer = OfferMachine[Image]
 
 
-class Offers(Role[Offer]):
+class Offers(Component[Offer]):
     """Of the present attempts of one gateway's generations."""
 
     fires = Offer
@@ -42,26 +42,26 @@ class Offers(Role[Offer]):
     def live(self) -> dict[str, int]:
         return {"offers": len(self._offers)}
 
-    def begin(self, machine: Generation, pictures: dict[str, Picture]) -> None:
-        if pictures:
+    def begin(self, machine: Generation, images: dict[str, Image]) -> None:
+        if images:
             key = f"{machine.key}/{machine.attempt}"
-            offer = self._offers[machine.key] = Offer(key, pictures, self.actor.journal)
-            self.fire(offer, fsm.Offered())
+            offer = self._offers[machine.key] = Offer(key, images, self.actor.journal)
+            self.fire(offer, Offered())
 
     def taken(self, machine: Generation, room: str) -> None:
         """Where nobody else will tell of the rows, it is offered until they are kept."""
         if machine.prompt.stage != "encode":
-            self._tell(machine, fsm.Taken(room))
+            self._tell(machine, Taken(room))
 
     def kept(self, machine: Generation, room: str) -> None:
         if self.wants(machine, room):
-            self._tell(machine, fsm.RowsKept(room))
+            self._tell(machine, RowsKept(room))
 
     def given_up(self, machine: Generation) -> None:
-        self._tell(machine, fsm.GivenUp())
+        self._tell(machine, GivenUp())
 
     def answered(self, machine: Generation) -> None:
-        self._tell(machine, fsm.Answered())
+        self._tell(machine, Answered())
 
     def _tell(self, machine: Generation, event: Event) -> None:
         if (offer := self._offers.get(machine.key)) is not None:
@@ -70,38 +70,38 @@ class Offers(Role[Offer]):
     def wants(self, machine: Generation, room: str) -> bool:
         """Whether the present attempt may still need this room's rows."""
         offer = self._offers.get(machine.key)
-        return offer is not None and room in offer.pictures and not machine.token_ids_of_attempt
+        return offer is not None and room in offer.images and not machine.token_ids_of_attempt
 
     def not_taken_by(self, peer: Address) -> list[str]:
-        """Generations with a picture that this encoder has not taken yet."""
+        """Generations with an image that this encoder has not taken yet."""
         return [
             request_id
             for request_id, offer in self._offers.items()
-            if any(offer.pictures[room].encoder == peer for room in offer.untaken)
+            if any(offer.images[room].encoder == peer for room in offer.untaken)
         ]
 
     # --- effects ----------------------------------------------------------------------------------
 
-    @performs(Do.SEND_PICTURES)
-    def send_pictures(self, offer: Offer, event: Event) -> None:
+    @performs(Do.SEND_IMAGES)
+    def send_images(self, offer: Offer, event: Event) -> None:
         for room in offer.untaken:
-            picture = offer.pictures[room]
-            self.actor.send(picture.encoder, picture.request, (picture.image,))
+            image = offer.images[room]
+            self.actor.send(image.encoder, image.request, (image.image,))
 
     @performs(Do.DOUBT)
     def doubt(self, offer: Offer, event: Event) -> None:
         for room in offer.untaken:
-            self.actor.doubt(offer.pictures[room].encoder)
+            self.actor.doubt(offer.images[room].encoder)
 
     @performs(Do.ARM_RETRY)
     def arm_retry(self, offer: Offer, event: Event) -> None:
         delay_s = self._timing.accept_timeout_s / 2
-        self.actor.arm(f"offer/{offer.key}", delay_s, lambda: self.fire(offer, fsm.RetryDue()))
+        self.actor.arm(f"offer/{offer.key}", delay_s, lambda: self.fire(offer, RetryDue()))
 
     @performs(Do.SEND_ABORTS)
     def send_aborts(self, offer: Offer, event: Event) -> None:
-        for room, picture in offer.pictures.items():
-            self.actor.send(picture.encoder, AbortEncode(room))
+        for room, image in offer.images.items():
+            self.actor.send(image.encoder, AbortEncode(room))
 
     @performs(Do.ANSWER)
     def answer(self, offer: Offer, event: Event) -> None:

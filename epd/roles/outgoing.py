@@ -12,9 +12,20 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from epd.failure import Failure
-from epd.fsm import outgoing as fsm
 from epd.fsm.kernel import Event
-from epd.fsm.outgoing import Do, Manifest, Outgoing
+from epd.fsm.outgoing import (
+    CancelReceived,
+    CommitAcked,
+    Do,
+    GrantReceived,
+    Manifest,
+    Outgoing,
+    PeerFenced,
+    WriteOutcomeUnknown,
+    WriteRefused,
+    WriteSettled,
+    WriteSucceeded,
+)
 from epd.messages import (
     Address,
     CancelAck,
@@ -112,7 +123,7 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
                 return
             outgoing = self._open(message.room, message.attempt, peer, message.deadline_s)
         if self._is_from_peer(outgoing, received):
-            self.fire(outgoing, fsm.GrantReceived(message))
+            self.fire(outgoing, GrantReceived(message))
             if (producer := self._owners.get(message.room)) is not None:
                 producer.granted(outgoing)
 
@@ -122,11 +133,11 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
         if self.find(message.room) is None:  # before request and grant: a tombstone, and wins (F42)
             peer = Address(received.source, received.epoch, "")
             self._open(message.room, message.attempt, peer, 0.0)
-        self._hear(received, fsm.CancelReceived(message.failure))
+        self._hear(received, CancelReceived(message.failure))
 
     @receives(CommitAck)
     def on_commit_ack(self, received: Received) -> None:
-        self._hear(received, fsm.CommitAcked())
+        self._hear(received, CommitAcked())
 
     # --- effects: messages ------------------------------------------------------------------------
 
@@ -171,27 +182,27 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             staged = await self._owners[outgoing.key].stage(outgoing, grant)
         except Exception as error:
             self.actor.fault(f"staging {outgoing.key}", error)
-            return fsm.WriteRefused(repr(error))
+            return WriteRefused(repr(error))
         if staged is None:
-            return fsm.WriteRefused("withdrawn before the write began")
+            return WriteRefused("withdrawn before the write began")
         write = self.actor.ports.transfers.write
         try:
             outcome = await write(staged.views, grant.region, staged.slots)
         except Exception as error:
             self.actor.fault(f"write {outgoing.key}", error)
-            return fsm.WriteOutcomeUnknown(repr(error))
+            return WriteOutcomeUnknown(repr(error))
         if isinstance(outcome, Written):
-            return fsm.WriteSucceeded(outcome.checksum)
+            return WriteSucceeded(outcome.checksum)
         if isinstance(outcome, WriteFailed):
-            return fsm.WriteRefused(outcome.reason)
-        return fsm.WriteOutcomeUnknown(outcome.reason)
+            return WriteRefused(outcome.reason)
+        return WriteOutcomeUnknown(outcome.reason)
 
     @performs(Do.SETTLE_WRITE)
     async def settle_write(self, outgoing: Outgoing, event: Event) -> Event | None:
         if self.actor.is_lost(outgoing.peer):
-            return await self._fence(outgoing, fsm.PeerFenced())
+            return await self._fence(outgoing, PeerFenced())
         if await self._holds(outgoing, self.actor.ports.transfers.settle(outgoing.peer)):
-            return fsm.WriteSettled()
+            return WriteSettled()
         self._ask_again(outgoing)
         return None
 

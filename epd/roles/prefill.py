@@ -1,6 +1,6 @@
 """The prefill role: prompts in, KV out.
 
-A request with pictures waits until all slots for its rows are promised, then wants each item's
+A request with images waits until all slots for its rows are promised, then wants each item's
 rows, and joins the batch when enough of its prompt can be computed without those that still load;
 text-only requests go straight to the batch.  What becomes of its KV is `kv_producer.py`'s business;
 if decode lives here too, the hand-over is a row of the table and no bytes move.
@@ -13,17 +13,24 @@ from typing import Any
 
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
-from epd.fsm import request as fsm
 from epd.fsm.embedding import Want
 from epd.fsm.kernel import Event, Machine
-from epd.fsm.request import Do, Request
+from epd.fsm.request import (
+    Do,
+    EmbeddingFailed,
+    EmbeddingReady,
+    EmbeddingsPromised,
+    EmbeddingsRequired,
+    Request,
+    TextOnly,
+)
 from epd.messages import (
     MediaItem,
     PrefillRequest,
     RequestAborted,
     RequestFailed,
 )
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.embeddings import Embeddings
 from epd.roles.held_prompts import HeldPrompts
 from epd.roles.incoming import IncomingRooms
@@ -34,7 +41,7 @@ from epd.roles.step import layouts_of
 from epd.transport.base import Received
 
 
-class PrefillRole(Role[Request]):
+class PrefillRole(Component[Request]):
     """Holds only the language model; producer of KV."""
 
     def __init__(
@@ -70,12 +77,12 @@ class PrefillRole(Role[Request]):
         if self._requests.get(key) is not None or self.actor.is_former(received):
             return  # repeated, or nobody's: whom it names, no registry may ever tell the end of
         if self._requests.has_ended(key):
-            self._dismiss_pictures(message)
+            self._dismiss_images(message)
             aborted = RequestAborted(message.request_id, message.attempt)
             self.actor.send(received.source, aborted)
             return
         if (refusal := self._refusal(message)) is not None:
-            self._dismiss_pictures(message)
+            self._dismiss_images(message)
             failed = RequestFailed(message.request_id, message.attempt, refusal)
             self.actor.send(message.gateway, failed)
             return
@@ -88,7 +95,7 @@ class PrefillRole(Role[Request]):
         )
         request.positions, request.rope_delta = rope.positions, rope.delta
         self._requests.open(request)
-        arrived = fsm.EmbeddingsRequired() if message.items else fsm.TextOnly()
+        arrived = EmbeddingsRequired() if message.items else TextOnly()
         self._requests.fire(request, arrived)
 
     def _refusal(self, message: PrefillRequest) -> Failure | None:
@@ -96,7 +103,7 @@ class PrefillRole(Role[Request]):
         if busy:
             return Failure(FailureKind.BUSY, busy)
         if message.items and self._embeddings is None:
-            return Failure(FailureKind.MEDIA, "this model takes no pictures")
+            return Failure(FailureKind.MEDIA, "this model takes no images")
         if self._embeddings is not None and (reason := self._embeddings.refusal(message.items)):
             return Failure(FailureKind.CAPACITY, reason)
         num_tokens = len(message.token_ids)
@@ -117,16 +124,16 @@ class PrefillRole(Role[Request]):
     def acquire_embeddings(self, request: Request, event: Event) -> None:
         message = request.message
         embeddings = self._embeddings
-        assert embeddings is not None  # or the pictures would have been refused
+        assert embeddings is not None  # or the images would have been refused
         request.missing = {item.room for item in message.items}
         request.min_early_tokens = self._config.min_early_tokens
 
         def ready(room: str, rows: Any) -> None:
-            self._requests.fire(request, fsm.EmbeddingReady(room, rows))
+            self._requests.fire(request, EmbeddingReady(room, rows))
 
         def failed(item: MediaItem, failure: Failure) -> None:
             told = failure.of(item.encoder.instance_id)
-            self._requests.fire(request, fsm.EmbeddingFailed(told))
+            self._requests.fire(request, EmbeddingFailed(told))
 
         def granted() -> None:
             for item in message.items:
@@ -135,7 +142,7 @@ class PrefillRole(Role[Request]):
                 told = partial(failed, item)
                 due_s = message.first_token_deadline_s
                 embeddings.want(Want(item, message.attempt, due_s, ready, told))
-            self._requests.fire(request, fsm.EmbeddingsPromised())
+            self._requests.fire(request, EmbeddingsPromised())
 
         embeddings.promise(request.key, message.items, granted)
 
@@ -152,7 +159,7 @@ class PrefillRole(Role[Request]):
                 self._embeddings.dismiss(item, request.attempt)
         self._embeddings.give_up(request.key)
 
-    def _dismiss_pictures(self, message: PrefillRequest) -> None:
+    def _dismiss_images(self, message: PrefillRequest) -> None:
         """This attempt will not run here: its encoders need not keep rows until its deadline."""
         if self._embeddings is not None:
             for item in message.items:

@@ -10,7 +10,7 @@ from typing import Never
 
 from epd.engine.base import EngineError, Profiler
 from epd.messages import ProfileReport, ProfileRequest
-from epd.roles.base import Actor, Role, receives
+from epd.roles.base import Actor, Component, receives
 from epd.roles.bell import Bell
 from epd.roles.registry import Registry
 from epd.transport.base import Received
@@ -19,7 +19,7 @@ MAX_PROFILE_S = 120.0
 ANSWER_TIMEOUT_S = 60.0  # a trace of many steps takes its time to be written
 
 
-class Profiled(Role[Never]):
+class Profiled(Component[Never]):
     """An instance that can be profiled."""
 
     def __init__(self, actor: Actor, profiler: Profiler) -> None:
@@ -70,7 +70,7 @@ class _Asked:
     news: Bell = field(default_factory=Bell)
 
 
-class Profiles(Role[Never]):
+class Profiles(Component[Never]):
     """The gateway's side."""
 
     def __init__(self, actor: Actor, registry: Registry) -> None:

@@ -13,8 +13,18 @@ from collections import deque
 from collections.abc import Callable
 
 from epd.config import Timing
-from epd.fsm import instance as fsm
-from epd.fsm.instance import Do, Instance
+from epd.fsm.instance import (
+    Do,
+    DrainAnnounced,
+    EpochReplaced,
+    HeartbeatMissed,
+    HeartbeatReceived,
+    HeartbeatsEnded,
+    Instance,
+    JoinAccepted,
+    JoinRejected,
+    LeftReceived,
+)
 from epd.fsm.kernel import Event
 from epd.messages import (
     PROTOCOL_VERSION,
@@ -29,7 +39,7 @@ from epd.messages import (
     Membership,
     Welcome,
 )
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.member import absent_after_s
 from epd.scheduling import pairing
 from epd.transport.base import Received
@@ -38,7 +48,7 @@ MAX_LOST = 256
 ACKS_BEFORE_LOST = 4  # as many may be lost before an instance takes the gateway for gone
 
 
-class Registry(Role[Instance]):
+class Registry(Component[Instance]):
     """All instances of one model behind one gateway."""
 
     fires = Instance
@@ -107,13 +117,13 @@ class Registry(Role[Instance]):
             self.actor.counters["join_of_old_epoch"] += 1
             return  # a newer process has its name; answering would cut that one off
         if known is not None and known_epoch != address.epoch:
-            self.fire(known, fsm.EpochReplaced())
+            self.fire(known, EpochReplaced())
         self.actor.connect(address)
         if known is not None and known_epoch == address.epoch:
             if known.terminal:
                 self._refuse(info, "this epoch was declared lost; its next life may join")
             else:
-                self.fire(known, fsm.JoinAccepted())
+                self.fire(known, JoinAccepted())
             return
         age_s = self.clock.now_s() - self._started_s
         is_late = message.was_member and age_s > absent_after_s(self._timing)
@@ -122,10 +132,10 @@ class Registry(Role[Instance]):
             return
         instance = Instance(info, Load(), self.clock.now_s(), self.actor.journal)
         if reason := self._mismatch(message):
-            self.fire(instance, fsm.JoinRejected(reason))
+            self.fire(instance, JoinRejected(reason))
             return
         self._instances[address.instance_id] = instance
-        self.fire(instance, fsm.JoinAccepted())
+        self.fire(instance, JoinAccepted())
         self._watch(instance)
 
     def _give_up(self, name: str, epoch: int) -> None:
@@ -133,7 +143,7 @@ class Registry(Role[Instance]):
         which bars it for good: it joins with its next one."""
         known = self._instances.get(name)
         if known is not None and known.info.address.epoch == epoch:
-            self.fire(known, fsm.EpochReplaced())
+            self.fire(known, EpochReplaced())
         else:
             self.actor.lost.add((name, epoch))
 
@@ -170,9 +180,9 @@ class Registry(Role[Instance]):
             self._acknowledge(received.source, known=False)
             return
         message: Heartbeat = received.message
-        self.fire(instance, fsm.HeartbeatReceived(message.load))
+        self.fire(instance, HeartbeatReceived(message.load))
         if message.is_draining:
-            self.fire(instance, fsm.DrainAnnounced())
+            self.fire(instance, DrainAnnounced())
         self._watch(instance)
         self.on_heartbeat_of(instance)
         is_due = instance.seen_s >= instance.acked_s + self._timing.lost_after_s / ACKS_BEFORE_LOST
@@ -186,7 +196,7 @@ class Registry(Role[Instance]):
     @receives(Leave)
     def on_leave(self, received: Received) -> None:
         if (instance := self._of(received)) is not None:
-            self.fire(instance, fsm.LeftReceived())
+            self.fire(instance, LeftReceived())
 
     def is_present(self, instance_id: str, epoch: int) -> bool:
         """Whether this life of an instance is a member."""
@@ -210,10 +220,10 @@ class Registry(Role[Instance]):
     def _missed(self, instance: Instance) -> None:
         """One clock with two marks.  What is left begins now: a gateway that stood still, or whose
         machine slept, has not listened meanwhile."""
-        self.fire(instance, fsm.HeartbeatMissed())
+        self.fire(instance, HeartbeatMissed())
         left_s = self._timing.lost_after_s - self._timing.suspect_after_s
         name = f"instance/{instance.key}"
-        self.actor.arm(name, left_s, lambda: self.fire(instance, fsm.HeartbeatsEnded()))
+        self.actor.arm(name, left_s, lambda: self.fire(instance, HeartbeatsEnded()))
 
     def ended(self, machine: Instance) -> None:
         self.actor.disarm(f"instance/{machine.key}")
@@ -258,8 +268,8 @@ class Registry(Role[Instance]):
         self.actor.lost.add((address.instance_id, address.epoch))
         said = self.actor.log.warning if instance.was_lost else self.actor.log.info
         said("instance is gone", instance=instance.key, how=instance.state.name)
-        for role in self.actor.roles:
-            role.peer_lost(address)
+        for component in self.actor.components:
+            component.peer_lost(address)
         self.on_lost(address)
 
     @performs(Do.DISCONNECT)

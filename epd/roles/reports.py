@@ -12,12 +12,12 @@ from collections.abc import Callable
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, Request
 from epd.messages import RequestAborted, RequestFailed, Span, StageReport
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 
 MAX_CHUNKS = 256  # of one attempt; a timeline of more tells nobody anything
 
 
-class Reports(Role[Request]):
+class Reports(Component[Request]):
     """A part of `Requests`."""
 
     def __init__(self, actor: Actor) -> None:
@@ -54,7 +54,7 @@ class Reports(Role[Request]):
 
     @performs(Do.SEND_ABORTED)
     def send_aborted(self, request: Request, event: Event) -> None:
-        self.report_spans(request, event)  # ahead of the word that ends the generation there
+        self.report_spans(request, event)  # ahead of the message that ends the generation there
         self.actor.send(request.gateway, RequestAborted(request.request_id, request.attempt))
 
     @performs(Do.SEND_FAILURE)

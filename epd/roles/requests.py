@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from epd.config import EngineConfig, Timing
 from epd.engine.base import LanguageEngine, Outcome, StepFailure
 from epd.failure import Failure, FailureKind
-from epd.fsm import request as fsm
+from epd.fsm import request as request_fsm
 from epd.fsm.kernel import Event
 from epd.fsm.request import Do, Request
 from epd.messages import (
@@ -31,7 +31,7 @@ from epd.messages import (
     TokenChunk,
     Tokens,
 )
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.prompt_scores import PromptScores, is_scored
 from epd.roles.reports import Reports
 from epd.roles.signs_of_life import SignsOfLife
@@ -51,7 +51,7 @@ TOKEN_S = 0.00025  # that a token of a prompt costs: who needs little passes who
 RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
 
 
-class Requests(Role[Request]):
+class Requests(Component[Request]):
     """Owns the batch and the blocks; `Batch` for the step loop."""
 
     fires = Request
@@ -139,7 +139,7 @@ class Requests(Role[Request]):
         self.actor.arm(
             f"request/{request.key}/deadline",
             self.actor.until(request.deadline_s),
-            lambda: self.fire(request, fsm.DeadlinePassed()),
+            lambda: self.fire(request, request_fsm.DeadlinePassed()),
         )
         self._alive.opened(request.key)
 
@@ -168,8 +168,8 @@ class Requests(Role[Request]):
         self._scheduler.add(entry)
         self.actor.mailbox.append_once("batch", self.pump)
 
-    def leave_line(self, key: str) -> None:
-        """A request, or a room of KV, leaves line or batch; who stood behind it may enter now."""
+    def leave_queue(self, key: str) -> None:
+        """A request, or a room of KV, leaves queue or batch; who stood behind it may enter now."""
         self._on_reserved.pop(key, None)
         if self._scheduler.remove(key):
             self.actor.mailbox.append_once("batch", self.pump)
@@ -191,7 +191,7 @@ class Requests(Role[Request]):
                 request = self._requests[key]
                 self.totals["prefix_cache_queried_tokens"] += request.num_tokens
                 self.totals["prefix_cache_hit_tokens"] += admission.num_cached
-                self.fire(request, fsm.Scheduled(admission.blocks, admission.num_cached))
+                self.fire(request, request_fsm.Scheduled(admission.blocks, admission.num_cached))
                 admission.entry.num_ready = request.num_ready()
         if self._scheduler.num_running:
             self._loop.wake()
@@ -203,7 +203,7 @@ class Requests(Role[Request]):
         message: AbortRequest = received.message
         key = f"{message.request_id}/{message.attempt}"
         if (request := self._requests.get(key)) is not None:
-            self.fire(request, fsm.AbortReceived())
+            self.fire(request, request_fsm.AbortReceived())
             return
         self._bury(key)
         self.actor.send(received.source, RequestAborted(message.request_id, message.attempt))
@@ -214,7 +214,7 @@ class Requests(Role[Request]):
         request = self._requests.get(key := f"{request_id}/{attempt}")
         has_ended = request.ended_for_client if request is not None else self._ended.get(key, False)
         if has_ended:
-            self.actor.counters["last_word_lost"] += 1
+            self.actor.counters["last_message_lost"] += 1
             failure = Failure(FailureKind.LOST, "its last message was lost")
             self.actor.send(received.source, RequestFailed(request_id, attempt, failure))
 
@@ -224,7 +224,7 @@ class Requests(Role[Request]):
         """The next step; empty: nothing to compute, or who must give way is in a step."""
         for entry in self._scheduler.decoding:
             has_room = self._scheduler.has_spare_places
-            self._speculation.guess(self._requests[entry.key], entry, has_room=has_room)
+            self._speculation.draft(self._requests[entry.key], entry, has_room=has_room)
         if not self._make_room() and not alone:
             return []
         self.pump()
@@ -235,18 +235,18 @@ class Requests(Role[Request]):
         it is in a step, and cannot give way now."""
         could = True
         while could and (victim := self._scheduler.victim()) is not None:
-            self.fire(self._requests[victim.key], fsm.Preempted())
+            self.fire(self._requests[victim.key], request_fsm.Preempted())
             could = self._scheduler.get(victim.key) is not victim
             self.totals["preemptions"] += could
         for entry, blocks in self._scheduler.growth():
-            self.fire(self._requests[entry.key], fsm.Grown(blocks))
+            self.fire(self._requests[entry.key], request_fsm.Grown(blocks))
         return could
 
     def begin_decoding(self, entry: Entry) -> None:
         self._scheduler.add_decoding(entry)
 
     def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
-        self.fire(request, fsm.LayersComputed(start, num_layers))
+        self.fire(request, request_fsm.LayersComputed(start, num_layers))
 
     def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
         """A step is over: each outcome is an event of its own; tokens leave together."""
@@ -262,13 +262,13 @@ class Requests(Role[Request]):
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
         request, entry, count = part.request, part.entry, part.count
         if request.ended_for_client:
-            self.fire(request, fsm.StepReturned())
+            self.fire(request, request_fsm.StepReturned())
             return
         outcome = self._scores.take(request, outcome)
         if isinstance(outcome, StepFailure):
-            self.fire(request, fsm.StepFailed(Failure(FailureKind.ENGINE, outcome.reason)))
+            self.fire(request, request_fsm.StepFailed(Failure(FailureKind.ENGINE, outcome.reason)))
         elif outcome is None:
-            self.fire(request, fsm.ChunkComputed(count))
+            self.fire(request, request_fsm.ChunkComputed(count))
         else:
             tokens = outcome if isinstance(outcome, tuple) else (outcome,)
             said = until_end(request, tokens)
@@ -312,7 +312,7 @@ class Requests(Role[Request]):
         )
 
     def _promised_tokens(self, request: Request) -> int:
-        """Tokens that it must have blocks for from the start: with pictures, all that it can need.
+        """Tokens that it must have blocks for from the start: with images, all that it can need.
 
         Once its prompt is computed their rows are gone, and it cannot give way any more.  The last
         token of an answer is never computed.  No more than `_refusal` of the roles compares with
@@ -331,7 +331,7 @@ class Requests(Role[Request]):
 
     @performs(Do.DEQUEUE)
     def dequeue(self, request: Request, event: Event) -> None:
-        self.leave_line(request.key)
+        self.leave_queue(request.key)
 
     @performs(Do.START_DECODING)
     def start_decoding(self, request: Request, event: Event) -> None:
@@ -355,7 +355,7 @@ class Requests(Role[Request]):
     def _tell_tokens(self, request: Request) -> None:
         chunk = new_tokens(request)
         request.num_sent = len(request.output)
-        request.num_confirmed = request.num_rejected = 0
+        request.num_accepted = request.num_rejected = 0
         is_first = not self._outbox
         self._outbox.setdefault(request.gateway.instance_id, []).append(chunk)
         if is_first and not self._settling:  # the step loop sends what its step made
@@ -371,7 +371,7 @@ class Requests(Role[Request]):
         self.actor.arm(
             f"request/{request.key}/grace",
             self._timing.abort_timeout_s,
-            lambda: self.fire(request, fsm.GraceEnded()),
+            lambda: self.fire(request, request_fsm.GraceEnded()),
         )
 
     @performs(Do.REPORT_HANG)
@@ -395,4 +395,4 @@ class Requests(Role[Request]):
         for request in list(self._requests.values()):
             gateway = request.gateway
             if (gateway.instance_id, gateway.epoch) == (peer.instance_id, peer.epoch):
-                self.fire(request, fsm.AbortReceived())
+                self.fire(request, request_fsm.AbortReceived())

@@ -8,7 +8,7 @@ Memory whose transfer's outcome is unknown waits until somebody can tell.  While
 trusted only the writer can: its engine settles what it has begun, which bars nobody.  A peer that
 was lost is fenced, which bars it for good, should it live.  A consumer therefore never fences a
 peer that the registry lists: that one is alive and hears `CancelTransfer` again and again, so its
-own word comes, or its loss does.
+own message comes, or its loss does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from epd.fsm.room import (
     Room,
 )
 from epd.messages import Address
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 from epd.transport.base import Received
 
 R = TypeVar("R", bound=Room)
 Owner = TypeVar("Owner")
 
 
-class Rooms(Role[R], Generic[R, Owner]):
+class Rooms(Component[R], Generic[R, Owner]):
     """One end, `R`, of every room at this instance; `Owner` owns what a room moves."""
 
     end: ClassVar[str]

@@ -2,7 +2,7 @@
 
 Performs the effects of ENCODING that move rows between tiers; the table says when.  Copies and
 files are awaited here and run elsewhere, so nothing holds the loop.  The storage may be slow, full,
-torn or gone: a value that does not come back whole, of this very picture and model, counts as a
+torn or gone: a value that does not come back whole, of this very image and model, counts as a
 miss and is encoded anew, and one that cannot be written is forgotten.
 """
 
@@ -13,11 +13,23 @@ from typing import Any, Protocol, cast
 
 from epd.config import EncodeConfig
 from epd.engine.base import Rows, VisionEngine
-from epd.fsm import encoding as fsm
-from epd.fsm.encoding import Do, Encoding
+from epd.fsm.encoding import (
+    CopyFailed,
+    CopyTimedOut,
+    DemotionRequested,
+    DemotionSucceeded,
+    Do,
+    Encoding,
+    EvictionRequested,
+    LoadMissed,
+    LoadSucceeded,
+    LoadTimedOut,
+    PromotionSucceeded,
+    Withdrawn,
+)
 from epd.fsm.kernel import Event
 from epd.messages import CacheTier, RowContract
-from epd.roles.base import Actor, Role, performs
+from epd.roles.base import Actor, Component, performs
 from epd.roles.cache_events import CachePublisher
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd.scheduling.tiers import Tier, TierBooks, TierCounts
@@ -40,7 +52,7 @@ def rows_of(encoding: Encoding) -> Rows:
     return cast(Rows, encoding.rows)
 
 
-class RowTiers(Role[Encoding]):
+class RowTiers(Component[Encoding]):
     """A part of the encode role."""
 
     def __init__(
@@ -82,10 +94,10 @@ class RowTiers(Role[Encoding]):
         books = self.books
         demotes = copies and books.host.order.capacity > 0
         for key in books.device.excess(self._is_idle):
-            down = fsm.DemotionRequested() if demotes else fsm.EvictionRequested()
+            down = DemotionRequested() if demotes else EvictionRequested()
             self._owner.fire(self._owner.encodings[key], down)
         for key in books.host.excess(self._is_idle):
-            self._owner.fire(self._owner.encodings[key], fsm.EvictionRequested())
+            self._owner.fire(self._owner.encodings[key], EvictionRequested())
 
     def _is_idle(self, key: str) -> bool:
         encoding = self._owner.encodings[key]
@@ -115,14 +127,14 @@ class RowTiers(Role[Encoding]):
     @performs(Do.START_DEMOTION)
     def start_demotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
         self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.host)
-        self._arm(encoding, fsm.CopyTimedOut())
-        return self._copy(encoding, self._engine.to_host, fsm.DemotionSucceeded)
+        self._arm(encoding, CopyTimedOut())
+        return self._copy(encoding, self._engine.to_host, DemotionSucceeded)
 
     @performs(Do.START_PROMOTION)
     def start_promotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
         self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.device)
-        self._arm(encoding, fsm.CopyTimedOut())
-        return self._copy(encoding, self._engine.to_device, fsm.PromotionSucceeded)
+        self._arm(encoding, CopyTimedOut())
+        return self._copy(encoding, self._engine.to_device, PromotionSucceeded)
 
     async def _copy(
         self,
@@ -134,7 +146,7 @@ class RowTiers(Role[Encoding]):
             return succeeded(await copy(rows_of(encoding)))
         except Exception as error:
             self.actor.fault(f"copy of rows {encoding.key}", error)
-            return fsm.CopyFailed()
+            return CopyFailed()
 
     def _arm(self, encoding: Encoding, event: Event) -> None:
         self.actor.arm(
@@ -149,8 +161,8 @@ class RowTiers(Role[Encoding]):
     async def start_load(self, encoding: Encoding, event: Event) -> Event:
         assert self._storage is not None  # or the machine would not have asked
         if not await self._owner.begin(encoding):
-            return fsm.Withdrawn()
-        self._arm(encoding, fsm.LoadTimedOut())
+            return Withdrawn()
+        self._arm(encoding, LoadTimedOut())
         nbytes = encoding.num_rows * self._engine.contract.row_nbytes
         try:
             found = await self._storage.get(encoding.key, self._note(encoding), nbytes)
@@ -160,9 +172,9 @@ class RowTiers(Role[Encoding]):
         if found is None:
             self._stored.misses += 1
             self._events.not_in_storage(encoding.key)
-            return fsm.LoadMissed()
+            return LoadMissed()
         self._stored.hits += 1
-        return fsm.LoadSucceeded(Rows(found, encoding.num_rows, nbytes))
+        return LoadSucceeded(Rows(found, encoding.num_rows, nbytes))
 
     @performs(Do.STORE_ROWS)
     def store_rows(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, None] | None:

@@ -1,11 +1,11 @@
 """How far an encoder runs ahead of those who want its rows.
 
 Rows that nobody can take yet have to be kept, and nothing else bounds them: a prefill instance
-whose receive pool is full still has its pictures encoded.  So work on a picture (its read from
+whose receive pool is full still has its images encoded.  So work on an image (its read from
 storage, or its decoding and encoding) begins only while what has begun and was not yet taken fits
 the device tier, in order of arrival.
 
-One thing overtakes: a picture with a room that was granted.  Its rows have a place to go, so they
+One thing overtakes: an image with a room that was granted.  Its rows have a place to go, so they
 do not stay; and its request may be what all the others wait for, because it holds the slots that
 they want.  Without this rule, two instances could wait for each other until a deadline.
 """
@@ -34,7 +34,7 @@ class RunAhead:
         return len(self._waiting)
 
     async def begin(self, key: str, nbytes: int) -> bool:
-        """Wait for the key's turn; False: it left the line meanwhile."""
+        """Wait for the key's turn; False: it left the queue meanwhile."""
         if key in self._begun:
             return True
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,7 @@ is allocated and registered once for the life of the process (fault F5), and wri
 
 Slots are leased when a write may begin, never while rows wait for their grant: a lease then ends
 with its write, so a full ring drains, and no two instances can wait for each other with half of
-what they need in their hands.  A full ring defers: the write waits in a fair line, within a share
+what they need in their hands.  A full ring defers: the write waits in a fair queue, within a share
 per peer (a frozen receiver cannot take the ring from the others), while the loop goes on (F4).
 Slots return when the transfer says that nothing reads them any more, and not before (F3).
 
@@ -41,12 +41,12 @@ class SendRing:
         self.region = actor.ports.transfers.allocate("send", num_slots, self._slot_nbytes)
         self.pool = Pool(num_slots)
         quota = max(1, int(num_slots * config.max_send_share_per_peer))
-        self._line = LeaseQueue(self.pool, quota)
+        self._queue = LeaseQueue(self.pool, quota)
         self._waiting: dict[str, asyncio.Future[Leased]] = {}
         self._leased: dict[str, tuple[int, ...]] = {}
 
     def live(self) -> dict[str, int]:
-        return {"send_slots": self.pool.num_leased, "send_line": len(self._waiting)}
+        return {"send_slots": self.pool.num_leased, "send_queue": len(self._waiting)}
 
     async def stage(self, room: str, peer: str, rows: Rows) -> Sequence[Buffer] | None:
         """The rows' bytes in leased slots; None if the room was withdrawn while it waited."""
@@ -64,15 +64,15 @@ class SendRing:
     async def _lease(self, lease: Lease) -> Leased:
         future: asyncio.Future[Leased] = asyncio.get_running_loop().create_future()
         self._waiting[lease.key] = future
-        self._line.join(lease)
+        self._queue.join(lease)
         self._pump()
         if not future.done():
             self._actor.counters["send_ring_deferred"] += 1
         return await future
 
     def withdraw(self, room: str) -> None:
-        """The room is not wanted any more: if it still waits for slots, it leaves the line."""
-        self._line.leave(room)
+        """The room is not wanted any more: if it still waits for slots, it leaves the queue."""
+        self._queue.leave(room)
         future = self._waiting.pop(room, None)
         if future is not None:
             future.set_result(None)
@@ -82,11 +82,11 @@ class SendRing:
         self.withdraw(room)
         slots = self._leased.pop(room, None)
         if slots is not None:
-            self._line.settled(room)
+            self._queue.settled(room)
             self.pool.give_back(slots)
         self._pump()
 
     def _pump(self) -> None:
-        for lease, slots in self._line.grants():
+        for lease, slots in self._queue.grants():
             self._leased[lease.key] = slots
             self._waiting.pop(lease.key).set_result(slots)

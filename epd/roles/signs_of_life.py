@@ -1,4 +1,4 @@
-"""What is open says now and then that it is there: silence means that a word was lost.
+"""What is open says now and then that it is there: silence means that a message was lost.
 
 A request in a queue is silent for as long as it waits, and the gateway must not take it for lost.
 Not at once: the first token mostly says it.  One clock looks at all of them.

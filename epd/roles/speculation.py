@@ -1,9 +1,9 @@
-"""Guesses of the requests of one instance: who may guess what, and what came of it.
+"""Drafts of the requests of one instance: who may draft what, and what came of it.
 
 Where steps run ahead of their results, the last token of a text is on its way while the next step
-is planned, and guesses need it.  So a text that repeats itself already, and will have more than one
-guess, waits a step for it; the others run ahead.  Who waited in vain has lost one step.  What
-follows a sequence with guesses is not known before they are verified.
+is planned, and drafts need it.  So a text that repeats itself already, and will have more than one
+draft, waits a step for it; the others run ahead.  Who waited in vain has lost one step.  What
+follows a sequence with drafts is not known before they are verified.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from epd.scheduling.speculation import PromptLookup
 
 
 class Speculation:
-    """Fills the guesses of entries that decode, and counts what they were worth."""
+    """Fills the drafts of entries that decode, and counts what they were worth."""
 
     def __init__(self, config: SpeculativeConfig, totals: Counter[str]) -> None:
         self._config = config
         self._totals = totals
 
-    def guess(self, request: Request, entry: Entry, *, has_room: bool) -> None:
-        """What it may say next; asked before each step is planned.  Without room for guesses in
+    def draft(self, request: Request, entry: Entry, *, has_room: bool) -> None:
+        """What it may say next; asked before each step is planned.  Without room for drafts in
         steps, nobody waits for them.
 
-        Fewer than it may still say: a token of the model's own follows the last guess.
+        Fewer than it may still say: a token of the model's own follows the last draft.
         """
-        if not self._config.method or entry.num_left < 0:  # its guesses are under way
+        if not self._config.method or entry.num_left < 0:  # its drafts are under way
             return
         if request.lookup is None:
             placeholders = {request.prompt[item.offset] for item in request.message.items}
@@ -40,21 +40,21 @@ class Speculation:
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
         on_its_way = entry.num_tokens - request.num_tokens
         limit = min(self._config.num_speculative_tokens + on_its_way, left - 1)
-        guesses = request.lookup.guess(request.tokens, request.num_tokens, limit)
-        waits = bool(on_its_way) and has_room and len(guesses) > 1
+        drafts = request.lookup.draft(request.tokens, request.num_tokens, limit)
+        waits = bool(on_its_way) and has_room and len(drafts) > 1
         entry.num_ready = request.num_tokens if waits else None
-        entry.guesses = () if on_its_way else guesses
+        entry.drafts = () if on_its_way else drafts
 
     def verified(
         self, request: Request, entry: Entry, count: int, said: Sequence[TokenLogprobs]
     ) -> None:
-        """A step has computed the first `count` guesses, and this is what the request says."""
-        guesses = entry.guesses[:count]
-        right = zip(guesses, said, strict=False)
-        confirmed = sum(guess == token.token_id for guess, token in right)
+        """A step has computed the first `count` drafts, and this is what the request says."""
+        drafts = entry.drafts[:count]
+        right = zip(drafts, said, strict=False)
+        accepted = sum(draft == token.token_id for draft, token in right)
         entry.num_computed -= count + 1 - len(said)
-        request.num_confirmed += confirmed
-        request.num_rejected += count - confirmed
+        request.num_accepted += accepted
+        request.num_rejected += count - accepted
         self._totals["spec_decode_num_drafts"] += 1
         self._totals["spec_decode_num_draft_tokens"] += count
-        self._totals["spec_decode_num_accepted_tokens"] += confirmed
+        self._totals["spec_decode_num_accepted_tokens"] += accepted

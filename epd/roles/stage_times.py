@@ -28,9 +28,9 @@ SECONDS = (
 )
 NBYTES = tuple(float(1 << power) for power in range(12, 35, 2))  # 4 KiB to 16 GiB
 KINDS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "epd_stage_seconds": ("time in a stage: of a request, or of a picture", SECONDS),
+    "epd_stage_seconds": ("time in a stage: of a request, or of an image", SECONDS),
     "epd_hop_seconds": ("from the first byte's write to the last's, of rows or KV", SECONDS),
-    "epd_hop_nbytes": ("bytes written for a picture's rows or a prompt's KV", NBYTES),
+    "epd_hop_nbytes": ("bytes written for an image's rows or a prompt's KV", NBYTES),
 }
 DECODING = ("WAITING_FOR_REMOTE_KV", "DECODING")
 MOVING = ("STREAMING", "WRITING")

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from epd.engine.base import PENDING, MediaLayout, RowSpan, StepSequence
-from epd.fsm import request as fsm
 from epd.fsm.kernel import Event
-from epd.fsm.request import Request
+from epd.fsm.request import FirstTokenSampled, LastTokenSampled, PromptHeld, Request, TokenSampled
 from epd.messages import MediaItem, TokenChunk, TokenLogprobs
 from epd.roles.prompt_scores import scoring_of
 
 
 def sequence_of(
-    request: Request, start: int, count: int, guesses: Sequence[int] = ()
+    request: Request, start: int, count: int, drafts: Sequence[int] = ()
 ) -> StepSequence:
     """Its tokens `[start, start + count)`; one that the step under way samples is PENDING.
 
-    `guesses` of what it says next stand behind them.
+    `drafts` of what it says next stand behind them.
     """
     stop = start + count
     num_prompt = len(request.prompt)
@@ -31,7 +30,7 @@ def sequence_of(
     looks_back = sampling.reads_output
     return StepSequence(
         request_id=request.key,
-        token_ids=(*request.tokens(start, stop), *guesses)
+        token_ids=(*request.tokens(start, stop), *drafts)
         if start < request.num_tokens
         else (PENDING,),
         start=start,
@@ -43,7 +42,7 @@ def sequence_of(
         output_index=stop - first_output,
         prompt_ids=request.prompt[:first_output] if looks_back else (),
         output_ids=_said(request) if looks_back else (),
-        num_guesses=len(guesses),
+        num_drafts=len(drafts),
         scoring=scoring_of(request, start, stop),
     )
 
@@ -68,7 +67,7 @@ def new_tokens(request: Request) -> TokenChunk:
         tuple(token.token_id for token in new),
         request.finish_reason,
         tuple(new) if request.sampling.tells_logprobs else (),
-        request.num_confirmed,
+        request.num_accepted,
         request.num_rejected,
         0 if request.num_sent else request.num_cached or 0,
     )
@@ -76,11 +75,11 @@ def new_tokens(request: Request) -> TokenChunk:
 
 def runs_ahead(request: Request, sequence: StepSequence) -> bool:
     """Whether the token that this sequence samples may be computed before the host knows it: the
-    device has it then, it goes on here, and it is not the last.  Behind guesses nobody knows yet
+    device has it then, it goes on here, and it is not the last.  Behind drafts nobody knows yet
     which one it is."""
     is_last = sequence.output_index + 1 >= request.sampling.max_tokens
     goes_on = sequence.sample is not None and request.decode_here and not request.lease_s
-    return goes_on and not (is_last or sequence.num_guesses)
+    return goes_on and not (is_last or sequence.num_drafts)
 
 
 def until_end(request: Request, tokens: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
@@ -104,15 +103,15 @@ def token_event(
     request: Request, count: int, tokens: Sequence[TokenLogprobs], *, decoding: bool
 ) -> Event:
     """What the tokens that a step of `count` tokens ended with mean: one, or of a sequence with
-    guesses those that were confirmed and the one behind them."""
-    *confirmed, token = tokens
+    drafts those that were accepted and the one behind them."""
+    *accepted, token = tokens
     total = request.num_emitted + len(request.output) + len(tokens)
     if reason := _finish_reason(request, token, total):
-        ends = fsm.PromptHeld if request.lease_s and not decoding else fsm.LastTokenSampled
-        return ends(token, reason, confirmed=tuple(confirmed))
+        ends = PromptHeld if request.lease_s and not decoding else LastTokenSampled
+        return ends(token, reason, accepted=tuple(accepted))
     if not decoding:
-        return fsm.FirstTokenSampled(count, token)
-    return fsm.TokenSampled(token, tuple(confirmed))
+        return FirstTokenSampled(count, token)
+    return TokenSampled(token, tuple(accepted))
 
 
 def _positions(request: Request, start: int, stop: int) -> Any:
@@ -143,7 +142,7 @@ def _spans(request: Request, start: int, count: int) -> list[RowSpan]:
 def layouts_of(items: Sequence[MediaItem]) -> list[MediaLayout]:
     """Where rows stand without gaps, for position computation.
 
-    A video whose frames stand apart is one still picture per frame to it.
+    A video whose frames stand apart is one still image per frame to it.
     """
     layouts = []
     for item in items:

@@ -14,7 +14,7 @@ the host does not know yet then is which tokens step n samples.
 - Whether that token ends the answer is known one step late.  If it does, step n + 1 has computed
   the sequence once too often: that token is dropped, and the blocks are given back when the step
   that writes into them has returned (FINISHING; faults F6, F28).  A limit is known before.
-- Who has guesses in a step sits out one: how many tokens it says is not known yet.
+- Who has drafts in a step sits out one: how many tokens it says is not known yet.
 - Blocks can be taken away only from who is in no step: when some must be, the loop waits until
   nothing is under way.
 
@@ -133,9 +133,9 @@ class StepLoop:
             request = self._batch.get(entry.key)
             assert request is not None  # who is in the batch is served
             decoding = entry.decoding
-            guesses = entry.guesses[: count - 1] if decoding else ()
-            known = count - len(guesses)
-            sequence = sequence_of(request, entry.num_computed, known, guesses)
+            drafts = entry.drafts[: count - 1] if decoding else ()
+            known = count - len(drafts)
+            sequence = sequence_of(request, entry.num_computed, known, drafts)
             ahead = self._depth > 1 and runs_ahead(request, sequence)
             entry.launched(count, ahead=ahead)
             if ahead and not decoding:

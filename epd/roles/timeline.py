@@ -10,7 +10,7 @@ from epd.fsm.generation import Generation
 from epd.messages import Span
 from epd.roles.base import Actor
 
-HASH_DIGITS = 12  # of an mm_hash: enough to tell the pictures of a request apart
+HASH_DIGITS = 12  # of an mm_hash: enough to tell the images of a request apart
 
 
 class Timelines:
@@ -21,7 +21,7 @@ class Timelines:
         self._reports: dict[str, dict[tuple[str, Span], None]] = {}
 
     def add(self, source: str, request_id: str, spans: tuple[Span, ...]) -> None:
-        """A stage's word; repeats change nothing."""
+        """A stage's message; repeats change nothing."""
         report = self._reports.setdefault(request_id, {})
         report.update(dict.fromkeys((source, span) for span in spans))
 
@@ -51,7 +51,7 @@ class Timelines:
 
 
 def _short(span: Span, request_id: str) -> str:
-    """A key within its request: attempt, attempt/item, attempt/kv, or the picture's hash."""
+    """A key within its request: attempt, attempt/item, attempt/kv, or the image's hash."""
     if span.machine == "ENCODING":
         return span.key[:HASH_DIGITS]
     return span.key.removeprefix(request_id).removeprefix("/")

@@ -1,6 +1,6 @@
 """The gateway process, and everything in one process.
 
-Imports neither torch nor transformers: the gateway renders templates, tokenizes and reads picture
+Imports neither torch nor transformers: the gateway renders templates, tokenizes and reads image
 headers, and leaves models to the workers.
 """
 

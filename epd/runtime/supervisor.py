@@ -18,8 +18,19 @@ from pathlib import Path
 import msgspec
 
 from epd.errors import Told
-from epd.fsm import child as fsm
-from epd.fsm.child import Do
+from epd.fsm.child import Child as ChildMachine
+from epd.fsm.child import (
+    Do,
+    Ended,
+    HurryRequested,
+    KillDue,
+    Launched,
+    LaunchFailed,
+    LivedLong,
+    Served,
+    StartDue,
+    StopRequested,
+)
 from epd.fsm.kernel import Effect, Event
 from epd.fsm.story import RecordingJournal
 from epd.runtime.child import ChildSpec, StatusLine
@@ -49,7 +60,7 @@ class Child:
         self.starts = 0
         self.served = asyncio.Event()
         self.ended = asyncio.Event()
-        self.machine = fsm.Child(spec.name, RecordingJournal(time.monotonic))
+        self.machine = ChildMachine(spec.name, RecordingJournal(time.monotonic))
         self._changed = changed
         self._launch = launch
         self._process: Process | None = None
@@ -58,16 +69,14 @@ class Child:
         self._life: asyncio.Task[None] | None = None
         self._perform: dict[Effect, Callable[[Event], None]] = {
             Do.LAUNCH: self._begin_life,
-            Do.ARM_LIFE: lambda event: self._arm(STABLE_AFTER_S, fsm.LivedLong()),
+            Do.ARM_LIFE: lambda event: self._arm(STABLE_AFTER_S, LivedLong()),
             Do.FIRST_PAUSE: self._pause_first,
             Do.ARM_PAUSE: self._arm_pause,
             Do.SEND_TERM: lambda event: self._send(signal.SIGTERM),
             Do.SEND_INT: lambda event: self._send(signal.SIGINT),  # of two SIGTERM one may be lost
             Do.SEND_KILL: lambda event: self._send(signal.SIGKILL),
-            Do.ARM_KILL: lambda event: self._arm(
-                self._drain_timeout_s + KILL_AFTER_S, fsm.KillDue()
-            ),
-            Do.ARM_GONE: lambda event: self._arm(KILL_AFTER_S, fsm.KillDue()),
+            Do.ARM_KILL: lambda event: self._arm(self._drain_timeout_s + KILL_AFTER_S, KillDue()),
+            Do.ARM_GONE: lambda event: self._arm(KILL_AFTER_S, KillDue()),
             Do.TELL_SERVED: lambda event: self.served.set(),
             Do.TELL_FAILED: self._tell_failed,
             Do.TELL_STOPPED: lambda event: self._show("stopped"),
@@ -87,9 +96,9 @@ class Child:
     async def stop(self, *, hurried: bool) -> None:
         """Drain it (not if `hurried`); it is killed if it does not end.  One whose process is still
         being made is not waited for: it is told when it is."""
-        self.fire(fsm.StopRequested())
+        self.fire(StopRequested())
         if hurried:
-            self.fire(fsm.HurryRequested())
+            self.fire(HurryRequested())
         if self._process is not None:
             await self.ended.wait()
 
@@ -113,10 +122,10 @@ class Child:
         try:
             self._process = process = await self._launch()
         except (ZygoteLost, OSError) as error:
-            self.fire(fsm.LaunchFailed(str(error)))
+            self.fire(LaunchFailed(str(error)))
             return
         self.pid = process.pid
-        self.fire(fsm.Launched())
+        self.fire(Launched())
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self.spec) + b"\n")
@@ -127,11 +136,11 @@ class Child:
                 continue
             self._show(status.state, status.detail)
             if status.state == "serving":
-                self.fire(fsm.Served())
+                self.fire(Served())
         exit_status = await process.wait()
         sweep()  # a killed process could not remove its own segments
         self._process = None
-        self.fire(fsm.Ended(exit_status))
+        self.fire(Ended(exit_status))
 
     def _send(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -152,7 +161,7 @@ class Child:
 
     def _arm_pause(self, event: Event) -> None:
         self._show("restarting", _why(event))
-        self._arm(self._pause_s, fsm.StartDue())
+        self._arm(self._pause_s, StartDue())
         self._pause_s = min(MAX_BACKOFF_S, 2 * self._pause_s)
 
     def _tell_failed(self, event: Event) -> None:
@@ -169,9 +178,9 @@ class Child:
 
 
 def _why(event: Event) -> str:
-    if isinstance(event, fsm.LaunchFailed):
+    if isinstance(event, LaunchFailed):
         return event.reason
-    assert isinstance(event, fsm.Ended)
+    assert isinstance(event, Ended)
     return f"ended with exit status {event.exit_status}"
 
 
@@ -219,7 +228,7 @@ class Supervisor:
     async def start(self) -> None:
         sweep()
         for child in self.children.values():
-            child.fire(fsm.StartDue())
+            child.fire(StartDue())
 
     async def wait_serving(self, timeout_s: float) -> None:
         """Until every child serves.  Raises StartFailed with the words of the first that cannot."""
@@ -276,4 +285,4 @@ class Supervisor:
         """End at once what is draining, and do not drain the rest."""
         self._hurried = True
         for child in self.children.values():
-            child.fire(fsm.HurryRequested())
+            child.fire(HurryRequested())

@@ -7,7 +7,7 @@ Policy only: no I/O, no clock, no tensors.  The step loop asks in this order, be
 1. `victim`: running sequences need one more block for their next token and the pool has none.
    The youngest gives its own up and is computed again later (preemption by recompute).
 2. `growth`: those who need a block get it.
-3. `admissions`: the line enters, as far as blocks reach.
+3. `admissions`: the queue enters, as far as blocks reach.
 4. `plan`: one budget of tokens, shared by decodes (first, so that running streams keep their pace)
    and chunks of prompts, in order of rank.
 
@@ -17,12 +17,12 @@ only overtake what came at most b seconds before it: nobody starves.
 
 **What admission promises.**  A prompt gets all its blocks when it enters, so a prompt that runs
 never waits for memory; only decoding grows.  A sequence that cannot be computed again here (its
-pictures' rows are gone once its prompt is computed) gets all blocks that it can ever need.  Then
+images' rows are gone once its prompt is computed) gets all blocks that it can ever need.  Then
 the oldest sequence always goes on: everybody who holds blocks either is younger and gives way, or
 ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F24).
 
-A prompt whose next picture is not here (`num_ready`) is passed over and keeps its place and blocks.
-So is one with few tokens before that picture, where a step costs as much for few tokens as for
+A prompt whose next image is not here (`num_ready`) is passed over and keeps its place and blocks.
+So is one with few tokens before that image, where a step costs as much for few tokens as for
 many (`min_partial_tokens`): a GPU that launches kernels longer than it computes.
 
 A step may be planned while one is under way.  So tokens count as computed when the step that does
@@ -58,14 +58,14 @@ class Entry:
     rank: float = 0.0
     max_tokens: int = 0  # reserved at admission, if more than `num_tokens`
     num_computed: int = 0  # or being computed, in steps that are under way
-    num_ready: int | None = None  # tokens that may be computed, if a picture or token lacks
+    num_ready: int | None = None  # tokens that may be computed, if an image or token lacks
     num_blocks: int = 0  # leased
     recomputable: bool = True  # may be preempted while it decodes
     reserves_only: bool = False  # wants blocks and no place in the batch: KV that will be received
     decoding: bool = False
     keys: Sequence[Key] = ()  # of the full blocks of `num_tokens`
     num_published: int = 0  # blocks that others can find
-    guesses: Sequence[int] = ()  # tokens that may follow: computed where there is room
+    drafts: Sequence[int] = ()  # tokens that may follow: computed where there is room
 
     @property
     def num_left(self) -> int:
@@ -89,7 +89,7 @@ class Admission(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Line:
+class _Queue:
     """Entries by rank, equal ranks in order of arrival."""
 
     order: list[tuple[float, int, str]] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Bounds:
     """Limits of a step; `max_running` is of its sequences, and of prompts that enter while so many
     run: KV that arrives has its blocks and enters all the same.
 
-    `min_partial_tokens`: what is ready of a prompt that lacks a picture is computed only if it is
+    `min_partial_tokens`: what is ready of a prompt that lacks an image is computed only if it is
     as much as that.
     """
 
@@ -141,8 +141,8 @@ class BatchScheduler:
         self._block_size = block_size
         self._bounds = bounds
         self._cost = cost
-        self._line = _Line()  # prompts
-        self._reservations = _Line()  # blocks for KV that will be received
+        self._queue = _Queue()  # prompts
+        self._reservations = _Queue()  # blocks for KV that will be received
         self._prefilling: dict[str, Entry] = {}
         self._decoding: dict[str, Entry] = {}
         self._first_decode = 0
@@ -150,7 +150,7 @@ class BatchScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._line.order) + len(self._reservations.order)
+        return len(self._queue.order) + len(self._reservations.order)
 
     @property
     def num_running(self) -> int:
@@ -158,7 +158,7 @@ class BatchScheduler:
 
     @property
     def has_spare_places(self) -> bool:
-        """Whether steps have room for guesses, beside all who run."""
+        """Whether steps have room for drafts, beside all who run."""
         return self.num_running < self._bounds.max_running
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -172,7 +172,7 @@ class BatchScheduler:
 
     def add(self, entry: Entry) -> None:
         """Join the line, to be computed (for the first time or again) or to receive KV."""
-        (self._reservations if entry.reserves_only else self._line).join(entry)
+        (self._reservations if entry.reserves_only else self._queue).join(entry)
 
     def add_decoding(self, entry: Entry) -> None:
         """Join the batch directly: its KV is there and its blocks are leased."""
@@ -181,19 +181,19 @@ class BatchScheduler:
         self._decoding[entry.key] = entry
 
     def get(self, key: str) -> Entry | None:
-        """The entry in the batch or in the line."""
+        """The entry in the batch or in the queue."""
         running = self._decoding.get(key) or self._prefilling.get(key)
-        return running or self._line.entries.get(key)
+        return running or self._queue.entries.get(key)
 
     def waits(self, key: str) -> bool:
-        """Whether it stands in the line of prompts, to be computed for the first time or again."""
-        return key in self._line.entries
+        """Whether it stands in the queue of prompts, to be computed for the first time or again."""
+        return key in self._queue.entries
 
     def remove(self, key: str) -> bool:
-        """Whether it stood in a line: who is behind it may enter now."""
+        """Whether it stood in a queue: who is behind it may enter now."""
         for running in (self._prefilling, self._decoding):
             running.pop(key, None)
-        waited = self._line.leave(key)
+        waited = self._queue.leave(key)
         return self._reservations.leave(key) or waited
 
     # --- memory -----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class BatchScheduler:
 
     def growth(self) -> Iterator[tuple[Entry, tuple[int, ...]]]:
         """Blocks for the next token of those who decode, the oldest first; then, while blocks are
-        not scarce, for guesses that do not fit.  Either is a block that they need soon anyway."""
+        not scarce, for drafts that do not fit.  Either is a block that they need soon anyway."""
         for entry in sorted(self._lacking(), key=attrgetter("rank")):
             blocks = self._pool.take(1)
             if blocks is None:
@@ -229,7 +229,7 @@ class BatchScheduler:
             entry.num_blocks += 1
             yield entry, blocks
         for entry in self._decoding.values():
-            if len(entry.guesses) <= self._room(entry):
+            if len(entry.drafts) <= self._room(entry):
                 continue
             if self._pool.num_free <= self._watermark:
                 return
@@ -250,7 +250,7 @@ class BatchScheduler:
             taken = self._pool.take_prefix(entry.keys[:usable], count, spare)
             if taken is None:
                 return
-            self._line.leave(entry.key)
+            self._queue.leave(entry.key)
             self._reservations.leave(entry.key)
             blocks, num_found = taken
             entry.num_blocks = count
@@ -260,7 +260,7 @@ class BatchScheduler:
             yield Admission(entry, blocks, entry.num_computed)
 
     def _next(self) -> Entry | None:
-        reserving, prompt = self._reservations.head(), self._line.head()
+        reserving, prompt = self._reservations.head(), self._queue.head()
         if prompt is None or not self._has_place():
             return reserving
         if reserving is None or prompt.rank < reserving.rank:
@@ -268,7 +268,7 @@ class BatchScheduler:
         return reserving
 
     def _has_place(self) -> bool:
-        """In the batch; who waits for a picture takes none."""
+        """In the batch; who waits for an image takes none."""
         max_running = self._bounds.max_running
         if self.num_running < max_running:
             return True
@@ -281,7 +281,7 @@ class BatchScheduler:
         """The next step: `(entry, number of tokens)`, decodes first, then prompts by rank.
 
         With more decodes than the step holds, the window rotates, so that none starves.  A decode
-        with more than one token is followed by so many of its guesses less one.
+        with more than one token is followed by so many of its drafts less one.
         """
         bounds = self._bounds
         prompts = [entry for entry in self._prefilling.values() if self._num_due(entry) > 0]
@@ -292,7 +292,7 @@ class BatchScheduler:
             kept = min(kept, sum(entry.num_left for entry in prompts))
             places = min(len(prompts), math.ceil((bounds.max_running - 1) * PROMPT_SHARE))
         decodes = self._decodes(min(bounds.max_step_tokens - kept, bounds.max_running - places))
-        step = self._with_guesses(decodes, bounds.max_step_tokens - kept - len(decodes))
+        step = self._with_drafts(decodes, bounds.max_step_tokens - kept - len(decodes))
         budget = bounds.max_step_tokens - sum(count for _, count in step)
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens(len(step)))
@@ -310,14 +310,14 @@ class BatchScheduler:
         enough = not is_partial or entry.num_left >= self._bounds.min_partial_tokens
         return entry.num_left if enough else 0
 
-    def _with_guesses(self, decodes: list[Entry], budget: int) -> list[tuple[Entry, int]]:
-        """Guesses take what is left of the decodes' share of the budget, and of the places in the
+    def _with_drafts(self, decodes: list[Entry], budget: int) -> list[tuple[Entry, int]]:
+        """Drafts take what is left of the decodes' share of the budget, and of the places in the
         batch: a step samples in no more places than it could without them, and where many decode
-        and a step is dear anyway, nobody guesses."""
+        and a step is dear anyway, nobody drafts."""
         spare = min(budget, self._bounds.max_running - self.num_running)
         step = []
         for entry in decodes:
-            count = max(0, min(len(entry.guesses), spare, self._room(entry)))
+            count = max(0, min(len(entry.drafts), spare, self._room(entry)))
             spare -= count
             step.append((entry, 1 + count))
         return step

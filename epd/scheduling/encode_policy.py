@@ -1,8 +1,8 @@
-"""Which encoder takes a picture, where neither rows nor load shall count: in turn, or by chance.
+"""Which encoder takes an image, where neither rows nor load shall count: in turn, or by chance.
 
-For comparison, and where every encoder finds every picture's rows in a storage that all share.  The
-default, `affinity` (`placement.py`), sends equal pictures to one encoder; under these two an equal
-picture may be encoded once by each.
+For comparison, and where every encoder finds every image's rows in a storage that all share.  The
+default, `affinity` (`placement.py`), sends equal images to one encoder; under these two an equal
+image may be encoded once by each.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from epd.scheduling.placement import Candidate, PickEncoder
 
 
 class RoundRobin:
-    """Each its turn, over all pictures of a gateway."""
+    """Each its turn, over all images of a gateway."""
 
     def __init__(self) -> None:
-        self._pictures = itertools.count()
+        self._images = itertools.count()
 
     def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
-        return encoders[next(self._pictures) % len(encoders)]
+        return encoders[next(self._images) % len(encoders)]
 
 
 class ByChance:
-    """Uniformly; `integer` draws, by number of the picture."""
+    """Uniformly; `integer` draws, by number of the image."""
 
     def __init__(self, integer: Callable[..., int]) -> None:
         self._integer = integer
-        self._pictures = itertools.count()
+        self._images = itertools.count()
 
     def __call__(self, encoders: Sequence[Candidate]) -> Candidate:
-        return encoders[self._integer("encode policy", next(self._pictures)) % len(encoders)]
+        return encoders[self._integer("encode policy", next(self._images)) % len(encoders)]
 
 
 def pick_encoder(policy: str, integer: Callable[..., int]) -> PickEncoder | None:

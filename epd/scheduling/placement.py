@@ -1,20 +1,20 @@
 """Placement: which instances serve an attempt.  Pure policy over the registry's view.
 
-A picture goes, in this order: to the encoder that an open attempt has sent it to and that has not
+An image goes, in this order: to the encoder that an open attempt has sent it to and that has not
 said yet that it holds the rows, whatever its load, for joining an encode costs nothing; to an
 encoder that holds its rows, unless that has more than `RESIDENT_BALANCE` times the mean load; to
 the prefill instance itself, if that can encode; else by bounded-load rendezvous hashing on
 `mm_hash` (Thaler and Ravishankar 1998; bounded loads: Mirrokni, Thorup, Zadimoghaddam 2016), so
-that equal pictures meet, but an encoder with more than `BALANCE` times the mean is passed over.
+that equal images meet, but an encoder with more than `BALANCE` times the mean is passed over.
 
-A prefill instance that reads the storage of encoders (`finds_rows`) serves a picture that is there
-itself, without an encoder; where there is no encoder it is asked for any picture.
+A prefill instance that reads the storage of encoders (`finds_rows`) serves an image that is there
+itself, without an encoder; where there is no encoder it is asked for any image.
 
 Prefill by load and by the prompt's beginning: an instance costs its open attempts, plus what it
 would have to compute, the share of the prompt that it does not hold times `_worth`.  So who holds
 all of it is chosen until it has so many attempts more than the least busy one, and passed from
 there on: a popular beginning spreads, and nobody waits for a cache.  Among instances that encode
-also by the pictures that they have; decode in the same way, equal ones by free KV blocks.  An
+also by the images that they have; decode in the same way, equal ones by free KV blocks.  An
 instance that can take the next stage itself is preferred when it is not busier than the others:
 the hop is then local, a reference and no copy.
 
@@ -22,7 +22,7 @@ A pair of instances that do not hear each other (one of them says so) is taken o
 other: the rest of the cluster may reach both, so neither is passed over as such.
 
 What is known of rows and prefixes may be stale.  That costs their computing, never an answer: only
-candidates are chosen, and the picture always travels with its request.
+candidates are chosen, and the image always travels with its request.
 
 Sources: the cost of Dynamo's KV router (overlap against load), the balance thresholds of SGLang's.
 """
@@ -40,7 +40,7 @@ from epd.scheduling.residency import Nowhere, Whereabouts
 
 BALANCE = 1.25
 RESIDENT_BALANCE = 2.0
-AFFINITY_SLACK = 1  # attempts more than the least busy prefill that pictures are worth
+AFFINITY_SLACK = 1  # attempts more than the least busy prefill that images are worth
 PREFIX_SLACK = 2.0  # attempts more than others have that a whole prefix is worth,
 PREFIX_BALANCE = 0.25  # and this share of the mean
 NOWHERE = Nowhere()
@@ -88,7 +88,7 @@ class Unplaceable:
     reason: str
 
 
-def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool) -> str:
+def lacking(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool) -> str:
     """Why these instances cannot serve, with the roles that none of them has; empty: they can.
 
     `finds`: rows may be in a storage that some of them read.
@@ -97,7 +97,7 @@ def lacking(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool) 
     roles = {role for info in infos for role in info.roles}
     if finds and any(info.finds_rows for info in infos):
         roles.add("encode")
-    needed = ("prefill", "decode", "encode") if with_pictures else ("prefill", "decode")
+    needed = ("prefill", "decode", "encode") if with_images else ("prefill", "decode")
     missing = [role for role in needed if role not in roles]
     return f"no healthy instance has the role {' or '.join(missing)}" if missing else ""
 
@@ -115,12 +115,12 @@ def place(
 ) -> Placement | Unplaceable:
     """Choose; instances in `avoid` (they just failed it) only if there is no other.
 
-    `finds`: False where storage was asked for these pictures and did not have them.  `at`: the
-    prefill instance that holds the prompt for it.  `pick` takes an encoder for each picture
+    `finds`: False where storage was asked for these images and did not have them.  `at`: the
+    prefill instance that holds the prompt for it.  `pick` takes an encoder for each image
     whatever is known of it (`encode_policy.py`).
     """
     infos = [c.info for c in candidates]
-    if reason := lacking(infos, with_pictures=bool(mm_hashes), finds=finds):
+    if reason := lacking(infos, with_images=bool(mm_hashes), finds=finds):
         return Unplaceable(reason)
     ordered = sorted(candidates, key=attrgetter("instance_id"))
     prefills = _prefer([c for c in ordered if "prefill" in c.roles], avoid)
@@ -186,7 +186,7 @@ def _decode_for(prefill: Candidate, decodes: list[Candidate], held: Shares) -> C
 def _prefill_for(
     mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts, held: Shares
 ) -> Candidate:
-    """The one that costs least, or one hardly more that has more of the pictures itself."""
+    """The one that costs least, or one hardly more that has more of the images itself."""
     costs = _costs(prefills, held)
     least = min(prefills, key=lambda c: (costs[c.instance_id], *_busyness(c)))
     has: Counter[str] = Counter()

@@ -4,7 +4,7 @@ A unit is free or leased; taking and giving back are the only operations, and th
 balance: giving back what is not leased raises, because it means that two owners believed in one
 unit, which is the fault that corrupts memory silently (faults F3, F7).
 
-`LeaseQueue` is the fair line in front of a pool.  Whoever does not fit waits in order of arrival;
+`LeaseQueue` is the fair queue in front of a pool.  Whoever does not fit waits in order of arrival;
 a peer over its quota is passed over, so that one dead encoder's rooms cannot starve the living
 (fault F41).
 """
@@ -84,7 +84,7 @@ class LeaseQueue:
         self._waiting.pop(key, None)
 
     def wanted(self) -> int:
-        """Units that the first of the line lacks: what eviction should aim for."""
+        """Units that the first of the queue lacks: what eviction should aim for."""
         for lease in self._waiting.values():
             if self._within_quota(lease):
                 return max(0, lease.count - self._pool.num_free)
@@ -137,11 +137,11 @@ class LeaseQueue:
 class Budget:
     """Promises of memory to requests, all or nothing, first come first served (fault F24).
 
-    A request that needs several pictures at once must not hold some and wait for others that a
-    second one holds: it waits in line until all its slots are promised.  Resident rows that nobody
-    references are outside the budget; they are evicted when a promise is called in.  Slots of a
-    peer that is lost, or does not answer, cannot be promised until it is fenced: who needs more
-    than what is left is passed over meanwhile.
+    A request that needs several images at once must not hold some and wait for others that a
+    second one holds: it waits in a queue until all its slots are promised.  Resident rows that
+    nobody references are outside the budget; they are evicted when a promise is called in.  Slots
+    of a peer that is lost, or does not answer, cannot be promised until it is fenced: who needs
+    more than what is left is passed over meanwhile.
     """
 
     def __init__(self, size: int) -> None:

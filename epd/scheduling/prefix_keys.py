@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 The KV of a token depends on every token and every embedding row before it, and on rope positions,
 which follow from both.  So the key of a block is a hash of the key of the block before it, of its
-own token ids, and of each picture that has rows in it: its `mm_hash` (content, processor, model,
-tenant) and where it begins, counted from the block's first token.  Two pictures of one size have
-the same placeholders and never the same key; nor has one picture in two places.
+own token ids, and of each image that has rows in it: its `mm_hash` (content, processor, model,
+tenant) and where it begins, counted from the block's first token.  Two images of one size have
+the same placeholders and never the same key; nor has one image in two places.
 
 The first key also depends on the scope of who asks (`epd/api/identity.py`).  So under
 `cache_scope` "tenant" two tenants never share a block, whatever they say: neither can learn from
@@ -30,7 +30,7 @@ DIGEST_NBYTES = 16
 
 
 class Placed(Protocol):
-    """A picture or video in a text: its content, where its rows begin, and where they end."""
+    """An image or video in a text: its content, where its rows begin, and where they end."""
 
     @property
     def mm_hash(self) -> str: ...
@@ -46,7 +46,7 @@ class PrefixKeys:
     __slots__ = ("_block_size", "_items", "_scope", "keys")
 
     def __init__(self, block_size: int, items: Sequence[Placed], scope: str) -> None:
-        """`items`: the text's pictures in order of their offsets; `scope`: of who asks."""
+        """`items`: the text's images in order of their offsets; `scope`: of who asks."""
         self._scope = scope
         self._block_size = block_size
         self._items = items

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 An instance that has computed, or received, a prompt keeps its KV blocks until it needs the memory
 (`block_pool.py`).  The gateway is not told when; it remembers, for each life of an instance, the
-keys of the blocks that it has sent there (`prefix_keys.py`: texts and pictures), as many as the
+keys of the blocks that it has sent there (`prefix_keys.py`: texts and images), as many as the
 instance has blocks, and forgets in the order in which the instance does: what was not used for
 the longest first, the end of a text before its beginning.
 

@@ -9,7 +9,7 @@ number is applied; a number that is not above the last one is a copy and is drop
 number is a gap, and a full batch is asked for.  Heartbeats carry the last number, so that the loss
 of the very last batch is noticed as well.
 
-The index is a hint.  An encode request always carries its picture, so the worst that a stale entry
+The index is a hint.  An encode request always carries its image, so the worst that a stale entry
 can do is send it where it has to be encoded again.  Everything is bounded: an encoder tells of its
 `MAX_TRACKED` youngest hashes, and what it does not tell of is merely not found.
 
@@ -28,7 +28,7 @@ MAX_BATCH = 1024  # changes in one batch; more of them go as a full one
 
 
 class Whereabouts(Protocol):
-    """What placement may know of a picture."""
+    """What placement may know of an image."""
 
     def in_flight(self, mm_hash: str) -> Iterable[str]:
         """Encoders to which an open attempt has sent it, the first one first."""
@@ -203,7 +203,7 @@ class CacheIndex:
 
 
 class Flights:
-    """Which encoder each open attempt has sent its pictures to."""
+    """Which encoder each open attempt has sent its images to."""
 
     def __init__(self) -> None:
         self._sent: dict[str, tuple[tuple[str, str], ...]] = {}  # by attempt: (hash, encoder)
@@ -217,7 +217,7 @@ class Flights:
         return tuple(dict.fromkeys(self._by_hash.get(mm_hash, {}).values()))
 
     def begin(self, key: str, pairs: Iterable[tuple[str, str]]) -> None:
-        """`pairs`: hash and encoder of every picture of the attempt `key`."""
+        """`pairs`: hash and encoder of every image of the attempt `key`."""
         self._sent[key] = tuple(pairs)
         for mm_hash, encoder in self._sent[key]:
             self._by_hash.setdefault(mm_hash, {})[key] = encoder

@@ -1,17 +1,17 @@
 """How registered memory is cut into slots for embedding rows.
 
-A slot holds whole rows, so that a picture's rows may lie in any slots in any order; by default as
-many as `DEFAULT_ROWS`: few enough that a small picture wastes little, many enough that a large one
+A slot holds whole rows, so that an image's rows may lie in any slots in any order; by default as
+many as `DEFAULT_ROWS`: few enough that a small image wastes little, many enough that a large one
 needs few copies.
 
 Sizes that are not configured follow from the model, since rows differ in width by a factor of
-twenty: a pool that is right for one model holds no picture of another.
+twenty: a pool that is right for one model holds no image of another.
 """
 
 from __future__ import annotations
 
 DEFAULT_ROWS = 64
-POOL_ROWS = 8192  # of a receive pool: four pictures of 1920x1080
+POOL_ROWS = 8192  # of a receive pool: four images of 1920x1080
 CACHE_ROWS = 16384  # of an encoder's device tier
 
 

@@ -1,18 +1,18 @@
-"""Speculative decoding by prompt lookup: guess what comes next from what the text said before.
+"""Speculative decoding by prompt lookup: draft what comes next from what the text said before.
 
 Theory of operation
 -------------------
 Answers repeat: names, quoted passages, code that is edited, tables.  So the last few tokens of a
-text are looked for earlier in it, prompt and answer alike, and what followed them there is a guess
-of what follows now.  A guess costs no model.  The step that computes the last token computes the
-guesses behind it as well, and samples behind each of them: as long as the sampled token equals the
-guess, the next one counts too (`engine.base.verify`).  Tokens are those of the target model by
+text are looked for earlier in it, prompt and answer alike, and what followed them there is a draft
+of what follows now.  A draft costs no model.  The step that computes the last token computes the
+drafts behind it as well, and samples behind each of them: as long as the sampled token equals the
+draft, the next one counts too (`engine.base.verify`).  Tokens are those of the target model by
 construction, drawn with their own numbers of their own seed: speculation never changes an answer,
 greedy or sampled.
 
 The longest suffix of `longest` to `shortest` tokens that occurred before wins, and of its places
-the most recent one.  Where the text ends before there are enough guesses, the copy goes on with the
-guesses themselves, as in LZ77: a text that repeats with a short period is guessed to any length.
+the most recent one.  Where the text ends before there are enough drafts, the copy goes on with the
+drafts themselves, as in LZ77: a text that repeats with a short period is drafted to any length.
 
 `_after` knows for each n-gram where what followed it most recently stands.  The suffix itself has
 no successor yet, so it is not in there: each new token adds one entry for each length, and a
@@ -29,14 +29,14 @@ MAX_READ = 4096  # tokens that one call takes in: a long prompt must not hold up
 
 
 class PromptLookup:
-    """Guesses for one text that grows."""
+    """Drafts for one text that grows."""
 
     __slots__ = ("_after", "_longest", "_never", "_shortest", "_tokens")
 
     def __init__(self, shortest: int, longest: int, never: Container[int] = ()) -> None:
         """Suffixes of `shortest` to `longest` tokens are looked for.
 
-        `never`: tokens that are not guessed, such as placeholders, whose rows are not text.
+        `never`: tokens that are not drafted, such as placeholders, whose rows are not text.
         """
         self._shortest = shortest
         self._longest = longest
@@ -44,7 +44,7 @@ class PromptLookup:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
 
-    def guess(
+    def draft(
         self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int, limit: int
     ) -> tuple[int, ...]:
         """At most `limit` tokens that may follow the text's `num_tokens`, whose ids
@@ -69,11 +69,11 @@ class PromptLookup:
                 break
         else:
             return ()
-        guesses: list[int] = []
+        drafts: list[int] = []
         for n in range(limit):
             place = at + n - len(text)
-            token = text[at + n] if place < 0 else guesses[place]
+            token = text[at + n] if place < 0 else drafts[place]
             if token in self._never:
                 break
-            guesses.append(token)
-        return tuple(guesses)
+            drafts.append(token)
+        return tuple(drafts)

@@ -1,12 +1,12 @@
-"""Vision batches: pictures in order of arrival, which is that of (request, item), under a budget of
+"""Vision batches: images in order of arrival, which is that of (request, item), under a budget of
 patches.
 
-Which thread was faster does not matter: of the pictures that are prepared when a batch begins, the
-oldest go.  One that is still being prepared is passed over and keeps its place, so a slow picture
-holds up nobody.  A picture larger than the budget goes alone; it never blocks the line.
+Which thread was faster does not matter: of the images that are prepared when a batch begins, the
+oldest go.  One that is still being prepared is passed over and keeps its place, so a slow image
+holds up nobody.  An image larger than the budget goes alone; it never blocks the queue.
 
 While a batch is under way, the next may be queued behind it, so that the device goes from one to
-the other at once.  It must be half full then: a batch of few pictures costs nearly as much as one
+the other at once.  It must be half full then: a batch of few images costs nearly as much as one
 of many, and those that come meanwhile could have gone along.
 """
 

@@ -10,7 +10,7 @@ from epd.messages import Message
 
 
 class Challenge(Message, frozen=True):
-    """First word of a listener."""
+    """First message of a listener."""
 
     nonce: bytes
 

@@ -9,7 +9,7 @@ at start 90 s.
 
 So nothing is believed.  A value carries the header of a file of ours (`whole_file`): its note, its
 length and a CRC-32, all compared on every read; what differs is removed and counts as a miss, and
-the picture is encoded again.  The size is asked first, which does tell why there is none.  After a
+the image is encoded again.  The size is asked first, which does tell why there is none.  After a
 failure that is not a miss the store is left alone for `REST_S`: misses, at once.  Keys are content
 hashes, so two writers of one key write the same (fault F32).
 
@@ -101,7 +101,7 @@ class MooncakeStore:
         return time.monotonic() < self._rests_until_s
 
     def _judge(self, code: int) -> None:
-        """Codes of -800 and below say that a word or its bytes did not arrive."""
+        """Codes of -800 and below say that a message or its bytes did not arrive."""
         if code <= -800:
             self._rests_until_s = time.monotonic() + REST_S
 

@@ -35,7 +35,7 @@ from epd.transport.region import Piece, SlotRegion, WriteRefused, check_shape, r
 from epd.transport.wire import Wire, WireLost
 
 STALL_TIMEOUT_S = 10.0  # the peer takes no byte
-ANSWER_TIMEOUT_S = 30.0  # after the last byte: what was before it in line, and the checksum
+ANSWER_TIMEOUT_S = 30.0  # after the last byte: what was before it in the queue, and the checksum
 
 
 class TcpTransferEngine(HostEngine):

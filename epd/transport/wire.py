@@ -193,9 +193,9 @@ class Wire(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
 
-    def hang_up(self, last_word: Message) -> None:
+    def hang_up(self, last_message: Message) -> None:
         """Say one thing more and close; nothing that comes in counts."""
-        self.post(last_word)
+        self.post(last_message)
         self._severed = True
         if self._transport is not None:
             self._transport.close()

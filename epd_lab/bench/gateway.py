@@ -33,8 +33,8 @@ from epd.config import (
 )
 from epd.tiny import CHECKPOINT
 from epd_lab.bench.gateway_process import Spec
+from epd_lab.bench.image import noise_png
 from epd_lab.bench.load import Load, Result, post
-from epd_lab.bench.picture import noise_png
 
 HOST = "127.0.0.1"
 PATH = "/v1/chat/completions"
@@ -144,8 +144,8 @@ def text_request(port: int, max_tokens: int, *, stream: bool = False) -> bytes:
     return post(PATH, f"{HOST}:{port}", json.dumps(body).encode())
 
 
-def image_request(port: int, picture: bytes) -> bytes:
-    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+def image_request(port: int, image: bytes) -> bytes:
+    url = "data:image/png;base64," + base64.b64encode(image).decode()
     content = [
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "What does the image say?"},
@@ -230,7 +230,7 @@ def table(figures: dict[str, Any]) -> str:
     rows = [
         ("echo by the same server", f"{rate['echo']:10.0f} req/s"),
         ("text, one token", f"{rate['text']:10.0f} req/s"),
-        ("a 200 KB picture, one token", f"{rate['image_200kb']:10.0f} req/s"),
+        ("a 200 KB image, one token", f"{rate['image_200kb']:10.0f} req/s"),
         ("streamed tokens", f"{figures['stream_tokens_per_s']:10.0f} tokens/s"),
         ("added latency, p50", f"{added['p50']:10.3f} ms"),
         ("added latency, p99", f"{added['p99']:10.3f} ms"),

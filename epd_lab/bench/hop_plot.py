@@ -1,4 +1,4 @@
-"""The figures of `epd bench hop` as a picture: latency of one item, and throughput, by size."""
+"""The figures of `epd bench hop` as an image: latency of one item, and throughput, by size."""
 
 from __future__ import annotations
 

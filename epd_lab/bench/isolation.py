@@ -1,7 +1,7 @@
-"""`epd bench isolation`: what bursts of pictures cost people who only read text.
+"""`epd bench isolation`: what bursts of images cost people who only read text.
 
 Sixteen users stream text all the time, and a short text request is sent now and then; in every
-second phase bursts of requests with four pictures each come on top.  What counts is how much
+second phase bursts of requests with four images each come on top.  What counts is how much
 longer the gaps between tokens (p99 of ITL) and the first tokens of text (TTFT) become.  Phases
 with and without bursts alternate within one run of one cluster, each pair gives its own ratio, and
 the median of the ratios is told: a machine that slows down in between slows both.
@@ -70,17 +70,17 @@ class Phase:
         """Milliseconds, and counts."""
         gaps = [gap for sample in self.users if not sample.error for gap in sample.gaps_s]
         first = [sample.ttft_s for sample in self.probes if not sample.error]
-        pictures = [sample.ttft_s for sample in self.bursts if not sample.error]
+        images = [sample.ttft_s for sample in self.bursts if not sample.error]
         return {
             "itl_ms_p50": 1e3 * percentile(gaps, 50),
             "itl_ms_p99": 1e3 * percentile(gaps, 99),
             "ttft_ms_p50": 1e3 * percentile(first, 50),
             "ttft_ms_mean": 1e3 * statistics.fmean(first) if first else 0.0,
             "ttft_ms_p99": 1e3 * percentile(first, 99),
-            "burst_ttft_ms_p50": 1e3 * percentile(pictures, 50),
+            "burst_ttft_ms_p50": 1e3 * percentile(images, 50),
             "gaps": len(gaps),
             "texts": len(first),
-            "burst_requests": len(pictures),
+            "burst_requests": len(images),
         }
 
     @property
@@ -181,10 +181,10 @@ async def _phase(
 
 
 def _waves(load: Load, wording: Wording, name: str) -> list[list[bytes]]:
-    """Bodies of the bursts, each with pictures of its own."""
+    """Bodies of the bursts, each with images of its own."""
     count = round((load.phase_s + LAST_ANSWERS_S) / load.burst_every_s)
     stream = Stream(name, load.burst, Closed(1), count * load.burst_size)
-    serial = crc32(name.encode())  # numbers the pictures: no cache has seen them
+    serial = crc32(name.encode())  # numbers the images: no cache has seen them
     made = bodies(Workload(name, (stream,)), stream, wording, serial, lambda n: None)
     size = load.burst_size
     return [made[n : n + size] for n in range(0, len(made), size)]

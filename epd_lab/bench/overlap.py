@@ -1,10 +1,10 @@
-"""`epd bench overlap`: whether pictures are encoded while the prompt is being computed.
+"""`epd bench overlap`: whether images are encoded while the prompt is being computed.
 
-One request at a time on idle instances: a long text and four pictures that no cache has seen.  Its
+One request at a time on idle instances: a long text and four images that no cache has seen.  Its
 time to first token is compared with the longer of its two paths, each taken alone: the *encode
-path* is the time until the rows of four new pictures lie at prefill, and the *prefill path* the
+path* is the time until the rows of four new images lie at prefill, and the *prefill path* the
 time to the first token of a text with as many tokens.  A server that does one after the other needs
-their sum.  Where the pictures stand matters, as nothing behind a picture can be computed before its
+their sum.  Where the images stand matters, as nothing behind an image can be computed before its
 rows have come, so three places are measured.
 """
 
@@ -22,7 +22,7 @@ from epd.cli.plan import Plan as ClusterPlan
 from epd.cli.supervisor import running
 from epd_lab.bench.isolation import REQUEST_TIMEOUT_S
 from epd_lab.bench.openai_load import Sample, Server, ServerError, connected
-from epd_lab.bench.workload import Wording, chat_body, picture_url
+from epd_lab.bench.workload import Wording, chat_body, image_url
 
 PLACES = ("behind the text", "spread over it", "in front of it")
 
@@ -35,13 +35,13 @@ class Plan:
     cluster: Callable[[str], ClusterPlan]
     repeats: int = 5
     text_tokens: int = 2000
-    pictures: int = 4
+    images: int = 4
     size: tuple[int, int] = (256, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Pictures in one place; medians of the repeats, milliseconds."""
+    """Images in one place; medians of the repeats, milliseconds."""
 
     topology: str
     place: str
@@ -84,7 +84,7 @@ class Round:
 
 
 class _Asker:
-    """Makes requests whose texts and pictures are all new."""
+    """Makes requests whose texts and images are all new."""
 
     def __init__(self, server: Server, wording: Wording, plan: Plan) -> None:
         self._server, self._wording, self._plan = server, wording, plan
@@ -92,30 +92,30 @@ class _Asker:
 
     async def round(self, place: str) -> Round:
         plan = self._plan
-        pictures = await self._ask(self._parts("in front of it", 16))
+        images = await self._ask(self._parts("in front of it", 16))
         whole = await self._ask(self._parts(place, plan.text_tokens))
         num_text = whole.prompt_tokens
         prompt = await self._ask([self._text(num_text)])
-        return Round(num_text, _rows_at_prefill_s(pictures), prompt.ttft_s, whole.ttft_s)
+        return Round(num_text, _rows_at_prefill_s(images), prompt.ttft_s, whole.ttft_s)
 
     def _parts(self, place: str, num_text: int) -> list[dict[str, Any]]:
-        count = self._plan.pictures
-        pictures = [self._picture() for _ in range(count)]
+        count = self._plan.images
+        images = [self._image() for _ in range(count)]
         if place == "behind the text":
-            return [self._text(num_text), *pictures]
+            return [self._text(num_text), *images]
         if place == "in front of it":
-            return [*pictures, self._text(num_text)]
+            return [*images, self._text(num_text)]
         texts = [self._text(num_text // count) for _ in range(count)]
-        return [part for pair in zip(texts, pictures, strict=True) for part in pair]
+        return [part for pair in zip(texts, images, strict=True) for part in pair]
 
     def _text(self, num_tokens: int) -> dict[str, Any]:
         self._serial += 1
         text = self._wording.text(num_tokens, f"overlap {self._serial} {time.time_ns()}")
         return {"type": "text", "text": text}
 
-    def _picture(self) -> dict[str, Any]:
+    def _image(self) -> dict[str, Any]:
         self._serial += 1
-        url = picture_url(self._plan.size, time.time_ns() % 1_000_000_000 + self._serial)
+        url = image_url(self._plan.size, time.time_ns() % 1_000_000_000 + self._serial)
         return {"type": "image_url", "image_url": {"url": url}}
 
     async def _ask(self, parts: list[dict[str, Any]]) -> Sample:
@@ -128,14 +128,14 @@ class _Asker:
 
 
 def _rows_at_prefill_s(sample: Sample) -> float:
-    """When the last picture's rows had been written, by the encoders' own account."""
+    """When the last image's rows had been written, by the encoders' own account."""
     done: list[float] = [
         event["t_ms"]
         for event in sample.timeline
         if event["machine"].startswith("OUTGOING@e") and event["state"] == "WRITTEN"
     ]
     if not done:
-        raise ServerError("the timeline tells of no picture; give a topology with encoders: 1e1p1d")
+        raise ServerError("the timeline tells of no image; give a topology with encoders: 1e1p1d")
     return max(done) / 1e3
 
 
@@ -158,7 +158,7 @@ def _row(topology: str, place: str, rounds: Sequence[Round]) -> Row:
 # --- for people -----------------------------------------------------------------------------------
 
 HEAD = (
-    "| topology | pictures | prompt tokens | encode path alone ms | prefill path alone ms | "
+    "| topology | images | prompt tokens | encode path alone ms | prefill path alone ms | "
     "both: TTFT ms | by the longer path | sum of both ms |\n|---|---|---|---|---|---|---|---|"
 )
 

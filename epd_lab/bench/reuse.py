@@ -1,8 +1,8 @@
-"""`epd bench reuse`: pictures seen before, over each transport: how many encodes, and the TTFT.
+"""`epd bench reuse`: images seen before, over each transport: how many encodes, and the TTFT.
 
 The workload of the published report on a mooncake connector for encoder caches: 400 text tokens and
-three pictures of 560 x 560, of which a share was sent before.  A topology of the bundled model is
-started per transport, and each share gets pictures of its own.  Every picture has to be encoded
+three images of 560 x 560, of which a share was sent before.  A topology of the bundled model is
+started per transport, and each share gets images of its own.  Every image has to be encoded
 once in the cluster, however often and however close together it is sent; any other number fails.
 """
 
@@ -23,7 +23,7 @@ from epd.cli.plan import Plan as ClusterPlan
 from epd.cli.supervisor import running
 from epd_lab.bench.machine import describe, sentence
 from epd_lab.bench.openai_load import Sample, Server, connected, send_all
-from epd_lab.bench.workload import Closed, Shape, Stream, Wording, Workload, bodies, picture_numbers
+from epd_lab.bench.workload import Closed, Shape, Stream, Wording, Workload, bodies, image_numbers
 
 OUTPUT_TOKENS = 8
 COUNTED = "epd_encodes_total"
@@ -48,7 +48,7 @@ class Row:
 
     transport: str
     reuse: float
-    pictures: int
+    images: int
     distinct: int
     encodes: int
     ttft_ms: dict[str, float]
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Each picture was encoded exactly once, and every request was answered."""
+        """Each image was encoded exactly once, and every request was answered."""
         return self.encodes == self.distinct and not self.failed
 
 
@@ -87,13 +87,13 @@ async def _one(
     *,
     warm_up: bool = False,
 ) -> Row:
-    """One share; `turn` makes its pictures unlike those of the others."""
+    """One share; `turn` makes its images unlike those of the others."""
     count = 4 if warm_up else plan.requests
     shape = Shape(400, OUTPUT_TOKENS, images=3, repeated=share)
     stream = Stream("reuse", shape, Closed(plan.concurrency), count)
     workload = Workload("reuse", (stream,))
     requests = await asyncio.to_thread(bodies, workload, stream, wording, turn + 1, lambda n: None)
-    numbers = [number for wanted in picture_numbers(stream, turn + 1) for number in wanted]
+    numbers = [number for wanted in image_numbers(stream, turn + 1) for number in wanted]
     before = await _encodes(server)
     samples = await send_all(
         server, requests, stream.arrival, time.perf_counter(), lambda sample: None
@@ -138,7 +138,7 @@ def _ttft_ms(samples: Sequence[Sample]) -> dict[str, float]:
 def table(rows: Sequence[Row]) -> str:
     """Markdown, TTFT in milliseconds."""
     head = [
-        "| Transport | Reused | Pictures | Distinct | Encodes | TTFT p50 | p90 | p99 | Failed |",
+        "| Transport | Reused | Images | Distinct | Encodes | TTFT p50 | p90 | p99 | Failed |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *map(_line, rows)])
@@ -147,13 +147,13 @@ def table(rows: Sequence[Row]) -> str:
 def _line(row: Row) -> str:
     times = " | ".join(f"{row.ttft_ms.get(name, 0):.0f}" for name in ("p50", "p90", "p99"))
     return (
-        f"| {row.transport} | {row.reuse:.0%} | {row.pictures} | {row.distinct} | {row.encodes} | "
+        f"| {row.transport} | {row.reuse:.0%} | {row.images} | {row.distinct} | {row.encodes} | "
         f"{times} | {row.failed} |"
     )
 
 
 def run(plan: Plan, *, as_json: bool, save: Path | None) -> int:
-    """Measure and print; 1 if a picture was not encoded exactly once."""
+    """Measure and print; 1 if an image was not encoded exactly once."""
     machine = describe()
     rows = asyncio.run(measure(plan))
     found: dict[str, Any] = {"machine": machine, "rows": [asdict(row) for row in rows]}
@@ -162,6 +162,6 @@ def run(plan: Plan, *, as_json: bool, save: Path | None) -> int:
     print(json.dumps(found) if as_json else f"{table(rows)}\n\n{sentence(machine)}")
     wrong = [row for row in rows if not row.holds]
     for row in wrong:
-        said = "; ".join(row.errors) or "not one encode per picture"
+        said = "; ".join(row.errors) or "not one encode per image"
         print(f"{_line(row)} {said}", file=sys.stderr)
     return 1 if wrong else 0

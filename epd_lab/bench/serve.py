@@ -2,7 +2,7 @@
 
 A server is an URL, or a topology that is started for the measurement and stopped after it.  Servers
 are measured one after another on the same requests; each workload's figures are medians of several
-repeats, each with new pictures.
+repeats, each with new images.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def run(plan: Plan, *, as_json: bool, save: Path | None, plot: Path | None) -> int:
-    """Measure and print; `save` keeps the JSON, `plot` a picture of it."""
+    """Measure and print; `save` keeps the JSON, `plot` an image of it."""
     found = asyncio.run(measure(plan))
     text = json.dumps(found, indent=2)
     if save is not None:

@@ -1,4 +1,4 @@
-"""The figures of `epd bench serve` as a picture: a bar per server, a column per figure.
+"""The figures of `epd bench serve` as an image: a bar per server, a column per figure.
 
 Bars of one workload and one column are to scale; the longest of them fills the column.
 """

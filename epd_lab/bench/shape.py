@@ -51,7 +51,7 @@ _VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [5, 11, 17],
 }
-_PICTURES = {
+_IMAGES = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
     "patch_size": 16,
@@ -74,7 +74,7 @@ def write(directory: Path, bundled: Path) -> Path:
     taken = set(words.values())
     words.update({f"Ġw{i}": i for i in range(VOCABULARY) if i not in taken})
     _write(directory / "tokenizer.json", tokenizer)
-    _write(directory / "preprocessor_config.json", _PICTURES)
+    _write(directory / "preprocessor_config.json", _IMAGES)
     own = json.loads((bundled / "config.json").read_text())
     special = {key: value for key, value in own.items() if key.endswith("_token_id")}
     end = own["text_config"].get("eos_token_id")

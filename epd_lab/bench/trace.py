@@ -1,6 +1,6 @@
 """Timelines of requests as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
 
-One process per request, one track per machine (the request at the gateway, its pictures' encodings,
+One process per request, one track per machine (the request at the gateway, its images' encodings,
 its transfers, its life at prefill and at decode, the chunks of its prompt), one slice per state.
 Times are those of the server's timeline, laid from the moment at which the client sent the request.
 """

@@ -21,20 +21,20 @@ SPARE_CPUS = 2  # for the gateway and the load itself
 
 ISOLATION = """\
 Sixteen users stream text, and short text requests come now and then, without and with bursts of
-requests with four pictures each: p99 of the time between tokens, and the time to first token of
+requests with four images each: p99 of the time between tokens, and the time to first token of
 text. Phases alternate; ratios are medians of the repeats. Each instance gets CPUs of its own where
 there are enough (--cpus-per-instance), and the table says if it does not. About three minutes.
 """
 OVERLAP = """\
-A long text with four pictures, one request at a time: its time to first token, by the longer of the
-two paths that lead there (encoding the pictures, computing the prompt), each measured alone. One
+A long text with four images, one request at a time: its time to first token, by the longer of the
+two paths that lead there (encoding the images, computing the prompt), each measured alone. One
 thread for each instance, so that both paths take long enough to be told apart. A minute.
 """
 
 
 def add_to(kinds: Any) -> None:
     """Add both parsers; `kinds` is argparse's action of subparsers."""
-    isolation = kinds.add_parser("isolation", help="text beside pictures", description=ISOLATION)
+    isolation = kinds.add_parser("isolation", help="text beside images", description=ISOLATION)
     isolation.add_argument(
         "--topologies", default="1e1p1d,1epd,2epd", metavar="NAMES",
         help="with commas, default 1e1p1d,1epd,2epd",

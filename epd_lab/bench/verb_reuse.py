@@ -11,20 +11,20 @@ from epd.cli.parser import UsageError
 if TYPE_CHECKING:
     from epd.cli.plan import Plan as ClusterPlan
 
-CACHE_NBYTES = 512 << 20  # 300 pictures of 256 rows of 3 KB: what was evicted would count twice
+CACHE_NBYTES = 512 << 20  # 300 images of 256 rows of 3 KB: what was evicted would count twice
 
 DESCRIPTION = """\
-Pictures that were sent before, over each transport: 100 requests of 400 text tokens and three
-pictures of 560x560, of which 0, 50 and 90 % repeat. Starts a topology of the bundled model per
-transport (it makes 256 rows of such a picture, by reducing it to 65,536 pixels), counts encodes,
-which must equal the distinct pictures exactly, and prints the time to first token.
-Exit status 1 if a picture was not encoded exactly once.
+Images that were sent before, over each transport: 100 requests of 400 text tokens and three
+images of 560x560, of which 0, 50 and 90 % repeat. Starts a topology of the bundled model per
+transport (it makes 256 rows of such an image, by reducing it to 65,536 pixels), counts encodes,
+which must equal the distinct images exactly, and prints the time to first token.
+Exit status 1 if an image was not encoded exactly once.
 """
 
 
 def add_to(kinds: Any) -> None:
     """Add the parser; `kinds` is argparse's action of subparsers."""
-    parser = kinds.add_parser("reuse", help="pictures seen before", description=DESCRIPTION)
+    parser = kinds.add_parser("reuse", help="images seen before", description=DESCRIPTION)
     parser.add_argument(
         "--transports", default="shm,mooncake,file", metavar="NAMES",
         help="with commas, default shm,mooncake,file",

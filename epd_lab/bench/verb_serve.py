@@ -21,11 +21,11 @@ to first token, between chunks (ITL), per later token (TPOT), end to end, in mil
 all percentiles and, of epd's servers, the time in each state of each stage.
 Of several servers each is divided by the first. A server that wants a key gets EPD_API_KEY.
 
-workloads (text tokens in / out, pictures; unique noise, so that nothing is compressible or cached):
+workloads (text tokens in / out, images; unique noise, so that nothing is compressible or cached):
   text      1024/256, 64 users            3x560     400/128, three of 560x560, 32 users
   3x560-c1  the same, one user            1x1080p   64/64, one of 1920x1080, 32 users
   4x1080p   1024/64, four, 16 users       mixed     16 people chat, bursts of 8 x four 1080p
-  reuse-0 -20 -50 -90  3x560 with that percentage of pictures sent before
+  reuse-0 -20 -50 -90  3x560 with that percentage of images sent before
   small     64/24, one of 112x112, 4 users: for the bundled model
   FILE      one chat-completions body per line
 """

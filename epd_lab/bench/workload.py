@@ -3,10 +3,10 @@
 The named workloads are those that vLLM's `bench serve` publishes for vision-language models
 (`random-mm`): random words, and unique JPEGs of noise, which no codec can shrink and no cache has
 seen.  `mixed` is the case for which stages are separated: people who chat, and bursts of heavy
-pictures.  `reuse-50` repeats half of its pictures.
+images.  `reuse-50` repeats half of its images.
 
 Bodies are made before the clock starts.  Everything is drawn from keys, so that two servers get the
-same requests and no repeat finds its pictures in a cache.
+same requests and no repeat finds its images in a cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Shape:
     output_tokens: int
     images: int = 0
     size: tuple[int, int] = (560, 560)
-    repeated: float = 0.0  # share of pictures that were sent before
+    repeated: float = 0.0  # share of images that were sent before
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ def noise_jpeg(size: tuple[int, int], number: int) -> bytes:
     return out.getvalue()
 
 
-def picture_numbers(stream: Stream, repeat: int) -> list[list[int]]:
-    """Per request the numbers of its pictures: new ones, or (`repeated`) ones sent before.
+def image_numbers(stream: Stream, repeat: int) -> list[list[int]]:
+    """Per request the numbers of its images: new ones, or (`repeated`) ones sent before.
 
     No two streams have any in common, or the second one would find its prompts' beginnings in the
     prefix cache of the server that has answered the first.
@@ -203,11 +203,11 @@ def bodies(
     if workload.file is not None:
         lines = [line for line in workload.file.read_text().splitlines() if line.strip()]
         return [json.dumps(json.loads(line) | _STREAMED).encode() for line in lines[: stream.count]]
-    numbers = picture_numbers(stream, repeat)
+    numbers = image_numbers(stream, repeat)
     shape, found = stream.shape, []
     with ThreadPoolExecutor() as pool:  # PIL lets go of the interpreter
         for index, urls in enumerate(
-            pool.map(lambda wanted: [picture_url(shape.size, number) for number in wanted], numbers)
+            pool.map(lambda wanted: [image_url(shape.size, number) for number in wanted], numbers)
         ):
             text = wording.text(shape.text_tokens, f"{stream.name} {repeat} {index}")
             found.append(chat_body(text, urls, shape.output_tokens))
@@ -234,6 +234,6 @@ def chat_body(text: str, image_urls: list[str], output_tokens: int) -> bytes:
     return json.dumps(body).encode()
 
 
-def picture_url(size: tuple[int, int], number: int) -> str:
-    """A picture of noise as a data URL."""
+def image_url(size: tuple[int, int], number: int) -> str:
+    """An image of noise as a data URL."""
     return "data:image/jpeg;base64," + base64.b64encode(noise_jpeg(size, number)).decode()

@@ -23,7 +23,7 @@ Each object of `epd` that has a life has a state machine, and its table is the o
 life is decided. These pages are written from the tables by `python -m epd diagrams`;
 `python -m epd diagrams --check` fails when they are stale.
 
-**A picture.** States stand one below the other. To the right of each are its exits: the events that
+**An image.** States stand one below the other. To the right of each are its exits: the events that
 lead out, on a line in the colour of the target; the line meets the target's rail and ends in an
 arrow at its box. A double border is a terminal state. A dashed border is a state that time must not
 end, with the reason. *Slanted* events are exits by time: every other state has one. A guard stands
@@ -50,7 +50,7 @@ def render(tables: Iterable[Table] = TABLES, roles: Path = ROLES) -> dict[str, s
 
 
 def write_diagrams(out: Path = DEFAULT_OUT) -> list[Path]:
-    """Write every page and picture under `out`, which is made if absent; returns their paths.
+    """Write every page and image under `out`, which is made if absent; returns their paths.
 
     Pages of machines that are no more are removed, if they were written by this program.
     """
@@ -78,8 +78,8 @@ def check_diagrams(out: Path = DEFAULT_OUT) -> list[str]:
 def _leftovers(out: Path, files: dict[str, str]) -> list[str]:
     pages = sorted(out.glob("*.md")) if out.is_dir() else []
     gone = [p for p in pages if p.name not in files and p.read_text("utf-8").startswith(NOTICE)]
-    pictures = [p.with_suffix(".svg") for p in gone]
-    return [p.name for p in (*gone, *pictures) if p.exists()]
+    images = [p.with_suffix(".svg") for p in gone]
+    return [p.name for p in (*gone, *images) if p.exists()]
 
 
 def _index(tables: tuple[Table, ...]) -> str:

@@ -1,8 +1,8 @@
-"""A table as a picture sees it: edges merged per (source, target), each with its events.
+"""A table as an image sees it: edges merged per (source, target), each with its events.
 
 Read back from `table.machine`, the `transitions.Machine` that everything else is compiled from, so
-a picture cannot show anything else than what runs.  A guard is shown only where it decides
-something: when both halves of a predicate lead to one state it says nothing about the picture.
+an image cannot show anything else than what runs.  A guard is shown only where it decides
+something: when both halves of a predicate lead to one state it says nothing about the image.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A picture before it has positions."""
+    """An image before it has positions."""
 
     name: str
     subtitle: str

@@ -1,4 +1,4 @@
-"""A machine's page: theory, pictures, states, effects, and what every event does in every state."""
+"""A machine's page: theory, images, states, effects, and what every event does in every state."""
 
 from __future__ import annotations
 

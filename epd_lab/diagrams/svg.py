@@ -1,7 +1,7 @@
 """A few words of SVG: enough to draw boxes, lines and text whose width is known.
 
 Identifiers are set in a monospaced face (each advances 0.6 em per letter on every platform), so a
-layout can measure them; prose is set in a sans face and measured generously.  A picture paints its
+layout can measure them; prose is set in a sans face and measured generously.  An image paints its
 own background: it reads the same on light and dark pages.  Numbers are rounded and nothing depends
 on time or on hash order, so equal input gives equal bytes.
 """

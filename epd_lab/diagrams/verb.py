@@ -1,4 +1,4 @@
-"""`epd diagrams`: the state machines as pictures and tables, from the tables that run."""
+"""`epd diagrams`: the state machines as images and tables, from the tables that run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 DESCRIPTION = """
 Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
-and event, and its effects; and one picture of which role sends which message to whom. All of it is
+and event, and its effects; and one image of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
 Beside that folder docs/settings.md, read from epd/config.py.
 

@@ -25,11 +25,11 @@ from epd_lab.formal.tla import tla, tla_config
 REQUESTS = {
     "REQUEST_TEXT": request.Told(),
     "REQUEST_AHEAD": request.Told(ahead=True),
-    "REQUEST_PICTURES": request.Told(pictures=True),
-    "REQUEST_LATE_PICTURES": request.Told(pictures=True, begins_early=False, ahead=True),
+    "REQUEST_IMAGES": request.Told(images=True),
+    "REQUEST_LATE_IMAGES": request.Told(images=True, begins_early=False, ahead=True),
     "REQUEST_HELD": request.Told(for_its_prompt=True),
     "REQUEST_KV_LEAVES": request.Told(decode_here=False),
-    "REQUEST_PICTURES_KV_LEAVES": request.Told(decode_here=False, pictures=True),
+    "REQUEST_IMAGES_KV_LEAVES": request.Told(decode_here=False, images=True),
     "REQUEST_KV_COMES": request.Told(remote_kv=True),
     "REQUEST_KV_COMES_AHEAD": request.Told(remote_kv=True, ahead=True),
 }
@@ -41,8 +41,8 @@ ENCODINGS = {
 _CALM = {"may_die": False, "may_be_declared_lost": False}
 PAIRS = {  # the safety searches of `epd sim model transfer`, by its names, and one that heals
     "PAIR": ("everything", pair.Told(engine_is_certain=False)),
-    "PAIR_WORDS_LOST_IN_DOUBT": (
-        "unknown outcomes, words lost for good",
+    "PAIR_MESSAGES_LOST_IN_DOUBT": (
+        "unknown outcomes, messages lost for good",
         pair.Told(engine_is_certain=False, forgetful=True, **_CALM),
     ),
     "PAIR_KV": ("kv", pair.Told(offers=True, may_die=False)),
@@ -56,9 +56,9 @@ PAIRS = {  # the safety searches of `epd sim model transfer`, by its names, and 
         "short commit (F11)",
         pair.Told(commit_is_short=True, may_die=False),
     ),
-    "PAIR_WORDS_LOST": ("words lost for good", pair.Told(forgetful=True, **_CALM)),
-    "PAIR_WORDS_LOST_KV": (
-        "words lost for good, kv",
+    "PAIR_MESSAGES_LOST": ("messages lost for good", pair.Told(forgetful=True, **_CALM)),
+    "PAIR_MESSAGES_LOST_KV": (
+        "messages lost for good, kv",
         pair.Told(forgetful=True, offers=True, **_CALM),
     ),
     "PAIR_DECLARED_LOST": (

@@ -24,7 +24,7 @@ class Told:
 
 UNREAD = "not in_a and not in_b"
 SILENT = frozenset(
-    "keep_patches note_absent note_bad_picture note_timeout STORE_ROWS REPORT_HANG".split()
+    "keep_patches note_absent note_bad_image note_timeout STORE_ROWS REPORT_HANG".split()
 )
 
 
@@ -77,7 +77,7 @@ def _part(table: Table) -> Part:
         },
         silent=SILENT,
         at_end=(
-            "require work != 'prepared' -- no patches are left in the line for batches",
+            "require work != 'prepared' -- no patches are left in the queue for batches",
             # late outcomes find nobody
             "work = 'none'",
             "reading = False",
@@ -115,7 +115,7 @@ def _rooms() -> Iterator[Happening]:
 def _workers() -> Iterator[Happening]:
     works: tuple[tuple[str, str, type[Event], str, str], ...] = (
         ("pool_is_done", "work", e.PreprocessSucceeded, "pool", "none"),
-        ("picture_is_bad", "fault", e.PreprocessFailed, "pool", "none"),
+        ("image_is_bad", "fault", e.PreprocessFailed, "pool", "none"),
         ("pool_fails", "fault", e.EncodeFailed, "pool", "none"),
         ("batch_begins", "work", e.BatchStarted, "prepared", "batch"),
         ("batch_is_done", "work", e.EncodeSucceeded, "batch", "none"),

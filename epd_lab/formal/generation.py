@@ -1,6 +1,6 @@
 """GENERATION as data: a request at the gateway, its attempts and its one answer.
 
-An attempt is played by the words that may come from it; those of attempts that were given up are
+An attempt is played by the messages that may come from it; those of attempts that were given up are
 told apart by their number before a machine sees them.  All failures are of one kind, as in
 `epd_lab.sim.model`.
 """
@@ -158,7 +158,7 @@ def _laws() -> tuple[Law, ...]:
         Law(
             "SilenceIsBounded",
             7,
-            "an attempt has a clock that began with its last word",
+            "an attempt has a clock that began with its last message",
             "state not in (PLACED, STREAMING) or watch",
         ),
         Law(

@@ -1,4 +1,4 @@
-"""LINK as data: one doubt, made by a word that had to be said again."""
+"""LINK as data: one doubt, made by a message that had to be said again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def link_model(table: Table = link.TABLE) -> Model:
     )
     return Model(
         name="LINK",
-        about="a doubt whether words still arrive at a peer",
+        about="a doubt whether messages still arrive at a peer",
         parts=(part,),
         variables=(
             Variable("probe", (True, False), "sent: an echo may come, or never"),

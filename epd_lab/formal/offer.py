@@ -1,4 +1,4 @@
-"""OFFER as data: two pictures of one attempt, on their way to their encoders."""
+"""OFFER as data: two images of one attempt, on their way to their encoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _part(table: Table) -> Part:
     return Part(
         table,
         effects={
-            "SEND_PICTURES": ("require lacks_a or lacks_b -- what all have is not sent again",),
+            "SEND_IMAGES": ("require lacks_a or lacks_b -- what all have is not sent again",),
             "ARM_RETRY": ("clock = True",),
             "SEND_ABORTS": ("told = True",),
             "ANSWER": (
@@ -61,7 +61,7 @@ def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") 
     wants = "for their rows alone" if for_rows else "for a prompt"
     return Model(
         name=name,
-        about=f"two pictures of one attempt, on their way to encoders ({wants})",
+        about=f"two images of one attempt, on their way to encoders ({wants})",
         parts=(_part(table),),
         variables=(
             Variable("begun", (False, True), "it went out"),
@@ -76,13 +76,13 @@ def offer_model(*, for_rows: bool, table: Table = o.TABLE, name: str = "OFFER") 
             Law(
                 "NobodyElseWouldNotice",
                 7,
-                "a picture that was not taken is offered again",
+                "an image that was not taken is offered again",
                 "state != OFFERED or not begun or (clock and (lacks_a or lacks_b))",
             ),
             Law(
                 "TakenIsTaken",
                 4,
-                "who is not asked any more has its picture",
+                "who is not asked any more has its image",
                 "state != TAKEN or not (lacks_a or lacks_b)",
             ),
             Law(

@@ -1,6 +1,6 @@
 """REQUEST as data: one attempt, its blocks, its rows, its KV and its steps.
 
-The prompt is a word and a token for each of two pictures, or two words; the answer has two
+The prompt is a word and a token for each of two images, or two words; the answer has two
 tokens, or three where the loop launches a step before the tokens of the last are known.
 """
 
@@ -16,7 +16,7 @@ from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, FAILED)"
 OVER_FOR_CLIENT = "(FINISHED, FAILED, ABORTING, CALLED_OFF, FINISHING, HELD)"
-# Tokens up to the first picture that lacks; the first is token 1, the second token 2.
+# Tokens up to the first image that lacks; the first is token 1, the second token 2.
 READY = (
     "(1 if lacks_a and computed < 2 else (2 if lacks_b and computed < 3 else 9))",
     "(2 if lacks_b and computed < 3 else 9)",  # of the first the rows have come
@@ -28,7 +28,7 @@ READY = (
 class Told:
     """Where it runs; the names are constants of the model."""
 
-    pictures: bool = False
+    images: bool = False
     decode_here: bool = True
     remote_kv: bool = False
     ahead: bool = False
@@ -110,13 +110,13 @@ def _arrival() -> Iterator[Happening]:
     yield Happening(
         "arrives_with_text",
         "work",
-        f"{here} and not PICTURES and not REMOTE_KV",
+        f"{here} and not IMAGES and not REMOTE_KV",
         r.TextOnly,
         0,
         begun,
     )
     yield Happening(
-        "arrives_with_pictures", "work", f"{here} and PICTURES", r.EmbeddingsRequired, 0, begun
+        "arrives_with_images", "work", f"{here} and IMAGES", r.EmbeddingsRequired, 0, begun
     )
     yield Happening("kv_is_offered", "work", f"{here} and REMOTE_KV", r.KvOffered, 0, begun)
 
@@ -127,23 +127,23 @@ def _rows() -> Iterator[Happening]:
     yield Happening(
         "rows_are_promised", "work", f"{lack} and not promised", r.EmbeddingsPromised, 0, promised
     )
-    for picture, ready in (("a", READY[1]), ("b", READY[2])):
+    for image, ready in (("a", READY[1]), ("b", READY[2])):
         yield Happening(
-            f"{picture}_is_ready",
+            f"{image}_is_ready",
             "work",
-            f"rows and lacks_{picture}",
+            f"rows and lacks_{image}",
             r.EmbeddingReady,
             0,
             (),
             {"may_begin": f"BEGINS_EARLY or {ready} > 1", "goes_on": f"{ready} > computed"},
-            {"room": f"'{picture}'"},
-            {"keep_rows": (f"lacks_{picture} = False",)},
+            {"room": f"'{image}'"},
+            {"keep_rows": (f"lacks_{image} = False",)},
         )
-    yield Happening("a_picture_is_bad", "fault", lack, r.EmbeddingFailed, 0, ("bad = True",))
+    yield Happening("an_image_is_bad", "fault", lack, r.EmbeddingFailed, 0, ("bad = True",))
 
 
 def _steps(max_tokens: int) -> Iterator[Happening]:
-    known = "(3 if PICTURES else 2) + output"
+    known = "(3 if IMAGES else 2) + output"
     stays = "DECODE_HERE and not FOR_ITS_PROMPT"
     sampled = f"in_flight > 0 and {stays} and computed + in_flight >= {known}"
     tokens = f"{known} + (1 if {sampled} and output + 1 < {max_tokens} else 0)"
@@ -163,7 +163,7 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
     )
     returned, runs = ("in_flight = in_flight - 1",), "in_flight > 0"
     over, open_ = f"state in {OVER_FOR_CLIENT}", f"state not in {OVER_FOR_CLIENT}"
-    last = f"{runs} and {open_} and computed + 1 >= (3 if PICTURES else 2) + output"
+    last = f"{runs} and {open_} and computed + 1 >= (3 if IMAGES else 2) + output"
     more_to_say = f"output + 1 < {max_tokens}"
     outcomes: tuple[tuple[str, str, str, type[Event]], ...] = (
         ("step_returns", "work", f"{runs} and {over}", r.StepReturned),
@@ -171,7 +171,7 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
         (
             "chunk_is_computed",
             "work",
-            f"{runs} and {open_} and computed + 1 < (3 if PICTURES else 2) + output",
+            f"{runs} and {open_} and computed + 1 < (3 if IMAGES else 2) + output",
             r.ChunkComputed,
         ),
         ("prompt_is_held", "work", f"{last} and FOR_ITS_PROMPT", r.PromptHeld),
@@ -201,7 +201,7 @@ def _steps(max_tokens: int) -> Iterator[Happening]:
 def _blocks() -> Iterator[Happening]:
     queued = "queued and state in (WAITING, PREEMPTED)"
     yield Happening("is_scheduled", "work", queued, r.Scheduled, 0, ("blocks = 'owned'",))
-    gives = "state in (RUNNING, WAITING_MID_PROMPT) or state == DECODING and not PICTURES"
+    gives = "state in (RUNNING, WAITING_MID_PROMPT) or state == DECODING and not IMAGES"
     yield Happening("an_older_one_needs_blocks", "fault", gives, r.Preempted)
     yield Happening("gets_more_blocks", "fault", "state in (RUNNING, DECODING)", r.Grown)
     open_, over = "transfer == 'open'", "transfer = 'over'"
@@ -263,9 +263,9 @@ def _laws() -> tuple[Law, ...]:
             " or blocks == 'none'",
         ),
         Law(
-            "NoAnswerWithoutItsPicture",
+            "NoAnswerWithoutItsImage",
             1,
-            "a request whose picture failed is not answered as if it had seen it (F40)",
+            "a request whose image failed is not answered as if it had seen it (F40)",
             "not (bad and told == 'all')",
         ),
         Law(

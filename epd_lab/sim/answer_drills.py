@@ -56,7 +56,7 @@ ANSWER_DRILLS: tuple[Drill, ...] = (
             "a_scored_prompt_is_found_in_the_cache",
             "log_probabilities_of_other_tokens",
         ),
-        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
+        calm={"work.num_texts": 0, "work.num_images": 1 << 30},
     ),
     Drill(
         "who-has-enough",

@@ -1,4 +1,4 @@
-"""Drills of who holds which rows: one encode per picture in the cluster, and the cache events."""
+"""Drills of who holds which rows: one encode per image in the cluster, and the cache events."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from epd_lab.sim.faults import Fault
 from epd_lab.sim.network import Conditions
 from epd_lab.sim.workload import Workload
 
-TURNOVER = Workload(24, image_share=1.0, num_pictures=40, spread_s=1.5)  # more than caches hold
+TURNOVER = Workload(24, image_share=1.0, num_images=40, spread_s=1.5)  # more than caches hold
 
 CACHE_DRILLS: tuple[Drill, ...] = (
     Drill(
-        "same-picture-everywhere",
+        "same-image-everywhere",
         ("F37",),
         topology="3e1p1d",
-        work=Workload(30, image_share=1.0, num_pictures=5, spread_s=0.05),
+        work=Workload(30, image_share=1.0, num_images=5, spread_s=0.05),
         fires=(
             "EMBEDDING:LOADING>LOADING",
             "ENCODING:QUEUED>QUEUED",
         ),
         mutants=("placement_forgets_flights",),
-        calm={"work.num_pictures": 1 << 30},
+        calm={"work.num_images": 1 << 30},
     ),
     Drill(
         "cache-events-lost",
@@ -37,7 +37,7 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         "cache-events-repeated",
         ("F16",),
         topology="2e1p1d",
-        work=Workload(50, image_share=1.0, num_pictures=8, spread_s=2.0),
+        work=Workload(50, image_share=1.0, num_images=8, spread_s=2.0),
         network=Conditions(duplication=0.5, late_copy_s=1.0),
         settings=Settings(encode=EncodeConfig(64, 64, 256)),
         fires=("duplicated",),

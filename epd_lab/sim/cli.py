@@ -99,7 +99,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--grep", default="", help="only trace lines that contain this")
     parser.add_argument("--shrink", action="store_true", help="find the shortest failing plan")
-    _add_picture(parser, "write timeline (SVG), sequence diagram and event log there")
+    _add_image(parser, "write timeline (SVG), sequence diagram and event log there")
 
 
 def _add_seeds(parser: argparse.ArgumentParser, seeds: int) -> None:
@@ -121,7 +121,7 @@ def _add_stop(parser: argparse.ArgumentParser) -> None:
 def _add_search(parser: argparse.ArgumentParser) -> None:
     _add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_picture(parser, "draw the first failures there, as replay --picture does")
+    _add_image(parser, "draw the first failures there, as replay --image does")
 
 
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -131,8 +131,8 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_picture(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--picture", type=Path, metavar="DIR", help=what)
+def _add_image(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--image", type=Path, metavar="DIR", help=what)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -21,8 +21,8 @@ def replay(args: argparse.Namespace) -> int:
             plan = _shortest(plan)
         _print_plan(plan)
         failed = _show(job, plan, args.trace, args.grep)
-        if args.picture is not None:
-            for path in write_report(plan, job.title(), args.picture, args.grep):
+        if args.image is not None:
+            for path in write_report(plan, job.title(), args.image, args.grep):
                 print(path)
     return int(failed)
 

@@ -17,7 +17,7 @@ from epd_lab.sim.report import write_report
 from epd_lab.sim.run import describe
 from epd_lab.sim.runner import Job, Report, Summary, execute_all
 
-MAX_PICTURES = 3
+MAX_IMAGES = 3
 MAX_LINES = 4  # that are told of a failure
 CALM_EVERY = 10  # seeds
 ENOUGH_SEEDS = 10  # below it the share in which a fault fired says nothing
@@ -160,11 +160,11 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def draw(args: argparse.Namespace, reports: list[Report]) -> None:
-    """Pictures of the first few, if `--picture` asks for them."""
-    if args.picture is None:
+    """Images of the first few, if `--image` asks for them."""
+    if args.image is None:
         return
-    for report in reports[:MAX_PICTURES]:
+    for report in reports[:MAX_IMAGES]:
         with mutants.planted(report.job.mutant):
-            paths = write_report(report.job.plan(), report.job.title(), args.picture)
+            paths = write_report(report.job.plan(), report.job.title(), args.image)
         for path in paths:
             print(path, file=sys.stderr)

@@ -43,7 +43,7 @@ from epd.transport.checksum import checksum_of
 from epd_lab.sim import golden
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.network import SimBus
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
@@ -94,7 +94,7 @@ class Settings:
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
     prefix_affinity: bool = True
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
-    disk_knows_all: bool = False  # rows of every picture that will be asked for, from the start
+    disk_knows_all: bool = False  # rows of every image that will be asked for, from the start
     num_blocks: int = 64
     costs: Costs = Costs()
     restart_after_s: float = 0.5
@@ -188,11 +188,11 @@ class Cluster:
             at_s = 0.1 * self.world.random.uniform("start", name)
             self.world.loop.call_at(at_s, self.spawn, name)
 
-    def fill_disk(self, pictures: Iterable[Picture]) -> None:
+    def fill_disk(self, images: Iterable[Image]) -> None:
         """As encoders of an earlier day have left it."""
-        for picture in pictures:
-            key, rows = mm_hash_of(picture), picture.rows()
-            note = note_of(golden.ROW_CONTRACT, key, picture.num_rows)
+        for image in images:
+            key, rows = mm_hash_of(image), image.rows()
+            note = note_of(golden.ROW_CONTRACT, key, image.num_rows)
             head = whole_file.head_of(note, len(rows), checksum_of([memoryview(rows)]))
             self.disk.write(key, head + rows, "before")
 
@@ -318,11 +318,11 @@ class Cluster:
         if isinstance(event, GrantReceived) and event.grant.num_held:
             self.world.fired["kv_held"] += 1
         if isinstance(event, TokenSampled | LastTokenSampled):
-            self.world.fired["guess_confirmed"] += len(event.confirmed)
+            self.world.fired["draft_accepted"] += len(event.accepted)
         if isinstance(event, DeadlinePassed) and target in (S.FINISHED, S.FINISHING):
             self.world.fired["cut_at_its_deadline"] += 1
         if isinstance(machine, Request) and machine.num_rejected:
-            self.world.fired["guess_rejected"] += 1
+            self.world.fired["draft_rejected"] += 1
 
     # --- healing ----------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import World
 
 BY_TIME = ("Heartbeat", "HeartbeatAck", "Join", "Welcome", "Membership")
-"""Words that are said as often whether anybody asks for anything or not."""
+"""Messages that are said as often whether anybody asks for anything or not."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Totals of `num_requests` requests, one per second, a third of them with pictures or more."""
+    """Totals of `num_requests` requests, one per second, a third of them with images or more."""
 
     num_requests: int = 0
     num_steps: int = 0

@@ -1,7 +1,7 @@
 """A day in the life of a cluster: 86,400 seconds of virtual time at one request per second.
 
 One gateway and three instances (1e1p1d) in their default configuration; half of the requests bring
-one or two pictures out of twenty thousand, the rest is text.  Two things are not the defaults, both
+one or two images out of twenty thousand, the rest is text.  Two things are not the defaults, both
 because the simulated model is small: the KV pool has 4,096 blocks of 4 tokens, and an answer has at
 most 12 tokens, as in the drills.  Everything is checked as in a drill: each answer token by token,
 every byte that lands, single flight while it runs, and at the end that nothing is owned.
@@ -44,7 +44,7 @@ DEFAULTS = Settings(
     engine=EngineConfig(),
     num_blocks=4096,
 )
-MIX = Workload(image_share=0.5, max_images=2, num_pictures=20_000, timeline_share=0.0)
+MIX = Workload(image_share=0.5, max_images=2, num_images=20_000, timeline_share=0.0)
 HOUR_S = 3600
 START_S = 2.0  # the cluster is up by then
 

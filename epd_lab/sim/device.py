@@ -93,7 +93,7 @@ class SimDevice:
         if not self.fail_next:
             return None
         self.fail_next -= 1
-        return EngineError("the device is out of memory; send fewer or smaller pictures")
+        return EngineError("the device is out of memory; send fewer or smaller images")
 
     def _finish(
         self,

@@ -25,10 +25,10 @@ from epd_lab.sim.workload import Workload
 __all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "Drill", "by_name", "naming"]
 
 
-PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
-MANY_PICTURES = Workload(num_requests=16, image_share=1.0, num_pictures=16, spread_s=0.5)
-REPEATS = Workload(num_requests=40, image_share=1.0, num_pictures=2, spread_s=0.2)
-HANG_UPS = Workload(28, num_pictures=20, cancel_share=0.7, spread_s=0.5)
+IMAGES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+MANY_IMAGES = Workload(num_requests=16, image_share=1.0, num_images=16, spread_s=0.5)
+REPEATS = Workload(num_requests=40, image_share=1.0, num_images=2, spread_s=0.2)
+HANG_UPS = Workload(28, num_images=20, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 
 DRILLS: tuple[Drill, ...] = (
@@ -46,7 +46,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         "bytes-before-grant",
         ("F1", "F15"),
-        work=Workload(12, image_share=1.0, num_pictures=30, spread_s=0.5),
+        work=Workload(12, image_share=1.0, num_images=30, spread_s=0.5),
         fires=("INCOMING:RetryDue",),
         mutants=("drop_parked_bytes",),
         topology="1e1p1d",
@@ -57,7 +57,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         "slow-bytes",
         ("F2", "F6", "F23"),
-        work=PICTURES,
+        work=IMAGES,
         data=SLOW_LINK,
         fires=("slow_write",),
         mutants=(
@@ -70,7 +70,7 @@ DRILLS: tuple[Drill, ...] = (
         "small-pool",
         ("F3", "F4", "F18", "F23", "F24", "F31", "F39"),
         topology="2e1p1d",
-        work=Workload(36, spread_s=0.02, image_share=1.0, num_pictures=36),
+        work=Workload(36, spread_s=0.02, image_share=1.0, num_images=36),
         fires=(
             "EMBEDDING:RESIDENT>EVICTED",
             "encodes_deferred",
@@ -105,18 +105,18 @@ DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=256),
     ),
     Drill(
-        "one-bad-picture",
+        "one-bad-image",
         ("F13", "F14", "F37", "F40"),
         topology="1e1pd",
-        work=Workload(16, image_share=1.0, num_pictures=24, broken_share=0.3, spread_s=0.05),
+        work=Workload(16, image_share=1.0, num_images=24, broken_share=0.3, spread_s=0.05),
         fires=("ENCODING:QUEUED>FAILED", "ENCODING:ENCODING>FAILED"),
-        mutants=("bad_picture_fails_batch",),
+        mutants=("bad_image_fails_batch",),
         calm={"work.broken_share": 0.0},
     ),
     Drill(
         "out-of-memory",
         ("F13", "F14"),
-        work=PICTURES,
+        work=IMAGES,
         faults=(
             Fault("oom", "here", point="ENCODING:QUEUED>PREPARED", nth=4, factor=2),
             Fault("oom", "here", point="REQUEST:WAITING>RUNNING", nth=6, factor=1),
@@ -132,7 +132,7 @@ DRILLS: tuple[Drill, ...] = (
         ("F15", "F21", "F22"),
         topology="1e1p1d",
         work=Workload(
-            60, image_share=1.0, max_images=1, num_pictures=20, cancel_share=0.85, spread_s=1.4
+            60, image_share=1.0, max_images=1, num_images=20, cancel_share=0.85, spread_s=1.4
         ),
         faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=2.0),),
         fires=(
@@ -143,13 +143,13 @@ DRILLS: tuple[Drill, ...] = (
         mutants=("what_was_abandoned_stays_so",),
     ),
     Drill(
-        "same-picture",
+        "same-image",
         ("F10", "F32", "F37"),
         topology="2e2p1d",
         work=REPEATS,
         fires=("EMBEDDING:LOADING>LOADING",),
         mutants=("no_single_flight", "deepstack_is_dropped"),
-        calm={"work.num_pictures": 1 << 30},
+        calm={"work.num_images": 1 << 30},
     ),
     Drill(
         "lossy-bus",
@@ -168,7 +168,7 @@ DRILLS: tuple[Drill, ...] = (
         mutants=(
             "copies_of_tokens_are_news",
             "a_join_is_said_once",
-            "a_picture_is_offered_once",
+            "an_image_is_offered_once",
         ),
     ),
     Drill(
@@ -197,7 +197,7 @@ DRILLS: tuple[Drill, ...] = (
                 duration_s=3.0,
             ),
         ),
-        work=MANY_PICTURES,
+        work=MANY_IMAGES,
         fires=(
             "INSTANCE:SUSPECT>LOST",
             "expelled",
@@ -227,7 +227,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         "two-hundred-at-once",
         ("F4", "F18", "F39"),
-        work=Workload(200, spread_s=0.01, image_share=1.0, num_pictures=40, max_tokens=4),
+        work=Workload(200, spread_s=0.01, image_share=1.0, num_images=40, max_tokens=4),
         settings=Settings(limits=Limits(max_open_requests=48), encode=EncodeConfig(64, 64, 2048)),
         may_fail=Excuse(frozenset({"busy"}), refusals=True),
         why="admission is bounded: the rest is refused at once",
@@ -273,7 +273,7 @@ DRILLS: tuple[Drill, ...] = (
         ),
     ),
     Drill(
-        "words-of-an-attempt-before",
+        "messages-of-an-attempt-before",
         ("F38", "F42"),
         topology="2e1p1d",
         work=Workload(16, image_share=1.0, spread_s=0.5),
@@ -284,7 +284,7 @@ DRILLS: tuple[Drill, ...] = (
         fires=("duplicated", "GENERATION:MIGRATING>PLACED"),
         calm={"data.failed": 0.0, "network.duplication": 0.0},
         mutants=(
-            "a_word_of_the_last_attempt_ends_this_one",
+            "a_message_of_the_last_attempt_ends_this_one",
             "what_was_aborted_is_forgotten",
             "rooms_are_forgotten_at_once",
             "an_abort_is_confirmed_once",
@@ -312,7 +312,7 @@ NOT_REACHABLE: dict[str, str] = {
     "F34": "HTTP, not simulated",
     "F36": "a busy wait stops virtual time: StepLimitReached in every drill",
     "F45": "the simulated storage has no file system; tests/transport",
-    "F46": "pictures are names; tests/api and tests/engine refuse bad ones",
+    "F46": "images are names; tests/api and tests/engine refuse bad ones",
     "F47": "no backend writes from a device; a dead writer's card is simulated (rdma)",
     "F50": "engine memory and its finalizers are not simulated",
     "F51": "HTTP, not simulated",

@@ -34,7 +34,7 @@ from epd.engine.base import (
 from epd.messages import Clip, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.sim import golden, sampler
 from epd_lab.sim.device import Costs, SimDevice
-from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Picture
+from epd_lab.sim.golden import BLOCK_SIZE, NUM_LAYERS, RECORD_NBYTES, ROW_NBYTES, Image
 from epd_lab.sim.sampler import Past
 
 BLOCK_NBYTES = BLOCK_SIZE * RECORD_NBYTES
@@ -64,7 +64,7 @@ class SimVisionEngine:
         self.max_batches = 2 if max_quantum_s else 1
         self._pool = pool
         self._costs = costs
-        self.num_encoded: dict[str, int] = {}  # by picture, for the single-flight checker
+        self.num_encoded: dict[str, int] = {}  # by image, for the single-flight checker
         self.on_call: OnCall = _unseen
 
     async def preprocess(
@@ -78,13 +78,13 @@ class SimVisionEngine:
 
         def decode() -> Patches:
             try:
-                picture = Picture.parse(bytes(image))
+                shown = Image.parse(bytes(image))
             except ValueError:
                 raise MediaError("the image is damaged: send it again as PNG or JPEG") from None
-            if picture.flaw == "broken" or tuple(grid_thw) != picture.grid_thw:
+            if shown.flaw == "broken" or tuple(grid_thw) != shown.grid_thw:
                 raise MediaError("the image is truncated")
-            t, h, w = picture.grid_thw
-            return Patches(picture, picture.grid_thw, t * h * w, picture.num_rows)
+            t, h, w = shown.grid_thw
+            return Patches(shown, shown.grid_thw, t * h * w, shown.num_rows)
 
         patches: Patches = await self._pool.run(
             self._costs.preprocess_s, self._costs.jitter, decode, call="preprocess"
@@ -135,12 +135,12 @@ class SimVisionEngine:
 
         await self._pool.run(self._costs.copy_s, self._costs.jitter, copy, call="copy_out")
 
-    def _rows(self, picture: Picture) -> Rows | EncodeFailure:
-        if picture.flaw == "unencodable":
+    def _rows(self, image: Image) -> Rows | EncodeFailure:
+        if image.flaw == "unencodable":
             return EncodeFailure("non-finite embeddings")
-        self.num_encoded[picture.name] = self.num_encoded.get(picture.name, 0) + 1
-        content = picture.rows()
-        return Rows(content, picture.num_rows, len(content))
+        self.num_encoded[image.name] = self.num_encoded.get(image.name, 0) + 1
+        content = image.rows()
+        return Rows(content, image.num_rows, len(content))
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class _Launched:
     sampled: dict[str, int] = field(default_factory=dict)  # by request
 
     def note(self, sequence: StepSequence, outcome: Outcome) -> None:
-        """What it says behind guesses is not there for the next step."""
+        """What it says behind drafts is not there for the next step."""
         if not isinstance(outcome, StepFailure):
             self.failed.discard(sequence.request_id)
         if isinstance(outcome, TokenLogprobs):
@@ -283,8 +283,8 @@ class SimLanguageEngine:
             return ChunkScores(prompt) if prompt else None
 
         def sample(at: int) -> TokenLogprobs | StepFailure:
-            known = kv[: (needed - sequence.num_guesses + at) * RECORD_NBYTES]
-            said = [*sequence.output_ids, *sequence.guesses[:at]] if at else sequence.output_ids
+            known = kv[: (needed - sequence.num_drafts + at) * RECORD_NBYTES]
+            said = [*sequence.output_ids, *sequence.drafts[:at]] if at else sequence.output_ids
             past = Past(known, sequence.output_index + at, sequence.prompt_ids, said)
             try:
                 token = sampler.sample(past, params)
@@ -292,7 +292,7 @@ class SimLanguageEngine:
                 return StepFailure(str(error))
             return token.with_prompt(prompt) if prompt else token
 
-        return verify(sequence.guesses, sample) if sequence.num_guesses else sample(0)
+        return verify(sequence.drafts, sample) if sequence.num_drafts else sample(0)
 
     def _records(self, sequence: StepSequence, prefix: bytes) -> list[bytes]:
         """Of the chunk's tokens."""

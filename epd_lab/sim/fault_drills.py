@@ -1,5 +1,5 @@
 """Drills of what nobody declares: calls that raise, bytes and disks that lie, threads that end,
-words of the dead, clocks that jump."""
+messages of the dead, clocks that jump."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from epd_lab.sim.tier_drills import RING, SEEN_AGAIN, TIERS
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
-PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
-MANY_PICTURES = Workload(24, image_share=1.0, num_pictures=24, spread_s=1.5)
+IMAGES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+MANY_IMAGES = Workload(24, image_share=1.0, num_images=24, spread_s=1.5)
 LONG_PROMPTS = Workload(16, image_share=0.3, max_text=120, max_tokens=8, spread_s=1.0)
 
 READY = "ENCODING:ENCODING>RESIDENT"
@@ -48,19 +48,19 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     Drill(
         "preparing-raises",
         ("F13", "F14"),
-        work=MANY_PICTURES,
+        work=MANY_IMAGES,
         faults=(
             Fault("raise", "e0", call="preprocess", factor=2),
             Fault("raise_late", "e0", call="preprocess", factor=2),
         ),
         fires=("raised preprocess", "raised late preprocess"),
-        mutants=("a_raise_leaves_its_picture_open",),
+        mutants=("a_raise_leaves_its_image_open",),
         to_s=1.4,
     ),
     Drill(
         "encoding-raises",
         ("F13", "F14"),
-        work=MANY_PICTURES,
+        work=MANY_IMAGES,
         faults=(
             Fault("raise", "e0", point=BATCH, nth=4, call="encode"),
             Fault("raise_late", "e0", point=BATCH, nth=4, call="encode"),
@@ -85,7 +85,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "writes-raise",
         ("F6", "F8", "F14"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=CARD,
         faults=(
             Fault("raise", "e0", point=READY, nth=3, call="write"),
@@ -101,7 +101,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "staging-raises",
         ("F3", "F14"),
         topology="1e2p1d",
-        work=MANY_PICTURES,
+        work=MANY_IMAGES,
         settings=Settings(encode=RING),
         faults=(
             Fault("raise", "e0", point=READY, nth=4, call="copy_out"),
@@ -125,14 +125,14 @@ FAULT_DRILLS: tuple[Drill, ...] = (
             Fault("raise_late", "e1", call="to_device"),
         ),
         fires=("raised get", "raised late get", "raised put", "raised to_host"),
-        mutants=("a_read_that_raises_fails_the_picture",),
+        mutants=("a_read_that_raises_fails_the_image",),
         to_s=1.2,
     ),
     Drill(
         "sums-raise",
         ("F14", "F54"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(
             Fault("raise", "p0", point=ROWS, nth=3, call="checksum"),
             Fault("raise", "d0", point=HANDED_OVER, nth=3, call="checksum"),
@@ -145,7 +145,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "settle-asks-the-dead",
         ("F7", "F8", "F20"),
         topology="2e2p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=BETWEEN_HOSTS,
         faults=(Fault("kill", "peer", point=IN_DOUBT, nth=2, duration_s=0.3),),
         fires=("settle unanswered",),
@@ -157,7 +157,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "settle-asks-in-vain",
         ("F7", "F8"),
         topology="2e2p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=BETWEEN_HOSTS,
         faults=(
             Fault("stall", "p0", point=IN_DOUBT, nth=2, duration_s=1.5),
@@ -185,7 +185,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "a-transport-finds-changed-bytes",
         ("F54",),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=DataConditions(kind="rdma", corrupt=0.15, own_check=True),
         may_fail=NO_ANSWER,
         why="four attempts can each meet bytes that are not those that were sent",
@@ -222,37 +222,37 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     Drill(
         "a-pool-thread-dies",
         ("F14", "F49"),
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("lose_thread", "e0", point=BATCH, nth=4, call="pool"),),
         fires=("device_lost",),
         mutants=("a_dead_thread_leaves_its_futures",),
         engine_faults=True,
     ),
-    # --- words of the dead ------------------------------------------------------------------------
+    # --- messages of the dead ---------------------------------------------------------------------
     Drill(
-        "words-of-a-former-encoder",
+        "messages-of-a-former-encoder",
         ("F44", "F55", "F58"),
         topology="1e1p1d",
-        work=Workload(24, image_share=1.0, num_pictures=24, spread_s=3.0),
+        work=Workload(24, image_share=1.0, num_images=24, spread_s=3.0),
         faults=(
             Fault("haunt", "e0", point=READY, factor=0.02, call="Heartbeat"),
             Fault("drain", "e0", point=READY),
         ),
         fires=("former Heartbeat",),
-        mutants=("words_count_whoever_said_them",),
+        mutants=("messages_count_whoever_said_them",),
     ),
     Drill(
-        "words-of-a-former-prefill",
+        "messages-of-a-former-prefill",
         ("F20", "F44", "F58"),
         topology="1e2p2d",
-        work=Workload(60, image_share=0.5, num_pictures=60, spread_s=4.0),
+        work=Workload(60, image_share=0.5, num_images=60, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES),
         faults=(Fault("haunt", "p0", duration_s=0.4, factor=1.0),),
         fires=("former KvOffer",),
         mutants=("grants_of_the_lost_open_rooms",),
     ),
     Drill(
-        "words-of-a-former-decode",
+        "messages-of-a-former-decode",
         ("F20", "F44", "F58"),
         topology="1e1p2d",
         work=Workload(60, max_tokens=24, spread_s=4.0),
@@ -262,7 +262,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         mutants=("grants_of_the_lost_open_rooms",),
     ),
     Drill(
-        "words-of-a-former-gateway",
+        "messages-of-a-former-gateway",
         ("F35", "F44", "F58"),
         topology="2e1p2d",
         work=Workload(32, spread_s=6.0),
@@ -280,7 +280,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         "grants-of-the-lost",
         ("F42", "F44", "F58"),
         topology="1e2p1d",
-        work=Workload(40, image_share=1.0, num_pictures=40, spread_s=4.0),
+        work=Workload(40, image_share=1.0, num_images=40, spread_s=4.0),
         settings=Settings(timing=SHORT_TOMBSTONES),
         faults=(Fault("haunt", "p0", duration_s=0.4, factor=1.0, call="Grant"),),
         fires=("former Grant",),
@@ -290,7 +290,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
     Drill(
         "late-for-a-new-gateway",
         ("F7", "F8", "F35"),
-        work=Workload(num_requests=16, image_share=1.0, num_pictures=16, spread_s=0.3),
+        work=Workload(num_requests=16, image_share=1.0, num_images=16, spread_s=0.3),
         data=DataConditions(kind="rdma", unknown=0.6, linger_s=7.0),
         settings=Settings(prefill=ROOMY, timing=SOON_LOST),
         faults=(

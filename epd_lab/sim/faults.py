@@ -55,7 +55,9 @@ class Injector:
         self._points: dict[str, list[Fault]] = {}
         self._seen: Counter[str] = Counter()
         self._steps = sorted((f for f in faults if f.at_step), key=lambda f: f.at_step)
-        self._haunted: dict[str, tuple[int, float]] = {}  # by name: which life; when its words come
+        self._haunted: dict[
+            str, tuple[int, float]
+        ] = {}  # by name: which life; when its messages come
         self.enabled = True
         if any(fault.kind == "haunt" for fault in faults):
             world.watch(self._joined, JoinAccepted)
@@ -143,9 +145,9 @@ class Injector:
         return True
 
     def do_haunt(self, fault: Fault, target: str) -> bool:
-        """What it says from now on (`call`: words of this kind) is kept back.  It is killed after
-        `duration_s`, with `other`, and started anew; its words arrive `factor` seconds after its
-        successor has joined."""
+        """What it says from now on (`call`: messages of this kind) is kept back.  It is killed
+        after `duration_s`, with `other`, and started anew; its messages arrive `factor` seconds
+        after its successor has joined."""
         process = self.world.processes[target]
         if not process.alive:
             return False

@@ -4,7 +4,7 @@ A key-value record of 16 bytes stands for one token's KV: 12 bytes that depend o
 embedding row and every rope position before it, and its index.  The next token depends on all
 records, so one wrong, missing or swapped record changes the answer, and on all that the request's
 sampling reads (`sampler.py`).  A row of 32 bytes stands for an embedding: its first half for the
-main embedding, its second for deepstack; both depend on the picture and the row's index.
+main embedding, its second for deepstack; both depend on the image and the row's index.
 
 What is right is computed from the request alone, in one place and in one go: no block, no chunk, no
 engine and no message is part of it.
@@ -33,7 +33,7 @@ ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float3
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Image:
     """What the simulator knows of an image; `flaw` is "", "broken", "unencodable" or "slow"."""
 
     name: str
@@ -51,12 +51,12 @@ class Picture:
         return f"picture|{self.name}|{t}|{h}|{w}|{self.flaw}".encode()
 
     @staticmethod
-    def parse(image: bytes) -> Picture:
+    def parse(image: bytes) -> Image:
         """Raises ValueError on anything else than an image."""
         kind, name, t, h, w, flaw = image.decode().split("|")
         if kind != "picture":
-            raise ValueError("not a picture")
-        return Picture(name, (int(t), int(h), int(w)), flaw)
+            raise ValueError("not an image")
+        return Image(name, (int(t), int(h), int(w)), flaw)
 
     def rows(self) -> bytes:
         return b"".join(self.row(index) for index in range(self.num_rows))
@@ -72,7 +72,7 @@ def record(previous: bytes, index: int, token_id: int, rope: int, row: bytes) ->
 
 
 def rope_positions(num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
-    """Three axes; a picture advances them by its longer side only, as the Qwen families do."""
+    """Three axes; an image advances them by its longer side only, as the Qwen families do."""
     if not items:
         return RopePositions(None, 0)
     axes: tuple[list[int], list[int], list[int]] = ([], [], [])
@@ -107,14 +107,14 @@ def linear_key(position: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def answer(
     token_ids: tuple[int, ...],
-    pictures: tuple[tuple[int, Picture], ...],
+    images: tuple[tuple[int, Image], ...],
     sampling: SamplingParams,
 ) -> tuple[TokenLogprobs, ...]:
-    """All output tokens, the ending one included, of a prompt with pictures at these offsets, with
+    """All output tokens, the ending one included, of a prompt with images at these offsets, with
     the log-probabilities that were asked for."""
-    layouts = [MediaLayout(at, p.num_rows, p.grid_thw) for at, p in pictures]
+    layouts = [MediaLayout(at, p.num_rows, p.grid_thw) for at, p in images]
     rope = rope_positions(len(token_ids), layouts)
-    rows = {at + r: p.row(r) for at, p in pictures for r in range(p.num_rows)}
+    rows = {at + r: p.row(r) for at, p in images for r in range(p.num_rows)}
     kv, last = bytearray(), b""
     scores: list[TokenLogprobs] = []
     for index, token_id in enumerate(token_ids):

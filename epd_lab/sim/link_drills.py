@@ -10,7 +10,7 @@ from epd_lab.sim.faults import Fault
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
-PICTURES = Workload(num_requests=30, image_share=1.0, num_pictures=30, spread_s=2.0)
+IMAGES = Workload(num_requests=30, image_share=1.0, num_images=30, spread_s=2.0)
 ROOMY = msgspec.structs.replace(Settings().prefill, pool_nbytes=64 * Settings().prefill.slot_nbytes)
 """Slots that a peer may still write to stay its own while both live."""
 NOBODY_IS_LOST = replace_timing(suspect_after_s=20.0, lost_after_s=30.0)
@@ -21,7 +21,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         "mute-to-encode",
         ("F16", "F48"),
         topology="2e2p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("mute", "p0", point="MESSAGE:Grant", nth=8, other="e0"),),
         mutants=("no_link_is_doubted",),
         fires=(
@@ -33,7 +33,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         "mute-from-encode",
         ("F16", "F48"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("mute", "here", point="OUTGOING:PARKED>WRITING", nth=8, other="p0"),),
         mutants=("no_link_is_doubted",),
         fires=(
@@ -45,7 +45,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         "mute-with-nothing-to-repeat",
         ("F16", "F48"),
         topology="2e1p1d",
-        work=Workload(20, image_share=1.0, num_pictures=20, broken_share=1.0, spread_s=2.0),
+        work=Workload(20, image_share=1.0, num_images=20, broken_share=1.0, spread_s=2.0),
         faults=(Fault("mute", "here", point="ENCODING:QUEUED>FAILED", nth=6, other="p0"),),
         mutants=("only_the_own_direction_is_opened",),
         fires=(
@@ -106,7 +106,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         "stall-until-given-up",
         ("F7", "F41", "F48"),
         topology="2e1p1d",
-        work=Workload(24, image_share=1.0, num_pictures=24, spread_s=5.0),
+        work=Workload(24, image_share=1.0, num_images=24, spread_s=5.0),
         data=SLOW_CARD,
         faults=(Fault("stall", "here", point="OUTGOING:PARKED>WRITING", nth=8, duration_s=6.0),),
         settings=Settings(timing=NOBODY_IS_LOST),
@@ -121,7 +121,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         "apart-for-long",
         ("F16", "F48"),
         topology="2e2p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("partition", "p0", other="e0", duration_s=45.0),),
         settings=Settings(prefill=ROOMY),
         mutants=("the_silent_are_waited_for",),

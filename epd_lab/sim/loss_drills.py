@@ -12,8 +12,8 @@ from epd_lab.sim.workload import Workload
 
 FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
 
-PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
-MANY_PICTURES = Workload(num_requests=16, image_share=1.0, num_pictures=16, spread_s=0.5)
+IMAGES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+MANY_IMAGES = Workload(num_requests=16, image_share=1.0, num_images=16, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
 SLOW_CARD = DataConditions(kind="rdma", nbytes_per_s=1e3, jitter_s=0.05)  # outlives a restart
@@ -23,7 +23,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         "kill-encode",
         ("F19", "F41", "F44"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("kill", "here", point="OUTGOING:GRANTED>WRITING", nth=8, duration_s=0.4),),
         mutants=(
             "grants_reach_the_successor",
@@ -39,7 +39,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         "kill-encode-card",
         ("F7", "F8", "F19"),
         topology="2e1p1d",
-        work=MANY_PICTURES,
+        work=MANY_IMAGES,
         data=SLOW_CARD,
         faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=6, duration_s=0.05),),
         mutants=("lost_peer_frees_slots",),
@@ -86,10 +86,10 @@ LOSS_DRILLS: tuple[Drill, ...] = (
     Drill(
         "kill-the-only-encode",
         ("F19", "F40", "F44"),
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("kill", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=0.5),),
         mutants=(
-            "answer_without_picture",
+            "answer_without_image",
             "both_lives_are_members",
             "a_lost_attempt_is_an_error",
         ),
@@ -151,7 +151,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         "stall-encode",
         ("F7", "F41"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=CARD,
         faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=4.5),),
         mutants=("lost_peer_frees_slots", "fence_says_what_it_hopes"),
@@ -166,7 +166,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         "stall-beyond-deadline",
         ("F7", "F15", "F41"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("stall", "here", point="OUTGOING:GRANTED>WRITING", nth=4, duration_s=8.0),),
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),

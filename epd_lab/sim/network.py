@@ -181,9 +181,9 @@ class Network:
         return bool(links)
 
     def let_go(self, life: str) -> None:
-        """What was kept of this life's words arrives, whatever became of it."""
+        """What was kept of this life's messages arrives, whatever became of it."""
         for link, parcel in self.withheld.let_go(life):
-            self.counters["former words"] += 1
+            self.counters["former messages"] += 1
             self.counters[f"former {parcel.kind}"] += 1
             link.num_in_flight += 1
             self._arrive(link, parcel, link.generation)
@@ -273,7 +273,7 @@ class Network:
                 "late copy", *self._key(link, parcel)
             )
         arrival_s = self.loop.now_s + delay_s
-        if not conditions.reordering:  # a copy may come late, after newer words; never first
+        if not conditions.reordering:  # a copy may come late, after newer messages; never first
             arrival_s = max(arrival_s, link.last_arrival_s)
             if not copy:
                 link.last_arrival_s = arrival_s

@@ -16,7 +16,7 @@ from epd_lab.sim.swarm import Excuse
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
-PICTURES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
+IMAGES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 FIRST_DECODE = "REQUEST:WAITING_FOR_REMOTE_KV>DECODING"
 
 IN_DOUBT = "OUTGOING:WRITING>QUARANTINED"
@@ -105,7 +105,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "deaf-prefill",
         ("F16", "F41"),
         topology="1e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("block", "gateway", other="p0", duration_s=6.0),),
         may_fail=Excuse(frozenset({"lost"}), refusals=False),
         why="prefill beats its heart and hears nothing: four attempts can be spent on it",
@@ -153,7 +153,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         mutants=("a_list_outlives_its_registry",),
     ),
     Drill(
-        "last-words-lost",
+        "last-messages-lost",
         ("F16", "F20"),
         topology="1e1p2d",
         work=Workload(36, max_tokens=4, spread_s=2.0),
@@ -161,10 +161,10 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         may_fail=Excuse(frozenset({"lost", "deadline", "unavailable"}), refusals=True),
         why="four attempts can each lose a message that only the next attempt repeats",
         fires=(
-            "last_word_lost",
+            "last_message_lost",
             "lost",
         ),
-        mutants=("nobody_asks_for_last_words",),
+        mutants=("nobody_asks_for_last_messages",),
         calm={"network.loss": 0.0},
     ),
     Drill(
@@ -178,7 +178,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ),
         engine_faults=True,
         must_fire=0.7,
-        fires=("last_word_lost",),
+        fires=("last_message_lost",),
         mutants=("what_failed_at_prefill_goes_on",),
     ),
     Drill(
@@ -209,7 +209,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "sick-encode",
         ("F13", "F14"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("oom", "here", point="ENCODING:QUEUED>PREPARED", nth=2, factor=1000),),
         mutants=("only_the_messenger_is_avoided",),
         engine_faults=True,
@@ -221,7 +221,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
     Drill(
         "lose-the-encode-device",
         ("F49",),
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("lose_device", "here", point="ENCODING:PREPARED>ENCODING", nth=4),),
         fires=(
             "device_lost",
@@ -246,7 +246,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
     Drill(
         "stall-the-only-encode",
         ("F7", "F15"),
-        work=PICTURES,
+        work=IMAGES,
         faults=(Fault("stall", "here", point="ENCODING:QUEUED>PREPARED", nth=4, duration_s=8.0),),
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
@@ -261,7 +261,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "bytes-change-in-flight",
         ("F54",),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=DataConditions(kind="rdma", corrupt=0.15),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet bytes that are not those that were sent",
@@ -277,7 +277,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         "writes-in-doubt",
         ("F6", "F8"),
         topology="2e1p1d",
-        work=PICTURES,
+        work=IMAGES,
         data=DataConditions(kind="rdma", unknown=0.2, linger_s=1.0, nbytes_per_s=2e5),
         may_fail=Excuse(frozenset({"transfer"}), refusals=False),
         why="four attempts can each meet a write whose outcome is unknown",
@@ -292,7 +292,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
     Drill(
         "restart-gateway-in-doubt",
         ("F7", "F8", "F35"),
-        work=PICTURES,
+        work=IMAGES,
         data=DataConditions(kind="rdma", unknown=0.6, linger_s=6.0),
         faults=(
             Fault("kill", "gateway", point="INCOMING:RESERVED>QUARANTINED", duration_s=0.2),

@@ -17,7 +17,7 @@ from epd_lab.sim.checkers.base import Checker, Context, MayFail
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.faults import Fault, Injector
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.guard import no_escape
 from epd_lab.sim.loop import Deadlock, StepLimitReached
 from epd_lab.sim.network import Conditions
@@ -87,7 +87,7 @@ class Plan:
         data = self.data
         stressed = self.bus_loses or max(data.failed, data.unknown, data.corrupt) > 0
         leaves = any(ask.cancel_after_s for ask in self.asks)
-        flawed = any(picture.flaw for ask in self.asks for _, picture in ask.pictures)
+        flawed = any(image.flaw for ask in self.asks for _, image in ask.images)
         return not (self.faults or stressed or leaves or flawed)
 
 
@@ -95,7 +95,7 @@ def describe(plan: Plan) -> str:
     """What a plan holds, in a line: said before it is run."""
     asks = plan.asks
     work = (
-        f"{len(asks)} requests ({sum(bool(ask.pictures) for ask in asks)} with pictures, "
+        f"{len(asks)} requests ({sum(bool(ask.images) for ask in asks)} with images, "
         f"{sum(ask.cancel_after_s > 0 for ask in asks)} hang up)"
     )
     faults = "; ".join(map(str, plan.faults)) or "no fault"
@@ -156,7 +156,7 @@ def _run(plan: Plan, prepare: Prepare | None, *, keep: bool) -> Result:
     cluster = Cluster(world, plan.topology, plan.settings)
     if plan.settings.disk_knows_all:
         asks = (*plan.asks, *_probes(0.0))
-        cluster.fill_disk(picture for ask in asks for _, picture in ask.pictures)
+        cluster.fill_disk(image for ask in asks for _, image in ask.images)
     clients = Clients(cluster, plan.asks)
     context = Context(
         world,
@@ -254,8 +254,8 @@ def _run_until(world: World, limit_s: float, done: Callable[[], bool]) -> None:
 
 
 def _probes(now_s: float) -> list[Ask]:
-    picture = Picture("probe")
+    image = Image("probe")
     return [
         Ask(9000, now_s, (11, 12, 13), (), 3, 1),
-        Ask(9001, now_s, (21, 22, 23), ((1, picture),), 3, 2),
+        Ask(9001, now_s, (21, 22, 23), ((1, image),), 3, 2),
     ]

@@ -74,7 +74,7 @@ def _is_time_to_end(digest: bytes, past: Past) -> bool:
 
 
 def _drawn(digest: bytes, past: Past, sampling: SamplingParams) -> int:
-    """With a small `top_k`, one of so few words, so that answers repeat and can be guessed."""
+    """With a small `top_k`, one of so few words, so that answers repeat and can be drafted."""
     if _is_time_to_end(digest, past):
         return EOS
     number = int.from_bytes(digest[1:8], "little")

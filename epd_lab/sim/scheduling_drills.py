@@ -23,20 +23,20 @@ TOO_FEW_BLOCKS = Settings(num_blocks=12)
 IMPATIENT = replace_timing(stall_timeout_s=0.12, max_attempts=1)
 """Shorter than a preempted request waits, and what is lost is not tried again."""
 
-GUESSING = msgspec.structs.replace(
+DRAFTING = msgspec.structs.replace(
     Settings().engine, speculative=SpeculativeConfig("ngram", 5, 1, 3)
 )
-"""With answers of a few words, most steps have guesses, and about half of them hold."""
+"""With answers of a few words, most steps have drafts, and about half of them hold."""
 
 SCHEDULING_DRILLS: tuple[Drill, ...] = (
     Drill(
-        "late-pictures",
+        "late-images",
         ("F10", "F24"),
         topology="1e1pd",
         work=Workload(16, image_share=0.8, slow_share=0.3, spread_s=0.2, max_tokens=24),
         settings=FEW_BLOCKS,
         fires=("REQUEST:RUNNING>WAITING_MID_PROMPT",),
-        mutants=("prompt_runs_over_its_picture", "mid_prompt_is_forgotten"),
+        mutants=("prompt_runs_over_its_image", "mid_prompt_is_forgotten"),
         calm={"settings.prefill.min_early_tokens": 1 << 20},
     ),
     Drill(
@@ -51,25 +51,25 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         "same-beginnings",
         ("F10", "F28"),
         topology="1epd",
-        work=Workload(30, image_share=0.8, num_texts=2, num_pictures=8, spread_s=2.0),
+        work=Workload(30, image_share=0.8, num_texts=2, num_images=8, spread_s=2.0),
         settings=Settings(num_blocks=48),
         fires=("prefix_hit",),
-        mutants=("prefix_ignores_pictures", "prefix_ignores_what_is_before"),
-        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
+        mutants=("prefix_ignores_images", "prefix_ignores_what_is_before"),
+        calm={"work.num_texts": 0, "work.num_images": 1 << 30},
     ),
     Drill(
         "same-beginnings-at-decode",
         ("F20", "F28"),
         topology="1e2p2d",
-        work=Workload(30, image_share=0.6, num_texts=2, num_pictures=8, spread_s=2.0),
+        work=Workload(30, image_share=0.6, num_texts=2, num_images=8, spread_s=2.0),
         faults=(Fault("kill", "d0", duration_s=0.5),),
         settings=Settings(num_blocks=48),
         fires=(
             "kv_held",
             "GENERATION:MIGRATING>PLACED",
         ),
-        mutants=("first_blocks_are_sent", "prefix_ignores_pictures"),
-        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
+        mutants=("first_blocks_are_sent", "prefix_ignores_images"),
+        calm={"work.num_texts": 0, "work.num_images": 1 << 30},
     ),
     Drill(
         "two-tenants",
@@ -79,7 +79,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         settings=Settings(num_blocks=256),
         fires=("prefix_hit", "kv_held"),
         mutants=("keys_say_nothing_of_who_asks", "decode_is_not_told_who_asks"),
-        calm={"work.num_texts": 0, "work.num_pictures": 1 << 30},
+        calm={"work.num_texts": 0, "work.num_images": 1 << 30},
     ),
     Drill(
         "kv-in-parts",
@@ -151,7 +151,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
             80,
             image_share=0.4,  # the others grow while these wait
             max_images=1,
-            num_pictures=30,
+            num_images=30,
             slow_share=0.5,
             max_text=40,
             max_tokens=50,
@@ -190,7 +190,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         calm={"settings.decode.max_running": 64},
     ),
     Drill(
-        "leave-the-line",
+        "leave-the-queue",
         ("F24", "F43"),
         work=Workload(
             30, image_share=0.3, spread_s=0.3, cancel_share=0.7, max_text=40, max_images=1
@@ -198,7 +198,7 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         data=DataConditions(nbytes_per_s=1e3, jitter_s=0.02),
         settings=Settings(num_blocks=28),
         fires=("REQUEST:WAITING>FINISHED", "REQUEST:WAITING_FOR_REMOTE_KV>CALLED_OFF"),
-        mutants=("who_leaves_the_line_wakes_nobody",),
+        mutants=("who_leaves_the_queue_wakes_nobody",),
         calm={"work.cancel_share": 0.0},
     ),
     Drill(
@@ -257,50 +257,50 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         calm={"settings.num_blocks": 1024},
     ),
     Drill(
-        "guesses",
+        "drafts",
         ("F24", "F43"),
         topology="1epd",
         work=Workload(
             48, num_words=3, image_share=0.4, spread_s=0.4, max_tokens=24, cancel_share=0.1
         ),
-        settings=Settings(num_blocks=40, engine=GUESSING),
-        fires=("guess_confirmed", "guess_rejected"),
+        settings=Settings(num_blocks=40, engine=DRAFTING),
+        fires=("draft_accepted", "draft_rejected"),
         mutants=(
-            "a_wrong_guess_is_said",
-            "a_wrong_guess_keeps_its_place",
-            "a_wrong_guess_is_published",
+            "a_rejected_draft_is_said",
+            "a_rejected_draft_keeps_its_place",
+            "a_rejected_draft_is_published",
             "said_behind_its_end",
-            "guesses_are_looked_back_at",
+            "drafts_are_looked_back_at",
         ),
         calm={"settings.engine.speculative": SpeculativeConfig()},
     ),
     Drill(
-        "guesses-a-step-ahead",
+        "drafts-a-step-ahead",
         ("F6", "F24"),
         topology="1epd",
         work=Workload(
             48, num_words=3, image_share=0.4, spread_s=0.4, max_tokens=24, cancel_share=0.1
         ),
         settings=Settings(
-            num_blocks=40, engine=msgspec.structs.replace(GUESSING, async_scheduling=True)
+            num_blocks=40, engine=msgspec.structs.replace(DRAFTING, async_scheduling=True)
         ),
-        fires=("guess_confirmed", "guess_rejected"),
-        mutants=("a_step_runs_ahead_of_guesses",),
+        fires=("draft_accepted", "draft_rejected"),
+        mutants=("a_step_runs_ahead_of_drafts",),
         calm={"settings.engine.speculative": SpeculativeConfig()},
     ),
     Drill(
-        "guesses-at-decode",
+        "drafts-at-decode",
         ("F20", "F24"),
         topology="1e1p2d",
         work=Workload(24, num_words=3, image_share=0.4, spread_s=1.0, max_tokens=40),
-        settings=Settings(num_blocks=40, engine=GUESSING),
+        settings=Settings(num_blocks=40, engine=DRAFTING),
         faults=(Fault("kill", "d0", point="MESSAGE:Tokens", nth=40, duration_s=1.0),),
         fires=(
-            "guess_confirmed",
-            "guess_rejected",
+            "draft_accepted",
+            "draft_rejected",
             "GENERATION:MIGRATING>PLACED",
         ),
-        mutants=("a_wrong_guess_is_said",),
+        mutants=("a_rejected_draft_is_said",),
         calm={"settings.engine.speculative": SpeculativeConfig()},
     ),
 )

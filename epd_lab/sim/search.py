@@ -20,7 +20,7 @@ DOWN_S = 0.3
 
 def base_plan(topology: str, seed: int = 1, num_requests: int = 4) -> Plan:
     """A short run without faults: few requests, close together."""
-    workload = Workload(num_requests=num_requests, spread_s=0.05, max_tokens=5, num_pictures=3)
+    workload = Workload(num_requests=num_requests, spread_s=0.05, max_tokens=5, num_images=3)
     return Plan(seed, topology, workload.draw(KeyedRandom(seed, "search")))
 
 

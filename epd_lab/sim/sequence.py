@@ -1,6 +1,6 @@
 """A run's messages as a mermaid sequence diagram, in a Markdown page that code hosts draw.
 
-Only words of the serving protocol: heartbeats and reports would bury them.  `focus` is what a
+Only messages of the serving protocol: heartbeats and reports would bury them.  `focus` is what a
 message or a fault must contain (a request id, a room); messages without an identity stay out then.
 """
 

@@ -210,10 +210,10 @@ def _always_bad(plan: Plan) -> Iterator[Plan]:
 
 
 def _simpler(ask: Ask) -> Iterator[Ask]:
-    if ask.pictures:
-        yield replace(ask, pictures=())
-    if len(ask.pictures) > 1:
-        yield replace(ask, pictures=ask.pictures[:1])
+    if ask.images:
+        yield replace(ask, images=())
+    if len(ask.images) > 1:
+        yield replace(ask, images=ask.images[:1])
     if ask.wishes != SEEDED or ask.stop_word:
         yield replace(ask, wishes=SEEDED, stop_word=0)
     if ask.max_tokens > 1:

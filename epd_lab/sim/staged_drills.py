@@ -34,7 +34,7 @@ STAGED_DRILLS: tuple[Drill, ...] = (
             "a_failed_encode_alone_says_nothing",
             "blocks_are_found_by_their_place",
         ),
-        calm={"work.drive_share": 0.0, "work.num_pictures": 1 << 30},
+        calm={"work.drive_share": 0.0, "work.num_images": 1 << 30},
     ),
     Drill(
         "kept-in-a-small-tier",

@@ -71,7 +71,7 @@ class Axis:
 
 
 def draw(timeline: Timeline, title: str, until_s: float) -> str:
-    """The picture as SVG text; `until_s`: leave out what begins later (the probes, silence)."""
+    """The image as SVG text; `until_s`: leave out what begins later (the probes, silence)."""
     bars = [bar for bar in timeline.bars if bar.from_s <= until_s]
     marks = [mark for mark in timeline.marks if mark.at_s <= until_s or mark.kind == "violation"]
     first_s = min((bar.from_s for bar in bars), default=0.0)

@@ -103,12 +103,12 @@ class Excuse:
         if record.error is None:
             return ""
         if record.error.kind != "deadline" and _has_flaw(record):
-            return "its picture is damaged, and used up the attempts"
+            return "its image is damaged, and used up the attempts"
         return f"{record.error.kind} by a fault" if record.error.kind in self.kinds else ""
 
 
 def _has_flaw(record: Record) -> bool:
-    return any(p.flaw in ("broken", "unencodable") for _, p in record.ask.pictures)
+    return any(p.flaw in ("broken", "unencodable") for _, p in record.ask.images)
 
 
 def excuse(
@@ -182,19 +182,19 @@ def _draw_workload(random: KeyedRandom) -> Workload:
         num_requests=3 + random.below(14, "requests"),
         spread_s=random.pick((0.02, 0.3, 1.5), "spread"),
         image_share=random.pick((0.3, 0.8, 1.0), "images"),
-        num_pictures=1 + random.below(8, "pictures"),
+        num_images=1 + random.below(8, "pictures"),
         num_texts=random.pick((0, 0, 3), "texts"),
         cancel_share=random.pick((0.0, 0.0, 0.3), "cancels"),
         broken_share=random.pick((0.0, 0.0, 0.15), "broken"),
         slow_share=random.pick((0.0, 0.1), "slow pictures"),
-        num_words=3 if _num_guesses(random) else 0,
+        num_words=3 if _num_drafts(random) else 0,
         kinds=random.pick((MIXED, MIXED, LOOKING_BACK), "wishes"),
         stop_share=random.pick((0.0, 0.0, 0.3), "stop strings"),
     )
 
 
-def _num_guesses(random: KeyedRandom) -> int:
-    """Every third run speculates, with answers that can be guessed."""
+def _num_drafts(random: KeyedRandom) -> int:
+    """Every third run speculates, with answers that can be drafted."""
     return random.pick((0, 0, 4), "guesses")
 
 
@@ -239,7 +239,7 @@ def _draw_encode(random: KeyedRandom, encode: EncodeConfig) -> EncodeConfig:
 def _draw_engine(random: KeyedRandom, engine: EngineConfig) -> EngineConfig:
     """Every second instance runs a step ahead, unless it speculates; every third bounds the length
     of a piece of work."""
-    count = _num_guesses(random)
+    count = _num_drafts(random)
     speculative = SpeculativeConfig("ngram", count, 1, 3) if count else SpeculativeConfig()
     ahead = random.chance(0.5, "a step ahead")
     quantum_ms = random.pick((0.0, 0.0, 4.0), "quantum")

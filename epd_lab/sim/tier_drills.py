@@ -33,7 +33,7 @@ SMALL_RING = msgspec.structs.replace(RING, send_buffer_nbytes=3 * SLOT_NBYTES)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 CARD = DataConditions(kind="rdma", nbytes_per_s=2e4, jitter_s=0.05)
 PATIENT = replace_timing(request_timeout_s=3.0, suspect_after_s=20.0, lost_after_s=30.0)
-SEEN_AGAIN = Workload(24, image_share=1.0, num_pictures=8, spread_s=1.5)
+SEEN_AGAIN = Workload(24, image_share=1.0, num_images=8, spread_s=1.5)
 
 TIER_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -50,7 +50,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "restart-finds-rows",
         ("F19", "F32", "F37"),
         topology="2e1p1d",
-        work=Workload(24, image_share=1.0, num_pictures=16),
+        work=Workload(24, image_share=1.0, num_images=16),
         settings=Settings(encode=TIERS),
         faults=(
             Fault("kill", "e0", point="ENCODING:ENCODING>RESIDENT", nth=12, duration_s=0.3),
@@ -67,7 +67,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "sick-disk",
         ("F12", "F32", "F38"),
         topology="2e1p1d",
-        work=Workload(32, image_share=1.0, num_pictures=12, spread_s=1.5),
+        work=Workload(32, image_share=1.0, num_images=12, spread_s=1.5),
         settings=Settings(
             encode=msgspec.structs.replace(TIERS, cache_device_nbytes=1, cache_host_nbytes=1),
             disk=DiskConditions(torn=0.2, rotten=0.2, mixed=0.2, lost=0.1, full=0.1),
@@ -96,7 +96,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=SEEN_AGAIN,
         settings=Settings(encode=TIERS, disk_knows_all=True),
         fires=("ENCODING:LOADING>DEMOTED",),
-        mutants=("pictures_need_an_encoder",),
+        mutants=("images_need_an_encoder",),
         calm={"topology": "1e2p1d", "settings": Settings()},
     ),
     Drill(
@@ -127,7 +127,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "encoder-runs-ahead",
         ("F4", "F24"),
         topology="2e1p1d",
-        work=Workload(30, spread_s=0.05, image_share=1.0, num_pictures=30),
+        work=Workload(30, spread_s=0.05, image_share=1.0, num_images=30),
         settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),
         fires=("encodes_deferred",),
         mutants=(
@@ -141,7 +141,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "small-send-ring",
         ("F3", "F4", "F18"),
         topology="1e2p1d",
-        work=Workload(20, spread_s=0.02, image_share=1.0, num_pictures=20),
+        work=Workload(20, spread_s=0.02, image_share=1.0, num_images=20),
         data=SLOW_LINK,
         settings=Settings(encode=RING),
         fires=("send_ring_deferred",),
@@ -156,7 +156,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "oversized-for-the-ring",
         ("F3", "F4"),
         topology="1e1p1d",
-        work=Workload(16, spread_s=0.3, image_share=1.0, num_pictures=8),
+        work=Workload(16, spread_s=0.3, image_share=1.0, num_images=8),
         settings=Settings(encode=SMALL_RING),
         fires=("send_ring_oversized",),
         mutants=("oversized_waits_for_the_ring",),
@@ -166,7 +166,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "cancel-in-the-ring",
         ("F3", "F42", "F43"),
         topology="1e2p1d",
-        work=Workload(20, spread_s=0.1, image_share=1.0, num_pictures=20, cancel_share=0.7),
+        work=Workload(20, spread_s=0.1, image_share=1.0, num_images=20, cancel_share=0.7),
         data=SLOW_LINK,
         settings=Settings(encode=RING),
         fires=(
@@ -180,7 +180,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "kill-receiver-of-the-ring",
         ("F3", "F8", "F20"),
         topology="1e2p1d",
-        work=Workload(16, spread_s=0.3, image_share=1.0, num_pictures=20),
+        work=Workload(16, spread_s=0.3, image_share=1.0, num_images=20),
         data=CARD,
         settings=Settings(encode=RING),
         faults=(Fault("kill", "peer", point="OUTGOING:PARKED>WRITING", nth=6, duration_s=0.4),),

@@ -14,8 +14,8 @@ gone refuses.
 
 `Unknown` outcomes are a stress that a drill asks for: the writer is told early, and the bytes may
 land up to `linger_s` later; `settle` says True when they have.  A call that raises late is the same
-without a word.  Where only the peer knows (`asks`, as between hosts), `settle` asks it: one that is
-dead, stands still, is slow or cut off does not answer.  `fence` says True only when the peer's
+without a message.  Where only the peer knows (`asks`, as between hosts), `settle` asks it: one that
+is dead, stands still, is slow or cut off does not answer.  `fence` says True only when the peer's
 process is dead and nothing between the two is under way any more: a time-out never counts.
 
 A changed bit is found by who sums: a transport that does so itself (`own_check`) fails the write.
@@ -125,7 +125,7 @@ class Fabric:
         self.busy_until_s: dict[str, float] = {}
         self.counters: Counter[str] = Counter()
         self.on_land: Callable[[Write, SimProcess, Sequence[int]], None] | None = None
-        self.is_cut: Callable[[str, str], bool] = lambda one, other: False  # words do not pass
+        self.is_cut: Callable[[str, str], bool] = lambda one, other: False  # messages do not pass
         self.corrupt_next: dict[str, deque[str]] = {}  # by writer: what its next writes are called
         self._serial: Counter[tuple[object, ...]] = Counter()
 

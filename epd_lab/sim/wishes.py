@@ -1,7 +1,7 @@
 """What clients want of their answers besides length: the sampling parameters that a request brings.
 
 Of each kind there are some in every workload, so that every drill moves, preempts, repeats and
-guesses answers that look back at what they have said.
+drafts answers that look back at what they have said.
 """
 
 from __future__ import annotations

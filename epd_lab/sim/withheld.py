@@ -1,4 +1,4 @@
-"""Words that the network keeps back for long, and lets go when nobody expects them any more.
+"""Messages that the network keeps back for long, and lets go when nobody expects them any more.
 
 A connection outlives its process in the network's queues, and another connection is not behind it
 in any order.  So what a process said may arrive after its successor has joined under its name.

@@ -11,7 +11,7 @@ import msgspec
 from epd.api.port import Generation, PreparedItem, Stage, TimeLimits
 from epd.messages import SamplingParams, TokenLogprobs
 from epd_lab.sim import golden, wishes
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.rand import KeyedRandom, draw_integer
 from epd_lab.sim.sampler import EOS, FIRST_WORD
 
@@ -26,7 +26,7 @@ class Ask:
     index: int
     at_s: float
     text: tuple[int, ...]  # token ids without placeholders
-    pictures: tuple[tuple[int, Picture], ...] = ()  # (position in text, picture)
+    images: tuple[tuple[int, Image], ...] = ()  # (position in text, image)
     max_tokens: int = 8
     seed: int = 0
     stops_at_eos: bool = True
@@ -42,24 +42,24 @@ class Ask:
     stop_word: int = 0  # when it reads this word, it has enough (a stop string); 0: never
 
     def __str__(self) -> str:
-        pictures = ", ".join(picture.name for _, picture in self.pictures) or "none"
+        images = ", ".join(image.name for _, image in self.images) or "none"
         hangs_up = f", hangs up after {self.cancel_after_s:.3f} s" if self.cancel_after_s else ""
         wanted = wishes.told(self.wishes) + (", stops at a word" if self.stop_word else "")
         return (
-            f"request {self.index} at {self.at_s:.4f} s: {len(self.text)} words, pictures: "
-            f"{pictures}, up to {self.max_tokens} tokens{wanted}{hangs_up}"
+            f"request {self.index} at {self.at_s:.4f} s: {len(self.text)} words, images: "
+            f"{images}, up to {self.max_tokens} tokens{wanted}{hangs_up}"
         )
 
-    def placed(self) -> tuple[tuple[int, ...], tuple[tuple[int, Picture], ...]]:
-        """Token ids with expanded placeholders, and pictures with their offsets there."""
+    def placed(self) -> tuple[tuple[int, ...], tuple[tuple[int, Image], ...]]:
+        """Token ids with expanded placeholders, and images with their offsets there."""
         token_ids: list[int] = []
-        placed: list[tuple[int, Picture]] = []
-        pictures = list(self.pictures)
+        placed: list[tuple[int, Image]] = []
+        images = list(self.images)
         for position in range(len(self.text) + 1):
-            while pictures and pictures[0][0] == position:
-                picture = pictures.pop(0)[1]
-                placed.append((len(token_ids), picture))
-                token_ids += [golden.IMAGE_TOKEN] * picture.num_rows
+            while images and images[0][0] == position:
+                image = images.pop(0)[1]
+                placed.append((len(token_ids), image))
+                token_ids += [golden.IMAGE_TOKEN] * image.num_rows
             if position < len(self.text):
                 token_ids.append(self.text[position])
         return tuple(token_ids), tuple(placed)
@@ -79,7 +79,7 @@ class Ask:
         """What it asks for, in order; the last one is the answer."""
         if not self.drives:
             return ("",)
-        every: tuple[Stage, ...] = ("encode", "prefill", "") if self.pictures else ("prefill", "")
+        every: tuple[Stage, ...] = ("encode", "prefill", "") if self.images else ("prefill", "")
         return every[: every.index(self.leaves_after) + 1] if self.leaves_after in every else every
 
     def generation(self, stage: Stage = "", claim: str = "") -> Generation:
@@ -111,9 +111,9 @@ class Ask:
 
 
 @functools.lru_cache(maxsize=4096)
-def mm_hash_of(picture: Picture) -> str:
+def mm_hash_of(image: Image) -> str:
     """64 hex digits, as the gateway's own hash."""
-    words = (draw_integer(0, "hash", picture.image(), n) for n in range(4))
+    words = (draw_integer(0, "hash", image.image(), n) for n in range(4))
     return "".join(f"{word:016x}" for word in words)
 
 
@@ -126,13 +126,13 @@ class Workload:
     spread_s: float = 1.0
     image_share: float = 0.7
     max_images: int = 3
-    num_pictures: int = 6  # few: pictures repeat between requests
+    num_images: int = 6  # few: images repeat between requests
     max_text: int = 20
     max_tokens: int = 12
     cancel_share: float = 0.0
     broken_share: float = 0.0
     slow_share: float = 0.0
-    num_texts: int = 0  # few: texts, and the places of pictures in them, repeat; 0: all differ
+    num_texts: int = 0  # few: texts, and the places of images in them, repeat; 0: all differ
     timeline_share: float = 0.25
     num_words: int = 0  # of a conversation, its turns' ends besides; 0: one turn, any words
     whole_share: float = 0.5  # of clients that do not want a stream
@@ -154,18 +154,18 @@ class Workload:
             drawn = KeyedRandom(0, "text", random.below(self.num_texts, "which text"))
         length = 1 + drawn.below(self.max_text, "length")
         text = tuple(self._word(drawn, n) for n in range(length))
-        pictures: list[tuple[int, Picture]] = []
+        images: list[tuple[int, Image]] = []
         if random.chance(self.image_share, "image"):
             count = 1 + drawn.below(self.max_images, "count")
             spots = sorted(drawn.below(length + 1, "spot", n) for n in range(count))
-            pictures = [(spot, self._picture(random, n)) for n, spot in enumerate(spots)]
+            images = [(spot, self._image(random, n)) for n, spot in enumerate(spots)]
         cancels = random.chance(self.cancel_share, "cancel")
         wanted = wishes.draw(random.stream("wishes"), self.kinds, self.num_words)
         return Ask(
             index,
             self.start_s + self.spread_s * random.uniform("at"),
             text,
-            tuple(pictures),
+            tuple(images),
             max_tokens=1 + random.below(self.max_tokens, "tokens"),
             seed=random.below(1 << 31, "seed"),
             stops_at_eos=random.chance(0.8, "eos"),
@@ -197,11 +197,11 @@ class Workload:
         word = drawn.below(self.num_words + 1, "text", n)
         return FIRST_WORD + word if word < self.num_words else EOS
 
-    def _picture(self, random: KeyedRandom, n: int) -> Picture:
-        number = random.below(self.num_pictures, "picture", n)
+    def _image(self, random: KeyedRandom, n: int) -> Image:
+        number = random.below(self.num_images, "picture", n)
         grid = GRIDS[number % len(GRIDS)]
         if random.chance(self.broken_share, "broken", n):
-            return Picture(f"bad{number}", grid, ("broken", "unencodable")[number % 2])
+            return Image(f"bad{number}", grid, ("broken", "unencodable")[number % 2])
         if random.chance(self.slow_share, "slow", n):
-            return Picture(f"slow{number}", grid, "slow")
-        return Picture(f"pic{number}", grid)
+            return Image(f"slow{number}", grid, "slow")
+        return Image(f"pic{number}", grid)

@@ -150,7 +150,7 @@ class Letters:
 
 
 class FakePreparer:
-    """A prompt has one token per character and 64 per picture."""
+    """A prompt has one token per character and 64 per image."""
 
     model_name = "tiny"
     served_names: tuple[str, ...] = ("tiny",)

@@ -1,4 +1,4 @@
-"""/v1/messages as Anthropic's own client sees it: answers, streams, tools, pictures and errors."""
+"""/v1/messages as Anthropic's own client sees it: answers, streams, tools, images and errors."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ async def test_why_it_ended(script: Any, fields: Any, expected: Any):
     assert (streamed.stop_reason, streamed.stop_sequence) == expected
 
 
-async def test_a_conversation_with_pictures_and_tools():
-    """Results of tools are messages of their own; a result's picture opens the next one."""
+async def test_a_conversation_with_images_and_tools():
+    """Results of tools are messages of their own; a result's image opens the next one."""
     messages: Any = [
         {
             "role": "user",
@@ -127,10 +127,10 @@ async def test_a_conversation_with_pictures_and_tools():
     async with client_of() as (client, frontend, preparer):
         preparer.max_context = 400
         answer = await ask(client, messages=messages, system=system, tools=TOOLS)
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
     system_m, first, called, result, last = preparer.messages
     assert system_m == {"role": "system", "content": [{"type": "text", "text": "be brief"}]}
-    assert first["content"][1] == picture
+    assert first["content"][1] == image
     assert first["content"][2]["image_url"]["url"] == "https://x/1.png"
     assert called["reasoning_content"] == "hm"
     assert called["tool_calls"][0]["function"] == {
@@ -138,7 +138,7 @@ async def test_a_conversation_with_pictures_and_tools():
         "arguments": {"city": "Bern"},
     }
     assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "sun", "t1")
-    assert last["content"] == [picture, {"type": "text", "text": "and now?"}]
+    assert last["content"] == [image, {"type": "text", "text": "and now?"}]
     assert preparer.tools[0]["function"]["parameters"] == TOOLS[0]["input_schema"]
     assert len(frontend.generations[0].items) == 3
     assert answer.usage.input_tokens > 3 * NUM_IMAGE_ROWS
@@ -320,7 +320,7 @@ async def test_refusals_name_the_field(body: dict[str, Any], param: str):
     assert caught.value.message
 
 
-async def test_a_picture_that_is_refused_later_has_its_own_name():
+async def test_an_image_that_is_refused_later_has_its_own_name():
     """The prompt's part of the work knows chat's names only."""
     async with client_of() as (client, frontend, _):
         source: Any = {"type": "url", "url": "file:///etc/passwd"}

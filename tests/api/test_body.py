@@ -24,7 +24,7 @@ from tests.api.fakes import FakePreparer, serving
 from tests.api.wire import HI, Wire, exchange, is_well, request, until
 
 LONG = bytes(range(256)) * 30
-BOUND = Bound("picture", 1 << 20)
+BOUND = Bound("image", 1 << 20)
 PNG = "data:image/png;base64,"
 
 
@@ -117,8 +117,8 @@ async def test_too_much_data_is_not_kept() -> None:
     intake = Intake(Limits(max_image_nbytes=10_000, max_video_nbytes=10_000), 100)
     url = (await parsed(intake, with_urls(url_of(LONG * 2)), 5000, 9000))["parts"][0]["url"]
     assert not any(url.frames)
-    with pytest.raises(ApiError, match="x has more than 9000 bytes, the limit for one picture"):
-        read_data_url(url, Bound("picture", 9000), "x")
+    with pytest.raises(ApiError, match="x has more than 9000 bytes, the limit for one image"):
+        read_data_url(url, Bound("image", 9000), "x")
     intake.close()
 
 
@@ -204,13 +204,13 @@ async def test_ids_of_a_prompt_come_on_top(intake: Intake) -> None:
 # --- bytes in flight ------------------------------------------------------------------------------
 
 
-def picture_of(nbytes: int) -> dict[str, Any]:
+def image_of(nbytes: int) -> dict[str, Any]:
     part = {"type": "image_url", "image_url": {"url": url_of(bytes(nbytes))}}
     return {"messages": [{"role": "user", "content": [part]}]}
 
 
 async def test_bodies_that_arrive_share_a_budget() -> None:
-    raw = request(picture_of(60_000))
+    raw = request(image_of(60_000))
     async with serving(max_inflight_nbytes=100_000) as (server, _, _):
         assert server._intake is not None
         slow = await Wire.to(server)
@@ -245,7 +245,7 @@ async def test_a_body_is_in_flight_until_its_request_has_ended() -> None:
 async def test_a_client_that_leaves_gives_its_bytes_back() -> None:
     async with serving() as (server, _, _):
         wire = await Wire.to(server)
-        wire.writer.write(request(picture_of(60_000))[:-10])
+        wire.writer.write(request(image_of(60_000))[:-10])
         await until(lambda: server._intake is not None and server._intake.nbytes > 0)
         wire.drop()
         await until(lambda: server._intake is not None and server._intake.nbytes == 0)

@@ -6,18 +6,18 @@ import base64
 
 import pytest
 
-from epd.api.data_url import is_data_url, picture_bound, read_data_url
+from epd.api.data_url import image_bound, is_data_url, read_data_url
 from epd.api.errors import ApiError
 from epd.config import Limits
 
-PICTURE = b"\x89PNG as far as this module knows"
+IMAGE = b"\x89PNG as far as this module knows"
 LIMITS = Limits(max_image_nbytes=100_000)
-BOUND = picture_bound(LIMITS)
+BOUND = image_bound(LIMITS)
 
 
 def test_data_urls() -> None:
-    url = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
-    assert read_data_url(url, BOUND, "x") == PICTURE
+    url = "data:image/png;base64," + base64.b64encode(IMAGE).decode()
+    assert read_data_url(url, BOUND, "x") == IMAGE
     assert read_data_url("DATA:;BASE64,YWJj", BOUND, "x") == b"abc"
     assert read_data_url("data:image/svg+xml,%3Csvg", BOUND, "x") == b"<svg"
     assert is_data_url("data:,")
@@ -29,7 +29,7 @@ def test_data_urls() -> None:
     ("url", "words"),
     [
         ("data:image/png;base64", "comma"),
-        ("data:image/png;base64,@@@", "base64"),
+        ("data:image/png;base64,@", "base64"),
         ("data:;base64,abc", "base64"),
         ("data:;base64,YWJj\nYWJj", "base64"),
         ("data:;base64,☃☃☃☃", "base64"),

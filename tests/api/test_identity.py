@@ -1,4 +1,4 @@
-"""Who is the same picture, for whom (fault F38)."""
+"""Who is the same image, for whom (fault F38)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BOB = {b"authorization": b"Bearer bob"}
 
 
 def test_content_and_all_that_shapes_its_rows_is_the_identity() -> None:
-    parts = ("scope", b"picture", "processor", "model")
+    parts = ("scope", b"image", "processor", "model")
     others = [
-        ("scop", b"epicture", "processor", "model"),
-        ("scope", b"picture", "processorm", "odel"),
-        ("scope", b"picture2", "processor", "model"),
-        ("other", b"picture", "processor", "model"),
+        ("scop", b"eimage", "processor", "model"),
+        ("scope", b"image", "processorm", "odel"),
+        ("scope", b"image2", "processor", "model"),
+        ("other", b"image", "processor", "model"),
     ]
     assert len({mm_hash(*given) for given in [parts, *others]}) == 5
     assert mm_hash(*parts) == mm_hash(*parts)
@@ -47,7 +47,7 @@ def test_the_scope_follows_the_setting() -> None:
 
 
 @pytest.mark.parametrize(("cache_scope", "shared"), [("tenant", False), ("global", True)])
-async def test_tenants_share_pictures_and_text_only_in_a_global_scope(
+async def test_tenants_share_images_and_text_only_in_a_global_scope(
     cache_scope: str, shared: bool
 ) -> None:
     preparer = Preparer(GatewayConfig(model_dir=str(Path(CHECKPOINT)), cache_scope=cache_scope))

@@ -16,7 +16,7 @@ from epd.api.server import ApiServer
 from epd.config import GatewayConfig, Limits
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakeFrontend
-from tests.api.test_picture import picture
+from tests.api.test_image import drawn_image
 from tests.api.wire import CHAT, Wire, is_well, request
 
 LIMIT_NBYTES = Limits().max_body_nbytes
@@ -71,7 +71,7 @@ def said(content: bytes) -> bytes:
 TEXT = 4 << 20
 INLINE = 60 << 10  # short enough for the loop itself
 SAID = b'{"messages":[{"role":"user","content":['
-PNG = picture()
+PNG = drawn_image()
 URL = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,'
 BODIES: dict[str, Callable[[], bytes]] = {
     "messages": lambda: repeated(b'{"messages":[', b'{"role":"user","content":"hi"}', b"]}"),
@@ -136,14 +136,14 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "deep and whole": lambda: b'{"metadata":' + b"[" * 900 + b"]" * 900 + b"}",
     "number": lambda: b'{"seed":' + b"9" * (TEXT - 20) + b"}",
     "fraction": lambda: b'{"top_p":0.' + b"0" * (TEXT - 20) + b"1}",
-    "picture": lambda: said(b"[" + URL + b"A" * (LIMIT_NBYTES - 140) + b'"}}]'),
-    "escaped picture": lambda: said(b"[" + URL + b"\\u002b" * (LIMIT_NBYTES // 6 - 30) + b'"}}]'),
+    "image": lambda: said(b"[" + URL + b"A" * (LIMIT_NBYTES - 140) + b'"}}]'),
+    "escaped image": lambda: said(b"[" + URL + b"\\u002b" * (LIMIT_NBYTES // 6 - 30) + b'"}}]'),
     "slashes": lambda: said(b"[" + URL + b"\\/" * (LIMIT_NBYTES // 2 - 80) + b'"}}]'),
-    "whole picture": lambda: said(
+    "whole image": lambda: said(
         b"[" + URL + b64encode(PNG + bytes((32 << 20) - len(PNG))) + b'"}}]'
     ),
-    "broken picture": lambda: said(b"[" + URL + b"\\" * (LIMIT_NBYTES - 140) + b'"}}]'),
-    "pictures": lambda: repeated(SAID, URL + b"A" * 5000 + b'"}}', b"]}]}"),
+    "broken image": lambda: said(b"[" + URL + b"\\" * (LIMIT_NBYTES - 140) + b'"}}]'),
+    "images": lambda: repeated(SAID, URL + b"A" * 5000 + b'"}}', b"]}]}"),
     "frames": lambda: said(
         b'[{"type":"video_url","video_url":{"url":"data:video/jpeg;base64,'
         + b"," * (LIMIT_NBYTES - 200)
@@ -182,7 +182,7 @@ PATHS = {
     "items": "/v1/responses",
     "prompts": "/v1/completions",
 }
-QUICK = ("messages", "ids", "text", "keys", "metadata", "parts that are counted", "whole picture")
+QUICK = ("messages", "ids", "text", "keys", "metadata", "parts that are counted", "whole image")
 
 
 @pytest.mark.parametrize(

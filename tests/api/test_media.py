@@ -1,4 +1,4 @@
-"""Pictures under policy (F46): what may be fetched, and how much of it."""
+"""Images under policy (F46): what may be fetched, and how much of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from aiohttp import web
 
 from epd.api import addresses
-from epd.api.data_url import picture_bound
+from epd.api.data_url import image_bound
 from epd.api.errors import ApiError
 from epd.api.media import MediaFetcher
 from epd.config import Limits
 
-PICTURE = b"\x89PNG as far as this module knows"
+IMAGE = b"\x89PNG as far as this module knows"
 LIMITS = Limits(max_image_nbytes=100_000, fetch_timeout_s=2.0)
-BOUND = picture_bound(LIMITS)
+BOUND = image_bound(LIMITS)
 OPEN = Limits(max_image_nbytes=100_000, allow_private_networks=True)
 
 
@@ -44,7 +44,7 @@ async def site(served: list[str]) -> AsyncIterator[str]:
         return response
 
     async def image(request: web.Request) -> web.Response:
-        return web.Response(body=PICTURE, content_type="text/html")
+        return web.Response(body=IMAGE, content_type="text/html")
 
     async def moved(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": request.query["to"]})
@@ -85,7 +85,7 @@ async def site(served: list[str]) -> AsyncIterator[str]:
 
 
 async def outcome(url: str, limits: Limits) -> bytes | str:
-    """The picture, or what the client is told."""
+    """The image, or what the client is told."""
     fetcher = MediaFetcher(limits)
     try:
         return await fetcher.fetch(url, BOUND, "x")
@@ -103,10 +103,10 @@ def moved(site: str, *hops: str) -> str:
     return url
 
 
-async def test_pictures_where_private_networks_are_allowed(site: str) -> None:
-    assert await outcome(f"{site}/image", OPEN) == PICTURE
-    assert await outcome(f"{site}/moved?to=/image", OPEN) == PICTURE
-    assert await outcome(site.replace("127.0.0.1", "localhost") + "/image", OPEN) == PICTURE
+async def test_images_where_private_networks_are_allowed(site: str) -> None:
+    assert await outcome(f"{site}/image", OPEN) == IMAGE
+    assert await outcome(f"{site}/moved?to=/image", OPEN) == IMAGE
+    assert await outcome(site.replace("127.0.0.1", "localhost") + "/image", OPEN) == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_a_server_may_not_take_its_time(site: str) -> None:
 
 async def test_redirects_are_few(site: str) -> None:
     end = f"{site}/image"
-    assert await outcome(moved(site, "", end), OPEN) == PICTURE
+    assert await outcome(moved(site, "", end), OPEN) == IMAGE
     assert "redirects more than 3" in str(await outcome(moved(site, "", "", "", end), OPEN))
 
 
@@ -183,7 +183,7 @@ async def test_a_redirect_does_not_lead_inside(site: str, served: list[str], hos
 
 @pytest.mark.usefixtures("first_is_public")
 async def test_what_is_outside_is_fetched(site: str) -> None:
-    assert await outcome(f"{site}/image", LIMITS) == PICTURE
+    assert await outcome(f"{site}/image", LIMITS) == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ async def test_nobody_listens() -> None:
 
 async def test_hosts_that_may_be_named(site: str, served: list[str]) -> None:
     limits = Limits(allow_private_networks=True, allowed_media_domains=("127.0.0.1",))
-    assert await outcome(f"{site}/image", limits) == PICTURE
+    assert await outcome(f"{site}/image", limits) == IMAGE
     elsewhere = f"{site}/image".replace("127.0.0.1", "localhost")
     served.clear()
     assert "from 127.0.0.1 only" in str(await outcome(elsewhere, limits))
@@ -213,14 +213,14 @@ async def test_files_below_one_directory(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     for directory in (inside, outside):
         directory.mkdir()
-        (directory / "a b.png").write_bytes(PICTURE)
+        (directory / "a b.png").write_bytes(IMAGE)
     (inside / "large").write_bytes(bytes(BOUND.nbytes + 1))
     (inside / "link").symlink_to(outside / "a b.png")
     (inside / "round").symlink_to(inside / "round")
     os.mkfifo(inside / "pipe")
     limits = Limits(allowed_local_media_path=str(inside))
-    assert await outcome(f"file://{inside}/a%20b.png", limits) == PICTURE
-    assert await outcome(f"FILE://localhost{inside}/a b.png", limits) == PICTURE
+    assert await outcome(f"file://{inside}/a%20b.png", limits) == IMAGE
+    assert await outcome(f"FILE://localhost{inside}/a b.png", limits) == IMAGE
     assert "more than 100000 bytes" in str(await outcome(f"file://{inside}/large", limits))
     for name in (
         f"{outside}/a%20b.png", f"{inside}/../out/a%20b.png", f"{inside}/%2e%2e/out/a b.png",
@@ -238,7 +238,7 @@ async def test_a_link_that_is_made_meanwhile_leads_nowhere(
 ) -> None:
     for directory in (tmp_path / "in" / "deep", tmp_path / "out" / "deep"):
         directory.mkdir(parents=True)
-        (directory / "a").write_bytes(PICTURE)
+        (directory / "a").write_bytes(IMAGE)
     really_open = os.open
 
     def open_later(path: Path, flags: int) -> int:
@@ -254,7 +254,7 @@ async def test_a_link_that_is_made_meanwhile_leads_nowhere(
 
 
 async def test_no_server_leads_to_a_file(site: str, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(PICTURE)
+    (tmp_path / "a").write_bytes(IMAGE)
     limits = Limits(allow_private_networks=True, allowed_local_media_path=str(tmp_path))
     found = await outcome(moved(site, f"file://{tmp_path}/a"), limits)
     assert "leads to 'file:" in str(found)

@@ -34,13 +34,13 @@ def test_roles_and_parts():
 
 
 @pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
-def test_a_picture_s_detail_is_a_hint(detail: str | None):
+def test_an_image_s_detail_is_a_hint(detail: str | None):
     asked = chat(messages=parts(image(url="x", detail=detail)))
     assert asked.messages == chat(messages=parts(image(url="x"))).messages
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
-def test_a_picture_in_any_message_but_an_answer_and_as_a_plain_url(role: str):
+def test_an_image_in_any_message_but_an_answer_and_as_a_plain_url(role: str):
     plain = {"type": "image_url", "image_url": "data:x"}
     found = chat(messages=parts(plain, role=role)).messages
     assert found == chat(messages=parts(image(url="data:x"), role=role)).messages
@@ -93,10 +93,10 @@ def test_faults_of_messages_are_named_with_their_path(messages: Any, param: str)
 def test_names_and_hints_in_messages_and_tools_have_no_effect():
     hints = {"id": "x", "cache_control": {"type": "ephemeral"}}
     part = {"type": "text", "text": "u", "uuid": "7", **hints}
-    picture = {**image(url="data:x"), "uuid": "8", **hints}
+    shown = {**image(url="data:x"), "uuid": "8", **hints}
     plain = [{"type": "text", "text": "u"}, image(url="data:x")]
     tool = {"type": "function", "function": {"name": "now"}}
-    sent = {"role": "user", "content": [part, picture], "type": "message", **hints}
+    sent = {"role": "user", "content": [part, shown], "type": "message", **hints}
     asked = chat(messages=[sent], tools=[{**tool, "cache_control": {"type": "ephemeral"}}])
     expected = chat(messages=[{"role": "user", "content": plain}], tools=[tool])
     assert asked.messages == expected.messages

@@ -1,4 +1,4 @@
-"""`min_pixels` and `max_pixels`: read, part of a picture's identity, counted as processors do."""
+"""`min_pixels` and `max_pixels`: read, part of an image's identity, counted as processors do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from epd.engine.geometry import bounded, image_geometry
 from epd.messages import PixelBounds
 from epd.tiny import CHECKPOINT
 from tests.api.fakes import FakePreparer
-from tests.e2e.client import picture_part, png
-from tests.engine.conftest import picture
+from tests.e2e.client import image_part, png
+from tests.engine.conftest import drawn_image
 from tests.engine.reference import reference_processor
 from tests.engine.tiny_models import cached_model
 
@@ -28,7 +28,7 @@ KWARGS = "mm_processor_kwargs"
 
 
 async def prepare(preparer: Preparer, **kwargs: Any) -> Prompt:
-    content = [picture_part(png(picture(1, 96, 64))), {"type": "text", "text": "what?"}]
+    content = [image_part(png(drawn_image(1, 96, 64))), {"type": "text", "text": "what?"}]
     body = {"messages": [{"role": "user", "content": content}]}
     asked = read_chat({**body, **({KWARGS: kwargs} if kwargs else {})}, preparer, Limits())
     return await preparer.chat(asked.messages or ())

@@ -42,7 +42,7 @@ def test_a_budget_for_each_encoder() -> None:
 def test_a_share_for_each_key() -> None:
     budget = PixelBudget(LIMITS, lambda: 1)
     give_back = budget.take("a", 400)
-    assert "this key has pictures of 400 pixels" in refused(budget, "a", 200)
+    assert "this key has images of 400 pixels" in refused(budget, "a", 200)
     budget.take("b", 400)
     budget.take("", 200)
     refused(budget, "b", 1)
@@ -76,7 +76,7 @@ async def test_pixels_are_before_the_encoders_until_the_first_token() -> None:
         assert (status, headers["retry-after"]) == (429, "1")
         assert json.loads(answer)["error"]["code"] == "overloaded"
         text = await Wire.to(server)
-        text.writer.write(request({**HI, "stream": True}))  # has no picture
+        text.writer.write(request({**HI, "stream": True}))  # has no image
         await until(lambda: len(frontend.generations) == 2)
         wait.set()
         assert (await first.head())[0] == 200

@@ -1,4 +1,4 @@
-"""From messages with pictures to expanded ids, with the bundled model and without transformers."""
+"""From messages with images to expanded ids, with the bundled model and without transformers."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ async def test_bad_words_are_found_at_a_start_and_behind_a_space() -> None:
     assert words == ((110, 111), (97,))  # of bytes: a space is a token of its own
 
 
-async def test_a_prompt_keeps_its_last_tokens_unless_pictures_would_be_cut() -> None:
+async def test_a_prompt_keeps_its_last_tokens_unless_images_would_be_cut() -> None:
     preparer = Preparer(GatewayConfig(model_dir=str(CHECKPOINT)))
     prompt = await preparer.completion([1, 2, 3])
-    pictured = await preparer.chat(user(part(png(64, 64))))
+    imaged = await preparer.chat(user(part(png(64, 64))))
     await preparer.close()
     assert prompt.truncated(2).token_ids == (2, 3)
     assert prompt.truncated(3) is prompt
     with pytest.raises(ApiError) as caught:
-        pictured.truncated(4)
+        imaged.truncated(4)
     assert caught.value.param == "truncate_prompt_tokens"
 
 
-async def test_each_picture_has_as_many_placeholders_as_transformers_gives_it_rows(
+async def test_each_image_has_as_many_placeholders_as_transformers_gives_it_rows(
     preparer: Preparer,
 ) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
@@ -87,8 +87,8 @@ async def test_each_picture_has_as_many_placeholders_as_transformers_gives_it_ro
 
     processor = Qwen2VLImageProcessorPil.from_pretrained(str(CHECKPOINT))
     sizes = [(64, 48), (300, 500), (33, 97)]
-    pictures = [Image.new("RGB", size) for size in sizes]
-    grids = processor(images=pictures, return_tensors="np")["image_grid_thw"].tolist()
+    images = [Image.new("RGB", size) for size in sizes]
+    grids = processor(images=images, return_tensors="np")["image_grid_thw"].tolist()
     prompt = await preparer.chat(user(*(part(png(*size)) for size in sizes), "What?"))
     assert [list(item.grid_thw) for item in prompt.items] == grids
     assert [item.num_rows for item in prompt.items] == [t * h * w // 4 for t, h, w in grids]
@@ -99,7 +99,7 @@ async def test_each_picture_has_as_many_placeholders_as_transformers_gives_it_ro
     assert prompt.token_ids.count(IMAGE_ID) == sum(item.num_rows for item in prompt.items)
 
 
-async def test_pictures_keep_their_order_and_bytes(preparer: Preparer) -> None:
+async def test_images_keep_their_order_and_bytes(preparer: Preparer) -> None:
     large = png(600, 600, "red", compress_level=0)  # goes through a thread
     small = png(40, 40)
     assert len(base64.b64encode(large)) > INLINE_NBYTES > len(small)
@@ -110,7 +110,7 @@ async def test_pictures_keep_their_order_and_bytes(preparer: Preparer) -> None:
     assert prompt.items[0].offset < prompt.items[1].offset
 
 
-async def test_equal_pictures_have_one_hash(preparer: Preparer) -> None:
+async def test_equal_images_have_one_hash(preparer: Preparer) -> None:
     prompt = await preparer.chat(user(part(png(64, 64)), part(png(64, 64)), part(png(64, 65))))
     first, second, third = (item.mm_hash for item in prompt.items)
     assert first == second != third
@@ -132,7 +132,7 @@ def test_identity_is_all_that_decides_the_rows() -> None:
     assert len(others | {base}) == 7
 
 
-async def test_refused_pictures_are_named(preparer: Preparer) -> None:
+async def test_refused_images_are_named(preparer: Preparer) -> None:
     error = await refusal(preparer, user("a", part(png(2000, 5))))
     assert (error.status, error.param) == (400, "messages[0].content[1].image_url")
     assert "200 times" in error.message
@@ -145,9 +145,9 @@ def file_part() -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
 
 
-async def test_a_placeholder_in_text_is_not_a_picture(preparer: Preparer) -> None:
+async def test_a_placeholder_in_text_is_not_an_image(preparer: Preparer) -> None:
     error = await refusal(preparer, user("look <|image_pad|>", part(png(40, 40))))
-    assert "2 image placeholders for 1 pictures" in error.message
+    assert "2 image placeholders for 1 images" in error.message
     with pytest.raises(ApiError) as caught:
         await preparer.completion("look <|image_pad|>")
     assert caught.value.param == "prompt"
@@ -176,7 +176,7 @@ async def test_a_family_with_another_geometry_and_key(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     made = Preparer(GatewayConfig(model_dir=str(tmp_path / "model")))
     prompt = await made.chat(user(part(png(40, 20)), part(png(50, 50)), "?"))
-    # 2 x 2 of the whole picture, lines x columns of its tiles, and one newline for each line
+    # 2 x 2 of the whole image, lines x columns of its tiles, and one newline for each line
     assert [item.num_rows for item in prompt.items] == [4 + 2 * 4 + 2, 4 + 4 * 4 + 4]
     assert [item.grid_thw for item in prompt.items] == [(1, 20, 40), (1, 50, 50)]
     assert prompt.token_ids.count(IMAGE_ID) == 14 + 24
@@ -184,13 +184,13 @@ async def test_a_family_with_another_geometry_and_key(tmp_path: Path) -> None:
     await made.close()
 
 
-async def test_a_text_only_model_takes_no_pictures(tmp_path: Path) -> None:
+async def test_a_text_only_model_takes_no_images(tmp_path: Path) -> None:
     shutil.copytree(CHECKPOINT, tmp_path / "model")
     config = {"model_type": "qwen3", "vocab_size": 272, "max_position_embeddings": 128}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     made = Preparer(GatewayConfig(model_dir=str(tmp_path / "model"), model_name="text"))
     error = await refusal(made, user(part(png(40, 40))))
-    assert "takes no pictures" in error.message
+    assert "takes no images" in error.message
     assert error.param == "messages[0].content[0].image_url"
     assert (made.model_name, made.max_context, made.vocab_size) == ("text", 128, 272)
     assert (await made.chat(user("hi"))).items == ()
@@ -228,11 +228,11 @@ async def test_the_publisher_s_defaults(
 async def test_work_for_a_client_that_has_left_is_not_begun(
     preparer: Preparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A picture that waits for a thread, and its client leaves."""
+    """An image that waits for a thread, and its client leaves."""
     gone = asyncio.Event()
     held = threading.Event()
     measured: list[str] = []
-    monkeypatch.setattr(preparer._measurer, "picture", lambda source, *_: measured.append("it"))
+    monkeypatch.setattr(preparer._measurer, "image", lambda source, *_: measured.append("it"))
 
     async def receive() -> dict[str, str]:
         await gone.wait()

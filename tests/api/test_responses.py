@@ -1,4 +1,4 @@
-"""/v1/responses as OpenAI's own client sees it: answers, events, tools, pictures and refusals."""
+"""/v1/responses as OpenAI's own client sees it: answers, events, tools, images and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}]
 CALLING = [said("Hm. "), 0.05, said(CALL[:52]), 0.05, said(CALL[52:]), said("", "stop")]
 HELLO: Any = {"role": "user", "content": "hello"}
-PICTURE = "data:image/png;base64,AA"
+IMAGE = "data:image/png;base64,AA"
 
 
 async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
@@ -97,7 +97,7 @@ async def test_tools_there_and_back():
         assert preparer.tools[0]["function"]["parameters"] == PARAMETERS
         result: Any = [
             {"type": "input_text", "text": "sun"},
-            {"type": "input_image", "image_url": PICTURE},
+            {"type": "input_image", "image_url": IMAGE},
         ]
         output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
         await ask(client, input=[{"role": "user", "content": "hi"}, *answer.output, output])
@@ -106,7 +106,7 @@ async def test_tools_there_and_back():
     assert answered["content"] == [{"type": "text", "text": "Hm. "}]
     assert answered["tool_calls"][0]["function"]["arguments"] == {"city": "Bern"}
     assert (told["role"], told["content"], told["tool_call_id"]) == ("tool", "sun", call.call_id)
-    assert more["content"] == [{"type": "image_url", "image_url": {"url": PICTURE}}]
+    assert more["content"] == [{"type": "image_url", "image_url": {"url": IMAGE}}]
 
 
 async def test_some_tools_may_be_called():
@@ -125,14 +125,14 @@ async def test_some_tools_may_be_called():
         read_response(body, FakePreparer(), Limits())
 
 
-async def test_pictures_and_what_was_thought():
+async def test_images_and_what_was_thought():
     items: Any = [
         {"role": "developer", "content": "look"},
         {
             "role": "user",
             "content": [
                 {"type": "input_text", "text": "what"},
-                {"type": "input_image", "image_url": PICTURE, "detail": "low"},
+                {"type": "input_image", "image_url": IMAGE, "detail": "low"},
             ],
         },
         {

@@ -186,11 +186,11 @@ async def test_text_arrives_while_it_is_made():
         assert text_of([chunk async for chunk in stream]) == "llo"
 
 
-async def test_usage_counts_right_and_wrong_guesses():
-    """Over all updates and choices; an answer without guesses has no such field."""
+async def test_usage_counts_right_and_rejected_drafts():
+    """Over all updates and choices; an answer without drafts has no such field."""
     script = [
-        said("he")._replace(num_confirmed=1, num_rejected=3),
-        said("llo")._replace(num_confirmed=2),
+        said("he")._replace(num_accepted=1, num_rejected=3),
+        said("llo")._replace(num_accepted=2),
         said("", "stop"),
     ]
     expected = {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6}

@@ -15,9 +15,7 @@ from tests.api.fakes import FakeFrontend, FakePreparer, said, serving
 from tests.api.test_server import ask, client_of
 
 HI = [{"role": "user", "content": "hi"}]
-PICTURE = [
-    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,picture"}}]}
-]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,image"}}]}]
 PROXY = {  # as the proxies of vLLM's examples write it
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -83,36 +81,36 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_pictures_alone_have_a_path_of_their_own() -> None:
+async def test_images_alone_have_a_path_of_their_own() -> None:
     """So a proxy that knows encoders by their URL needs no other change."""
     rows = [GenerationUpdate((), (), "length")]
     async with serving(FakeFrontend(rows)) as (server, frontend, _):
         url = f"http://127.0.0.1:{server.port}/encode/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as encoder:
-            answer = await ask(encoder, messages=PICTURE, max_tokens=1)
+            answer = await ask(encoder, messages=IMAGE, max_tokens=1)
             assert answer.ec_transfer_params == {"h": {"transport": "shm"}}
             assert answer.choices[0].message.content == ""
             assert frontend.generations[0].stage == "encode"
             assert [model.id async for model in encoder.models.list()] == ["tiny"]
-            with pytest.raises(openai.BadRequestError, match="no picture or video to encode"):
+            with pytest.raises(openai.BadRequestError, match="no image or video to encode"):
                 await ask(encoder, messages=HI)
     assert frontend.streams[-1].cancelled.is_set(), "its place is free again"
 
 
-async def test_params_of_pictures_must_be_of_this_request() -> None:
+async def test_params_of_images_must_be_of_this_request() -> None:
     """F38: a hash holds tenant and content, so nobody can name what another tenant has shown."""
     async with client_of() as (client, frontend, preparer):
-        (item,) = (await preparer.chat(PICTURE)).items
+        (item,) = (await preparer.chat(IMAGE)).items
         params = {item.mm_hash: {"remote_engine_id": "e1", "num_rows": 64, "transport": "shm"}}
-        await ask(client, messages=PICTURE, extra_body={"ec_transfer_params": params})
+        await ask(client, messages=IMAGE, extra_body={"ec_transfer_params": params})
         assert frontend.generations[0].encoded_at == {item.mm_hash: "e1"}
         strange = {"ab" * 32: {"remote_engine_id": "e1"}}
-        with pytest.raises(openai.BadRequestError, match="no picture of this request"):
-            await ask(client, messages=PICTURE, extra_body={"ec_transfer_params": strange})
+        with pytest.raises(openai.BadRequestError, match="no image of this request"):
+            await ask(client, messages=IMAGE, extra_body={"ec_transfer_params": strange})
 
 
-def test_a_request_for_pictures_alone_is_a_chat_request() -> None:
-    asked = read_encode({"messages": PICTURE, "max_tokens": 7}, FakePreparer(), Limits())
+def test_a_request_for_images_alone_is_a_chat_request() -> None:
+    asked = read_encode({"messages": IMAGE, "max_tokens": 7}, FakePreparer(), Limits())
     assert (asked.staged.stage, asked.max_tokens) == ("encode", 1)
     with pytest.raises(ApiError, match="unknown parameter"):
-        read_encode({"messages": PICTURE, "nonsense": 7}, FakePreparer(), Limits())
+        read_encode({"messages": IMAGE, "nonsense": 7}, FakePreparer(), Limits())

@@ -59,7 +59,7 @@ async def test_there_and_back():
 
 
 async def test_the_count_is_what_usage_says():
-    """With a picture, and with and without the beginning of an answer."""
+    """With an image, and with and without the beginning of an answer."""
     messages = [{"role": "user", "content": [{"type": "text", "text": "read"}, part(png(64, 64))]}]
     async with tiny() as server:
         body = {"messages": messages, "max_tokens": 1}

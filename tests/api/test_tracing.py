@@ -191,7 +191,7 @@ def test_addresses_of_other_protocols_are_refused() -> None:
 
 
 def test_stays_become_spans_of_the_fields_words() -> None:
-    """Two pictures of one encoder do not mix; what has no end yet lasts to the end."""
+    """Two images of one encoder do not mix; what has no end yet lasts to the end."""
 
     def entry(machine: str, key: str, state: str, at_s: float, *more: Any) -> TimelineEntry:
         return TimelineEntry(machine, "x0", key, state, at_s, *more)

@@ -1,4 +1,4 @@
-"""Three APIs, one chat: the same question is the same prompt, with the same picture in it."""
+"""Three APIs, one chat: the same question is the same prompt, with the same image in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT = "What is this?"
 
 
 def bodies(data: str) -> dict[str, dict[str, Any]]:
-    """By path, one question about one picture."""
+    """By path, one question about one image."""
     url = f"data:image/png;base64,{data}"
     chat = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": TEXT}]
     items = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": TEXT}]
@@ -37,7 +37,7 @@ def bodies(data: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-async def test_one_picture_in_every_form(is_large: bool):
+async def test_one_image_in_every_form(is_large: bool):
     """Large ones are decoded while they arrive, and are never a text."""
     raw = png(64, 64)
     if is_large:  # behind its end: part of the file, and of no pixel

@@ -20,7 +20,7 @@ from epd.engine.base import MediaError
 from epd.engine.video_file import decode_clip
 from epd.messages import Clip
 from epd.tiny import CHECKPOINT
-from tests.api.test_prepare import part as picture_part
+from tests.api.test_prepare import part as image_part
 from tests.api.test_prepare import png, user
 from tests.engine.video_cases import url_of
 from tests.engine.videos import film
@@ -41,8 +41,8 @@ def part(data: bytes, mime: str = "video/mp4", **more: Any) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": url_of(data, mime)}, **more}
 
 
-def frames_part(*pictures: bytes, **more: Any) -> dict[str, Any]:
-    return {"type": "video", "video": [url_of(data) for data in pictures], **more}
+def frames_part(*images: bytes, **more: Any) -> dict[str, Any]:
+    return {"type": "video", "video": [url_of(data) for data in images], **more}
 
 
 async def prompt_of(preparer: Preparer, *parts: Any, **body: Any) -> Any:
@@ -93,7 +93,7 @@ async def test_who_may_say_how_many_frames(
     assert len(prompt.items[0].clip.frames) == num_frames
 
 
-async def test_frames_come_as_pictures_in_either_form(preparer: Preparer) -> None:
+async def test_frames_come_as_images_in_either_form(preparer: Preparer) -> None:
     shown = [png(40, 40, color) for color in ("red", "green", "blue")]
     listed = (await prompt_of(preparer, frames_part(*shown, fps=1.0), "?")).items[0]
     joined = ",".join(url_of(data).split(",")[1] for data in shown)
@@ -115,7 +115,7 @@ async def test_identity_is_content_and_what_is_taken_of_it(preparer: Preparer) -
         frames_part(*shown, fps=1),
         frames_part(*reversed(shown)),
         frames_part(shown[0]),
-        picture_part(shown[0]),
+        image_part(shown[0]),
     ]
     hashes = [(await prompt_of(preparer, p, "?")).items[0].mm_hash for p in parts]
     assert len(set(hashes)) == len(parts)
@@ -123,13 +123,13 @@ async def test_identity_is_content_and_what_is_taken_of_it(preparer: Preparer) -
     assert {item.mm_hash for item in again.items} == {hashes[0]}
 
 
-async def test_pictures_and_videos_keep_their_order(preparer: Preparer) -> None:
+async def test_images_and_videos_keep_their_order(preparer: Preparer) -> None:
     red = png(40, 40, "red")
     prompt = await prompt_of(
-        preparer, part(film(1)), "a", picture_part(red), frames_part(red, red), picture_part(red)
+        preparer, part(film(1)), "a", image_part(red), frames_part(red, red), image_part(red)
     )
-    kinds = [item.clip.container if item.clip else "picture" for item in prompt.items]
-    assert kinds == ["mp4", "picture", "frames", "picture"]
+    kinds = [item.clip.container if item.clip else "image" for item in prompt.items]
+    assert kinds == ["mp4", "image", "frames", "image"]
     ends = [item.end for item in prompt.items]
     assert all(end < item.offset for end, item in zip(ends, prompt.items[1:], strict=False))
 
@@ -150,7 +150,7 @@ async def test_pictures_and_videos_keep_their_order(preparer: Preparer) -> None:
         ({"type": "video", "video": []}, ".video", "must not be empty"),
         ({"type": "video", "video": [3]}, ".video[0]", "must be a string"),
         (frames_part(png(40, 40), png(40, 48)), ".video[1]", "frames of one size"),
-        (frames_part(png(40, 40), b"no picture"), ".video[1]", "not a picture"),
+        (frames_part(png(40, 40), b"no image"), ".video[1]", "not an image"),
         (frames_part(png(40, 40), num_frames=1), ".num_frames", "not supported"),
         (frames_part(*[png(40, 40)] * 13), ".video", "has 13 frames; at most 12"),
         (frames_part(png(4000, 10)), ".video[0]", "200 times"),

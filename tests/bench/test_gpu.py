@@ -91,7 +91,7 @@ def test_status(
     assert gpu.run(plan("a"), tmp_path, as_json=True) == status
 
 
-def test_the_picture_has_a_bar_per_server_and_figure() -> None:
+def test_the_image_has_a_bar_per_server_and_figure() -> None:
     rows = told("one", 1.0, [])["rows"] + told("two", 2.0, [])["rows"]
     rows.sort(key=lambda row: row["workload"])
     found = {"rows": rows, "repeats": 3, "machine": gpu.describe()}
@@ -113,14 +113,14 @@ def test_the_shape_has_a_word_for_every_token(tmp_path: Path) -> None:
     assert config["image_token_id"] == read_config(tiny.CHECKPOINT)["image_token_id"]
 
 
-async def test_the_shape_is_asked_about_pictures(tmp_path: Path) -> None:
+async def test_the_shape_is_asked_about_images(tmp_path: Path) -> None:
     """By the gateway's own code: the tokenizer that it loads must mean what config.json says."""
     directory = shape.write(tmp_path / "m", tiny.CHECKPOINT)
     preparer = Preparer(GatewayConfig(model_dir=str(directory)))
     bundled = Preparer(GatewayConfig(model_dir=str(tiny.CHECKPOINT)))
     sample = base64.b64encode((tiny.SAMPLES / "label.png").read_bytes()).decode()
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{sample}"}}
-    content = [{"type": "text", "text": "Hello"}, picture]
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{sample}"}}
+    content = [{"type": "text", "text": "Hello"}, image]
     prompt = await preparer.chat([{"role": "user", "content": content}])
     known = await bundled.chat([{"role": "user", "content": content}])
     (item,) = prompt.items

@@ -39,8 +39,8 @@ async def test_every_backend_and_reference_is_measured(monkeypatch: pytest.Monke
         "machine": machine.describe(),
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    picture = ET.fromstring(plot(found))
-    named = {element.text for element in picture.iter() if element.tag.endswith("text")}
+    image = ET.fromstring(plot(found))
+    named = {element.text for element in image.iter() if element.tag.endswith("text")}
     assert {*ways, "64 KiB", "1 MiB"} <= named
 
 

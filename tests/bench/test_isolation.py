@@ -15,31 +15,31 @@ from epd_lab.bench.workload import Wording
 
 
 class Server:
-    """Answers texts in no time, pictures in a moment; tokens of texts are late beside pictures."""
+    """Answers texts in no time, images in a moment; tokens of texts are late beside images."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self._pictures = 0
+        self._images = 0
 
     async def ask(self, body: bytes, zero_s: float) -> Sample:
         asked = json.loads(body)
         self.bodies.append(asked)
         parts = asked["messages"][0]["content"]
-        num_pictures = sum(part["type"] == "image_url" for part in parts)
+        num_images = sum(part["type"] == "image_url" for part in parts)
         words = sum(len(part["text"].split()) for part in parts if part["type"] == "text")
-        sample = Sample(0.0, ttft_s=0.01, prompt_tokens=words + 256 * num_pictures)
-        if num_pictures:
-            self._pictures += 1
+        sample = Sample(0.0, ttft_s=0.01, prompt_tokens=words + 256 * num_images)
+        if num_images:
+            self._images += 1
             await asyncio.sleep(0.05)
-            self._pictures -= 1
+            self._images -= 1
             sample.timeline = [
                 {"machine": "OUTGOING@e0", "state": "WRITTEN", "t_ms": 10.0 * n}
-                for n in range(1, num_pictures + 1)
+                for n in range(1, num_images + 1)
             ]
             sample.ttft_s = 0.06
         else:
             await asyncio.sleep(0.01)
-            sample.gaps_s = [0.03 if self._pictures else 0.01] * 9
+            sample.gaps_s = [0.03 if self._images else 0.01] * 9
         return sample
 
 
@@ -92,5 +92,5 @@ async def test_ttft_is_compared_with_the_longer_path() -> None:
     assert kinds["behind the text"] == ["text"] + ["image_url"] * 4
     assert kinds["spread over it"] == ["text", "image_url"] * 4
     assert kinds["in front of it"] == ["image_url"] * 4 + ["text"]
-    with pytest.raises(ServerError, match="no picture"):
+    with pytest.raises(ServerError, match="no image"):
         overlap._rows_at_prefill_s(Sample(0.0))

@@ -1,4 +1,4 @@
-"""`epd bench reuse`: a row holds if every picture was encoded exactly once; counts are awaited."""
+"""`epd bench reuse`: a row holds if every image was encoded exactly once; counts are awaited."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Page:
         assert path == "/metrics"
         count = self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
         return (
-            "# HELP epd_encodes_total pictures encoded\n"
+            "# HELP epd_encodes_total images encoded\n"
             f'epd_encodes_total{{instance="e0"}} {count}.0\n'
             'epd_encodes_total{instance="e1"} 2.0\n'
         )
 
 
 def row(**changes: Any) -> reuse.Row:
-    whole = {"transport": "shm", "reuse": 0.5, "pictures": 30, "distinct": 15, "encodes": 15}
+    whole = {"transport": "shm", "reuse": 0.5, "images": 30, "distinct": 15, "encodes": 15}
     return reuse.Row(**{**whole, "ttft_ms": {"p50": 1.0}, "failed": 0, **changes})
 
 

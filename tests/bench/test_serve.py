@@ -27,9 +27,9 @@ from epd_lab.bench.workload import (
     Stream,
     Wording,
     Workload,
+    image_numbers,
     named,
     noise_jpeg,
-    picture_numbers,
 )
 from tests.cli import openai_fake
 
@@ -46,8 +46,8 @@ class FakeServer:
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
-        self.open: Counter[bool] = Counter()  # by whether there is a picture
-        self.most_open = self.most_with_pictures = 0
+        self.open: Counter[bool] = Counter()  # by whether there is an image
+        self.most_open = self.most_with_images = 0
 
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake"}]})
@@ -58,10 +58,10 @@ class FakeServer:
         text = json.dumps(body["messages"])
         if "REFUSE" in text:
             return web.json_response({"error": {"message": "no"}}, status=400)
-        has_picture = "image_url" in text
-        self.open[has_picture] += 1
+        has_image = "image_url" in text
+        self.open[has_image] += 1
         self.most_open = max(self.most_open, self.open.total())
-        self.most_with_pictures = max(self.most_with_pictures, self.open[True])
+        self.most_with_images = max(self.most_with_images, self.open[True])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self._event(response, {"delta": {"role": "assistant", "content": ""}})
@@ -70,7 +70,7 @@ class FakeServer:
             await asyncio.sleep(GAP_S)
             await self._event(response, {"delta": {"content": "x" if index else ""}})
         await self._event(response, {"delta": {}, "finish_reason": "length"})
-        self.open[has_picture] -= 1  # now: the client asks anew when it has read the end
+        self.open[has_image] -= 1  # now: the client asks anew when it has read the end
         if "CUT" not in text:
             words = len(body["messages"][0]["content"][-1]["text"].split())
             usage = {"prompt_tokens": 10 + 2 * words, "completion_tokens": tokens}
@@ -118,16 +118,16 @@ async def test_a_run_is_what_was_asked_for(fake: FakeServer) -> None:
     assert first["ttft_ms_p50"] >= 1e3 * GAP_S
     assert first["itl_ms_p50"] >= 1e3 * GAP_S * 0.9
     assert first["e2e_ms_p50"] >= first["ttft_ms_p50"] + 3 * 1e3 * GAP_S * 0.9
-    assert fake.most_with_pictures == 3  # the users
+    assert fake.most_with_images == 3  # the users
     assert 3 <= fake.most_open <= 3 + 4  # and bursts that a slow machine lets overlap
-    pictures = Counter(
+    images = Counter(
         part["image_url"]["url"]
         for body in fake.bodies
         for part in body["messages"][0]["content"]
         if part["type"] == "image_url"
     )
-    assert set(pictures.values()) == {2}  # once per server, never again in a later repeat
-    assert len(pictures) == 2 * 9
+    assert set(images.values()) == {2}  # once per server, never again in a later repeat
+    assert len(images) == 2 * 9
     assert {body["model"] for body in fake.bodies} == {"fake"}
     names = [row["server"] for row in found["rows"]]
     assert names == ["fake"] * 4 + ["fake / fake"] * 2
@@ -188,29 +188,29 @@ def test_unknown_workload() -> None:
 @pytest.mark.parametrize(
     ("name", "share"), [("reuse-0", 0.0), ("reuse-50", 0.5), ("reuse-90", 0.9)]
 )
-def test_reuse_repeats_pictures(name: str, share: float) -> None:
+def test_reuse_repeats_images(name: str, share: float) -> None:
     (stream,) = NAMED[name].streams
-    numbers = [n for request in picture_numbers(stream, 0) for n in request]
+    numbers = [n for request in image_numbers(stream, 0) for n in request]
     assert len(numbers) == 576
     assert len(set(numbers)) / len(numbers) == pytest.approx(1 - share, abs=0.05)
-    assert not set(numbers) & {n for r in picture_numbers(stream, 1) for n in r}
+    assert not set(numbers) & {n for r in image_numbers(stream, 1) for n in r}
 
 
-def test_no_stream_sends_the_pictures_of_another() -> None:
-    """4x1080p and the bursts of `mixed` have pictures of one size: the second one measured on a
+def test_no_stream_sends_the_images_of_another() -> None:
+    """4x1080p and the bursts of `mixed` have images of one size: the second one measured on a
     server would find the first one's KV."""
     seen: set[int] = set()
     for workload in NAMED.values():
         for stream in workload.streams:
-            numbers = {n for request in picture_numbers(stream, 0) for n in request}
+            numbers = {n for request in image_numbers(stream, 0) for n in request}
             assert not numbers & seen, stream.name
             seen |= numbers
 
 
-def test_pictures_differ_and_are_noise() -> None:
-    pictures = {noise_jpeg((560, 560), number) for number in range(5)}
-    assert len(pictures) == 5
-    assert min(map(len, pictures)) > 560 * 560 / 2
+def test_images_differ_and_are_noise() -> None:
+    images = {noise_jpeg((560, 560), number) for number in range(5)}
+    assert len(images) == 5
+    assert min(map(len, images)) > 560 * 560 / 2
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))

@@ -8,8 +8,8 @@ from epd_lab.bench.openai_load import Sample
 from epd_lab.bench.trace import chrome_trace
 
 
-def test_pictures_have_tracks_of_their_own_and_chunks_their_length() -> None:
-    """Two pictures of one encoder, interleaved; a chunk says itself how long it lasted."""
+def test_images_have_tracks_of_their_own_and_chunks_their_length() -> None:
+    """Two images of one encoder, interleaved; a chunk says itself how long it lasted."""
     events = [("ENCODING@e0", "aa", 1.0), ("ENCODING@e0", "bb", 2.0), ("ENCODING@e0", "aa", 5.0),
               ("ENCODING@e0", "bb", 9.0)]  # fmt: skip
     timeline = [{"machine": m, "key": k, "state": "S", "t_ms": t} for m, k, t in events]

@@ -25,7 +25,7 @@ from tests.cli.openai_fake import MODEL, FakeServer, ended, serving
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
-PICTURE = SAMPLES / "label.png"
+IMAGE = SAMPLES / "label.png"
 Captured = pytest.CaptureFixture[str]
 
 
@@ -55,32 +55,32 @@ def asked(text: str) -> dict[str, object]:
 async def test_each_question_comes_with_what_was_said(capsys: Captured) -> None:
     async with serving(["on", "e", *ended()], ["two", *ended()], ["three", *ended()]) as server:
         status = await converse(
-            server, f"/image '{PICTURE}'", "What?", "", "And?", "/reset", "So?", system="Be brief."
+            server, f"/image '{IMAGE}'", "What?", "", "And?", "/reset", "So?", system="Be brief."
         )
     first, second, third = (body["messages"] for body in server.asked)
-    picture, question = first[1]["content"]
-    assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    image, question = first[1]["content"]
+    assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     assert (first[0], question) == (said("system", "Be brief."), {"type": "text", "text": "What?"})
     assert second == [*first, said("assistant", "one"), asked("And?")]
     assert third == [said("system", "Be brief."), asked("So?")]
     assert {(b["model"], b["seed"], b["stream"]) for b in server.asked} == {(MODEL, 7, True)}
     shown = capsys.readouterr()
     assert (status, shown.out) == (OK, "one\ntwo\nthree\n")
-    assert "picture goes with" in shown.err and "forgotten" in shown.err
+    assert "image goes with" in shown.err and "forgotten" in shown.err
 
 
 def test_an_attachment_is_used_up_or_forgotten(tmp_path: Path) -> None:
     conversation = Conversation()
-    conversation.command(f"/image {PICTURE}")
+    conversation.command(f"/image {IMAGE}")
     conversation.command("/video https://example.org/v.mp4")
     assert conversation.prompt == "(2 attached) > "
     kinds = [part["type"] for part in conversation.question("?")["content"]]
     assert kinds == ["image_url", "video_url", "text"]
     assert conversation.prompt == "> "
-    conversation.command(f"/image {PICTURE}")
+    conversation.command(f"/image {IMAGE}")
     conversation.command("/reset")
     assert len(conversation.question("?")["content"]) == 1
-    copy = shutil.copy(PICTURE, tmp_path)
+    copy = shutil.copy(IMAGE, tmp_path)
     conversation.command(f"/image {copy}")
     Path(copy).unlink()
     with pytest.raises(FileNotFoundError):
@@ -92,8 +92,8 @@ def test_what_is_attached_is_sent_as_it_was_named(monkeypatch: pytest.MonkeyPatc
     url = "data:image/png;base64,AA//BB=="
     conversation = Conversation()
     conversation.command(f"/image {url}")
-    monkeypatch.setenv("HOME", str(PICTURE.parent))
-    conversation.command(f"/image ~/{PICTURE.name}")
+    monkeypatch.setenv("HOME", str(IMAGE.parent))
+    conversation.command(f"/image ~/{IMAGE.name}")
     first, second, _ = conversation.question("?")["content"]
     assert first["image_url"]["url"] == url
     assert second["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
@@ -186,7 +186,7 @@ async def test_a_pipe_gets_answers_and_nothing_else() -> None:
     async with serving(["one", *ended()], ["two", *ended()]) as server:
         process = await start("chat", "--url", server.url, **pipes)
         out, errors = await asyncio.wait_for(
-            process.communicate(f"/image {PICTURE}\nWhat?\nAnd?".encode()), PATIENCE_S
+            process.communicate(f"/image {IMAGE}\nWhat?\nAnd?".encode()), PATIENCE_S
         )
     assert (process.returncode, out) == (OK, b"one\ntwo\n"), errors
     assert len(server.asked[1]["messages"]) == 3

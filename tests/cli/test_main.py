@@ -109,8 +109,8 @@ def test_a_missing_model_is_status_1(capsys: Captured, tmp_path: Path) -> None:
     assert "none does not exist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flag", "what"), [("--image", "picture"), ("--video", "video")])
-def test_a_missing_picture_or_video_is_status_1(flag: str, what: str, capsys: Captured) -> None:
+@pytest.mark.parametrize(("flag", "what"), [("--image", "image"), ("--video", "video")])
+def test_a_missing_image_or_video_is_status_1(flag: str, what: str, capsys: Captured) -> None:
     assert main(["ask", "hi", flag, "/none.png"]) == 1
     assert capsys.readouterr().err == (
         f"epd: {what} /none.png does not exist; give a file or an http(s) URL\n"

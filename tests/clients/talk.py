@@ -1,6 +1,6 @@
 """What one version of the openai package makes of our answers; runs in that version's environment.
 
-    python talk.py BASE_URL MODEL PICTURE_URL
+    python talk.py BASE_URL MODEL IMAGE_URL
 
 Nothing but the package and the standard library is imported.  Prints one JSON object; what the
 package itself raises ends it with a traceback.
@@ -32,7 +32,7 @@ def calls_of(message: Any) -> list[list[str]]:
     return [[call.function.name, call.function.arguments] for call in message.tool_calls or []]
 
 
-def talk(base_url: str, model: str, picture: str) -> dict[str, Any]:
+def talk(base_url: str, model: str, image: str) -> dict[str, Any]:
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=60)
     completions = client.chat.completions
     stream = getattr(completions, "stream", None) or client.beta.chat.completions.stream
@@ -45,7 +45,7 @@ def talk(base_url: str, model: str, picture: str) -> dict[str, Any]:
         "temperature": 1.5,  # or the bundled model, which never learned tools, repeats itself
     }
     parts = [
-        {"type": "image_url", "image_url": {"url": picture, "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": image, "detail": "low"}},
         {"type": "text", "text": "What is the total?"},
     ]
     seeing: dict[str, Any] = {

@@ -44,12 +44,12 @@ def environment(directory: Path, version: str) -> Path:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_tools_and_pictures(server: Server, tmp_path: Path, version: str) -> None:
-    """Calls whole and streamed are equal and complete, and a picture is read either way."""
+def test_tools_and_images(server: Server, tmp_path: Path, version: str) -> None:
+    """Calls whole and streamed are equal and complete, and an image is read either way."""
     python = environment(tmp_path / "env", version)
-    picture = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+    image = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
     script = Path(__file__).with_name("talk.py")
-    command = [str(python), str(script), f"{server.base_url}/v1", BUNDLED_NAME, picture]
+    command = [str(python), str(script), f"{server.base_url}/v1", BUNDLED_NAME, image]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)

@@ -50,13 +50,13 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def picture_part(url: str) -> Body:
+def image_part(url: str) -> Body:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def question(text: str, *urls: str, **settings: Any) -> Body:
-    """A chat request: pictures first, then a text; greedy unless told otherwise."""
-    parts: list[Body] = [picture_part(url) for url in urls]
+    """A chat request: images first, then a text; greedy unless told otherwise."""
+    parts: list[Body] = [image_part(url) for url in urls]
     parts.append({"type": "text", "text": text})
     return {"messages": [{"role": "user", "content": parts}], "temperature": 0} | settings
 

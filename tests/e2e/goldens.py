@@ -1,7 +1,7 @@
 """Conversations for every family, and what `transformers.generate` answers to them.
 
-One list per family: text alone, one to four pictures, one picture twice, odd sizes, two turns, a
-system message; videos, alone and among pictures, where the family takes them.  The golden answer is
+One list per family: text alone, one to four images, one image twice, odd sizes, two turns, a
+system message; videos, alone and among images, where the family takes them.  The golden answer is
 token ids with their log-probabilities, so that a damaged row shows even where it changes no token.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tests.e2e.client import Body, picture_part, png
-from tests.engine.conftest import chat, picture
+from tests.e2e.client import Body, image_part, png
+from tests.engine.conftest import chat, drawn_image
 from tests.engine.reference import reference_inputs, reference_model, tokenizer
 from tests.engine.tiny_models import EMBEDDED, VISION_FAMILIES, cached_model
 from tests.engine.video_cases import cases
@@ -43,23 +43,23 @@ def directory_of(family: str) -> Path:
 
 
 def conversations() -> list[tuple[str, Messages, list[Image.Image]]]:
-    """Name, messages with one placeholder per picture, pictures."""
+    """Name, messages with one placeholder per image, images."""
     system: Messages = [{"role": "system", "content": "Be brief."}]
-    same, odd = picture(7, 80, 61), picture(2, 37, 101)
-    four = [picture(10 + i, 40 + 11 * i, 70 - 9 * i) for i in range(4)]
+    same, odd = drawn_image(7, 80, 61), drawn_image(2, 37, 101)
+    four = [drawn_image(10 + i, 40 + 11 * i, 70 - 9 * i) for i in range(4)]
     return [
         ("text", chat("hello there"), []),
         ("system", [*system, *chat("What is 2 + 2?", "4", "and 3 + 3?")], []),
         ("long text", chat("a longer text that fills several blocks of the pool " * 4), []),
-        ("one", chat((1, "What does the image say?")), [picture(1, 64, 64)]),
+        ("one", chat((1, "What does the image say?")), [drawn_image(1, 64, 64)]),
         ("odd size", chat((1, "odd")), [odd]),
-        ("flat", chat((1, "flat")), [picture(20, 180, 33)]),
-        ("large", chat((1, "large")), [picture(21, 301, 277)]),
-        ("two", chat((2, "compare")), [picture(3, 33, 47), picture(4, 90, 50)]),
+        ("flat", chat((1, "flat")), [drawn_image(20, 180, 33)]),
+        ("large", chat((1, "large")), [drawn_image(21, 301, 277)]),
+        ("two", chat((2, "compare")), [drawn_image(3, 33, 47), drawn_image(4, 90, 50)]),
         ("one twice", chat((2, "same?")), [same, same]),
         ("three, two equal", chat((3, "which?")), [odd, same, odd]),
         ("four", chat((4, "Read all the images.")), four),
-        ("two turns", chat((1, "first"), "yes", (1, "second")), [same, picture(5, 55, 34)]),
+        ("two turns", chat((1, "first"), "yes", (1, "second")), [same, drawn_image(5, 55, 34)]),
     ]
 
 
@@ -79,10 +79,10 @@ def goldens(family: str) -> tuple[Golden, ...]:
 
 
 def heavy_goldens(family: str, count: int) -> list[Golden]:
-    """So many conversations, each about a picture of its own that takes long to encode."""
+    """So many conversations, each about an image of its own that takes long to encode."""
     directory, found = directory_of(family), []
     for number in range(count):
-        messages, images = chat((1, "read")), [picture(500 + number, 500, 400)]
+        messages, images = chat((1, "read")), [drawn_image(500 + number, 500, 400)]
         inputs = reference_inputs(directory, messages, images)
         found.append(_golden(directory, f"heavy {number}", inputs, _sent(messages, images)))
     return found
@@ -127,7 +127,7 @@ def _sent(messages: Messages, images: Sequence[Any]) -> Messages:
         content = message["content"]
         if not isinstance(content, str):
             content = [
-                picture_part(png(next(remaining))) if part["type"] == "image" else part
+                image_part(png(next(remaining))) if part["type"] == "image" else part
                 for part in content
             ]
         sent.append({"role": message["role"], "content": content})

@@ -2,7 +2,7 @@
 
     python -m tests.e2e.kill_encoders --rounds 40
 
-A picture that was on its way, or comes while there is no encoder, waits for a successor; one that
+An image that was on its way, or comes while there is no encoder, waits for a successor; one that
 meets a second such kill has used up its attempts and is refused.  None waits for its deadline,
 whatever links the kills leave behind.
 Prints one JSON object; exit status 1 when one waited for longer than `MAX_WAIT_S`.
@@ -25,7 +25,7 @@ import aiohttp
 
 from tests.e2e.client import in_session, png, question
 from tests.e2e.server import READY_S, Server, serving
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 
 NUM_CLIENTS = 4
 MAX_WAIT_S = 25.0  # a loss that only silence tells (5 s), a restart, one retry; on a busy machine
@@ -68,11 +68,11 @@ class Tally:
 async def _ask_on(
     session: aiohttp.ClientSession, server: Server, tally: Tally, client: int, over: asyncio.Event
 ) -> None:
-    """One question with a fresh picture after the other."""
+    """One question with a fresh image after the other."""
     number = 0
     while not over.is_set():
         number += 1
-        pixels = picture(1_000_000 * client + number, 60, 50)
+        pixels = drawn_image(1_000_000 * client + number, 60, 50)
         body = question(f"question {number}", png(pixels), max_tokens=4, ignore_eos=True)
         began_s = time.monotonic()
         url = f"{server.base_url}/v1/chat/completions"

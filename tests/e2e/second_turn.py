@@ -1,7 +1,7 @@
 """How much sooner second turns begin, between real processes: `python -m tests.e2e.second_turn`.
 
 For each topology a cluster as a user starts it, and conversations of about 2,000 tokens and three
-pictures, one after the other: all first turns, then all second turns in another order.  The time to
+images, one after the other: all first turns, then all second turns in another order.  The time to
 the first token is the client's; medians, with the prefix cache, without it, and without affinity.
 """
 

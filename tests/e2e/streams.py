@@ -14,7 +14,7 @@ import aiohttp
 
 from tests.e2e.client import Body, in_session, png, post_all, question
 from tests.e2e.server import Server
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 
 DEADLINE_S = 100.0  # of each request, and of a wait for an instance that it lacks
 TOLD: Body = {"logprobs": True}  # tokens are compared, not the text that they make
@@ -69,12 +69,12 @@ def tokens_of(choice: dict[str, Any]) -> list[bytes]:
 
 
 def questions(seed: int, count: int, side: int, num_tokens: int) -> list[Body]:
-    """About two fresh pictures each; answers of a known length, drawn in every way in turn."""
+    """About two fresh images each; answers of a known length, drawn in every way in turn."""
     return [
         question(
             f"question {i}",
-            png(picture(1000 * seed + 2 * i, side, side - 10)),
-            png(picture(1000 * seed + 2 * i + 1, side - 30, side)),
+            png(drawn_image(1000 * seed + 2 * i, side, side - 10)),
+            png(drawn_image(1000 * seed + 2 * i + 1, side - 30, side)),
             **TOLD | {"max_tokens": num_tokens} | DRAWN[i % len(DRAWN)],
         )
         for i in range(count)

@@ -1,4 +1,4 @@
-"""The bundled model reads fresh pictures through real processes as well as in its evaluation."""
+"""The bundled model reads fresh images through real processes as well as in its evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ README = Path(epd.tiny.__file__).parent / "README.md"
 
 @functools.cache
 def samples(per_task: int) -> list[Sample]:
-    """Conversations about fresh pictures, all tasks in turn."""
+    """Conversations about fresh images, all tasks in turn."""
     of_task = [fresh_samples(task, per_task) for task in TASKS]
     return [sample for group in zip(*of_task, strict=True) for sample in group]
 

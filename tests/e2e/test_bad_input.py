@@ -1,7 +1,7 @@
 """Bad input gets one clear answer, while a healthy request of the same moment is unharmed.
 
-Real processes meet here faults F13 (one bad picture among good ones), F33 (parameters), F34 (what a
-stream's failure looks like), F46 (picture bombs and URL tricks) and F11 (a worker whose model or
+Real processes meet here faults F13 (one bad image among good ones), F33 (parameters), F34 (what a
+stream's failure looks like), F46 (image bombs and URL tricks) and F11 (a worker whose model or
 contract is another).
 """
 
@@ -25,7 +25,7 @@ from tests.e2e.client import Body, Reply, data_url, in_session, png, post, quest
 from tests.e2e.goldens import directory_of
 from tests.e2e.server import READY_S, Command, Server, discarding
 from tests.e2e.shared import MAX_BODY_NBYTES
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.scenarios import SCENARIOS
 
 # A refusal may come before all of the body was read: then the client's own socket is still sending
@@ -151,7 +151,7 @@ async def test_bodies_that_are_no_request(
     assert body["error"]["message"]
 
 
-# --- F46: pictures and URLs -----------------------------------------------------------------------
+# --- F46: images and URLs -----------------------------------------------------------------------
 
 
 def png_of(width: int, height: int, data: bytes = b"") -> bytes:
@@ -169,34 +169,34 @@ def png_of(width: int, height: int, data: bytes = b"") -> bytes:
 
 def jpeg(width: int = 120, height: int = 90) -> bytes:
     buffer = io.BytesIO()
-    picture(5, width, height).save(buffer, "JPEG")
+    drawn_image(5, width, height).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
 def animated_gif() -> bytes:
     buffer = io.BytesIO()
-    frames = [picture(seed, 40, 40).convert("P") for seed in range(3)]
+    frames = [drawn_image(seed, 40, 40).convert("P") for seed in range(3)]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
     return buffer.getvalue()
 
 
 NOT_PUBLIC = "a private or local address"
-PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
+IMAGES: list[tuple[str, str, tuple[str, ...]]] = [
     ("bomb", data_url(png_of(30_000, 30_000, bytes(1 << 20))), ("30000 x 30000",)),
     ("line", data_url(png_of(30_000, 1)), ("30000 x 1",)),
     ("animated", data_url(animated_gif(), "image/gif"), ("animated",)),
-    ("truncated jpeg", data_url(jpeg()[:-600], "image/jpeg"), ("picture 1", "damaged")),
+    ("truncated jpeg", data_url(jpeg()[:-600], "image/jpeg"), ("image 1", "damaged")),
     (
         "truncated png",
         data_url((SAMPLES / "sign.png").read_bytes()[:9000]),
-        ("picture 1", "damaged"),
+        ("image 1", "damaged"),
     ),
-    ("missing pixels", data_url(png_of(100, 100)), ("picture 1", "damaged")),
-    ("no picture", data_url(b"hello, this is a text"), ("not a picture",)),
+    ("missing pixels", data_url(png_of(100, 100)), ("image 1", "damaged")),
+    ("no image", data_url(b"hello, this is a text"), ("not an image",)),
     ("empty", data_url(b""), ("image_url",)),
     ("no base64", "data:image/png;base64,!!!", ("base64",)),
     ("no comma", "data:image/png;base64", ("comma",)),
-    ("svg", data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), ("not a picture",)),
+    ("svg", data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), ("not an image",)),
     ("file", "file:///etc/passwd", ("file",)),
     ("path", "/etc/passwd", ("data:",)),
     ("ftp", "ftp://example.com/a.png", ("ftp",)),
@@ -213,9 +213,9 @@ PICTURES: list[tuple[str, str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("url", "words"), [entry[1:] for entry in PICTURES], ids=[entry[0] for entry in PICTURES]
+    ("url", "words"), [entry[1:] for entry in IMAGES], ids=[entry[0] for entry in IMAGES]
 )
-async def test_pictures_are_refused(
+async def test_images_are_refused(
     server: Server, url: str, words: tuple[str, ...], stream: bool
 ) -> None:
     """Fault F34 too: a stream that cannot begin fails with the status of its error."""
@@ -223,12 +223,12 @@ async def test_pictures_are_refused(
     check_refused(await ask_beside_a_healthy_one(server, body), 400, *words)
 
 
-async def test_too_many_pictures(server: Server) -> None:
+async def test_too_many_images(server: Server) -> None:
     reply = await ask_beside_a_healthy_one(server, question("all?", *[RECEIPT] * 17))
     check_refused(reply, 400, "at most 16")
 
 
-async def test_a_picture_longer_than_the_context(server: Server) -> None:
+async def test_an_image_longer_than_the_context(server: Server) -> None:
     """The message says how many tokens were needed and allowed."""
     large = data_url(jpeg(256, 256), "image/jpeg")  # 64 rows and two tokens around them
     limit = 2048
@@ -238,9 +238,9 @@ async def test_a_picture_longer_than_the_context(server: Server) -> None:
     check_refused(reply, 400, "holds 4096", "6199", f"max_tokens {limit}", "images included")
 
 
-async def test_one_bad_picture_among_good_ones(server: Server) -> None:
+async def test_one_bad_image_among_good_ones(server: Server) -> None:
     """Fault F13: in one burst, so that good and bad ones share a batch of the encoder."""
-    bad_urls = [entry[1] for entry in PICTURES if entry[0] in {"truncated png", "missing pixels"}]
+    bad_urls = [entry[1] for entry in IMAGES if entry[0] in {"truncated png", "missing pixels"}]
     bodies = [question("What is the total?", png(shifted(i)), RECEIPT) for i in range(14)]
     bodies += [question("What is it?", url) for url in bad_urls]
     bodies += [question("Both?", RECEIPT, bad_urls[0]), HEALTHY]
@@ -254,15 +254,15 @@ async def test_one_bad_picture_among_good_ones(server: Server) -> None:
     for i in range(14):
         assert replies[i].status == 200, replies[i].body
     for i in (14, 15):
-        check_refused(replies[i], 400, "picture 1", "damaged")
-    check_refused(replies[16], 400, "picture 2", "damaged")
+        check_refused(replies[i], 400, "image 1", "damaged")
+    check_refused(replies[16], 400, "image 2", "damaged")
     assert replies[17].text == ANSWER
     server.check_all_returned()
 
 
 def shifted(number: int) -> Image.Image:
-    """Different pictures, so that each is encoded."""
-    return picture(100 + number, 80 + number, 70)
+    """Different images, so that each is encoded."""
+    return drawn_image(100 + number, 80 + number, 70)
 
 
 # --- F34: streams ---------------------------------------------------------------------------------

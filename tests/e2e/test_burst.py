@@ -27,7 +27,7 @@ def server(apart: Server) -> Server:
 
 @pytest.fixture(scope="module")
 def asked() -> list[tuple[Body, str]]:
-    """200 different pictures with a question each, and the answers."""
+    """200 different images with a question each, and the answers."""
     return [
         ({"messages": sample.openai_messages(), "temperature": 0}, sample.answer)
         for sample in fresh_samples("total", AT_ONCE)

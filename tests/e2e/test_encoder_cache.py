@@ -52,12 +52,12 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
     tmp_path: Path,
 ) -> None:
     """Faults F32, F38, F40: rows outlive their encoder; what is not there, or not whole, is one
-    clear error where nobody can encode, and never an answer without its picture."""
+    clear error where nobody can encode, and never an answer without its image."""
     directory = tmp_path / "rows"
     with serving("1e1pd", *shared_storage(directory, "ec_both")) as server:
         await ask(server, OTHER)
         (file,) = wait_for(lambda: stored(directory), COUNTED_S, "its rows stay")
-        assert len(file.parent.name) == 64, "the picture's hash"
+        assert len(file.parent.name) == 64, "the image's hash"
         assert await ask(server, CAFE) == ANSWER
         wait_for(lambda: len(stored(directory)) == 2, COUNTED_S, "these, too")
 
@@ -66,12 +66,12 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
     file.write_bytes(rotten)
     with serving("1pd", *shared_storage(directory, "ec_consumer")) as server:
         wait_for(
-            lambda: server.instances()["pd0"]["cached_pictures"] == 2, COUNTED_S, "it is told of"
+            lambda: server.instances()["pd0"]["cached_images"] == 2, COUNTED_S, "it is told of"
         )
         assert await ask(server, CAFE) == ANSWER
         asked = partial(post, base_url=server.base_url, body=CAFE, X_EPD_Tenant="another")
         stranger = await in_session(asked)
-        assert stranger.status == 503, "another tenant's picture is another picture"
+        assert stranger.status == 503, "another tenant's image is another image"
         (reply,) = await post_all(server.base_url, [OTHER])
         assert reply.status == 503 and reply.lasted_s < COUNTED_S
         message = reply.error["message"]
@@ -80,7 +80,7 @@ async def test_a_prefill_decode_instance_alone_answers_from_the_shared_storage(
         assert not file.exists()
 
 
-async def test_a_restarted_encoder_knows_its_pictures_and_survives_its_disk(
+async def test_a_restarted_encoder_knows_its_images_and_survives_its_disk(
     tmp_path: Path,
 ) -> None:
     """Faults F32, F19: the second life answers without encoding; then the disk breaks."""

@@ -2,7 +2,7 @@
 
 Also covers, between real processes: fault F26 (image requests are decoded at their true positions
 over many tokens), F12 (deepstack travels with the main rows: log-probabilities are compared), and
-F10 (a picture received once serves every chunk of its prompt).
+F10 (an image received once serves every chunk of its prompt).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.e2e.server import Server, serving
 pytestmark = pytest.mark.timeout(400)
 LONG = pytest.mark.long
 
-HEAVY_PICTURES = 16
+HEAVY_IMAGES = 16
 
 # Each family, each way to cut the pipeline and each transport at least once.
 OFTEN = [
@@ -76,7 +76,7 @@ async def test_equals_generate(
 
 @pytest.mark.long
 async def test_chunked_prefill() -> None:
-    """Fault F10: pictures longer than a chunk are received once and read by every chunk."""
+    """Fault F10: images longer than a chunk are received once and read by every chunk."""
     settings = {"engine__max_chunk_tokens": 16, "engine__max_step_tokens": 48}
     with serving("1e1p1d", model=directory_of("qwen3_vl"), **settings) as server:
         assert await burst(server, "qwen3_vl", goldens("qwen3_vl") * 2) == []
@@ -87,7 +87,7 @@ async def test_small_pools_and_a_loaded_encoder() -> None:
     is asked beside it nor the answers about what is encoded."""
     settings = {"prefill__pool_nbytes": "1MiB", "encode__cache_device_nbytes": "256KiB"}
     settings |= {"encode__cache_host_nbytes": "1MiB", "encode__send_buffer_nbytes": "768KiB"}
-    heavy = heavy_goldens("embedded", HEAVY_PICTURES)
+    heavy = heavy_goldens("embedded", HEAVY_IMAGES)
     with serving("2e1p2d", model=directory_of("embedded"), **settings) as server:
         heavy_ones, others = await asyncio.gather(
             burst(server, "embedded", heavy),

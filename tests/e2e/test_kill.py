@@ -1,7 +1,7 @@
 """Workers that die or stop in the middle of work: nothing is lost where something may take over.
 
 Answers given during a fault, drawn in every way, are compared token for token with those to the
-same questions afterwards, which other tests compare with transformers.  Pictures are fresh for each
+same questions afterwards, which other tests compare with transformers.  Images are fresh for each
 fault, so that no cache answers.
 """
 
@@ -52,7 +52,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-# When what an instance does is under way: pictures are encoded, some are read, all are answered.
+# When what an instance does is under way: images are encoded, some are read, all are answered.
 WHEN = {"e0": None, "p0": first_has_said, "d0": all_have_said}
 
 

@@ -215,8 +215,8 @@ def test_ctrl_c_of_the_demo(words: str) -> None:
 
 def test_ask_of_a_temporary_server() -> None:
     """The answer on stdout, the status lines on stderr, nothing afterwards."""
-    picture = str(SAMPLES / "receipt-cafe.png")
-    arguments = ["ask", "What is the total?", "--image", picture, "--topology", "1epd", "--json"]
+    image = str(SAMPLES / "receipt-cafe.png")
+    arguments = ["ask", "What is the total?", "--image", image, "--topology", "1epd", "--json"]
     with discarding(command_in_own_dir(*arguments)) as asking:
         assert asking.wait(READY_S) == 0, asking.text
         asking.check_nothing_left()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.long
-def test_no_picture_waits_for_its_deadline_when_both_encoders_are_killed() -> None:
+def test_no_image_waits_for_its_deadline_when_both_encoders_are_killed() -> None:
     with serving("2e2p2d", program=WITHOUT_BACK_OFF) as server:
         tally = asyncio.run(kill_rounds(server, rounds=8))
     assert tally.rounds == 8

@@ -14,10 +14,10 @@ from PIL import Image
 
 from epd.tiny import CHECKPOINT, SAMPLES
 from epd_lab.tiny.samples import read_index
-from tests.e2e.client import data_url, picture_part, png
+from tests.e2e.client import data_url, image_part, png
 from tests.e2e.goldens import token_bytes
 from tests.e2e.server import Server
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.reference import reference_inputs, reference_model, tokenizer
 
 pytestmark = pytest.mark.timeout(300)
@@ -52,13 +52,13 @@ def client_of(server: Server, kind: Any = OpenAI) -> Any:
 
 
 def sample(name: str) -> tuple[str, str, str]:
-    """Picture as a data URL, question, answer."""
+    """Image as a data URL, question, answer."""
     entry = next(entry for entry in read_index() if entry.name == name)
     return data_url((SAMPLES / entry.images[0]).read_bytes()), entry.question, entry.answer
 
 
 def about(text: str, *urls: str) -> list[Any]:
-    parts: list[Any] = [picture_part(url) for url in urls]
+    parts: list[Any] = [image_part(url) for url in urls]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
@@ -117,7 +117,7 @@ def test_stream_without_usage(client: OpenAI, model: str) -> None:
     assert chunks[-1].choices[0].finish_reason in {"stop", "length"}
 
 
-def test_several_pictures_and_their_order(client: OpenAI, model: str) -> None:
+def test_several_images_and_their_order(client: OpenAI, model: str) -> None:
     sign, receipt = sample("sign")[0], sample("receipt-total")[0]
     ask = client.chat.completions.create
     first = ask(model=model, messages=about("What does image 1 say?", sign, receipt), temperature=0)
@@ -145,7 +145,7 @@ def test_choices_differ_and_are_reproducible(client: OpenAI, model: str) -> None
     def ask(n: int, seed: int) -> list[str | None]:
         reply = client.chat.completions.create(
             model=model,
-            messages=about("say", png(picture(3, 90, 70))),
+            messages=about("say", png(drawn_image(3, 90, 70))),
             n=n,
             seed=seed,
             temperature=2,
@@ -167,7 +167,7 @@ async def test_a_seed_gives_one_text_everywhere(
     server: Server, other_server: Server, model: str
 ) -> None:
     """Alone, in a busy batch, and in another topology."""
-    url = png(picture(3, 90, 70))
+    url = png(drawn_image(3, 90, 70))
     settings: dict[str, Any] = {
         "model": model,
         "messages": about("say", url),
@@ -356,10 +356,10 @@ def test_health_ready_and_metrics(server: Server, client: OpenAI, model: str) ->
 
 
 def test_a_long_answer_stays_exact(client: OpenAI, model: str) -> None:
-    """Fault F26: 300 tokens after a picture; the same text when the prompt is cut elsewhere."""
+    """Fault F26: 300 tokens after an image; the same text when the prompt is cut elsewhere."""
     ask: dict[str, Any] = {
         "model": model,
-        "messages": about("What does the image say?", png(picture(9, 200, 150))),
+        "messages": about("What does the image say?", png(drawn_image(9, 200, 150))),
         "temperature": 0,
         "max_tokens": 300,
         "extra_body": {"ignore_eos": True},

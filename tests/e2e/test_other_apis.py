@@ -46,10 +46,10 @@ def sample() -> tuple[bytes, str, str]:
     return (SAMPLES / entry.images[0]).read_bytes(), entry.question, entry.answer
 
 
-def test_a_picture_is_read_through_responses(client: openai.OpenAI) -> None:
-    picture, question, expected = sample()
+def test_an_image_is_read_through_responses(client: openai.OpenAI) -> None:
+    image, question, expected = sample()
     content: Any = [
-        {"type": "input_image", "image_url": data_url(picture), "detail": "auto"},
+        {"type": "input_image", "image_url": data_url(image), "detail": "auto"},
         {"type": "input_text", "text": question},
     ]
     asked: Any = {**MODEL, "input": [{"role": "user", "content": content}], "temperature": 0}
@@ -63,9 +63,9 @@ def test_a_picture_is_read_through_responses(client: openai.OpenAI) -> None:
     assert final.usage.input_tokens == answer.usage.input_tokens
 
 
-def test_a_picture_is_read_through_messages(claude: anthropic.Anthropic) -> None:
-    picture, question, expected = sample()
-    data = base64.b64encode(picture).decode()
+def test_an_image_is_read_through_messages(claude: anthropic.Anthropic) -> None:
+    image, question, expected = sample()
+    data = base64.b64encode(image).decode()
     source = {"type": "base64", "media_type": "image/png", "data": data}
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": question}]
     messages: Any = [{"role": "user", "content": content}]

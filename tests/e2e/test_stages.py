@@ -16,22 +16,22 @@ from epd.cli.ports import any_free
 from epd.tiny import SAMPLES
 from tests.e2e.client import Body, Reply, data_url, in_session, png, post, question
 from tests.e2e.server import SLOW, Server, serving, wait_for
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 
 pytestmark = pytest.mark.timeout(300)
 
 PROXY = Path(__file__).parents[2] / "examples" / "staged_proxy.py"
 RECEIPT = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
-PICTURES = [png(picture(9000 + side, side, side - 20)) for side in (150, 210)]  # nobody else's
+IMAGES = [png(drawn_image(9000 + side, side, side - 20)) for side in (150, 210)]  # nobody else's
 LEASE_S = 2.0
 SMALL = {"max_pixels": 64 * 64}
 LOGPROBS = {"logprobs": True, "top_logprobs": 0}
 ASKED: list[Body] = [
-    question("What is the total?", PICTURES[0], max_tokens=24, **LOGPROBS),
-    question("Which of the two is cheaper?", *PICTURES, max_tokens=24, **LOGPROBS),
+    question("What is the total?", IMAGES[0], max_tokens=24, **LOGPROBS),
+    question("Which of the two is cheaper?", *IMAGES, max_tokens=24, **LOGPROBS),
     question("Tell me about receipts. " * 8, max_tokens=24, **LOGPROBS),
-    question("Read it.", PICTURES[1], max_tokens=24, **LOGPROBS) | {"temperature": 0.9, "seed": 7},
-    question("Read it.", PICTURES[1], max_tokens=24, **LOGPROBS, mm_processor_kwargs=SMALL),
+    question("Read it.", IMAGES[1], max_tokens=24, **LOGPROBS) | {"temperature": 0.9, "seed": 7},
+    question("Read it.", IMAGES[1], max_tokens=24, **LOGPROBS, mm_processor_kwargs=SMALL),
 ]
 
 
@@ -77,7 +77,7 @@ async def test_a_proxys_answers_are_those_of_the_direct_way(apart: Server) -> No
             assert cached > 0.8 * driven.body["usage"]["prompt_tokens"] - 16, "what was held"
             assert tokens_of(driven) == tokens_of(await ask(server.base_url, body))
         wait_for(lambda: not held(server), 5.0 * SLOW, "each was let go by who came for it")
-        made = before + len(PICTURES) + 1
+        made = before + len(IMAGES) + 1
         wait_for(lambda: encodes(server) >= made, 5.0 * SLOW, "each once, one again made small")
         assert encodes(server) == made
         streamed = await ask(proxy, ASKED[0] | {"stream": True})

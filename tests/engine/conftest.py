@@ -48,7 +48,7 @@ def driver(model_dir: Callable[[str], Path]) -> Callable[[str], Driver]:
     return make
 
 
-def picture(seed: int, width: int, height: int) -> Image.Image:
+def drawn_image(seed: int, width: int, height: int) -> Image.Image:
     """Noise with some structure, so that neighbouring rows differ and resizing keeps contrast."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (height // 12 + 1, width // 12 + 1, 3), dtype=np.uint8)
@@ -56,7 +56,7 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
 
 
 def chat(*turns: str | tuple[int, str]) -> list[dict[str, object]]:
-    """Messages; a user turn is a text or (number of pictures, text), every other is the answer."""
+    """Messages; a user turn is a text or (number of images, text), every other is the answer."""
     messages: list[dict[str, object]] = []
     for i, turn in enumerate(turns):
         role = "assistant" if i % 2 else "user"

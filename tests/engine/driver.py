@@ -36,13 +36,13 @@ class Request:
     name: str
     token_ids: list[int]  # prompt, placeholders expanded
     layouts: list[MediaLayout]
-    rows: list[Any]  # per picture: Rows, or list of byte views
+    rows: list[Any]  # per image: Rows, or list of byte views
     rope: RopePositions
     blocks: list[int] = field(default_factory=list)
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=16))
     computed: int = 0
     output: list[TokenLogprobs] = field(default_factory=list)
-    guess: Callable[[list[int]], Sequence[int]] = lambda output: ()  # of what it says next
+    draft: Callable[[list[int]], Sequence[int]] = lambda output: ()  # of what it says next
     num_steps: int = 0
 
     @property
@@ -66,14 +66,14 @@ class Request:
             "output_index": len(self.output),
         }
         if self.computed >= prompt:
-            guesses = self.guess(self.output_ids)[: self.sampling.max_tokens - len(self.output) - 1]
-            ids = [self.output[self.computed - prompt].token_id, *guesses]
+            drafts = self.draft(self.output_ids)[: self.sampling.max_tokens - len(self.output) - 1]
+            ids = [self.output[self.computed - prompt].token_id, *drafts]
             return StepSequence(
                 token_ids=ids,
                 start=self.computed,
                 positions=None,
                 sample=self.sampling,
-                num_guesses=len(guesses),
+                num_drafts=len(drafts),
                 **common,
             )
         stop = min(prompt, self.computed + chunk)
@@ -98,7 +98,7 @@ class Request:
 def expand(
     model_dir: Path, prompt: Messages | Sequence[int], images: Sequence[Any]
 ) -> tuple[list[int], list[MediaLayout]]:
-    """Token ids with every placeholder expanded, and where the pictures stand."""
+    """Token ids with every placeholder expanded, and where the images stand."""
     chat = bool(prompt) and isinstance(prompt[0], dict)
     ids = render(model_dir, prompt) if chat else list(prompt)  # type: ignore[arg-type]
     config, settings = read_config(model_dir), read_preprocessor(model_dir)
@@ -138,7 +138,7 @@ class Driver:
         images: Sequence[Any] = (),
         **sampling: Any,
     ) -> Request:
-        """Encode the pictures and lay out the prompt."""
+        """Encode the images and lay out the prompt."""
         token_ids, layouts = expand(self.model_dir, prompt, images)
         rows: list[Any] = []
         if images:

@@ -58,7 +58,7 @@ async def logits(serving: Driver, sample: Sample, answer: list[int]) -> torch.Te
         line = np.arange(first, first + len(forced))
         positions = np.concatenate([positions, np.broadcast_to(line, (3, len(forced)))], axis=1)
     ids = [*step.token_ids, *forced]
-    whole = replace(step, token_ids=ids, positions=positions, num_guesses=len(forced))
+    whole = replace(step, token_ids=ids, positions=positions, num_drafts=len(forced))
     found = serving.language.logits([whole])
     serving.release([request])
     return found.double().cpu()

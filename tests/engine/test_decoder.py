@@ -100,9 +100,9 @@ async def test_a_pending_token_is_taken_from_the_last_step(
     assert isinstance(failed, StepFailure) and "did not sample" in failed.reason
 
 
-async def test_guesses_are_verified(fused: Callable[[str], Driver]) -> None:
-    """As on a GPU: chunks with guesses behind the decodes, several sampled places each; a step
-    without guesses may be captured, and one with them leaves no token for the next."""
+async def test_drafts_are_verified(fused: Callable[[str], Driver]) -> None:
+    """As on a GPU: chunks with drafts behind the decodes, several sampled places each; a step
+    without drafts may be captured, and one with them leaves no token for the next."""
     serving = fused("qwen3_vl")
     asked = cases("qwen3_vl")[:5]
     golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in asked]
@@ -111,11 +111,11 @@ async def test_guesses_are_verified(fused: Callable[[str], Driver]) -> None:
         for i, (prompt, images) in enumerate(asked)
     ]
     for request, answer in list(zip(requests, golden, strict=True))[::2]:
-        request.guess = oracle(answer, lambda place: place % 3 == 0)
+        request.draft = oracle(answer, lambda place: place % 3 == 0)
     assert await serving.run(requests, 16) == golden
     table = [1, 2]
-    guess = StepSequence("a", [1, 2, 3], 0, table, None, sample=requests[0].sampling, num_guesses=2)
-    await serving.language.step([guess])
+    draft = StepSequence("a", [1, 2, 3], 0, table, None, sample=requests[0].sampling, num_drafts=2)
+    await serving.language.step([draft])
     pending = StepSequence("a", [PENDING], 1, table, None, sample=requests[0].sampling)
     (failed,) = (await serving.language.step([pending])).outcomes
     assert isinstance(failed, StepFailure) and "did not sample" in failed.reason

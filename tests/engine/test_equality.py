@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from epd.engine.base import Rows
-from tests.engine.conftest import chat, picture
+from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.tiny_models import FAMILIES, VISION_FAMILIES
@@ -22,7 +22,7 @@ Case = tuple[list[dict[str, object]], list[Any]]
 
 
 def cases(family: str) -> list[Case]:
-    """Text, one to four pictures, odd sizes, one picture twice, two turns, a system message."""
+    """Text, one to four images, odd sizes, one image twice, two turns, a system message."""
     system: list[dict[str, object]] = [{"role": "system", "content": "Be brief."}]
     text: list[Case] = [
         (chat("hello there"), []),
@@ -30,15 +30,15 @@ def cases(family: str) -> list[Case]:
     ]
     if family not in SEEING:
         return text
-    same = picture(7, 80, 61)
+    same = drawn_image(7, 80, 61)
     return [
         *text,
-        (chat((1, "what is it?")), [picture(1, 64, 64)]),
-        (chat((1, "odd")), [picture(2, 37, 101)]),
-        (chat((2, "compare")), [picture(3, 33, 47), picture(4, 90, 50)]),
+        (chat((1, "what is it?")), [drawn_image(1, 64, 64)]),
+        (chat((1, "odd")), [drawn_image(2, 37, 101)]),
+        (chat((2, "compare")), [drawn_image(3, 33, 47), drawn_image(4, 90, 50)]),
         (chat((2, "same?")), [same, same]),
-        (chat((4, "all")), [picture(10 + i, 40 + 11 * i, 70 - 9 * i) for i in range(4)]),
-        (chat((1, "first"), "yes", (1, "second")), [same, picture(5, 55, 34)]),
+        (chat((4, "all")), [drawn_image(10 + i, 40 + 11 * i, 70 - 9 * i) for i in range(4)]),
+        (chat((1, "first"), "yes", (1, "second")), [same, drawn_image(5, 55, 34)]),
     ]
 
 
@@ -76,15 +76,15 @@ async def test_logits_equal(family: str, driver: Callable[[str], Driver]) -> Non
 # --- the comparison can fail ----------------------------------------------------------------------
 
 
-async def _two_pictures(serving: Driver) -> Request:
-    images = [picture(3, 48, 48), picture(4, 80, 50)]
+async def _two_images(serving: Driver) -> Request:
+    images = [drawn_image(3, 48, 48), drawn_image(4, 80, 50)]
     return await serving.request("r", chat((2, "compare")), images)
 
 
 @pytest.mark.parametrize("family", SEEING)
 async def test_swapped_rows_are_noticed(family: str, driver: Callable[[str], Driver]) -> None:
     serving = driver(family)
-    request = await _two_pictures(serving)
+    request = await _two_images(serving)
     clean = serving.language.logits([request.next_step(4096)])
     rows = request.rows[0].tensor.clone()
     rows[[0, 1]] = rows[[1, 0]]
@@ -100,7 +100,7 @@ async def test_each_deepstack_level_is_noticed(
 ) -> None:
     """Fault F12: a dropped level changes logits even where the text stays the same."""
     serving = driver(family)
-    request = await _two_pictures(serving)
+    request = await _two_images(serving)
     clean = serving.language.logits([request.next_step(4096)])
     contract = serving.language.row_contract
     assert contract is not None and contract.num_deepstack == 2
@@ -164,7 +164,7 @@ async def test_decode_continues_from_copied_blocks(
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "embedded"])
 async def test_a_wrong_delta_is_noticed(family: str, driver: Callable[[str], Driver]) -> None:
     serving = driver(family)
-    request = await _two_pictures(serving)
+    request = await _two_images(serving)
     assert request.rope.delta < 0
     await serving.step([request], 4096)
     step = request.next_step(1)
@@ -181,7 +181,7 @@ async def test_rows_as_byte_views_equal_one_tensor(
 ) -> None:
     """A receive pool gives an item's rows as slots, some of them read-only, each of whole rows."""
     serving = driver(family)
-    request = await _two_pictures(serving)
+    request = await _two_images(serving)
     clean = serving.language.logits([request.next_step(4096)])
     contract = serving.language.row_contract
     assert contract is not None

@@ -15,7 +15,7 @@ import torch
 
 from epd.engine.base import MediaError
 from epd.engine.geometry import image_geometry
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.reference import reference_model, reference_processor
 from tests.engine.tiny_models import VISION_FAMILIES
 
@@ -105,9 +105,7 @@ def test_llava_sizes_equal_the_processor(published: bool, model_dir: Callable[[s
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_real_pictures_give_what_was_computed(
-    family: str, model_dir: Callable[[str], Path]
-) -> None:
+def test_real_images_give_what_was_computed(family: str, model_dir: Callable[[str], Path]) -> None:
     """Through the real processor and, for LLaVA, the model, whose packing defines the rows."""
     directory = model_dir(family)
     config = json.loads((directory / "config.json").read_text())
@@ -116,7 +114,7 @@ def test_real_pictures_give_what_was_computed(
     for width, height in [(1, 1), (200, 1), (3, 600), *some]:
         geometry = image_geometry(config, settings, width, height)
         features = reference_processor(directory)(
-            images=[picture(0, width, height)], return_tensors="pt"
+            images=[drawn_image(0, width, height)], return_tensors="pt"
         )
         if family == "llava_onevision":
             features.pop("batch_num_images")

@@ -46,7 +46,7 @@ async def test_answers_are_the_same(
     family: str,
     fused: Callable[[str], Driver],  # noqa: F811
 ) -> None:
-    """Prompts with and without pictures in chunks beside decodes; no block of another moves."""
+    """Prompts with and without images in chunks beside decodes; no block of another moves."""
     serving = fused(family)
     language, again = serving.language, Again()
     language.forward.capture(again, max_running=8, max_prompt_tokens=256)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Pictures prepared on tensors equal the Hugging Face processor's within one step of a byte."""
+"""Images prepared on tensors equal the Hugging Face processor's within one step of a byte."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from PIL import Image
 
 from epd.engine.checkpoint import read_checkpoint
 from epd.engine.geometry import image_geometry
-from epd.engine.image_file import decode_image
 from epd.engine.image_ops import QwenImageOps, rgb_bytes
+from epd.engine.image_pixels import decode_image
 from epd.engine.models.registry import adapter_for
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 
 MODES = ("RGB", "RGB", "L", "RGBA", "P", "LA", "CMYK", "I;16")
-NUM_PICTURES = 500
+NUM_IMAGES = 500
 
 
-def pictures(count: int) -> list[bytes]:
-    """Compressed pictures of odd sizes, all modes, with rotations by EXIF, noise and flat parts."""
+def images(count: int) -> list[bytes]:
+    """Compressed images of odd sizes, all modes, with rotations by EXIF, noise and flat parts."""
     rng = random.Random(7)
     made = []
     for i in range(count):
@@ -34,7 +34,7 @@ def pictures(count: int) -> list[bytes]:
             height = width
         # No overshoot beyond a byte: there the order of the axes shows, which Pillow chooses.
         noise = np.random.default_rng(i).integers(70, 186, (height, width, 3), dtype=np.uint8)
-        image = Image.fromarray(noise) if i % 2 else picture(i, width, height)
+        image = Image.fromarray(noise) if i % 2 else drawn_image(i, width, height)
         mode = MODES[i % len(MODES)]
         if not i % 2:
             image = image.point(lambda value: 70 + value * 116 // 256)
@@ -60,14 +60,14 @@ def processor(model_dir: Callable[[str], Path]) -> tuple[Any, Any, QwenImageOps]
     return adapter, processor, QwenImageOps(processor)
 
 
-def check_pictures(
+def check_images(
     parts: tuple[Any, Any, QwenImageOps], count: int, device: str
 ) -> tuple[int, float]:
     """The largest difference in steps of a byte, and the share of values more than one step off."""
     adapter, processor, ops = parts
     step = (processor.rescale_factor / torch.tensor(processor.image_std)).min().item()
     worst, beyond, values = 0.0, 0, 0
-    for data in pictures(count):
+    for data in images(count):
         image = decode_image(data)
         geometry = image_geometry(
             adapter.checkpoint.config, adapter.checkpoint.preprocessor, *image.size
@@ -84,7 +84,7 @@ def check_pictures(
 
 
 def test_equals_the_processor_within_a_step(processor: tuple[Any, Any, QwenImageOps]) -> None:
-    worst, share = check_pictures(processor, NUM_PICTURES, "cpu")
+    worst, share = check_images(processor, NUM_IMAGES, "cpu")
     assert worst <= 2  # two where Pillow takes the other axis first, and rounds in between
     assert share < 1e-4
 
@@ -103,7 +103,7 @@ def test_equals_the_processor_within_a_step(processor: tuple[Any, Any, QwenImage
 def test_full_contrast_is_resized_in_pillows_order(
     size: tuple[int, int], to: tuple[int, int], processor: tuple[Any, Any, QwenImageOps]
 ) -> None:
-    """Where the filter overshoots in both axes the order shows by tens of steps: pictures that
+    """Where the filter overshoots in both axes the order shows by tens of steps: images that
     grow, that shrink alike, that grow in height alone, and in width alone."""
     _, _, ops = processor
     pixels = np.random.default_rng(1).integers(0, 2, (*size[::-1], 3), dtype=np.uint8) * 255
@@ -113,9 +113,9 @@ def test_full_contrast_is_resized_in_pillows_order(
 
 
 def test_order_and_scale_are_seen(processor: tuple[Any, Any, QwenImageOps]) -> None:
-    """The comparison can fail: a picture on its side gives other patches."""
+    """The comparison can fail: an image on its side gives other patches."""
     adapter, hf, ops = processor
-    image = picture(3, 64, 64)
+    image = drawn_image(3, 64, 64)
     expected, grid = adapter.to_patches(hf, image)
     turned = torch.from_numpy(np.asarray(image).transpose(1, 0, 2).copy())
     assert (ops.patches(turned, grid, torch.float32) - expected).abs().max() > 0.1

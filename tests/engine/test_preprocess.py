@@ -1,4 +1,4 @@
-"""Bytes to patches: equal to transformers' processor; every bad picture is a clear MediaError."""
+"""Bytes to patches: equal to transformers' processor; every bad image is a clear MediaError."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from PIL import Image, features
 from epd.engine.base import MediaError
 from epd.engine.checkpoint import read_checkpoint
 from epd.engine.geometry import image_geometry
-from epd.engine.image_file import decode_image
+from epd.engine.image_pixels import decode_image
 from epd.engine.models.registry import adapter_for
 from epd.engine.preprocess import Preprocessor
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.reference import reference_processor
 from tests.engine.tiny_models import VISION_FAMILIES
 
@@ -33,31 +33,31 @@ def encoded(image: Image.Image, image_format: str = "PNG", **options: Any) -> by
 
 
 def transparent() -> Image.Image:
-    image = picture(1, 61, 44).convert("RGBA")
+    image = drawn_image(1, 61, 44).convert("RGBA")
     image.putalpha(Image.linear_gradient("L").resize((61, 44)))
     return image
 
 
-PICTURES: dict[str, Callable[[], Image.Image]] = {
-    "rgb": lambda: picture(1, 61, 44),
-    "grey": lambda: picture(2, 50, 50).convert("L"),
-    "one bit": lambda: picture(2, 50, 50).convert("1"),
-    "palette": lambda: picture(3, 70, 40).convert("P"),
+IMAGES: dict[str, Callable[[], Image.Image]] = {
+    "rgb": lambda: drawn_image(1, 61, 44),
+    "grey": lambda: drawn_image(2, 50, 50).convert("L"),
+    "one bit": lambda: drawn_image(2, 50, 50).convert("1"),
+    "palette": lambda: drawn_image(3, 70, 40).convert("P"),
     "transparent": transparent,
     "grey with alpha": lambda: transparent().convert("LA"),
     "sixteen bit": lambda: Image.fromarray(np.arange(2500, dtype=np.uint16).reshape(50, 50) * 26),
-    "tiny": lambda: picture(4, 2, 1),
+    "tiny": lambda: drawn_image(4, 2, 1),
 }
 
 
-@pytest.mark.parametrize("kind", PICTURES)
+@pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_patches_equal_the_processors(
     family: str, kind: str, model_dir: Callable[[str], Path]
 ) -> None:
     directory = model_dir(family)
     preprocess = Preprocessor(adapter_for(read_checkpoint(directory)))
-    image = PICTURES[kind]()
+    image = IMAGES[kind]()
     config = json.loads((directory / "config.json").read_text())
     settings = json.loads((directory / "preprocessor_config.json").read_text())
     geometry = image_geometry(config, settings, *image.size)
@@ -71,7 +71,7 @@ def test_patches_equal_the_processors(
 
 def test_exif_rotation_is_applied() -> None:
     """A photograph on its side: what the client sees is what the model sees."""
-    image = picture(5, 60, 40)
+    image = drawn_image(5, 60, 40)
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate by 270 degrees to show
     upright = decode_image(encoded(image, "PNG", exif=exif))
@@ -82,7 +82,7 @@ def test_exif_rotation_is_applied() -> None:
 def test_another_grid_than_announced_is_refused(model_dir: Callable[[str], Path]) -> None:
     preprocess = Preprocessor(adapter_for(read_checkpoint(model_dir("qwen3_vl"))))
     with pytest.raises(MediaError, match="not what its header says"):
-        preprocess(encoded(picture(1, 64, 64)), (1, 2, 2))
+        preprocess(encoded(drawn_image(1, 64, 64)), (1, 2, 2))
 
 
 def _huge_png() -> bytes:
@@ -99,27 +99,27 @@ def _huge_png() -> bytes:
 
 
 def _animated(image_format: str) -> bytes:
-    frames = [picture(i, 40, 40) for i in range(3)]
+    frames = [drawn_image(i, 40, 40) for i in range(3)]
     return encoded(frames[0], image_format, save_all=True, append_images=frames[1:])
 
 
 BAD: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty": (lambda: b"", "not a picture"),
-    "text": (lambda: b"<html>not found</html>", "not a picture"),
-    "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a picture"),
-    "truncated jpeg": (lambda: encoded(picture(1, 90, 90), "JPEG")[:900], "damaged"),
-    "truncated png": (lambda: encoded(picture(1, 90, 90))[:-200], "damaged"),
+    "empty": (lambda: b"", "not an image"),
+    "text": (lambda: b"<html>not found</html>", "not an image"),
+    "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+    "truncated jpeg": (lambda: encoded(drawn_image(1, 90, 90), "JPEG")[:900], "damaged"),
+    "truncated png": (lambda: encoded(drawn_image(1, 90, 90))[:-200], "damaged"),
     "bomb": (_huge_png, "pixels"),
     "animated gif": (lambda: _animated("GIF"), "animated"),
     "animated png": (lambda: _animated("PNG"), "animated"),
     "animated webp": (lambda: _animated("WEBP"), "animated"),
     "several pages": (lambda: _animated("TIFF"), "animated"),
-    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+    "postscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_pictures_are_refused(kind: str) -> None:
+def test_bad_images_are_refused(kind: str) -> None:
     if "webp" in kind and not features.check("webp"):
         pytest.skip("Pillow without WebP")
     make, message = BAD[kind]
@@ -129,7 +129,7 @@ def test_bad_pictures_are_refused(kind: str) -> None:
 
 def test_every_truncation_is_refused_or_read() -> None:
     """Whatever a cut or flipped byte trips in a decoder comes out as MediaError."""
-    whole = encoded(picture(1, 40, 40), "JPEG")
+    whole = encoded(drawn_image(1, 40, 40), "JPEG")
     for length in range(0, len(whole), 7):
         flipped = bytearray(whole)
         flipped[length] ^= 0xFF
@@ -142,22 +142,24 @@ def test_every_truncation_is_refused_or_read() -> None:
 
 def test_the_pixel_limit_comes_before_decoding() -> None:
     with pytest.raises(MediaError, match="100 x 100 pixels; send at most 9999"):
-        decode_image(encoded(picture(1, 100, 100)), max_pixels=9999)
+        decode_image(encoded(drawn_image(1, 100, 100)), max_pixels=9999)
 
 
-def test_a_still_gif_and_a_two_picture_jpeg_are_read() -> None:
-    assert decode_image(encoded(picture(1, 30, 20), "GIF")).size == (30, 20)
-    pair = encoded(picture(1, 30, 20), "MPO", save_all=True, append_images=[picture(2, 30, 20)])
+def test_a_still_gif_and_a_two_image_jpeg_are_read() -> None:
+    assert decode_image(encoded(drawn_image(1, 30, 20), "GIF")).size == (30, 20)
+    pair = encoded(
+        drawn_image(1, 30, 20), "MPO", save_all=True, append_images=[drawn_image(2, 30, 20)]
+    )
     assert decode_image(pair).size == (30, 20)
 
 
 def test_a_print_jpeg_is_read() -> None:
     """CMYK, as printers send it."""
-    data = encoded(picture(1, 30, 20).convert("CMYK"), "JPEG")
+    data = encoded(drawn_image(1, 30, 20).convert("CMYK"), "JPEG")
     assert decode_image(data).mode == "CMYK"
 
 
 def test_any_buffer_is_taken() -> None:
-    data = encoded(picture(1, 30, 20))
+    data = encoded(drawn_image(1, 30, 20))
     for buffer in (bytearray(data), memoryview(data)):
         assert decode_image(buffer).size == (30, 20)

@@ -26,7 +26,7 @@ from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import ADAPTERS, adapter_for
 from epd.engine.video import video_settings
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.hf_video import make_processor
 from tests.engine.published import LAYOUTS
 from tests.engine.published_checkpoints import (
@@ -39,7 +39,7 @@ from tests.engine.published_checkpoints import (
 )
 
 SMALLEST = {p.family: name for name, p in reversed(PUBLISHED.items())}
-WITH_PICTURES = [name for name in SMALLEST.values() if PUBLISHED[name].layout.files]
+WITH_IMAGES = [name for name in SMALLEST.values() if PUBLISHED[name].layout.files]
 TIED_AND_NOT = ["Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"]
 
 
@@ -155,15 +155,15 @@ def test_rows_of_published_processors(name: str, size: tuple[int, int], tmp_path
     checkpoint = read_checkpoint(tmp_path, weights=False)
     adapter = adapter_for(checkpoint)
     geometry = image_geometry(checkpoint.config, checkpoint.preprocessor, *size)
-    patches, grid = adapter.to_patches(adapter.image_processor(), picture(1, *size))
+    patches, grid = adapter.to_patches(adapter.image_processor(), drawn_image(1, *size))
     assert grid == geometry.grid_thw
     if published.family != "llava_onevision":  # its rows are known after the tower
         assert len(patches) == geometry.num_patches
 
 
-@pytest.mark.parametrize("name", WITH_PICTURES)
+@pytest.mark.parametrize("name", WITH_IMAGES)
 def test_videos_under_published_settings(name: str, tmp_path: Path) -> None:
-    """Older releases say it in the file of pictures, newer ones in one of its own."""
+    """Older releases say it in the file of images, newer ones in one of its own."""
     published = PUBLISHED[name]
     write_headers(tmp_path, {}, num_files=1)
     (tmp_path / "config.json").write_text(json.dumps(config_of(published)))

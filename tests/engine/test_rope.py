@@ -22,24 +22,24 @@ from tests.engine.reference import reference_model
 
 MERGE = 2
 sides = st.integers(1, 6)
-pictures = st.lists(st.tuples(st.integers(1, 9), sides, sides), max_size=4)
+images = st.lists(st.tuples(st.integers(1, 9), sides, sides), max_size=4)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
-@given(pictures=pictures, tail=st.integers(1, 9))
+@given(images=images, tail=st.integers(1, 9))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_equal_to_get_rope_index(
     family: str,
     model_dir: Callable[[str], Path],
-    pictures: list[tuple[int, int, int]],
+    images: list[tuple[int, int, int]],
     tail: int,
 ) -> None:
-    """Pictures of (text before, height, width in rows), at least one text token between them."""
+    """Images of (text before, height, width in rows), at least one text token between them."""
     layouts: list[MediaLayout] = []
     types: list[int] = []
-    for text, height, width in pictures:
+    for text, height, width in images:
         types += [0] * text
         layouts.append(MediaLayout(len(types), height * width, (1, height * MERGE, width * MERGE)))
         types += [1] * (height * width)
@@ -71,7 +71,7 @@ def test_videos_equal_get_rope_index(
     videos: list[tuple[int, int, int, int, float]],
     tail: int,
 ) -> None:
-    """(text before, frames, height, width, seconds per frame), each after a picture of one row."""
+    """(text before, frames, height, width, seconds per frame), each after an image of one row."""
     items: list[MediaItem] = []
     types: list[int] = []
     apart = family == "qwen3_vl"
@@ -107,8 +107,8 @@ def test_videos_equal_get_rope_index(
     assert found.delta == int(delta)
 
 
-def test_neighbouring_pictures_follow_each_other() -> None:
-    """No text between two pictures: the second begins where the first one's larger side ends."""
+def test_neighbouring_images_follow_each_other() -> None:
+    """No text between two images: the second begins where the first one's larger side ends."""
     layouts = [MediaLayout(0, 6, (1, 4, 6)), MediaLayout(6, 1, (1, 2, 2))]
     found = mrope_positions(8, layouts, MERGE)
     assert found.positions.tolist() == [

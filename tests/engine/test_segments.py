@@ -22,7 +22,7 @@ def test_each_segment_attends_to_itself() -> None:
 
 
 def test_what_is_not_finite_stays_in_its_segment() -> None:
-    """Fault F13: one bad picture among good ones."""
+    """Fault F13: one bad image among good ones."""
     qkv = torch.randn(30, 3, 2, 8)
     good = SegmentAttention()(qkv, torch.tensor(BOUNDS), 0.3)
     qkv[5:10] = torch.nan

@@ -1,4 +1,4 @@
-"""Guesses never change an answer: right, wrong, or mixed, greedy or drawn, on every family."""
+"""Drafts never change an answer: right, wrong, or mixed, greedy or drawn, on every family."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from epd.engine import language
 from epd.engine.base import Outcome, StepFailure, verify
 from epd.messages import TokenLogprobs
-from tests.engine.conftest import chat, picture
+from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import Driver, Request
 from tests.engine.reference import reference_generate
 from tests.engine.test_equality import ALL, cases
@@ -22,21 +22,21 @@ NEW_TOKENS = 10
 
 
 def oracle(answer: Sequence[int], wrong: Callable[[int], bool]) -> Callable[[list[int]], list[int]]:
-    """Guesses four tokens of the right answer, some of them spoilt (by their place in it)."""
+    """Drafts four tokens of the right answer, some of them spoilt (by their place in it)."""
 
-    def guess(output: list[int]) -> list[int]:
+    def draft(output: list[int]) -> list[int]:
         first = len(output)
         right = list(answer[first : first + 4])
         return [t ^ 1 if wrong(first + at) else t for at, t in enumerate(right)]
 
-    return guess
+    return draft
 
 
 @pytest.mark.parametrize("family", ALL)
-async def test_greedy_equals_generate_whatever_is_guessed(
+async def test_greedy_equals_generate_whatever_is_drafted(
     family: str, driver: Callable[[str], Driver]
 ) -> None:
-    """All prompts at once, so that guesses meet prompts and plain decodes in one step."""
+    """All prompts at once, so that drafts meet prompts and plain decodes in one step."""
     serving = driver(family)
     asked = cases(family)[:5]
     golden = [reference_generate(serving.model_dir, *case, NEW_TOKENS) for case in asked]
@@ -46,7 +46,7 @@ async def test_greedy_equals_generate_whatever_is_guessed(
             for i, (prompt, images) in enumerate(asked)
         ]
         for request, answer in list(zip(requests, golden, strict=True))[1:]:
-            request.guess = oracle(answer, wrong)
+            request.draft = oracle(answer, wrong)
         answers = await serving.run(requests, 16)
         serving.release(requests)
         assert answers == golden, name
@@ -72,7 +72,7 @@ def third(place: int) -> bool:
 
 
 def num_steps(request: Request, chunk: int) -> int:
-    """Without guesses."""
+    """Without drafts."""
     return -(-len(request.token_ids) // chunk) + len(request.output) - 1
 
 
@@ -90,18 +90,20 @@ HARD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", HARD)
 async def test_any_sampling_is_the_same(what: str, driver: Callable[[str], Driver]) -> None:
-    """Tokens and log-probabilities, with right guesses, wrong ones, and both."""
+    """Tokens and log-probabilities, with right drafts, wrong ones, and both."""
     serving = driver("embedded")
     sampling = {"max_tokens": 24} | HARD[what]
     prompt = chat((1, "what is it?"))
-    (plain,) = requests = [await serving.request("plain", prompt, [picture(1, 64, 64)], **sampling)]
+    (plain,) = requests = [
+        await serving.request("plain", prompt, [drawn_image(1, 64, 64)], **sampling)
+    ]
     await serving.run(requests)
     serving.release(requests)
     draws = random.Random(1)
     mixed = [draws.random() < 0.4 for _ in range(100)]
     for wrong in (none, every, mixed.__getitem__):
-        made = await serving.request(f"{wrong}", prompt, [picture(1, 64, 64)], **sampling)
-        made.guess = oracle(plain.output_ids, wrong)
+        made = await serving.request(f"{wrong}", prompt, [drawn_image(1, 64, 64)], **sampling)
+        made.draft = oracle(plain.output_ids, wrong)
         await serving.run([made])
         serving.release([made])
         assert made.output_ids == plain.output_ids
@@ -111,41 +113,41 @@ async def test_any_sampling_is_the_same(what: str, driver: Callable[[str], Drive
 
 
 async def test_one_too_many_is_noticed(driver: Callable[[str], Driver]) -> None:
-    """The comparison of this file can fail: a guess is taken although the model says another."""
+    """The comparison of this file can fail: a draft is taken although the model says another."""
 
     def gullible(
-        guesses: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
+        drafts: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
     ) -> Outcome:
-        said = verify(guesses, sample)
-        if isinstance(said, tuple) and len(said) <= len(guesses):
-            return (*said[:-1], TokenLogprobs(guesses[len(said) - 1], 0.0))
+        said = verify(drafts, sample)
+        if isinstance(said, tuple) and len(said) <= len(drafts):
+            return (*said[:-1], TokenLogprobs(drafts[len(said) - 1], 0.0))
         return said
 
     serving = driver("embedded")
     golden = reference_generate(serving.model_dir, chat("hello there"), [], NEW_TOKENS)
     request = await serving.request("r", chat("hello there"), max_tokens=NEW_TOKENS)
-    request.guess = oracle(golden, third)
+    request.draft = oracle(golden, third)
     with mock.patch.object(language, "verify", gullible):
         (answer,) = await serving.run([request])
     serving.release([request])
     assert answer != golden
 
 
-async def test_stale_keys_behind_a_wrong_guess_are_never_read(
+async def test_stale_keys_behind_a_rejected_draft_are_never_read(
     driver: Callable[[str], Driver],
 ) -> None:
-    """Wrong guesses reach into the next block, and the text grows over them token by token."""
+    """Wrong drafts reach into the next block, and the text grows over them token by token."""
     serving = driver("embedded")
     golden = reference_generate(serving.model_dir, chat("hello there"), [], 40, eos_token_id=None)
     request = await serving.request("r", chat("hello there"), max_tokens=40, stop_token_ids=())
     reach = 2 * serving.language.kv_layout.block_size
-    request.guess = lambda output: [7] * min(reach, len(output) % 5 * 8)
+    request.draft = lambda output: [7] * min(reach, len(output) % 5 * 8)
     (answer,) = await serving.run([request])
     serving.release([request])
     assert answer == golden
 
 
-def test_nothing_is_asked_behind_a_wrong_guess() -> None:
+def test_nothing_is_asked_behind_a_rejected_draft() -> None:
     asked: list[int] = []
 
     def sample(at: int) -> TokenLogprobs | StepFailure:
@@ -159,7 +161,7 @@ def test_nothing_is_asked_behind_a_wrong_guess() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_failure_behind_a_confirmed_guess_is_the_next_steps_own(at: int) -> None:
+def test_a_failure_behind_a_confirmed_draft_is_the_next_steps_own(at: int) -> None:
     broken = StepFailure("not finite")
     said = verify((5, 6), lambda n: broken if n == at else TokenLogprobs(5 + n, 0.0))
     assert said == (broken if at == 0 else (TokenLogprobs(5, 0.0), TokenLogprobs(6, 0.0)))

@@ -12,7 +12,7 @@ import torch
 from epd.engine.base import Rows
 from epd.engine.segments import SegmentAttention, attend_plainly
 from epd.engine.tower_graphs import MAX_SEGMENTS, STEP
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.driver import Driver, expand, png
 
 BLOCK_M = 16
@@ -71,7 +71,7 @@ def captured(
 
 
 async def rows_of(serving: Driver, sizes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    images = [picture(seed, *size) for seed, size in enumerate(sizes)]
+    images = [drawn_image(seed, *size) for seed, size in enumerate(sizes)]
     parts = [{"type": "image"} for _ in images]
     _, layouts = expand(serving.model_dir, [{"role": "user", "content": parts}], images)
     vision: Any = serving.vision

@@ -134,7 +134,7 @@ def _resize_target(processor: Any, num_frames: int, width: int, height: int) -> 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_the_same_patches(family: str) -> None:
-    """Odd sizes, odd numbers of frames, every container, pictures: decoded, resized, cut."""
+    """Odd sizes, odd numbers of frames, every container, images: decoded, resized, cut."""
     settings, processor = settings_of(family, SMALL), make_processor(family, SMALL)
     ops = QwenImageOps(settings)
     cases: list[tuple[Any, Clip]] = [

@@ -1,4 +1,4 @@
-"""Batches of pictures: order, isolation, contract, independence of neighbours."""
+"""Batches of images: order, isolation, contract, independence of neighbours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from epd.engine.base import EncodeFailure, MediaError, Patches, Rows
 from epd.engine.factory import build_executor, build_vision
 from epd.engine.vision import TorchVisionEngine
-from tests.engine.conftest import CONFIG, chat, picture
+from tests.engine.conftest import CONFIG, chat, drawn_image
 from tests.engine.driver import Driver, expand, png
 from tests.engine.tiny_models import VISION_FAMILIES
 
@@ -24,7 +24,7 @@ SIZES = [(40, 40), (90, 33), (64, 101)]
 async def patches_of(serving: Driver, *sizes: tuple[int, int]) -> list[Patches]:
     vision = serving.vision
     assert vision is not None
-    images = [picture(i, *size) for i, size in enumerate(sizes)]
+    images = [drawn_image(i, *size) for i, size in enumerate(sizes)]
     _, layouts = expand(serving.model_dir, chat((len(images), "x")), images)
     return [
         await vision.preprocess(png(image), layout.grid_thw)
@@ -57,19 +57,19 @@ async def test_slices_change_no_row(family: str, driver: Callable[[str], Driver]
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_the_largest_picture_of_a_batch(family: str, driver: Callable[[str], Driver]) -> None:
+def test_the_largest_image_of_a_batch(family: str, driver: Callable[[str], Driver]) -> None:
     """Layers are measured on it: one that is enlarged to the model's least size tells nothing."""
     vision = vision_of(driver(family))
-    smallest = vision._picture(1).num_patches
+    smallest = vision._image(1).num_patches
     assert vision._scale_of(1) == 1
     for most in (2 * smallest, 5 * smallest):
         scale = vision._scale_of(most)
         smaller, found, larger = (
-            vision._picture(size).num_patches for size in (max(1, scale - 1), scale, scale + 1)
+            vision._image(size).num_patches for size in (max(1, scale - 1), scale, scale + 1)
         )
         assert found <= most
         assert smaller < found or scale == 1, "of those with as many patches it is the smallest"
-        assert larger > most or family == "llava_onevision"  # no picture has more
+        assert larger > most or family == "llava_onevision"  # no image has more
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
@@ -132,6 +132,6 @@ async def test_an_empty_batch_is_nothing(driver: Callable[[str], Driver]) -> Non
     assert await vision_of(driver("qwen3_vl")).encode([]) == []
 
 
-async def test_a_bad_picture_raises_for_the_client(driver: Callable[[str], Driver]) -> None:
-    with pytest.raises(MediaError, match="not a picture in a known format"):
+async def test_a_bad_image_raises_for_the_client(driver: Callable[[str], Driver]) -> None:
+    with pytest.raises(MediaError, match="not an image in a known format"):
         await vision_of(driver("qwen3_vl")).preprocess(b"nonsense", (1, 4, 4))

@@ -2,7 +2,7 @@
 
 `make_model(family, directory)` writes config, weights (in the layout that save_pretrained gives,
 the published one), tokenizer, chat template, image processor settings and generation
-config.  Pictures of 40 to 100 pixels give 4 to 40 rows.  Weights are drawn wider than usual
+config.  Images of 40 to 100 pixels give 4 to 40 rows.  Weights are drawn wider than usual
 (`initializer_range`), so that logits differ by much more than rounding and a wrong row changes
 tokens.
 """

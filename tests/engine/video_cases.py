@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.driver import png
 from tests.engine.reference import ReferenceVideo
 from tests.engine.videos import film, frame, frames_of
@@ -45,8 +45,8 @@ class Case:
         self.content.append({"type": "text", "text": text})
         return self
 
-    def picture(self, seed: int, width: int, height: int) -> Case:
-        image = picture(seed, width, height)
+    def image(self, seed: int, width: int, height: int) -> Case:
+        image = drawn_image(seed, width, height)
         self.parts.append({"type": "image_url", "image_url": {"url": url_of(png(image))}})
         self.content.append({"type": "image"})
         self.images.append(image)
@@ -72,7 +72,7 @@ class Case:
         return self
 
     def frames(self, seed: int, count: int, width: int, height: int, fps: float = 0) -> Case:
-        """A video as pictures."""
+        """A video as images."""
         shown = [frame(seed, i, width, height) for i in range(count)]
         urls = [url_of(png(Image.fromarray(pixels))) for pixels in shown]
         part: dict[str, Any] = {"type": "video", "video": urls}
@@ -87,15 +87,11 @@ def url_of(data: bytes, mime: str = "image/png") -> str:
 
 
 def cases() -> Sequence[Case]:
-    """Alone, mixed with pictures, two, odd sizes and counts, rates, containers, pictures."""
+    """Alone, mixed with images, two, odd sizes and counts, rates, containers, images."""
     return [
         Case().film(1).text("what happens?"),
         Case().text("look: ").film(2, 13, 100, 38, fps=4.0).text("odd"),
-        Case()
-        .picture(3, 48, 48)
-        .film(4, 9, 90, 130, num_frames=6)
-        .picture(5, 70, 33)
-        .text("mixed"),
+        Case().image(3, 48, 48).film(4, 9, 90, 130, num_frames=6).image(5, 70, 33).text("mixed"),
         Case()
         .film(6, 30, 64, 64, rate=30, fps=12.0)
         .film(7, 8, 40, 40, container="webm")

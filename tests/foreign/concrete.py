@@ -33,7 +33,7 @@ def _of_generation(machine: Any) -> Values:
 
 
 def _request(values: Values) -> request.Request:
-    items = ITEMS if values["PICTURES"] else ()
+    items = ITEMS if values["IMAGES"] else ()
     message = SimpleNamespace(**vars(tables.MESSAGE) | {"items": items})
     made = request.Request("r/1", message, (1, 2, 3) if items else (1, 2))
     made.decode_here = values["DECODE_HERE"]
@@ -93,14 +93,14 @@ def _of_embedding(machine: Any) -> Values:
 
 
 def _offer(values: Values) -> offer.Offer[str]:
-    made = offer.Offer("r/1", {room: "picture" for room in "ab" if values[f"has_{room}"]})
+    made = offer.Offer("r/1", {room: "image" for room in "ab" if values[f"has_{room}"]})
     made.untaken = {room: None for room in "ab" if values[f"lacks_{room}"]}
     return made
 
 
 def _of_offer(machine: Any) -> Values:
     return {
-        **{f"has_{room}": room in machine.pictures for room in "ab"},
+        **{f"has_{room}": room in machine.images for room in "ab"},
         **{f"lacks_{room}": room in machine.untaken for room in "ab"},
     }
 

@@ -30,9 +30,9 @@ ACTIONS: Mapping[str, Body] = {
 SHOWN_IN = {
     "decode is lost while preempted, and the table does not know": "REQUEST_KV_LEAVES",
     "an abort of a preempted request leaves its offer standing": "REQUEST_KV_LEAVES",
-    "leaving_mid_prompt_keeps_blocks": "REQUEST_PICTURES",
-    "mid_prompt_is_forgotten": "REQUEST_PICTURES",
-    "answer_without_picture": "REQUEST_PICTURES",
+    "leaving_mid_prompt_keeps_blocks": "REQUEST_IMAGES",
+    "mid_prompt_is_forgotten": "REQUEST_IMAGES",
+    "answer_without_image": "REQUEST_IMAGES",
     "a_lease_has_no_end": "REQUEST_HELD",
     "last_token_frees_blocks": "REQUEST_AHEAD",
     "a_load_is_waited_for": "ENCODING_STORED",
@@ -52,7 +52,7 @@ BREAKS_A_PROMISE = (
 UNSEEN = {
     "preempted_says_it_again": "the tokens themselves are no part of the model",
     "mid_prompt_is_forgotten": "what EXTEND tells the batch is the batch's own",
-    "bad_picture_fails_batch": "the kind of a failure is no part of the model",
+    "bad_image_fails_batch": "the kind of a failure is no part of the model",
     "a_preempted_grammar_starts_anew": "what may be said next is no part of the model",
     "rows_are_stored_when_they_are_gone": "storing is no part of the model",
     "what_was_abandoned_stays_so": "a deadline ends it: drill `hung-encode` sees it",

@@ -81,11 +81,11 @@ class StepBegan(Event):
 
 
 class RequestWorld(World):
-    def __init__(self, pictures: int, remote_kv: bool, decode_here: bool) -> None:
+    def __init__(self, images: int, remote_kv: bool, decode_here: bool) -> None:
         super().__init__()
         self.machine: r.Request = make_request()
         self.machine.decode_here = decode_here or remote_kv
-        self.pictures, self.remote_kv = pictures, remote_kv
+        self.images, self.remote_kv = images, remote_kv
         self.waiting_rooms: set[str] = set()
         self.queued = False
         self.blocks = "none"  # none, owned, transfer
@@ -106,7 +106,7 @@ class RequestWorld(World):
             yield r.EmbeddingsPromised()
         for room in sorted(self.waiting_rooms):
             yield r.EmbeddingReady(room, "rows")
-            yield r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture"))
+            yield r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad image"))
         if self.queued and q.state in (r.S.WAITING, r.S.PREEMPTED):
             yield r.Scheduled((3, 4))
         if q.state in (r.S.RUNNING, r.S.WAITING_MID_PROMPT, r.S.DECODING):
@@ -124,7 +124,7 @@ class RequestWorld(World):
         if self.remote_kv:
             yield r.KvOffered()
         else:
-            yield r.EmbeddingsRequired() if self.pictures else r.TextOnly()
+            yield r.EmbeddingsRequired() if self.images else r.TextOnly()
 
     def _transfer(self) -> Choices:
         yield r.KvFailed(Failure(FailureKind.LOST, "instance lost"))
@@ -223,7 +223,7 @@ class RequestWorld(World):
 
     def _acquire(self) -> None:
         self.rows = True
-        self.waiting_rooms = set("ab"[: self.pictures])
+        self.waiting_rooms = set("ab"[: self.images])
         self.machine.missing = set(self.waiting_rooms)
 
     def _release_rows(self) -> None:

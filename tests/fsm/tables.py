@@ -150,7 +150,7 @@ def make_membership(journal: Journal = NULL_JOURNAL) -> membership.Membership:
 
 
 def make_offer(journal: Journal = NULL_JOURNAL) -> offer.Offer[str]:
-    return offer.Offer("r/1", {"room": "picture", "other": "picture"}, journal)
+    return offer.Offer("r/1", {"room": "image", "other": "image"}, journal)
 
 
 def make_child(journal: Journal = NULL_JOURNAL) -> child.Child:

@@ -125,7 +125,7 @@ def test_a_quarantined_load_does_not_block_its_hash(loading: Embedding) -> None:
     )
 
 
-def test_leaving_before_slots_are_there_leaves_the_line() -> None:
+def test_leaving_before_slots_are_there_leaves_the_queue() -> None:
     """REQUESTED -> EVICTED; the failure of what was cancelled changes nothing."""
     made = make_embedding()
     follow(

@@ -61,14 +61,14 @@ def test_two_rooms_and_one_encode(queued: Encoding) -> None:
     assert (queued.image, queued.patches) == (None, None), "what was used up is let go"
 
 
-def test_a_bad_picture_fails_alone(queued: Encoding) -> None:
+def test_a_bad_image_fails_alone(queued: Encoding) -> None:
     """F13: QUEUED -> FAILED, not to be retried elsewhere."""
     follow(queued, (PreprocessFailed("truncated"), S.FAILED, (Do.FAIL_ROOMS,)))
     assert queued.failure == Failure(FailureKind.MEDIA, "truncated")
 
 
-def test_a_fault_of_ours_is_not_the_pictures(queued: Encoding) -> None:
-    """F40: QUEUED -> FAILED; the client is not told that its picture is bad."""
+def test_a_fault_of_ours_is_not_the_images(queued: Encoding) -> None:
+    """F40: QUEUED -> FAILED; the client is not told that its image is bad."""
     follow(queued, (EncodeFailed("a bug"), S.FAILED, (Do.FAIL_ROOMS,)))
     assert queued.failure == Failure(FailureKind.ENGINE, "a bug")
 

@@ -102,8 +102,8 @@ def test_what_nobody_else_can_do_better_fails_at_once(placed: g.Generation) -> N
 def test_a_mistake_that_an_instance_finds_is_a_refusal(placed: g.Generation) -> None:
     """PLACED -> REJECTED with the reason: it is answered, and no failure of ours."""
     told = (Do.ABORT_ATTEMPT, Do.CLOSE, Do.ANSWER_ERROR)
-    follow(placed, (g.AttemptRefused(Failure(FailureKind.MEDIA, "bad picture")), S.REJECTED, told))
-    assert placed.failure == Failure(FailureKind.MEDIA, "bad picture")
+    follow(placed, (g.AttemptRefused(Failure(FailureKind.MEDIA, "bad image")), S.REJECTED, told))
+    assert placed.failure == Failure(FailureKind.MEDIA, "bad image")
 
 
 OUTCOMES = [

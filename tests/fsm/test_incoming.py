@@ -99,10 +99,10 @@ def test_time_alone_never_frees_slots(consumer: Incoming) -> None:
     ],
     ids=["cancel ack", "abort", "commit"],
 )
-def test_lost_is_not_dead_and_its_word_frees_the_slots(
+def test_lost_is_not_dead_and_its_message_frees_the_slots(
     consumer: Incoming, word: CancelAcked, effects: tuple[Do, ...]
 ) -> None:
-    """F7: RESERVED -> QUARANTINED -> FAILED by any word that the writer is done."""
+    """F7: RESERVED -> QUARANTINED -> FAILED by any message that the writer is done."""
     follow(
         consumer,
         (LEASED, S.RESERVED, (Do.SEND_GRANT, Do.ARM_RETRY)),
@@ -113,7 +113,7 @@ def test_lost_is_not_dead_and_its_word_frees_the_slots(
 
 
 @pytest.mark.parametrize("word", [CancelAcked(), AbortReceived(FAILURE)])
-def test_slots_in_doubt_wait_for_the_writers_last_word(
+def test_slots_in_doubt_wait_for_the_writers_last_message(
     consumer: Incoming, word: CancelAcked
 ) -> None:
     """F8: RESERVED -> QUARANTINED, its owner is told at once -> FAILED, the slots return."""

@@ -273,7 +273,7 @@ def test_an_event_that_repeats_elsewhere_or_leads_on_is_a_line_of_its_own() -> N
     ]
 
 
-def test_rows_and_guards_have_names_for_pictures() -> None:
+def test_rows_and_guards_have_names_for_images() -> None:
     assert unless(is_big).__name__ == "not is_big"
     assert GuardCall(is_big).__name__ == "is_big"
     calls = [call for _, call in table().cells()]

@@ -89,7 +89,7 @@ def test_a_held_prompt_owns_its_blocks_until_one_of_its_ends(
     follow(made, (end, S.FINISHED, let_go), (LeaseEnded(), S.FINISHED, ()))
 
 
-def test_text_only_never_waits_for_pictures() -> None:
+def test_text_only_never_waits_for_images() -> None:
     """WAITING -> RUNNING -> DECODING -> FINISHED, all on one instance."""
     made = make_request()
     made.decode_here = True
@@ -110,8 +110,8 @@ def test_text_only_never_waits_for_pictures() -> None:
     assert (made.num_computed, len(made.output), made.finish_reason) == (4, 3, "stop")
 
 
-def test_pictures_are_waited_for_once_each() -> None:
-    """F10: WAITING -> WAITING_FOR_EMBEDDINGS -> WAITING, and no word after the prompt's end."""
+def test_images_are_waited_for_once_each() -> None:
+    """F10: WAITING -> WAITING_FOR_EMBEDDINGS -> WAITING, and no message after the prompt's end."""
     made = make_request()
     made.missing, made.min_early_tokens = {"a", "b"}, 2
     follow(
@@ -156,7 +156,7 @@ def test_a_load_that_overlaps_the_step_stops_nobody() -> None:
 
 
 def test_cached_rows_are_not_waited_for() -> None:
-    """The blocks that hold picture a are here: only b is waited for."""
+    """The blocks that hold image a are here: only b is waited for."""
     made = make_request()
     made.missing = {"a", "b"}
     made.fire(EmbeddingsRequired())
@@ -181,7 +181,7 @@ def parked() -> Request:
 @pytest.mark.parametrize(
     ("event", "told"),
     [
-        (EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture")), Do.SEND_FAILURE),
+        (EmbeddingFailed(Failure(FailureKind.MEDIA, "bad image")), Do.SEND_FAILURE),
         (DeadlinePassed(), Do.SEND_FAILURE),
         (AbortReceived(), Do.SEND_ABORTED),
     ],
@@ -199,12 +199,12 @@ def test_who_waits_in_its_middle_gives_way(parked: Request) -> None:
     follow(parked, (Preempted(), S.PREEMPTED, GIVES_WAY))
 
 
-def test_a_picture_that_fails_fails_the_request() -> None:
+def test_an_image_that_fails_fails_the_request() -> None:
     """F40: WAITING_FOR_EMBEDDINGS -> FAILED."""
     made = make_request()
     made.fire(EmbeddingsRequired())
     ends = (Do.RELEASE_EMBEDDINGS, Do.SEND_FAILURE)
-    follow(made, (EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture")), S.FAILED, ends))
+    follow(made, (EmbeddingFailed(Failure(FailureKind.MEDIA, "bad image")), S.FAILED, ends))
 
 
 def test_the_hand_over_gives_the_blocks_to_the_transfer(running: Request) -> None:
@@ -321,7 +321,7 @@ def test_preemption_gives_blocks_up_between_steps_only(running: Request) -> None
     follow(running, (Preempted(), S.RUNNING, ()))
     running.in_flight = 0
     follow(running, (Preempted(), S.PREEMPTED, GIVES_WAY))
-    follow(running, (EmbeddingsPromised(), S.PREEMPTED, ()))  # of a picture that was here already
+    follow(running, (EmbeddingsPromised(), S.PREEMPTED, ()))  # of an image that was here already
     follow(running, (Scheduled((7,)), S.RUNNING, ()))
     assert (running.num_computed, running.block_table) == (0, (7,))
 

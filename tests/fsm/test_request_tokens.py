@@ -22,7 +22,7 @@ def test_tokens_are_read_from_prompt_and_answer_alike() -> None:
             assert made.tokens(start, stop) == whole[start:stop]
 
 
-def test_tokens_wait_for_more_until_a_word_is_full_or_it_ends() -> None:
+def test_tokens_wait_for_more_until_a_message_is_full_or_it_ends() -> None:
     """The first one never waits."""
     made = make_request()
     made.sampling = SimpleNamespace(tokens_per_word=3)

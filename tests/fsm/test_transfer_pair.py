@@ -24,9 +24,9 @@ CALM = {"may_die": False, "may_be_declared_lost": False}
 
 
 DEEPER = (  # whose parts are searched by others
-    "unknown outcomes, words lost for good",
+    "unknown outcomes, messages lost for good",
     "kv in parts, unknown outcomes",
-    "words lost for good, kv",
+    "messages lost for good, kv",
 )
 
 
@@ -55,7 +55,7 @@ def test_delivery_and_every_kind_of_end_are_reached() -> None:
 
 
 def test_an_unknown_outcome_stays_owned_while_both_ends_live() -> None:
-    """No word and no timer frees memory that a zombie write may touch: only its end, or a fence
+    """No message and no timer frees memory that a zombie write may touch: only its end, or a fence
     (F7, F8)."""
     scenario = Scenario(engine_is_certain=False, engine_settles=False, **CALM)
     space = explore(PairModel(scenario))
@@ -110,7 +110,7 @@ MUTANTS: dict[str, tuple[Table, list[tuple[State, type[Event]]], list[Row]]] = {
             )
         ],
     ),
-    "F8: the slots are freed by the word of a doubt": (
+    "F8: the slots are freed by the message of a doubt": (
         i.TABLE,
         [(i.S.RESERVED, i.DoubtReceived)],
         [
@@ -187,7 +187,7 @@ def test_the_search_finds_a_bug_put_back(name: str) -> None:
 
 
 def test_the_search_finds_a_retry_that_is_missing() -> None:
-    """With words lost for good, a cancel that is not repeated leaves slots owned for ever."""
+    """With messages lost for good, a cancel that is not repeated leaves slots owned for ever."""
     pending = (i.S.CANCEL_PENDING, i.S.EXPIRE_PENDING)
     remove = [(state, r.RetryDue) for state in (*pending, i.S.QUARANTINED)]
     rows = [

@@ -59,8 +59,8 @@ def test_INCOMING_balances() -> None:
 
 def a_request(dice: random.Random) -> RequestWorld:
     remote_kv = dice.random() < 0.5
-    pictures = 0 if remote_kv else dice.randrange(3)
-    return RequestWorld(pictures, remote_kv, dice.random() < 0.5)
+    images = 0 if remote_kv else dice.randrange(3)
+    return RequestWorld(images, remote_kv, dice.random() < 0.5)
 
 
 def test_REQUEST_balances() -> None:

@@ -1,7 +1,7 @@
 """Which attention is fastest for a vision tower, and which product with its activation.
 
 `python -m tests.gpu.attention_speed`, on a CUDA device, in bf16: our kernel and torch's backends
-for a tower's packed pictures (16 heads of 64), what the first call of a new shape costs (a plan
+for a tower's packed images (16 heads of 64), what the first call of a new shape costs (a plan
 may be built), the same for prompts (32 and 8 heads of 128, causal), and the tower's first product
 with its activation behind or in it.
 A table comes last.
@@ -24,7 +24,7 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-PACKED = ((1, 8160), (4, 8160), (1, 1296), (6, 1296), (1, 4000), (1, 4001))  # pictures, patches
+PACKED = ((1, 8160), (4, 8160), (1, 1296), (6, 1296), (1, 4000), (1, 4001))  # images, patches
 PROMPTS = ((1, 2104), (8, 1024), (1, 8192))  # sequences, tokens
 RUNS = 8
 
@@ -58,7 +58,7 @@ def timed(what: str, how: str, tflop: float, run: Callable[[], object]) -> Figur
 
 
 def packed(count: int, length: int) -> list[Figure]:
-    """Attention of a layer over `count` pictures, read from the packed product as a tower does."""
+    """Attention of a layer over `count` images, read from the packed product as a tower does."""
     qkv = torch.randn(count * length, 3, 16, 64, device="cuda", dtype=torch.bfloat16)
     query, key, value = (part.view(count, length, 16, 64).transpose(1, 2) for part in qkv.unbind(1))
     tflop = 4 * count * length**2 * 1024 / 1e12

@@ -1,6 +1,6 @@
 """Everything at once against a server on a GPU: `python -m tests.gpu.soak URL SECONDS`.
 
-Users ask for answers to texts and pictures of all sizes, with sampling of all kinds, and some of
+Users ask for answers to texts and images of all sizes, with sampling of all kinds, and some of
 them leave in the middle.  At the end: what was answered, what failed, and how the memory of the
 device and of this host's processes went, by tenths of the time.  1 if anything failed.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from epd_lab.bench.workload import WORDS, picture_url
+from epd_lab.bench.workload import WORDS, image_url
 
 USERS = 40
 SAMPLING: tuple[dict[str, Any], ...] = (
@@ -37,11 +37,11 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 def body_of(chance: random.Random, number: int) -> dict[str, Any]:
     words = " ".join(chance.choices(WORDS, k=chance.choice((5, 60, 400, 2500))))
     content: list[dict[str, Any]] = [{"type": "text", "text": words}]
-    for picture in range(chance.choice((0, 0, 1, 1, 2, 3))):
+    for image in range(chance.choice((0, 0, 1, 1, 2, 3))):
         size = (chance.randrange(40, 2000), chance.randrange(40, 1400))
         if max(size) > 20 * min(size):
             size = (640, 480)
-        url = picture_url(size, number * 8 + picture)
+        url = image_url(size, number * 8 + image)
         content.append({"type": "image_url", "image_url": {"url": url}})
     asked = {"messages": [{"role": "user", "content": content}], "stream": True}
     wish = chance.choice(SAMPLING)

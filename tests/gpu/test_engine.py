@@ -21,7 +21,7 @@ from tests.engine.conftest import model_dir  # noqa: F401  (a fixture)
 from tests.engine.driver import Driver, expand, png
 from tests.engine.reference import reference_generate, reference_logits
 from tests.engine.test_equality import NEW_TOKENS, cases
-from tests.engine.test_image_ops import NUM_PICTURES, check_pictures
+from tests.engine.test_image_ops import NUM_IMAGES, check_images
 from tests.engine.tiny_models import VISION_FAMILIES
 
 FUSED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "qwen3", "llama", "embedded")
@@ -68,7 +68,7 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
         logits = serving.language.logits([request.next_step(4096)])[0].cpu()
         serving.release([request])
         expected = reference_logits(serving.model_dir, prompt, images)
-        # a picture's bytes may differ by a step, which tiny random towers amplify
+        # an image's bytes may differ by a step, which tiny random towers amplify
         limit = 5e-2 if images else 1e-3
         torch.testing.assert_close(logits, expected, atol=limit, rtol=0)
 
@@ -79,9 +79,9 @@ async def test_captured_towers_give_the_same_rows(
     cuda: str,
     model_dir: Callable[[str], Path],  # noqa: F811
 ) -> None:
-    """Of single pictures and of all in one batch, behind larger ones and before."""
+    """Of single images and of all in one batch, behind larger ones and before."""
     directory, rows = model_dir(family), {}
-    pictures = [images for _, images in cases(family) if images]
+    asked = [images for _, images in cases(family) if images]
     for graphs in (True, False):
         config = EngineConfig(
             device=cuda, dtype="bfloat16", kv_nbytes=32 << 20, threads=2, cuda_graphs=graphs
@@ -92,8 +92,8 @@ async def test_captured_towers_give_the_same_rows(
         language = build_language(directory, config, executor, 16)
         serving = Driver(directory, vision, language)
         found = []
-        together = [image for images in pictures for image in images]
-        for images in (*pictures, together, *pictures[::-1]):
+        together = [image for images in asked for image in images]
+        for images in (*asked, together, *asked[::-1]):
             patches = [
                 await vision.preprocess(png(image), layout.grid_thw)
                 for image, layout in zip(images, expand_all(serving, images), strict=True)
@@ -244,12 +244,12 @@ async def test_bf16_is_close(family: str, gpu_driver: Callable[..., Driver]) -> 
         assert error < 0.08, (family, len(images), error)
 
 
-def test_pictures_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> None:  # noqa: F811
+def test_images_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> None:  # noqa: F811
     from epd.engine.checkpoint import read_checkpoint
     from epd.engine.image_ops import QwenImageOps
     from epd.engine.models.registry import adapter_for
 
     adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))
     processor = adapter.image_processor()
-    worst, share = check_pictures((adapter, processor, QwenImageOps(processor)), NUM_PICTURES, cuda)
+    worst, share = check_images((adapter, processor, QwenImageOps(processor)), NUM_IMAGES, cuda)
     assert worst <= 2 and share < 1e-4

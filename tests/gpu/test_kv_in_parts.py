@@ -24,7 +24,7 @@ TOGETHER = [("epd0", "encode", "prefill", "decode")]
 
 
 def conversation() -> list[list[dict[str, Any]]]:
-    """Messages of two turns: about 2,000 tokens and a picture, then a few more."""
+    """Messages of two turns: about 2,000 tokens and an image, then a few more."""
     data = io.BytesIO()
     Image.linear_gradient("L").resize((150, 200)).convert("RGB").save(data, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"

@@ -59,7 +59,7 @@ def questions() -> list[Question]:
 
 
 async def encoded(gpu: Gpu, asked: Question) -> Rows:
-    """Of its first picture."""
+    """Of its first image."""
     prepared = asked.generation.items[0]
     patches = await gpu.vision.preprocess(prepared.image, prepared.grid_thw)
     (rows,) = await gpu.vision.encode([patches])
@@ -189,8 +189,8 @@ async def test_rows_of_another_instance_go_up_beside_the_step(
 
 
 async def test_tiers_hold_what_their_books_say(gpu: Gpu, questions: list[Question]) -> None:
-    """With room for one picture on the device: the others go down, and up again when they are
-    asked for; every picture's bytes are where the books have it, and answers are exact."""
+    """With room for one image on the device: the others go down, and up again when they are
+    asked for; every image's bytes are where the books have it, and answers are exact."""
     row_nbytes = gpu.vision.contract.row_nbytes
     (num_rows,) = {item.num_rows for one in questions for item in one.generation.items}
     cluster = cluster_of(

@@ -74,8 +74,8 @@ async def test_steps_launched_at_once_say_what_they_say_alone(
 
 
 async def test_sampling_speculation_and_running_ahead(engines: dict[str, Any]) -> None:
-    """All kinds of sampling in one batch; guesses or none, ahead or not: equal tokens, and with
-    both some steps have guesses and some a token that is on its way."""
+    """All kinds of sampling in one batch; drafts or none, ahead or not: equal tokens, and with
+    both some steps have drafts and some a token that is on its way."""
     prompt = (await question("ababababababab cd", max_tokens=2)).generation
     said = []
     for speculative, ahead in product((SpeculativeConfig(), NGRAM), (False, True)):

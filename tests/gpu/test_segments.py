@@ -32,7 +32,7 @@ def test_it_is_exact_and_apart(dim: int, dtype: torch.dtype, limit: float, cuda:
 
 
 def test_alone_and_together_are_the_same(cuda: str) -> None:
-    """A picture's rows must not depend on its neighbours: they are cached under its hash."""
+    """An image's rows must not depend on its neighbours: they are cached under its hash."""
     qkv = torch.randn(500, 3, 16, 64, dtype=torch.bfloat16, device=cuda)
     together = SegmentAttention()(qkv, torch.tensor([0, 100, 400, 500]), 0.125)
     alone = SegmentAttention()(qkv[100:400].contiguous(), torch.tensor([0, 300]), 0.125)

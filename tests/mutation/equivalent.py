@@ -57,7 +57,7 @@ REASONS: dict[str, dict[str, str]] = {
     "epd/scheduling/step_cost.py": {": 1 in 1 << 60 -> 2": "either is beyond every budget"},
     "epd/roles/dispatch.py": {
         f"Dispatcher.{where}: zip({what}, strict=True) -> zip({what})": (
-            "a placement has an encoder for each picture"
+            "a placement has an encoder for each image"
         )
         for where, what in (
             ("_send_encodes", "machine.prompt.items, placement.encoders"),

@@ -24,7 +24,7 @@ from epd.messages import (
 )
 from epd.transport.base import Buffer, Received
 from epd_lab.sim.cluster import GATEWAY, Settings
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
@@ -55,9 +55,9 @@ class Desk:
         """What a life of `source` says to it; all that it says then."""
         self.said.clear()
         self.do(getattr(self.role, method), Received(source, epoch, message, payloads))
-        return self.words()
+        return self.messages()
 
-    def words(self) -> list[Message]:
+    def messages(self) -> list[Message]:
         return [message for _, message in self.said]
 
     def send(self, to: Address | str, message: Message, payloads: Sequence[Buffer] = ()) -> bool:
@@ -83,9 +83,9 @@ TOPOLOGY = "2e2p2d"
 class Open:
     """One open generation at the gateway's desk."""
 
-    def __init__(self, at: Desk, stage: Stage = "", *pictures: Picture, **wishes: Any) -> None:
+    def __init__(self, at: Desk, stage: Stage = "", *images: Image, **wishes: Any) -> None:
         self.at = at
-        placed = tuple((1 + n, picture) for n, picture in enumerate(pictures))
+        placed = tuple((1 + n, image) for n, image in enumerate(images))
         text = wishes.pop("text", (11, 12, 13))
         ask = Ask(1, 0.0, text, placed, **{"max_tokens": 5, **wishes})
         self.prepared = ask.generation(stage)

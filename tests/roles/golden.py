@@ -18,7 +18,7 @@ from epd.config import GatewayConfig
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.compose import Gateway
 from epd.tiny import CHECKPOINT
-from tests.engine.conftest import chat, picture
+from tests.engine.conftest import chat, drawn_image
 from tests.engine.driver import png
 from tests.engine.reference import (
     ReferenceVideo,
@@ -44,14 +44,14 @@ def preparer(model_dir: Path = CHECKPOINT) -> Preparer:
 
 async def question(
     text: str,
-    pictures: int = 0,
+    num_images: int = 0,
     max_tokens: int = 24,
     seed: int = 1,
     model_dir: Path = CHECKPOINT,
 ) -> Question:
-    """A user turn with so many pictures before the text; greedy, no end token before the limit."""
-    images = [picture(seed + n, 70 - 9 * n, 40 + 11 * n) for n in range(pictures)]
-    return await ask([((pictures, text) if pictures else text)], images, max_tokens, model_dir)
+    """A user turn with so many images before the text; greedy, no end token before the limit."""
+    images = [drawn_image(seed + n, 70 - 9 * n, 40 + 11 * n) for n in range(num_images)]
+    return await ask([((num_images, text) if num_images else text)], images, max_tokens, model_dir)
 
 
 async def ask(

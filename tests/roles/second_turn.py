@@ -1,6 +1,6 @@
 """How much sooner a conversation's second turn begins: `python -m tests.roles.second_turn`.
 
-1epd in this process with the embedded model: a first turn of about 2,000 tokens and three pictures,
+1epd in this process with the embedded model: a first turn of about 2,000 tokens and three images,
 then a second one, with the prefix cache and without.  The time to the first token is the gateway's.
 """
 
@@ -18,7 +18,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines, Gateway
 from epd.tiny import CHECKPOINT
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.engine.driver import png
 from tests.roles.cluster import Cluster
 from tests.roles.golden import preparer
@@ -29,8 +29,8 @@ Body = dict[str, object]
 
 
 def conversation(text: str, tag: int = 0) -> tuple[list[Body], list[Body]]:
-    """Messages of a first turn with three pictures, and of the second one."""
-    images = [base64.b64encode(png(picture(tag + n, 150, 200))).decode() for n in range(3)]
+    """Messages of a first turn with three images, and of the second one."""
+    images = [base64.b64encode(png(drawn_image(tag + n, 150, 200))).decode() for n in range(3)]
     parts: list[Body] = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
         for image in images

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from epd.roles.compose import Gateway, Instance
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import GATEWAY, Cluster, Node, Settings
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 
@@ -49,9 +49,9 @@ class Simulated:
         assert gateway is not None
         return gateway
 
-    def ask(self, *pictures: Picture, **wishes: Any) -> Record:
+    def ask(self, *images: Image, **wishes: Any) -> Record:
         """A client asks now; the record is what it sees."""
-        placed = tuple((1 + n, picture) for n, picture in enumerate(pictures))
+        placed = tuple((1 + n, image) for n, image in enumerate(images))
         ask = Ask(len(self._clients.records), self.world.loop.now_s, TEXT, placed, **wishes)
         return self._clients.add(ask)
 

@@ -13,7 +13,7 @@ import pytest
 from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, IllegalEvent
 from epd.messages import Address, LinkEcho, Message, RequestAborted, RowsKept
-from epd.roles.base import Actor, Role, performs, receives
+from epd.roles.base import Actor, Component, performs, receives
 from epd.transport.base import Received
 from tests.roles.test_timers import ManualClock
 
@@ -29,7 +29,7 @@ class Do(Effect):
     ELSEWHERE = "by another role"
 
 
-class Sample(Role[Any]):
+class Sample(Component[Any]):
     """Notes what it is asked; `breaks`: names of what raises."""
 
     def __init__(self, actor: Actor, *breaks: str) -> None:
@@ -142,7 +142,7 @@ def test_another_role_may_perform_some_of_the_effects() -> None:
 def test_an_effect_has_one_performer_and_never_none() -> None:
     port = Port()
     role = Sample(port.actor)
-    with pytest.raises(ValueError, match="two roles perform FIRST"):
+    with pytest.raises(ValueError, match="two components perform FIRST"):
         role.extend(SimpleNamespace(_perform={Do.FIRST: mock.Mock()}))  # type: ignore[arg-type]
     table = SimpleNamespace(effects=tuple(Do))
     with mock.patch.object(Sample, "fires", SimpleNamespace(table=table)):
@@ -218,7 +218,7 @@ async def test_closing_ends_tasks_and_timers_and_what_they_would_do() -> None:
     lost.assert_not_called()
 
 
-async def test_words_for_another_life_are_not_sent() -> None:
+async def test_messages_for_another_life_are_not_sent() -> None:
     """F44."""
     port = Port()
     actor = port.actor
@@ -248,7 +248,7 @@ def test_a_bus_that_takes_nothing_raises_a_doubt_of_whom_it_knows() -> None:
     assert actor.counters == {"message_not_queued": 2}
 
 
-async def test_words_to_itself_take_the_next_turn_and_no_socket() -> None:
+async def test_messages_to_itself_take_the_next_turn_and_no_socket() -> None:
     port = Port()
     role = Sample(port.actor)
     assert port.actor.send("a", LinkEcho(), ()) and not role.seen

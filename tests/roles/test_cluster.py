@@ -82,7 +82,7 @@ async def answer(cluster: Cluster, preparer: Preparer, generation: Generation) -
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-async def test_sample_pictures_are_read(
+async def test_sample_images_are_read(
     topology: str, preparer: Preparer, loaded: dict[str, Any]
 ) -> None:
     cluster = cluster_of(topology, loaded)
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_frees_everything(
 async def test_a_stuck_prefill_does_not_stop_text(
     preparer: Preparer, loaded: dict[str, Any]
 ) -> None:
-    """Text-only requests pass one that waits for pictures which never come."""
+    """Text-only requests pass one that waits for images which never come."""
     cluster = cluster_of("1e1p1d", loaded)
     async with cluster.running() as gateway:
         encode = cluster.instances["e0"]
@@ -185,14 +185,14 @@ async def test_a_gateway_that_is_gone_leaves_no_requests_behind(
             break
         old = gateway.actor.address
         for instance in cluster.instances.values():
-            for role in instance.actor.roles:
+            for role in instance.actor.components:
                 role.peer_lost(old)
         async with asyncio.timeout(PATIENCE_S):
             while any(any(i.live().values()) for i in cluster.instances.values()):
                 await asyncio.sleep(0.01)
 
 
-async def test_the_gateway_knows_who_holds_a_picture_and_how_it_moved(
+async def test_the_gateway_knows_who_holds_an_image_and_how_it_moved(
     preparer: Preparer, loaded: dict[str, Any]
 ) -> None:
     cluster = cluster_of("2e1p", loaded)
@@ -214,7 +214,7 @@ async def test_the_gateway_knows_who_holds_a_picture_and_how_it_moved(
             while not gateway.directory.index.resident(mm_hash):
                 await asyncio.sleep(0.01)
         assert gateway.directory.index.resident(mm_hash) == (holder,)
-        shown = {i["instance"]: i["cached_pictures"] for i in gateway.role.ready().instances}
+        shown = {i["instance"]: i["cached_images"] for i in gateway.role.ready().instances}
         assert shown == {"d0": 0, "e0": 0, "e1": 0, "p0": 0} | {holder: 1}
         await cluster.settle()
         assert not gateway.actor.counters

@@ -13,11 +13,11 @@ from epd.messages import InstanceInfo
 from epd.roles.compose import IDLE_CHECK_S
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from tests.roles.desk import desk
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
-PICTURE = Picture("one")
+IMAGE = Image("one")
 STORED = dataclasses.replace(
     DEFAULTS, encode=msgspec.structs.replace(DEFAULTS.encode, cache_dir="/rows")
 )
@@ -59,13 +59,13 @@ def test_who_finds_rows_in_storage_says_so() -> None:
 def test_what_a_heartbeat_tells_of_the_load() -> None:
     with simulated("1epd", STORED) as cluster:
         instance = cluster.instance("epd0")
-        cluster.ask(PICTURE, max_tokens=3)
+        cluster.ask(IMAGE, max_tokens=3)
         cluster.pass_time(0.5)
         idle = instance.load()
         assert (idle.open_requests, idle.queued_images) == (0, 0)
         assert not any(dict(idle.live).values())
         cluster.node("epd0").devices[0].hung = True
-        cluster.ask(Picture("two"), max_tokens=3)
+        cluster.ask(Image("two"), max_tokens=3)
         instance.actor.counters.update({"odd": 7, "another": 1})
         instance.actor.bus.dropped["full"] = 3
         cluster.pass_time(0.2)
@@ -110,7 +110,7 @@ def drained(cluster: Simulated, name: str) -> list[bool]:
 def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
     with simulated("1epd") as cluster:
         instance = cluster.instance("epd0")
-        record = cluster.ask(PICTURE, max_tokens=30, stops_at_eos=False)
+        record = cluster.ask(IMAGE, max_tokens=30, stops_at_eos=False)
         cluster.pass_time(0.02)
         assert instance.is_busy()
         with mock.patch.object(instance.member, "leave", wraps=instance.member.leave) as leave:
@@ -130,7 +130,7 @@ def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
 def test_what_does_not_end_in_time_is_left() -> None:
     with simulated("1epd") as cluster:
         cluster.node("epd0").devices[0].hung = True
-        cluster.ask(PICTURE)
+        cluster.ask(IMAGE)
         cluster.pass_time(0.1)
         told = drained(cluster, "epd0")
         cluster.pass_time(DEFAULTS.timing.drain_timeout_s - 0.1)
@@ -174,7 +174,7 @@ def test_an_instance_ends_its_roles_its_device_its_storage_and_then_its_memory(
 def test_a_gateway_without_affinity_serves_as_well() -> None:
     with simulated("1e1pd", dataclasses.replace(DEFAULTS, prefix_affinity=False)) as cluster:
         assert cluster.gateway.affinity is None
-        record = cluster.ask(PICTURE, max_tokens=3)
+        record = cluster.ask(IMAGE, max_tokens=3)
         cluster.pass_time(0.5)
         assert record.finish_reason
         assert "prefix_keys" not in cluster.gateway.live()
@@ -183,7 +183,7 @@ def test_a_gateway_without_affinity_serves_as_well() -> None:
 def test_what_a_gateway_owns() -> None:
     with desk("2e2p2d", GATEWAY, "role") as at:
         gateway = at.cluster.gateway
-        at.cluster.ask(PICTURE)
+        at.cluster.ask(IMAGE)
         at.cluster.pass_time(0.0)
         at.cluster.within(GATEWAY, gateway.links.doubt, at.cluster.instance("e0").actor.address)
         live = gateway.live()

@@ -22,7 +22,7 @@ from epd.messages import (
     RequestFailed,
 )
 from epd.transport.base import Received
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from tests.roles.simulated import Simulated, simulated
 
 REFUSALS = (AbortEncode, CancelTransfer, EncodeRejected, RequestAborted, RequestFailed)
@@ -52,14 +52,14 @@ def test_a_copy_of_what_is_open_is_not_refused(name: str, why: Callable[..., Any
     with simulated("1e1p1d") as cluster:
         said: list[tuple[str, str, Message]] = []
         cluster.world.network.on_message.append(lambda *word: said.append(word))
-        record = cluster.ask(Picture("one"), max_tokens=8)
+        record = cluster.ask(Image("one"), max_tokens=8)
         role = getattr(cluster.instance(name), role_name)
         while not any(isinstance(message, kind) for _, _, message in said):
             cluster.pass_time(1e-5)
         source, message = next((s, m) for s, _, m in said if isinstance(m, kind))
         cluster.pass_time(0.001)  # it has arrived, and is at work
         said.clear()
-        copy = Received(source, cluster.node(source).process.epoch, message, (b"a picture",))
+        copy = Received(source, cluster.node(source).process.epoch, message, (b"an image",))
         with why(cluster, name, role):
             cluster.within(name, cluster.instance(name).actor.take, copy)
             refused = [word for word in said if word[0] == name and type(word[2]) in REFUSALS]

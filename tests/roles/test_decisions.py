@@ -20,7 +20,7 @@ FLAGS = {
     "Dispatcher.is_absent": "a fact of where rows are: placement, which is pure, reads it",
     "Mailbox._is_taking": "true within one call: an item is being taken",
     "Mailbox._is_finishing": "true within one call: what an item has caused is being done",
-    "Role.performs": "of the mailbox, true within one call: what is caused now comes after it",
+    "Component.performs": "of the mailbox, true within one call: what is caused now comes after it",
     "Bell._rung": "a wait that has not begun: an asyncio primitive",
     "Requests._settling": "true within one call: outcomes of one step go out as one message",
     "StepLoop._awake": "one task at a time, over one call of its own",
@@ -109,9 +109,9 @@ def test_no_timer_is_asked_whether_it_runs_but_for_a_reason() -> None:
     ],
 )
 def test_a_flag_put_back_is_noticed(line: str) -> None:
-    text = "class Role:\n    def __init__(self):\n        {}\n    def {}(self):\n        {}\n"
+    text = "class Component:\n    def __init__(self):\n        {}\n    def {}(self):\n        {}\n"
     name = line.replace(":", " ").split()[0].partition(".")[2]
-    assert flags(text.format("pass", "drain", line)) == {f"Role.{name}"}
+    assert flags(text.format("pass", "drain", line)) == {f"Component.{name}"}
     assert not flags(text.format(line, "drain", "pass"))
 
 

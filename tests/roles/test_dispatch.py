@@ -12,12 +12,12 @@ from epd.messages import AbortEncode, Address
 from epd.roles.affinity import SHORT_BLOCKS, _num_tokens, _tokens
 from epd.scheduling.placement import Unplaceable
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import BLOCK_SIZE, Picture
+from epd_lab.sim.golden import BLOCK_SIZE, Image
 from tests.roles.desk import Open, gateway
 from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
-ONE, TWO = Picture("one"), Picture("two")
+ONE, TWO = Image("one"), Image("two")
 
 
 def test_the_books_are_of_what_is_open() -> None:
@@ -87,17 +87,17 @@ def test_rows_that_storage_does_not_have_need_an_encoder_that_there_was(*, known
         books.not_in_storage(machine)
         assert books.may_wait(machine) == known
         chosen = books.choose(machine)
-        assert chosen.reason.startswith("the rows of a picture are not in the shared storage, and")
+        assert chosen.reason.startswith("the rows of an image are not in the shared storage, and")
 
 
 def test_what_is_lacking_is_told() -> None:
     with gateway() as at:
         books = at.role._dispatcher
-        assert books.lacking(with_pictures=True) == ""
+        assert books.lacking(with_images=True) == ""
         for name in ("e0", "e1"):
             del at.role._registry._instances[name]
-        assert "encode" in books.lacking(with_pictures=True)
-        assert books.lacking(with_pictures=False) == ""
+        assert "encode" in books.lacking(with_images=True)
+        assert books.lacking(with_images=False) == ""
 
 
 def test_who_answers_nothing_is_avoided() -> None:

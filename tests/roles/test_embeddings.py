@@ -18,12 +18,12 @@ from epd.fsm.room import PeerLost
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
 from epd.roles.embeddings import Want, _load_outcome
 from epd_lab.sim import golden
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 
-ONE, TWO = Picture("one"), Picture("two")  # a slot each
-BIG = Picture("big", (1, 16, 12))  # all twelve slots
+ONE, TWO = Image("one"), Image("two")  # a slot each
+BIG = Image("big", (1, 16, 12))  # all twelve slots
 
 
 class Pool:
@@ -33,15 +33,15 @@ class Pool:
         self.at, self.role = at, at.role
         self.heard: list[Any] = []
 
-    def item(self, room: str, picture: Picture = ONE, encoder: str = "e0") -> MediaItem:
+    def item(self, room: str, image: Image = ONE, encoder: str = "e0") -> MediaItem:
         address = Address(encoder, 1, "")
-        key, grid = mm_hash_of(picture), picture.grid_thw
-        return MediaItem(2, key, 1, picture.num_rows, grid, room, address)
+        key, grid = mm_hash_of(image), image.grid_thw
+        return MediaItem(2, key, 1, image.num_rows, grid, room, address)
 
-    def want(self, room: str, picture: Picture = ONE, encoder: str = "e0") -> Any:
+    def want(self, room: str, image: Image = ONE, encoder: str = "e0") -> Any:
         self.at.said.clear()
         due_s = self.at.actor.cluster_s() + 20.0
-        item = self.item(room, picture, encoder)
+        item = self.item(room, image, encoder)
         want = Want(
             item,
             1,
@@ -52,12 +52,12 @@ class Pool:
         self.at.do(self.role.want, want)
         return self.role._embeddings.get(item.mm_hash)
 
-    def unwant(self, room: str, picture: Picture = ONE) -> bool:
+    def unwant(self, room: str, image: Image = ONE) -> bool:
         self.at.said.clear()
-        return bool(self.at.cluster.within("p0", self.role.unwant, mm_hash_of(picture), room))
+        return bool(self.at.cluster.within("p0", self.role.unwant, mm_hash_of(image), room))
 
-    def promise(self, key: str, *pictures: Picture) -> None:
-        items = tuple(self.item(f"{key}/{n}", picture) for n, picture in enumerate(pictures))
+    def promise(self, key: str, *images: Image) -> None:
+        items = tuple(self.item(f"{key}/{n}", image) for n, image in enumerate(images))
         self.role.promise(key, items, lambda: self.heard.append(key))
 
     def transfer(self, room: str) -> incoming.Incoming:
@@ -69,9 +69,9 @@ class Pool:
         self.at.said.clear()
         self.at.do(self.role._rooms.fire, self.transfer(room), event)
 
-    def arrive(self, room: str, picture: Picture = ONE) -> None:
+    def arrive(self, room: str, image: Image = ONE) -> None:
         """Its rows."""
-        nbytes = picture.num_rows * golden.ROW_NBYTES
+        nbytes = image.num_rows * golden.ROW_NBYTES
         self.hear(room, incoming.CommitReceived(nbytes, ((nbytes, 0),), None))
 
 
@@ -82,13 +82,13 @@ def pool() -> Iterator[Pool]:
 
 
 def dismissed(pool: Pool) -> list[str]:
-    return [m.room for m in pool.at.words() if isinstance(m, CancelTransfer)]
+    return [m.room for m in pool.at.messages() if isinstance(m, CancelTransfer)]
 
 
-def test_a_picture_is_asked_for_once_and_all_who_want_it_hear() -> None:
+def test_an_image_is_asked_for_once_and_all_who_want_it_hear() -> None:
     with pool() as own:
         embedding = own.want("a")
-        (grant,) = own.at.words()
+        (grant,) = own.at.messages()
         transfer = own.transfer("a")
         assert isinstance(grant, Grant) and own.at.said[0][0] == "e0"
         assert (grant.room, grant.attempt, grant.mm_hash) == ("a", 1, mm_hash_of(ONE))
@@ -131,7 +131,7 @@ def test_who_leaves_as_the_last_stops_the_load_and_as_another_only_its_room() ->
         embedding = own.role._embeddings[mm_hash_of(ONE)]
         assert own.unwant("a"), "the load's own"
         assert dismissed(own) == ["a"]
-        assert own.role._leases.num_stranded == 1, "until the encoder's word"
+        assert own.role._leases.num_stranded == 1, "until the encoder's message"
         assert embedding.room == "a"
         own.hear("a", incoming.CancelAcked())
         assert embedding.room == "b", "a follower's takes over"
@@ -180,14 +180,14 @@ def test_promises_are_for_all_or_nothing_in_order_and_one_that_breaks_holds_up_n
 
 def test_rows_that_nobody_references_make_room_the_oldest_first() -> None:
     with pool() as own:
-        for room, picture in (("a", ONE), ("b", TWO)):
-            own.want(room, picture)
-            own.arrive(room, picture)
+        for room, image in (("a", ONE), ("b", TWO)):
+            own.want(room, image)
+            own.arrive(room, image)
         own.unwant("a")
         own.unwant("b", TWO)
         own.want("c")  # used again, and let go
         own.unwant("c")
-        own.want("big", Picture("eleven", (1, 16, 11)))
+        own.want("big", Image("eleven", (1, 16, 11)))
         assert mm_hash_of(TWO) not in own.role._embeddings
         assert own.role._embeddings[mm_hash_of(ONE)].state is S.RESIDENT
         assert len(own.transfer("big").slots) == 11
@@ -198,24 +198,24 @@ def test_slots_are_handed_out_to_all_whom_they_serve() -> None:
         own.want("big", BIG)
         own.want("a")
         own.want("b", TWO, "e1")
-        assert own.role.live()["lease_line"] == 2
+        assert own.role.live()["lease_queue"] == 2
         assert own.transfer("a").state is incoming.S.PENDING
         own.hear("big", incoming.AbortReceived(Failure(FailureKind.ENGINE, "because")))
         assert own.heard == [("big", Failure(FailureKind.ENGINE, "because"))]
-        assert own.role.live()["lease_line"] == 0
+        assert own.role.live()["lease_queue"] == 0
         assert len(own.transfer("a").slots) == len(own.transfer("b").slots) == 1
 
 
-def test_what_waits_for_slots_leaves_the_line_with_its_room() -> None:
+def test_what_waits_for_slots_leaves_the_queue_with_its_room() -> None:
     with pool() as own:
         own.want("big", BIG)
         own.want("a")
         own.unwant("a")
-        assert own.role.live()["lease_line"] == 0
+        assert own.role.live()["lease_queue"] == 0
         assert mm_hash_of(ONE) not in own.role._embeddings
 
 
-@pytest.mark.parametrize(("kind", "told"), [("media", "picture 3: because"), ("engine", "because")])
+@pytest.mark.parametrize(("kind", "told"), [("media", "image 3: because"), ("engine", "because")])
 def test_all_who_want_it_hear_why_it_failed(kind: str, told: str) -> None:
     with pool() as own:
         own.want("a")

@@ -1,4 +1,4 @@
-"""An encoder: rooms without a consumer, pictures that take too long, and how far it runs ahead."""
+"""An encoder: rooms without a consumer, images that take too long, and how far it runs ahead."""
 
 from __future__ import annotations
 
@@ -27,34 +27,32 @@ from epd.messages import (
 )
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import ROW_NBYTES, Picture
+from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS
 
 PREFILL = Address("p0", 1, "")
-PICTURE, OTHER = Picture("one"), Picture("two")
-NBYTES = PICTURE.num_rows * ROW_NBYTES
-LIMIT_S = 0.4  # of a picture
+IMAGE, OTHER = Image("one"), Image("two")
+NBYTES = IMAGE.num_rows * ROW_NBYTES
+LIMIT_S = 0.4  # of an image
 QUICK = msgspec.structs.replace(DEFAULTS.timing, first_token_timeout_s=LIMIT_S)
 IMPATIENT = dataclasses.replace(DEFAULTS, timing=QUICK)
 
 
-def ask(
-    at: Desk, room: str, picture: Picture = PICTURE, *, kept: bool = False, **other: Any
-) -> None:
+def ask(at: Desk, room: str, image: Image = IMAGE, *, kept: bool = False, **other: Any) -> None:
     """The gateway wants its rows under this room: for p0, or kept."""
     consumer = None if kept else PREFILL
-    grid, key = picture.grid_thw, mm_hash_of(picture)
+    grid, key = image.grid_thw, mm_hash_of(image)
     due_s = at.cluster.gateway.actor.cluster_s() + 30.0
-    asked = EncodeRequest("r", 1, room, key, picture.num_rows, grid, consumer, due_s)
+    asked = EncodeRequest("r", 1, room, key, image.num_rows, grid, consumer, due_s)
     message = msgspec.structs.replace(asked, **other)
-    said = at.tell("on_encode_request", message, GATEWAY, picture.image())
+    said = at.tell("on_encode_request", message, GATEWAY, image.image())
     assert said[0] == EncodeAccepted(room, 1)
 
 
-def rooms(at: Desk, picture: Picture = PICTURE) -> list[str]:
-    encoding = at.role.encodings.get(mm_hash_of(picture))
+def rooms(at: Desk, image: Image = IMAGE) -> list[str]:
+    encoding = at.role.encodings.get(mm_hash_of(image))
     return list(encoding.rooms) if encoding is not None else []
 
 
@@ -105,11 +103,11 @@ def test_a_gateways_life_takes_its_rooms_without_a_consumer_along() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_device_that_hangs_fails_the_picture_in_time_and_is_told_of(*, kept: bool) -> None:
+def test_a_device_that_hangs_fails_the_image_in_time_and_is_told_of(*, kept: bool) -> None:
     with desk("1e1p1d", "e0", "encode", IMPATIENT) as at:
         at.cluster.node("e0").devices[0].hung = True
         ask(at, "a", kept=kept)
-        encoding = at.role.encodings[mm_hash_of(PICTURE)]
+        encoding = at.role.encodings[mm_hash_of(IMAGE)]
         at.cluster.pass_time(0.9 * LIMIT_S)
         assert encoding.state is S.ENCODING
         at.cluster.pass_time(0.2 * LIMIT_S)
@@ -124,7 +122,7 @@ def test_a_device_that_hangs_fails_the_picture_in_time_and_is_told_of(*, kept: b
         assert not at.role.encodings and not at.actor.armed(f"encoding/{encoding.key}")
 
 
-def test_a_picture_whose_cancel_came_first_is_not_begun() -> None:
+def test_an_image_whose_cancel_came_first_is_not_begun() -> None:
     """F42."""
     with desk("1e1p1d", "e0", "encode") as at:
         outgoing = at.cluster.instance("e0").outgoing
@@ -139,10 +137,10 @@ def test_what_is_said_of_a_video_or_of_bounds_goes_to_the_engine() -> None:
         broken = MediaError("broken")
         with mock.patch.object(at.role._engine, "preprocess", side_effect=broken) as preprocess:
             ask(at, "a", clip=clip, bounds=bounds)
-        preprocess.assert_called_once_with(PICTURE.image(), PICTURE.grid_thw, clip, bounds)
+        preprocess.assert_called_once_with(IMAGE.image(), IMAGE.grid_thw, clip, bounds)
 
 
-def test_an_engine_that_answers_for_fewer_pictures_than_it_was_given_is_a_fault() -> None:
+def test_an_engine_that_answers_for_fewer_images_than_it_was_given_is_a_fault() -> None:
     async def none(batch: Any) -> list[Any]:
         return []
 
@@ -167,17 +165,17 @@ def grant(at: Desk, room: str) -> None:
     transfer.grant = SimpleNamespace(num_held=0)
 
 
-def test_any_of_its_rooms_may_have_the_grant_that_lets_a_picture_begin() -> None:
+def test_any_of_its_rooms_may_have_the_grant_that_lets_an_image_begin() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         for room in "abc":
             ask(at, room)
-        key = mm_hash_of(PICTURE)
+        key = mm_hash_of(IMAGE)
         assert not at.role._is_granted(key)
         grant(at, "b")
         assert at.role._is_granted(key)
 
 
-def test_a_grant_that_was_faster_than_its_request_lets_the_picture_begin() -> None:
+def test_a_grant_that_was_faster_than_its_request_lets_the_image_begin() -> None:
     with desk("1e1p1d", "e0", "encode", NARROW) as at:
         ask(at, "a")
         ask(at, "b", OTHER)
@@ -190,7 +188,7 @@ def test_a_grant_that_was_faster_than_its_request_lets_the_picture_begin() -> No
         assert at.role.live()["encodes_deferred"] == 0
 
 
-def test_a_picture_counts_as_begun_while_one_room_is_left() -> None:
+def test_an_image_counts_as_begun_while_one_room_is_left() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         ask(at, "a", kept=True)
         ask(at, "b", kept=True)
@@ -224,7 +222,7 @@ def test_who_only_finds_rows_has_no_memory_to_send_them_from() -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_write_that_ends_before_it_began_leaves_the_line_for_the_ring(*, begun: bool) -> None:
+def test_a_write_that_ends_before_it_began_leaves_the_queue_for_the_ring(*, begun: bool) -> None:
     """Its source is released when its outcome is known; without one the room is closed."""
     with desk("1e1p1d", "e0", "encode") as at:
         transfer: Any = SimpleNamespace(key="a", owner="nobody", source=begun or None)
@@ -241,7 +239,7 @@ def test_a_room_that_is_closed_already_is_not_closed_again() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         ask(at, "a", kept=True)
         at.cluster.pass_time(0.3)
-        for owner in (mm_hash_of(PICTURE), "nobody"):
+        for owner in (mm_hash_of(IMAGE), "nobody"):
             with mock.patch.object(at.role, "fire") as fire:
                 at.do(at.role._close_room, SimpleNamespace(key="a", owner=owner))
             fire.assert_not_called()

@@ -18,7 +18,7 @@ from epd.engine.factory import build_executor, build_language, build_vision
 from epd.roles.compose import Engines, Gateway
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.tiny import CHECKPOINT
-from tests.engine.conftest import picture
+from tests.engine.conftest import drawn_image
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, ask, assert_exact, question
@@ -57,7 +57,7 @@ DAMAGES = {"zeroed": zeroed, "swapped": swapped}
 
 
 class SlowVision:
-    """Gives up picture after picture, each when it is told to; `damage` may change rows."""
+    """Gives up image after image, each when it is told to; `damage` may change rows."""
 
     def __init__(self, vision: Any, damage: Callable[[Rows], Rows] = lambda rows: rows) -> None:
         self.contract, self.max_batches = vision.contract, vision.max_batches
@@ -85,7 +85,7 @@ async def serving(
         if "prefill" in roles or "decode" in roles:
             engines.language = build_language(CHECKPOINT, config, shared["executor"])
         early = PrefillConfig(min_early_tokens=1)
-        encode = EncodeConfig(max_batch_patches=1)  # one picture at a time
+        encode = EncodeConfig(max_batch_patches=1)  # one image at a time
         cluster.add(name, tuple(roles), engines, engine=config, prefill=early, encode=encode)
     async with cluster.running():
         yield cluster
@@ -108,7 +108,7 @@ async def ask_all(gateway: Gateway, asked: list[Question]) -> None:
 async def test_any_chunk_size(
     chunk: int, caching: bool, ahead: bool, shared: dict[str, Any]
 ) -> None:
-    """Text and pictures together, prompts in chunks between decodes; then all of it again."""
+    """Text and images together, prompts in chunks between decodes; then all of it again."""
     asked = [await question("hello"), await question("what?", 1), await question("both", 2)]
     async with serving(
         shared, max_chunk_tokens=chunk, prefix_caching=caching, async_scheduling=ahead
@@ -142,11 +142,11 @@ async def test_who_gives_way_says_the_same(
 async def test_the_second_turn_computes_only_what_is_new(
     topology: str, shared: dict[str, Any]
 ) -> None:
-    """And encodes nothing; another picture of the same size in its place is another text."""
-    pictures = [picture(1, 64, 64), picture(2, 48, 80)]
-    first = await ask([(2, "what is this? " * 4)], pictures)
-    turns = [(2, "what is this? " * 4), "two pictures", "and now?"]
-    second, other = await ask(turns, pictures), await ask(turns, [pictures[0], picture(3, 48, 80)])
+    """And encodes nothing; another image of the same size in its place is another text."""
+    images = [drawn_image(1, 64, 64), drawn_image(2, 48, 80)]
+    first = await ask([(2, "what is this? " * 4)], images)
+    turns = [(2, "what is this? " * 4), "two images", "and now?"]
+    second, other = await ask(turns, images), await ask(turns, [images[0], drawn_image(3, 48, 80)])
     async with serving(shared, topology) as cluster:
         await ask_all(cluster.gateway, [first])
         encoded = num_encoded(cluster)
@@ -211,18 +211,16 @@ def num_entered(cluster: Cluster, state: str) -> int:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-async def test_a_prompt_waits_for_each_of_its_pictures(
-    topology: str, shared: dict[str, Any]
-) -> None:
-    """F10: three pictures come one by one; text passes; every wait is in the middle."""
+async def test_a_prompt_waits_for_each_of_its_images(topology: str, shared: dict[str, Any]) -> None:
+    """F10: three images come one by one; text passes; every wait is in the middle."""
     vision = SlowVision(shared["vision"])
     asked = await question("all of them", 3)
     async with serving(shared, topology, vision) as cluster:
         waiting = asyncio.create_task(answer(cluster.gateway, asked))
-        for picture in range(3):
-            await until_parked(cluster, picture + 1)
+        for image in range(3):
+            await until_parked(cluster, image + 1)
             await ask_all(cluster.gateway, [await question("hello", max_tokens=4)])
-            assert num_parked(cluster) == picture + 1
+            assert num_parked(cluster) == image + 1
             vision.may_give.release()
         assert_exact(await waiting, asked)
 

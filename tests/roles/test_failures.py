@@ -26,7 +26,7 @@ from tests.e2e.client import data_url, question
 from tests.roles.cluster import SMALL, Cluster
 
 PATH = "/srv/epd/private/weights.py"
-PICTURE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -49,7 +49,7 @@ STAGES: dict[str, tuple[Plant, int, str]] = {
         "rejected",
     ),
     "header": (
-        lambda patch, p, c: patch.setattr("epd.engine.picture_file.load_pillow", Broken),
+        lambda patch, p, c: patch.setattr("epd.engine.image_opening.load_pillow", Broken),
         400,
         "rejected",
     ),
@@ -58,7 +58,7 @@ STAGES: dict[str, tuple[Plant, int, str]] = {
         400,
         "rejected",
     ),
-    "picture's thread": (
+    "image's thread": (
         lambda patch, p, c: patch.setattr(vision(c), "preprocess", broken),
         500,
         "failed",
@@ -105,7 +105,7 @@ async def test_no_error_tells_what_a_library_said(
         await server.start()
         plant(monkeypatch, preparer, made)
         wire = await Wire.to(server)
-        wire.writer.write(request(question("total?", PICTURE), x_request_id="mine-7"))
+        wire.writer.write(request(question("total?", IMAGE), x_request_id="mine-7"))
         answered, headers, body = await wire.answer()
         wire.drop()
         await made.settle()

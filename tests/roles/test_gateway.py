@@ -5,7 +5,7 @@ from __future__ import annotations
 from epd.api.port import Leave
 from epd.fsm import generation as fsm
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import simulated
 
@@ -34,13 +34,13 @@ def test_who_waits_for_the_conclusion_is_told_of_it() -> None:
         assert told == [True]
 
 
-def test_a_picture_that_takes_long_is_asked_for_once() -> None:
+def test_an_image_that_takes_long_is_asked_for_once() -> None:
     """A stage that ends with rows: the encoder has accepted, so silence is no reason to go on."""
     with simulated("2e1pd") as cluster:
         role = cluster.gateway.role
         for name in ("e0", "e1"):
             cluster.node(name).devices[0].hung = True
-        ask = Ask(1, 0.0, (11, 12, 13), ((1, Picture("slow")),), 3, 1)
+        ask = Ask(1, 0.0, (11, 12, 13), ((1, Image("slow")),), 3, 1)
         stream = cluster.within(GATEWAY, role.submit, ask.generation("encode"))
         machine = role._open[stream.request_id]
         cluster.pass_time(2 * cluster.settings.timing.accept_timeout_s)

@@ -26,12 +26,12 @@ from epd.messages import (
 )
 from epd.roles.dispatch import DEADLINE_GRACE_S
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from tests.roles.desk import Desk, Open, gateway
 from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
-PICTURES = (Picture("one"), Picture("two"))
+IMAGES = (Image("one"), Image("two"))
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ def avoided(one: Open) -> set[str]:
     return set(one.machine.avoided)
 
 
-def test_who_rejects_a_picture_is_avoided() -> None:
+def test_who_rejects_an_image_is_avoided() -> None:
     with gateway() as at:
-        one = Open(at, "", PICTURES[0])
+        one = Open(at, "", IMAGES[0])
         encoder = one.encoder(0)
         rejected = EncodeRejected(one.key, 1, one.room(0), Failure(FailureKind.BUSY, "it is full"))
         said = at.tell("on_failed", rejected, encoder)
@@ -64,7 +64,7 @@ def test_who_rejects_a_picture_is_avoided() -> None:
 )
 def test_whose_failure_it_was(kind: str, culprit: str, blamed: set[str]) -> None:
     with gateway() as at:
-        one = Open(at, "", PICTURES[0])
+        one = Open(at, "", IMAGES[0])
         one.fails("p0", kind, culprit=culprit)
         assert one.machine.attempt == 2 and avoided(one) == blamed
         assert at.role._dispatcher._kept[one.key].is_absent == (kind == "absent")
@@ -87,7 +87,7 @@ def test_what_no_other_may_do_better_is_not_tried_again() -> None:
         assert update.error is not None and update.error.kind == "contract"
 
 
-def test_words_of_the_lost_and_of_earlier_attempts_are_no_failures() -> None:
+def test_messages_of_the_lost_and_of_earlier_attempts_are_no_failures() -> None:
     with gateway() as at:
         one = Open(at)
         one.fails("p0", "engine", attempt=7)
@@ -128,7 +128,7 @@ def lose(at: Desk, address: Address) -> None:
 
 def test_the_loss_of_an_instance_is_that_of_its_attempts() -> None:
     with gateway() as at:
-        one, other = Open(at, "", PICTURES[0]), Open(at)
+        one, other = Open(at, "", IMAGES[0]), Open(at)
         placement = one.machine.placement
         lose(at, placement.encoders[0])  # prefill tells of it
         lose(at, msgspec.structs.replace(placement.prefill, epoch=9))
@@ -152,7 +152,7 @@ def test_once_tokens_come_only_the_loss_of_decode_counts() -> None:
 
 def test_the_loss_of_an_encoder_ends_what_wants_no_more_than_rows() -> None:
     with gateway() as at:
-        one = Open(at, "encode", PICTURES[0])
+        one = Open(at, "encode", IMAGES[0])
         lose(at, one.machine.placement.encoders[0])
         assert one.machine.attempt == 2
 
@@ -164,11 +164,11 @@ def test_what_is_not_placed_has_nothing_to_lose() -> None:
         assert at.actor.counters["faults"] == 0
 
 
-def test_an_encoder_that_does_not_answer_loses_the_pictures_that_it_has_not_taken() -> None:
+def test_an_encoder_that_does_not_answer_loses_the_images_that_it_has_not_taken() -> None:
     with gateway() as at:
-        taken, waits, too = (Open(at, "", PICTURES[0]) for _ in range(3))
+        taken, waits, too = (Open(at, "", IMAGES[0]) for _ in range(3))
         encoder = waits.machine.placement.encoders[0]
-        assert taken.machine.placement.encoders[0] == encoder, "equal pictures meet"
+        assert taken.machine.placement.encoders[0] == encoder, "equal images meet"
         at.tell("on_encode_accepted", EncodeAccepted(taken.room(0), 1), encoder.instance_id)
         at.do(at.role.peer_silent, encoder)
         assert [one.machine.attempt for one in (taken, waits, too)] == [1, 2, 2]
@@ -214,13 +214,13 @@ def test_a_silent_attempt_is_inquired_after_and_then_given_up() -> None:
         assert one.machine.attempt == 1
         at.cluster.pass_time(0.1)
         assert one.machine.attempt == 2 and avoided(one) == set(names)
-        assert one.machine.failure.reason == "no word of it arrived for 0.5 s"
+        assert one.machine.failure.reason == "no message of it arrived for 0.5 s"
 
 
-def test_pictures_alone_are_not_inquired_after() -> None:
+def test_images_alone_are_not_inquired_after() -> None:
     with gateway(HASTY) as at:
         doubt = at.actor.doubt = mock.Mock()
-        one = Open(at, "encode", PICTURES[0])
+        one = Open(at, "encode", IMAGES[0])
         at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
         at.said.clear()
         at.cluster.pass_time(0.21)
@@ -292,7 +292,7 @@ def test_a_timeline_is_that_of_what_is_open() -> None:
 
 def test_how_rows_and_kv_move_is_told() -> None:
     with gateway() as at:
-        one = Open(at, "", PICTURES[0])
+        one = Open(at, "", IMAGES[0])
         params = one.stream.transfer_params()
         (item,) = one.prepared.items
         assert set(params.ec) == {item.mm_hash}
@@ -307,7 +307,7 @@ def test_how_rows_and_kv_move_is_told() -> None:
             "transport": params.kv["transport"],
             "num_prompt_tokens": len(one.prepared.token_ids),
         }
-        alone = Open(at, "encode", PICTURES[0])
+        alone = Open(at, "encode", IMAGES[0])
         assert not alone.stream.transfer_params().kv
         held = Open(at, "prefill")
         kv = held.stream.transfer_params().kv

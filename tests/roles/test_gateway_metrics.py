@@ -14,7 +14,7 @@ from epd.fsm import encoding, generation, outgoing, request
 from epd.fsm.kernel import Event, Machine, State
 from epd.roles.stage_times import SECONDS
 from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
-from epd_lab.sim.golden import ROW_NBYTES, Picture
+from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import Ask
@@ -83,21 +83,21 @@ def samples_of(cluster: Cluster, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_stages_and_hops_are_right_in_number_and_sum() -> None:
-    """Eight requests on 1e1p1d, half with a picture of their own; sums agree with a stopwatch."""
+    """Eight requests on 1e1p1d, half with an image of their own; sums agree with a stopwatch."""
     asks = tuple(
-        Ask(n, 1.0 + 0.01 * n, tuple(range(20, 60)), ((3, Picture(f"p{n}")),) * (n % 2))
+        Ask(n, 1.0 + 0.01 * n, tuple(range(20, 60)), ((3, Image(f"p{n}")),) * (n % 2))
         for n in range(8)
     )
     watch = Watch()
     result = run(Plan(2, "1e1p1d", asks), keep=True, prepare=watch.prepare)
     assert result.passed and result.world is not None
-    num_requests, num_pictures = len(result.records), 4 + 1  # and one of the probes
+    num_requests, num_images = len(result.records), 4 + 1  # and one of the probes
     stages = samples_of(watch.cluster, "epd_stage_seconds")
     for instance, role, stage, count, machine, *states in (
-        ("e0", "encode", "encode", num_pictures, "ENCODING", "ENCODING"),
-        ("e0", "encode", "decode-image", num_pictures, "ENCODING", "QUEUED"),
+        ("e0", "encode", "encode", num_images, "ENCODING", "ENCODING"),
+        ("e0", "encode", "decode-image", num_images, "ENCODING", "QUEUED"),
         ("p0", "prefill", "queue", num_requests, "REQUEST", "WAITING"),
-        ("p0", "prefill", "wait", num_pictures, "REQUEST", *WAITS),
+        ("p0", "prefill", "wait", num_images, "REQUEST", *WAITS),
         ("p0", "prefill", "prefill", num_requests, "REQUEST", "RUNNING"),
         ("p0", "prefill", "kv", num_requests, "REQUEST", "TRANSFERRING"),
         ("d0", "decode", "kv", num_requests, "REQUEST", "WAITING_FOR_REMOTE_KV"),
@@ -109,8 +109,8 @@ def test_stages_and_hops_are_right_in_number_and_sum() -> None:
         assert stages[instance, role, stage, "sum"] == pytest.approx(seen_s), (instance, stage)
     hops = samples_of(watch.cluster, "epd_hop_nbytes")
     rows = ("e0", "rows", "sim")
-    assert hops[*rows, "count"] == num_pictures
-    assert hops[*rows, "sum"] == num_pictures * Picture("p").num_rows * ROW_NBYTES
+    assert hops[*rows, "count"] == num_images
+    assert hops[*rows, "sum"] == num_images * Image("p").num_rows * ROW_NBYTES
     assert hops["p0", "kv", "sim", "count"] == num_requests
     took = samples_of(watch.cluster, "epd_hop_seconds")
     moving_s = watch.spent_s["e0:1", "OUTGOING", "WRITING"]

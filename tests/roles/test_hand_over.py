@@ -57,7 +57,7 @@ def prefill(at: Desk, **other: Any) -> Request:
 
 
 def offers(at: Desk) -> list[KvOffer]:
-    return [message for message in at.words() if isinstance(message, KvOffer)]
+    return [message for message in at.messages() if isinstance(message, KvOffer)]
 
 
 def test_what_decode_is_offered() -> None:
@@ -119,7 +119,7 @@ def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
         at.said.clear()
         word = CancelTransfer("r/1/kv", 1, Failure(FailureKind.CAPACITY, "too long"))
         at.do(rooms.on_cancel, Received("d0", 1, word, ()))
-        failed = [m for m in at.words() if isinstance(m, RequestFailed)]
+        failed = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert [m.failure for m in failed] == [Failure(FailureKind.CAPACITY, "too long", "d0")]
         assert request.terminal
         at.cluster.pass_time(0.1)

@@ -53,7 +53,7 @@ class Staged:
 
 
 async def test_answers_are_exact_and_slots_come_back() -> None:
-    """More requests than slots, with and without pictures, each one token by token as alone."""
+    """More requests than slots, with and without images, each one token by token as alone."""
     executor = build_executor(SMALL)
     cluster = Cluster()
     vision = build_vision(CHECKPOINT, SMALL, executor)

@@ -32,7 +32,7 @@ def echo(at: Desk, epoch: int = 1) -> None:
 
 
 def probes(at: Desk) -> list[bool]:
-    return [message.is_mute for message in at.words() if isinstance(message, LinkProbe)]
+    return [message.is_mute for message in at.messages() if isinstance(message, LinkProbe)]
 
 
 def test_a_doubt_asks_once_and_an_echo_is_trusted_for_a_while() -> None:
@@ -61,7 +61,7 @@ def test_neither_itself_nor_the_lost_are_doubted() -> None:
 def test_who_is_silent_is_asked_again_and_its_link_opened_anew_and_then_given_up() -> None:
     with links() as at:
         roles = [mock.Mock(live=dict), mock.Mock(live=dict)]
-        at.actor.roles += roles
+        at.actor.components += roles
         with mock.patch.object(at.actor.bus, "reopen") as reopen:
             doubt(at)
             at.cluster.pass_time(TIMING.link_timeout_s - 0.01)
@@ -78,7 +78,7 @@ def test_who_is_silent_is_asked_again_and_its_link_opened_anew_and_then_given_up
                 role.peer_silent.assert_called_with(PEER)
             with mock.patch.object(at.actor.log, "info") as info:
                 echo(at)
-            info.assert_called_once_with("the link carries words again", peer="d0")
+            info.assert_called_once_with("the link carries messages again", peer="d0")
             assert "d0" not in at.role.silent() and "d0" not in at.role._doubts
 
 

@@ -126,11 +126,11 @@ def test_messages_have_one_receiver_and_effects_one_performer_over_all_roles() -
     """Whatever roles an instance has: no two of them could be asked the same."""
     from epd.messages import MESSAGES
     from epd.roles.absent import WithoutDecode, WithoutPrefill
-    from epd.roles.base import Role
+    from epd.roles.base import Component
     from epd.roles.compose import Gateway, Instance  # imports every role
 
     assert Gateway and Instance
-    found = [role for role in every(Role) if role.__module__.startswith("epd.roles.")]
+    found = [role for role in every(Component) if role.__module__.startswith("epd.roles.")]
     roles = [role for role in found if not role.__subclasses__()]
     received = [message for role in roles for message in role.handlers]
     assert sorted(m.__name__ for m in received) == sorted(m.__name__ for m in MESSAGES)

@@ -1,4 +1,4 @@
-"""What an instance does with the registry's word."""
+"""What an instance does with the registry's message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from epd.transport.base import Received
 from epd_lab.sim import golden
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask, mm_hash_of
 from epd_lab.sim.world import World
 from tests.roles.desk import desk
@@ -42,7 +42,7 @@ def test_who_is_lost_is_told_to_every_role_once() -> None:
     with simulated("1e1p1d") as cluster:
         actor = cluster.instance("e0").actor
         role = mock.Mock(live=dict)
-        actor.roles.append(role)
+        actor.components.append(role)
         gone = Address("p9", 1, "")
         told(cluster, "e0", (gone,))
         told(cluster, "e0", (gone,))
@@ -74,7 +74,7 @@ def test_who_was_not_told_the_time_takes_no_work(name: str) -> None:
     with mock.patch.object(Registry, "welcome", lost):
         cluster.start()
         world.loop.run_until(0.5)
-        asked = Clients(cluster, ()).add(Ask(0, 0.5, (11, 12, 13), ((1, Picture("one")),), 3, 2))
+        asked = Clients(cluster, ()).add(Ask(0, 0.5, (11, 12, 13), ((1, Image("one")),), 3, 2))
         world.loop.run_until(10.0)
     world.close()
     assert asked.finish_reason and asked.error is None
@@ -106,7 +106,7 @@ def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -
         member = cluster.instance("d0").member
         epoch = cluster.gateway.actor.address.epoch
         role = mock.Mock(live=dict)
-        member.actor.roles.append(role)
+        member.actor.components.append(role)
         words = {
             "welcome": (member.on_welcomed, Welcome(1, 0.4, 0.0)),
             "publish": (member.on_membership, Membership(1, (), ())),
@@ -121,18 +121,18 @@ def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -
 @pytest.mark.parametrize("kind", ["prefill", "encode"])
 def test_what_a_former_gateway_asks_is_not_begun(kind: str, epoch: int) -> None:
     """Nobody reads the answer, and whom it names nobody may ever declare lost."""
-    name, encoder, picture = f"{kind[0]}0", Address("e0", 1, ""), Picture("one")
+    name, encoder, shown = f"{kind[0]}0", Address("e0", 1, ""), Image("one")
     with desk("1e1p1d", name, kind) as at:
         member = at.cluster.instance(name).member
         at.cluster.within(name, member.on_welcomed, Received(GATEWAY, 3, Welcome(1, 0.4, 0.0)))
         decode, gateway = Address("d0", 1, ""), Address(GATEWAY, epoch, "")
-        key, grid, rows = mm_hash_of(picture), picture.grid_thw, picture.num_rows
+        key, grid, rows = mm_hash_of(shown), shown.grid_thw, shown.num_rows
         item = MediaItem(0, key, 1, rows, grid, "r/1/0", encoder)
         tokens = (11, *(golden.IMAGE_TOKEN,) * rows, 12)
         sampling = SamplingParams(5)
         prompt = PrefillRequest("r", 1, tokens, 0, (item,), sampling, decode, gateway, 20.0)
         image = EncodeRequest("r", 1, "r/1/0", key, rows, grid, Address("p0", 1, ""), 20.0)
-        asked, payloads = (prompt, ()) if kind == "prefill" else (image, (picture.image(),))
+        asked, payloads = (prompt, ()) if kind == "prefill" else (image, (shown.image(),))
         at.tell(f"on_{kind}_request", asked, GATEWAY, *payloads, epoch=epoch)
         assert bool(at.said) == (epoch == 3)
         owned = at.cluster.node(name).live()

@@ -1,4 +1,4 @@
-"""Pictures resized between the bounds of a request: answers are those of transformers."""
+"""Images resized between the bounds of a request: answers are those of transformers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from epd.api.port import Generation
 from epd.api.validation import read_chat
 from epd.config import Limits
 from epd.tiny import CHECKPOINT
-from tests.e2e.client import picture_part, png
-from tests.engine.conftest import picture
+from tests.e2e.client import image_part, png
+from tests.engine.conftest import drawn_image
 from tests.roles.golden import answer, ask, assert_exact, preparer
 from tests.roles.test_exactness import serving, shared
 
@@ -26,16 +26,16 @@ async def test_answers_under_other_bounds(
     topology: str, shared: dict[str, Any], tmp_path: Path
 ) -> None:
     """The reference has the bounds in its settings, the request in its parameters; both at once
-    with the same picture under the model's own."""
+    with the same image under the model's own."""
     other = tmp_path / "model"
     shutil.copytree(CHECKPOINT, other)
     settings = json.loads((other / "preprocessor_config.json").read_text())
     settings["size"] = {"shortest_edge": 8192, "longest_edge": 16384}
     (other / "preprocessor_config.json").write_text(json.dumps(settings))
-    image = picture(3, 240, 200)
+    image = drawn_image(3, 240, 200)
     expected = await ask([(1, "what?")], [image], model_dir=other)
     plain = await ask([(1, "what?")], [image])
-    content = [picture_part(png(image)), {"type": "text", "text": "what?"}]
+    content = [image_part(png(image)), {"type": "text", "text": "what?"}]
     bounds = {"min_pixels": 8192, "max_pixels": 16384}
     body = {"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": bounds}
     asked = read_chat(body, preparer(), Limits())

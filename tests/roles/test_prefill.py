@@ -1,4 +1,4 @@
-"""Encoders and prefill instances: who gets rows, and which words are not said."""
+"""Encoders and prefill instances: who gets rows, and which messages are not said."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from epd.messages import Address, RequestFailed, RequestInquiry
 from epd.transport.base import Received
 from epd_lab.sim.client import Record
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from tests.fsm.tables import at as in_state
 from tests.roles.simulated import Simulated, simulated
 
 
-def test_all_who_wait_for_a_picture_get_it_when_it_is_encoded() -> None:
+def test_all_who_wait_for_an_image_get_it_when_it_is_encoded() -> None:
     """Two prefill instances have a room each for the same hash."""
     with simulated("1e2p1d") as cluster:
-        records = [cluster.ask(Picture("same"), max_tokens=3) for _ in range(4)]
+        records = [cluster.ask(Image("same"), max_tokens=3) for _ in range(4)]
         cluster.pass_time(1.0)
         encode = cluster.instance("e0").encode
         assert encode is not None and encode.num_encoded == 1
@@ -39,7 +39,7 @@ def test_rows_that_have_come_are_not_called_off() -> None:
         embeddings = cluster.instance("p0").embeddings
         assert embeddings is not None
         with mock.patch.object(embeddings, "dismiss", wraps=embeddings.dismiss) as dismiss:
-            record = cluster.ask(Picture("one"), Picture("two"), max_tokens=3)
+            record = cluster.ask(Image("one"), Image("two"), max_tokens=3)
             cluster.pass_time(1.0)
         assert record.finish_reason
         dismiss.assert_not_called()
@@ -47,7 +47,7 @@ def test_rows_that_have_come_are_not_called_off() -> None:
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_only_who_still_lacks_rows_calls_its_rooms_off(missing: bool) -> None:
-    """A request lets go of its pictures again after it gave way: its rows have come long ago."""
+    """A request lets go of its images again after it gave way: its rows have come long ago."""
     with simulated("1e1p1d") as cluster:
         prefill, embeddings = cluster.instance("p0").prefill, cluster.instance("p0").embeddings
         assert prefill is not None and embeddings is not None
@@ -61,7 +61,7 @@ def test_only_who_still_lacks_rows_calls_its_rooms_off(missing: bool) -> None:
         assert dismiss.called == missing
 
 
-def test_who_asks_after_what_has_ended_is_told_that_a_word_was_lost() -> None:
+def test_who_asks_after_what_has_ended_is_told_that_a_message_was_lost() -> None:
     with simulated("1e1p1d") as cluster:
         record = cluster.ask(max_tokens=3)
         cluster.pass_time(0.5)
@@ -72,7 +72,7 @@ def test_who_asks_after_what_has_ended_is_told_that_a_word_was_lost() -> None:
             epoch = cluster.gateway.actor.address.epoch
             asked = Received(GATEWAY, epoch, RequestInquiry(record.request_id, attempt))
             cluster.within("d0", requests.on_inquiry, asked)
-            assert requests.actor.counters["last_word_lost"] == times
+            assert requests.actor.counters["last_message_lost"] == times
 
 
 def breaks_a_step(cluster: Simulated) -> Record:
@@ -80,8 +80,8 @@ def breaks_a_step(cluster: Simulated) -> Record:
     return cluster.ask(max_tokens=3)
 
 
-def cannot_have_a_picture(cluster: Simulated) -> Record:
-    return cluster.ask(Picture("bad", flaw="unencodable"), max_tokens=3)
+def cannot_have_an_image(cluster: Simulated) -> Record:
+    return cluster.ask(Image("bad", flaw="unencodable"), max_tokens=3)
 
 
 def is_refused_by_decode(cluster: Simulated) -> Record:
@@ -99,10 +99,10 @@ def loses_decode(cluster: Simulated) -> Record:
 
 
 @pytest.mark.parametrize(
-    "fails", [breaks_a_step, cannot_have_a_picture, is_refused_by_decode, loses_decode]
+    "fails", [breaks_a_step, cannot_have_an_image, is_refused_by_decode, loses_decode]
 )
 def test_what_has_failed_at_prefill_goes_on_nowhere(fails: Callable[[Simulated], Record]) -> None:
-    """Who asks after it, because the word was lost, is told; not taken for one that decodes."""
+    """Who asks after it, because the message was lost, is told; not taken for one that decodes."""
     with simulated("1e1p1d") as cluster:
         cluster.world.network.block("p0", GATEWAY)  # or the gateway would call it off
         record = fails(cluster)
@@ -135,6 +135,6 @@ def test_what_goes_on_at_decode_is_not_over_at_prefill() -> None:
 def test_an_encode_alone_that_fails_is_told(flaw: str) -> None:
     """Nobody else would tell of it: no prefill waits for its rows."""
     with simulated("1e1p1d") as cluster:
-        record = cluster.ask(Picture("bad", flaw=flaw), drives=True)
+        record = cluster.ask(Image("bad", flaw=flaw), drives=True)
         cluster.pass_time(2.0)
         assert record.error is not None

@@ -28,7 +28,7 @@ from tests.e2e.client import data_url, question
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import SMALL, Cluster
 
-PICTURE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
 
 
 class Stuck:
@@ -75,7 +75,7 @@ async def test_each_instance_writes_a_trace(tmp_path: Path) -> None:
             status, body = await post(server, start)
             assert (status, told(body)) == (200, {"epd0": "recording"})
             assert (await post(server, start))[0] == 500
-            assert (await post(server, request(question("total?", PICTURE))))[0] == 200
+            assert (await post(server, request(question("total?", IMAGE))))[0] == 200
             status, body = await post(server, stop)
             assert status == 200
             path = Path(told(body)["epd0"])

@@ -14,7 +14,7 @@ from epd.fsm.request import Request
 from epd.messages import SamplingParams, TokenLogprobs
 from epd.roles.prompt_scores import PromptScores, scoring_of
 from epd.tiny import CHECKPOINT
-from tests.engine.conftest import chat, picture
+from tests.engine.conftest import chat, drawn_image
 from tests.engine.reference import reference_inputs, reference_model
 from tests.roles.golden import Question, answer, ask, assert_exact, question
 from tests.roles.test_exactness import (
@@ -62,20 +62,20 @@ def assert_scored(said: list[TokenLogprobs], asked: Question, expected: torch.Te
 @pytest.mark.parametrize("chunk", [7, 1024])
 @pytest.mark.parametrize("topology", EVERY)
 async def test_prompts_are_scored(topology: str, chunk: int, shared: dict[str, Any]) -> None:
-    """With pictures and without, in company, and again when their blocks are in the cache."""
+    """With images and without, in company, and again when their blocks are in the cache."""
     text = "a text that fills some blocks of the cache, and is asked twice"
     asked, expected = await scored(text)
-    pictured, of_picture = await scored((1, text), images=(picture(1, 61, 51),))
+    imaged, of_image = await scored((1, text), images=(drawn_image(1, 61, 51),))
     plain = await question(text)
     async with serving(shared, topology, max_chunk_tokens=chunk) as cluster:
         for _ in range(2):
             said = await asyncio.gather(
-                *(answer(cluster.gateway, one) for one in (asked, pictured, plain))
+                *(answer(cluster.gateway, one) for one in (asked, imaged, plain))
             )
-            for tokens, one in zip(said, (asked, pictured, plain), strict=True):
+            for tokens, one in zip(said, (asked, imaged, plain), strict=True):
                 assert_exact(tokens, one)
             assert_scored(said[0], asked, expected)
-            assert_scored(said[1], pictured, of_picture)
+            assert_scored(said[1], imaged, of_image)
             assert not said[2][0].prompt
         assert total(cluster, "prefix_cache_hit_tokens")  # of the plain one
 

@@ -25,7 +25,7 @@ from epd.messages import (
 )
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY, Settings
-from epd_lab.sim.golden import BLOCK_SIZE, Picture
+from epd_lab.sim.golden import BLOCK_SIZE, Image
 from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
 from tests.roles.simulated import DEFAULTS, Simulated
@@ -41,16 +41,16 @@ SETTINGS = Settings(
     engine=DEFAULTS.engine,
     num_blocks=NUM_BLOCKS,
 )
-PICTURE = Picture("one")
+IMAGE = Image("one")
 
 
 def due_s(cluster: Simulated) -> float:
     return cluster.gateway.actor.cluster_s() + 30.0
 
 
-def item(room: str, picture: Picture = PICTURE) -> MediaItem:
+def item(room: str, image: Image = IMAGE) -> MediaItem:
     encoder = Address("e0", 1, "")
-    return MediaItem(0, "0" * 64, 1, picture.num_rows, picture.grid_thw, room, encoder)
+    return MediaItem(0, "0" * 64, 1, image.num_rows, image.grid_thw, room, encoder)
 
 
 def drains(desk: Desk) -> None:
@@ -107,7 +107,7 @@ def test_a_prefill_instance_has_so_many_open() -> None:
         assert [refused(at, prompt(at, f"r{n}")) for n in range(3)] == [None, None, ("busy", True)]
 
 
-def test_a_text_only_model_takes_no_pictures() -> None:
+def test_a_text_only_model_takes_no_images() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         at.role._embeddings = None
         answers = at.tell("on_prefill_request", prompt(at, "r", items=(item("r/1/0"),)), GATEWAY)
@@ -116,7 +116,7 @@ def test_a_text_only_model_takes_no_pictures() -> None:
         assert (failed.failure.kind, failed.failure.retryable) == ("media", False)
 
 
-def test_pictures_that_the_pool_never_holds_are_refused_for_good() -> None:
+def test_images_that_the_pool_never_holds_are_refused_for_good() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         one = item("a/1/0")
         assert refused(at, prompt(at, "a", 9, items=(one,))) is None
@@ -260,9 +260,9 @@ def test_an_offer_for_what_has_ended_here_is_not_wanted() -> None:
 # --- encode ---------------------------------------------------------------------------------------
 
 
-def picture(desk: Desk, room: str, consumer: Address | None = None) -> EncodeRequest:
+def drawn_image(desk: Desk, room: str, consumer: Address | None = None) -> EncodeRequest:
     return EncodeRequest(
-        "r", 1, room, f"{room:0>64}", PICTURE.num_rows, PICTURE.grid_thw, consumer, 1e12
+        "r", 1, room, f"{room:0>64}", IMAGE.num_rows, IMAGE.grid_thw, consumer, 1e12
     )
 
 
@@ -281,23 +281,23 @@ def accepted(desk: Desk, message: EncodeRequest, *payloads: bytes) -> bool:
 def test_an_encoder_that_takes_no_work_says_so(plant: Any) -> None:
     with desk("1e1p1d", "e0", "encode", SETTINGS) as at:
         plant(at)
-        assert not accepted(at, picture(at, "a"), PICTURE.image())
+        assert not accepted(at, drawn_image(at, "a"), IMAGE.image())
         assert not at.role.encodings
 
 
 def test_an_encoder_has_so_many_open_and_takes_each_once() -> None:
     with desk("1e1p1d", "e0", "encode", SETTINGS) as at:
-        asked = [picture(at, room) for room in "abc"]
-        assert [accepted(at, one, PICTURE.image()) for one in asked] == [True, True, False]
-        assert accepted(at, asked[0], PICTURE.image()), "it is at work"
+        asked = [drawn_image(at, room) for room in "abc"]
+        assert [accepted(at, one, IMAGE.image()) for one in asked] == [True, True, False]
+        assert accepted(at, asked[0], IMAGE.image()), "it is at work"
         assert at.role.num_queued == 2
 
 
-def test_an_encoder_needs_the_picture_and_who_wants_it() -> None:
+def test_an_encoder_needs_the_image_and_who_wants_it() -> None:
     with desk("1e1p1d", "e0", "encode", SETTINGS) as at:
-        assert not accepted(at, picture(at, "a"))
-        assert not accepted(at, picture(at, "a"), PICTURE.image(), b"more")
+        assert not accepted(at, drawn_image(at, "a"))
+        assert not accepted(at, drawn_image(at, "a"), IMAGE.image(), b"more")
         prefill = Address("p0", 1, "")
-        assert accepted(at, picture(at, "b", prefill), PICTURE.image())
+        assert accepted(at, drawn_image(at, "b", prefill), IMAGE.image())
         at.role.actor.lost.add(("p0", 1))
-        assert not accepted(at, picture(at, "c", prefill), PICTURE.image())
+        assert not accepted(at, drawn_image(at, "c", prefill), IMAGE.image())

@@ -8,7 +8,7 @@ from epd.messages import PROTOCOL_VERSION, Address, Join
 from epd.transport.base import Received
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import FINGERPRINT, GATEWAY, Cluster, Settings
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
 
@@ -68,7 +68,7 @@ def test_a_life_that_was_numbered_lower_is_a_member(name: str) -> None:
         assert node.instance is not None
         assert node.instance.member._gateway_epoch == gateway.process.epoch
     clients = Clients(cluster, ())
-    asked = clients.add(Ask(0, 8.0, (11, 12, 13), ((1, Picture("probe")),), 3, 2))
+    asked = clients.add(Ask(0, 8.0, (11, 12, 13), ((1, Image("probe")),), 3, 2))
     world.loop.run_until(10.0)
     assert asked.finish_reason
     world.close()

@@ -1,4 +1,5 @@
-"""The requests of one instance: their words, their places in line, and how they give way."""
+"""The requests of one instance: their messages, their places in the queue, and how they give
+way."""
 
 from __future__ import annotations
 
@@ -119,7 +120,7 @@ def test_who_inquires_after_what_has_ended_is_told_so_and_else_nothing() -> None
         assert inquiry(at, "b") == [RequestFailed("b", 1, lost.failure)]
         at.role._bury("c/1", ended_here=False)
         assert inquiry(at, "c") == [], "it goes on at decode"
-        assert at.actor.counters["last_word_lost"] == 2
+        assert at.actor.counters["last_message_lost"] == 2
 
 
 def test_the_end_of_a_gateways_life_ends_its_requests() -> None:
@@ -144,7 +145,7 @@ def test_who_is_silent_says_that_it_is_there() -> None:
         def tells() -> list[Any]:
             at.said.clear()
             at.do(at.role._tell_alive, "r/1")
-            return at.words()
+            return at.messages()
 
         assert tells() == here and at.said[0][0] == GATEWAY
         request.output.append(TokenLogprobs(5, 0.0))
@@ -167,7 +168,7 @@ def test_a_request_that_nothing_is_heard_of_is_ended_by_its_deadline() -> None:
         at.cluster.pass_time(0.49)
         assert not request.terminal
         at.cluster.pass_time(0.02)
-        (failed,) = [m for m in at.words() if isinstance(m, RequestFailed)]
+        (failed,) = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert failed.failure.kind is FailureKind.DEADLINE and request.terminal
         assert not [name for name in at.actor._timers if name.startswith("request/")]
         assert not at.role.live()["requests"] and at.role.has_ended("r/1")
@@ -189,7 +190,7 @@ def test_an_abort_that_a_hung_device_holds_up_is_told_of_again_and_again() -> No
         assert at.role.pool.num_leased == 0 and not at.actor.armed("request/r/1/grace")
 
 
-# --- places in line -------------------------------------------------------------------------------
+# --- places in the queue --------------------------------------------------------------------------
 
 
 def test_a_rank_is_arrival_and_priority_and_what_the_prompt_costs() -> None:
@@ -217,8 +218,8 @@ def test_what_the_line_is_told_of_a_request() -> None:
         assert not at.role._entry(scored).keys, "every token must be computed"
         assert len(at.role._entry(cached).keys) == 2
         cached.num_computed = 2
-        picture: Any = SimpleNamespace(offset=4, end=8, room="x", runs=lambda: [(4, 0, 4)])
-        cached.message = SimpleNamespace(items=(picture,), num_emitted=1)
+        image: Any = SimpleNamespace(offset=4, end=8, room="x", runs=lambda: [(4, 0, 4)])
+        cached.message = SimpleNamespace(items=(image,), num_emitted=1)
         cached.missing = {"x"}
         with mock.patch.object(at.role, "_keys", return_value=()):
             entry = at.role._entry(cached)
@@ -226,7 +227,7 @@ def test_what_the_line_is_told_of_a_request() -> None:
         assert entry.max_tokens == 9 + 8 - 1 - 1, "the last token is never computed"
         cached.message.items = ()
         assert at.role._promised_tokens(cached) == 0
-        cached.message.items, cached.decode_here = (picture,), False
+        cached.message.items, cached.decode_here = (image,), False
         assert at.role._promised_tokens(cached) == 0
 
 
@@ -254,13 +255,13 @@ def test_kv_that_will_be_received_goes_before_prompts() -> None:
 
 
 @pytest.mark.parametrize("stood", [True, False])
-def test_who_leaves_the_line_lets_the_next_one_in(*, stood: bool) -> None:
+def test_who_leaves_the_queue_lets_the_next_one_in(*, stood: bool) -> None:
     with requests() as at:
         at.role._on_reserved["x"] = mock.Mock()
         if stood:
             at.role._scheduler.add(Entry("x", 4, reserves_only=True))
         with mock.patch.object(at.role, "pump") as pump:
-            at.do(at.role.leave_line, "x")
+            at.do(at.role.leave_queue, "x")
         assert pump.called == stood and "x" not in at.role._on_reserved
 
 
@@ -341,7 +342,7 @@ def test_what_a_step_computed_for_whom_has_left_only_lets_go() -> None:
         assert not at.said and request.state is S.FINISHED and at.role.pool.num_leased == 0
 
 
-def test_all_who_decode_may_guess_and_are_told_what_came_of_it() -> None:
+def test_all_who_decode_may_draft_and_are_told_what_came_of_it() -> None:
     with requests() as at:
         said = TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0)
         both = settled(at, *said)
@@ -349,7 +350,7 @@ def test_all_who_decode_may_guess_and_are_told_what_came_of_it() -> None:
         entries = [at.role._scheduler.get(request.key) for request in both]
         with mock.patch.object(at.role._loop, "wake"):
             at.do(lambda: at.role.plan(alone=True))
-        assert speculation.guess.call_args_list == [
+        assert speculation.draft.call_args_list == [
             mock.call(request, entry, has_room=True)
             for request, entry in zip(both, entries, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The rooms of one instance: words of their peers, repeats and tombstones."""
+"""The rooms of one instance: messages of their peers, repeats and tombstones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.roles.rooms import (
 REFUSAL = Failure(FailureKind.CAPACITY, "too long")
 BECAUSE = Failure(FailureKind.ENGINE, "because")
 
-# --- words that are faster than requests ----------------------------------------------------------
+# --- messages that are faster than requests -------------------------------------------------------
 
 
 def test_a_grant_that_is_faster_than_its_request_is_kept_for_it() -> None:
@@ -84,7 +84,7 @@ def test_why_it_was_called_off_is_kept() -> None:
         owner.concluded.assert_called_once_with(opened, REFUSAL)
 
 
-WORDS = [
+MESSAGES = [
     ("outgoing", CancelTransfer("r", 1)),
     ("outgoing", CommitAck("r", 1)),
     ("incoming", Commit("r", 1, 1, ())),
@@ -94,8 +94,8 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("end", "word"), WORDS)
-def test_words_of_another_life_or_of_no_room_are_not_heard(end: str, word: Any) -> None:
+@pytest.mark.parametrize(("end", "word"), MESSAGES)
+def test_messages_of_another_life_or_of_no_room_are_not_heard(end: str, word: Any) -> None:
     """F44."""
     with rooms(end) as at:
         produce(at) if end == "outgoing" else consume(at)
@@ -113,7 +113,7 @@ def test_words_of_another_life_or_of_no_room_are_not_heard(end: str, word: Any) 
                 assert not fire.called
 
 
-def test_what_words_say_is_what_the_machine_hears() -> None:
+def test_what_messages_say_is_what_the_machine_hears() -> None:
     with rooms("incoming") as at:
         consume(at)
         heard = []
@@ -128,7 +128,7 @@ def test_what_words_say_is_what_the_machine_hears() -> None:
         ]
 
 
-# --- words that it says ---------------------------------------------------------------------------
+# --- messages that it says ------------------------------------------------------------------------
 
 
 def test_an_offer_is_repeated_and_its_peer_doubted_until_it_is_granted() -> None:
@@ -160,7 +160,7 @@ def test_a_grant_is_made_by_its_owner_and_repeated() -> None:
         owner.grant.assert_called_with(transfer)
 
 
-def test_who_does_not_want_it_any_more_leaves_the_line_and_says_so() -> None:
+def test_who_does_not_want_it_any_more_leaves_the_queue_and_says_so() -> None:
     with rooms("incoming") as at:
         owner, transfer = consume(at)
         at.do(at.role.fire, transfer, fsm.CancelRequested())
@@ -176,7 +176,7 @@ def test_who_does_not_end_is_told_to_the_operator() -> None:
         assert at.actor.counters["transfer_hangs"] == 1
 
 
-def test_slots_are_given_back_with_the_word_of_the_writer() -> None:
+def test_slots_are_given_back_with_the_message_of_the_writer() -> None:
     with rooms("incoming") as at:
         owner, transfer = consume(at)
         at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
@@ -230,7 +230,7 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
         assert not at.actor.armed("outgoing/tombstones")
 
 
-def test_a_late_word_makes_no_tombstone_last_longer() -> None:
+def test_a_late_message_makes_no_tombstone_last_longer() -> None:
     with rooms() as at:
         for room in "ab":
             hear(at, CancelTransfer(room, 1))

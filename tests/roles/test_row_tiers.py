@@ -10,16 +10,16 @@ import pytest
 from epd.fsm.encoding import S
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import Settings
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.tier_drills import MEMORY_ONLY
 from epd_lab.sim.workload import Ask
 from tests.roles.simulated import Simulated, simulated
 
 
 def seen(cluster: Simulated, clients: Clients, name: str) -> bool:
-    """A client asks about a picture; whether it gets an answer."""
-    picture = ((1, Picture(name)),)
-    record = clients.add(Ask(1, cluster.world.loop.now_s, (11, 12, 13), picture, 2, 1))
+    """A client asks about an image; whether it gets an answer."""
+    image = ((1, Image(name)),)
+    record = clients.add(Ask(1, cluster.world.loop.now_s, (11, 12, 13), image, 2, 1))
     cluster.pass_time(0.25)
     return bool(record.finish_reason)
 
@@ -39,7 +39,7 @@ def test_a_copy_that_hangs_is_given_up(
 
         clients = Clients(cluster.cluster, ())
         monkeypatch.setattr(role._engine, copy, hangs)
-        names = [f"picture{n}" for n in range(12)]
+        names = [f"image{n}" for n in range(12)]
         for name in [*names, *names]:
             seen(cluster, clients, name)
             if begun:

@@ -47,7 +47,7 @@ async def test_who_has_a_grant_overtakes() -> None:
     assert await begun(tasks) == ["a", "c"]
 
 
-async def test_who_is_not_wanted_leaves_the_line() -> None:
+async def test_who_is_not_wanted_leaves_the_queue() -> None:
     ahead = RunAhead(10, lambda key: False, Counter())
     tasks = begin(ahead, ("a", 10), ("b", 10))
     assert await begun(tasks) == ["a"]

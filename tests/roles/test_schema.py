@@ -70,7 +70,7 @@ async def test_every_answer_follows_its_schema(family: str) -> None:
     for name, role in (("p0", "prefill"), ("d0", "decode")):
         engines = Engines(language=build_language(directory, CONFIG, executor))
         cluster.add(name, (role,), engines, engine=CONFIG)
-    if family != "llama":  # what could take pictures is not ready without an encoder
+    if family != "llama":  # what could take images is not ready without an encoder
         tower = build_vision(directory, CONFIG, executor)
         cluster.add("e0", ("encode",), Engines(vision=tower), engine=CONFIG)
     asked = await asked_of(preparer)

@@ -91,7 +91,7 @@ async def plain(config: EngineConfig, executor: Any) -> AsyncIterator[Cluster]:
     ],
 )
 async def test_only_what_is_new(topology: str, staged: bool) -> None:
-    """2,236 tokens and three pictures; in 2e2p2d another conversation is busy in between."""
+    """2,236 tokens and three images; in 2e2p2d another conversation is busy in between."""
     config = CONFIG
     executor = build_executor(config)
     vision = build_vision(CHECKPOINT, config, executor)

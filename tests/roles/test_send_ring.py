@@ -53,10 +53,10 @@ async def test_rows_are_copied_into_leased_slots_until_they_are_released() -> No
     views: Any = await made.stage("a", "p0", 17)
     assert views == ((0, 1), 17)
     assert made.engine.copy_out.await_args.args[1] == views
-    assert made.ring.live() == {"send_slots": 2, "send_line": 0} and not made.counters
+    assert made.ring.live() == {"send_slots": 2, "send_queue": 0} and not made.counters
     made.ring.release("a")
     made.ring.release("a")
-    assert made.ring.live() == {"send_slots": 0, "send_line": 0}
+    assert made.ring.live() == {"send_slots": 0, "send_queue": 0}
 
 
 async def test_one_peer_has_its_share_and_others_pass_it() -> None:
@@ -66,20 +66,20 @@ async def test_one_peer_has_its_share_and_others_pass_it() -> None:
     passes = made.stage("c", "p1", 2 * SLOT_NBYTES)
     await turns()
     assert passes.done() and not waits.done()
-    assert made.ring.live() == {"send_slots": 3, "send_line": 1}
+    assert made.ring.live() == {"send_slots": 3, "send_queue": 1}
     assert made.counters == {"send_ring_deferred": 1}
     made.ring.release("a")
     await turns()
-    assert waits.done() and made.ring.live() == {"send_slots": 4, "send_line": 0}
+    assert waits.done() and made.ring.live() == {"send_slots": 4, "send_queue": 0}
 
 
-async def test_a_room_that_is_withdrawn_leaves_the_line() -> None:
+async def test_a_room_that_is_withdrawn_leaves_the_queue() -> None:
     made = Ring()
     await made.stage("a", "p0", 2 * SLOT_NBYTES)
     waits = made.stage("b", "p0", SLOT_NBYTES)
     await turns()
     made.ring.withdraw("b")
-    assert await waits is None and made.ring.live() == {"send_slots": 2, "send_line": 0}
+    assert await waits is None and made.ring.live() == {"send_slots": 2, "send_queue": 0}
     made.ring.withdraw("a")
     assert made.ring.live()["send_slots"] == 2, "it is being written"
     made.ring.release("a")
@@ -90,10 +90,10 @@ async def test_what_is_larger_than_the_ring_goes_without_it() -> None:
     made = Ring()
     assert await made.stage("a", "p0", 4 * SLOT_NBYTES + 1) == [b"host"]
     assert made.counters == {"send_ring_oversized": 1}
-    assert made.ring.live() == {"send_slots": 0, "send_line": 0}
+    assert made.ring.live() == {"send_slots": 0, "send_queue": 0}
     assert await made.stage("b", "p0", 4 * SLOT_NBYTES) is not None, "alone, whatever its share"
 
 
 def test_a_ring_has_a_slot_and_each_peer_may_have_one() -> None:
     assert Ring(0).ring.pool.size == 1
-    assert Ring(4, 0.1).ring._line._max_per_peer == 1
+    assert Ring(4, 0.1).ring._queue._max_per_peer == 1

@@ -236,21 +236,21 @@ async def test_a_loop_whose_plan_breaks_goes_on_and_one_that_closes_does_not() -
     assert batch.plan.call_count == 2
 
 
-async def test_a_sequence_takes_as_many_guesses_as_its_part_has_room_for() -> None:
+async def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> None:
     batch, engine = mock.MagicMock(), mock.MagicMock()
     batch.plan.return_value = []
     engine.step.side_effect = OSError("planned")
     actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
     entry: Any = SimpleNamespace(
-        key="a", guesses=(5, 6, 7), decoding=True, num_computed=3, launched=mock.Mock()
+        key="a", drafts=(5, 6, 7), decoding=True, num_computed=3, launched=mock.Mock()
     )
-    for decoding, known, guesses in ((True, 1, (5, 6)), (False, 3, ())):
+    for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
         entry.decoding = decoding
         with mock.patch("epd.roles.step_loop.sequence_of") as made:
             made.return_value.sample = None
             loop._launch([(entry, 3)])
-        made.assert_called_once_with(batch.get.return_value, 3, known, guesses)
+        made.assert_called_once_with(batch.get.return_value, 3, known, drafts)
         entry.launched.assert_called_with(3, ahead=False)
 
 
@@ -265,7 +265,7 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
     request = batch.get.return_value = SimpleNamespace(in_flight=0, decode_here=here)
     entry: Any = SimpleNamespace(
-        key="a", guesses=(), decoding=False, num_computed=3, launched=mock.Mock()
+        key="a", drafts=(), decoding=False, num_computed=3, launched=mock.Mock()
     )
     with mock.patch("epd.roles.step_loop.sequence_of") as made:
         made.return_value = SimpleNamespace(sample=samples or None, start=3)

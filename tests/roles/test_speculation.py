@@ -30,7 +30,7 @@ TOPOLOGIES = {
     "1e1pd": [("e0", "encode"), ("pd0", "prefill", "decode")],
     "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
 }
-NGRAM = SpeculativeConfig("ngram", 4, 1, 3)  # one token is enough to guess: many are wrong
+NGRAM = SpeculativeConfig("ngram", 4, 1, 3)  # one token is enough to draft: many are wrong
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,11 @@ async def ask_all(gateway: Gateway, questions: list[Question]) -> None:
 @pytest.mark.parametrize(
     ("topology", "num_blocks"), [("1epd", 96), ("1e1pd", 96), ("1e1p1d", 96), ("1epd", 11)]
 )
-async def test_guesses_change_no_token(
+async def test_drafts_change_no_token(
     topology: str, num_blocks: int, shared: dict[str, Any], questions: list[Question]
 ) -> None:
-    """Twice, so that the second time finds blocks that guesses have run through; with few blocks,
-    requests give way to each other while they guess."""
+    """Twice, so that the second time finds blocks that drafts have run through; with few blocks,
+    requests give way to each other while they draft."""
     config = EngineConfig(
         kv_nbytes=num_blocks * BLOCK_NBYTES,
         threads=1,
@@ -98,10 +98,10 @@ async def test_guesses_change_no_token(
             await ask_all(cluster.gateway, questions)
         await cluster.settle()
     drafts = total(cluster, "spec_decode_num_drafts")
-    guessed = total(cluster, "spec_decode_num_draft_tokens")
-    confirmed = total(cluster, "spec_decode_num_accepted_tokens")
-    assert 0 < drafts <= guessed <= 4 * drafts
-    assert 0 < confirmed < guessed
+    drafted = total(cluster, "spec_decode_num_draft_tokens")
+    accepted = total(cluster, "spec_decode_num_accepted_tokens")
+    assert 0 < drafts <= drafted <= 4 * drafts
+    assert 0 < accepted < drafted
     assert total(cluster, "prefix_cache_hit_tokens") > 0
     assert bool(total(cluster, "preemptions")) is (num_blocks < 96)
 
@@ -118,7 +118,7 @@ WISHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", WISHES)
 async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> None:
     """With and without speculation, one step after the other and ahead: equal tokens and counts
-    that add up; and nobody who has no guesses sits out a step."""
+    that add up; and nobody who has no drafts sits out a step."""
     prompt = (await question("ababababababab cd", max_tokens=2)).generation
     sampling = SamplingParams(max_tokens=40, **WISHES[what])
     prepared = type(prompt)(prompt.token_ids, prompt.items, sampling)
@@ -130,22 +130,22 @@ async def test_any_sampling_says_the_same(what: str, shared: dict[str, Any]) -> 
         cluster = cluster_of(shared, "1epd", config)
         pending = count_pending(cluster)
         tokens: list[int] = []
-        confirmed = 0
+        accepted = 0
         async with cluster.running() as gateway:
             async for update in gateway.role.submit(prepared):
                 assert update.error is None, update.error
                 tokens += update.token_ids
-                confirmed += update.num_confirmed
-        assert confirmed == total(cluster, "spec_decode_num_accepted_tokens")
+                accepted += update.num_accepted
+        assert accepted == total(cluster, "spec_decode_num_accepted_tokens")
         if not speculative.method:
             assert len(pending) >= len(tokens) * ahead / 2
         assert ahead or not pending
         said.append(tokens)
     assert said == [said[0]] * 4
-    assert confirmed > 0
+    assert accepted > 0
 
 
-def test_who_has_something_to_guess_from_waits_for_its_last_token() -> None:
+def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
     """While a step samples it; the others run ahead, and so does everybody where steps are full."""
     speculation = Speculation(SpeculativeConfig("ngram", 4, 2, 3), Counter())
     for text, has_room, waits in (
@@ -162,12 +162,12 @@ def test_who_has_something_to_guess_from_waits_for_its_last_token() -> None:
         )
         request = Request("r/1", message, tuple(text))
         entry = Entry("r/1", num_tokens=len(text) + 1, num_computed=len(text), decoding=True)
-        speculation.guess(request, entry, has_room=has_room)
-        assert entry.guesses == () and entry.num_left == (0 if waits else 1)
+        speculation.draft(request, entry, has_room=has_room)
+        assert entry.drafts == () and entry.num_left == (0 if waits else 1)
         request.prompt = (*text, 3)
-        speculation.guess(request, entry, has_room=has_room)
+        speculation.draft(request, entry, has_room=has_room)
         assert entry.num_left == 1
-        assert bool(entry.guesses) == (text[4] == 1)
+        assert bool(entry.drafts) == (text[4] == 1)
 
 
 def count_pending(cluster: Cluster) -> list[StepSequence]:

@@ -1,4 +1,4 @@
-"""The timeline of a request over real engines: every stage, each picture, each chunk."""
+"""The timeline of a request over real engines: every stage, each image, each chunk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer
 
 __all__ = ["loaded", "preparer"]  # fixtures
-TWO_PICTURES = next(entry for entry in read_index() if len(entry.images) == 2)
+TWO_IMAGES = next(entry for entry in read_index() if len(entry.images) == 2)
 
 
 def states(timeline: list[TimelineEntry], machine: str, instance: str = "") -> set[str]:
@@ -37,7 +37,7 @@ async def play(
 ) -> tuple[int, list[TimelineEntry]]:
     """Prompt length and timeline; `stop_after` tokens the client has enough."""
     cluster = cluster_of("1e1p1d", loaded)
-    generation = await prepared(preparer, TWO_PICTURES)
+    generation = await prepared(preparer, TWO_IMAGES)
     if stop_after:
         sampling = msgspec.structs.replace(generation.sampling, max_tokens=200, stop_token_ids=())
         generation = type(generation)(generation.token_ids, generation.items, sampling)
@@ -60,7 +60,7 @@ async def play(
         return len(generation.token_ids), stream.timeline()
 
 
-async def test_every_stage_picture_and_chunk_is_told(
+async def test_every_stage_image_and_chunk_is_told(
     loaded: dict[str, Any], preparer: Preparer
 ) -> None:
     num_prompt, timeline = await play(loaded, preparer)
@@ -92,11 +92,11 @@ async def test_a_client_that_has_enough_gets_the_whole_timeline(
 
 async def test_a_collector_sees_every_stage(loaded: dict[str, Any]) -> None:
     """Over HTTP, real engines, and a collector that parses what is sent; ended by a stop string."""
-    pictures = [
+    images = [
         {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
-        for data in map(base64_of, TWO_PICTURES.images)
+        for data in map(base64_of, TWO_IMAGES.images)
     ]
-    content = [*pictures, {"type": "text", "text": TWO_PICTURES.question}]
+    content = [*images, {"type": "text", "text": TWO_IMAGES.question}]
     cluster = cluster_of("1e1p1d", loaded)
     async with collecting() as collector, cluster.running() as gateway:
         config = GatewayConfig(
@@ -110,7 +110,7 @@ async def test_a_collector_sees_every_stage(loaded: dict[str, Any]) -> None:
                     model="checkpoint",
                     messages=[{"role": "user", "content": content}],
                     temperature=0,
-                    stop=[TWO_PICTURES.answer[2:4]],
+                    stop=[TWO_IMAGES.answer[2:4]],
                 )
             await cluster.settle()
         finally:

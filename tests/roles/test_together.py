@@ -1,9 +1,9 @@
 """Exactness of everything together: tokens *and logits* are those of transformers.
 
 Each case is a cluster of production roles over real engines that answers several questions at once:
-text, one picture, two pictures, a video.  The logits of every generated position are read where the
+text, one image, two images, a video.  The logits of every generated position are read where the
 engine of that position makes them, so what is compared has gone through encoder, rows, chunks, KV
-transfer, recomputation, steps ahead and guesses.  Cases cover every pair of the dimensions below;
+transfer, recomputation, steps ahead and drafts.  Cases cover every pair of the dimensions below;
 with `EPD_EXACTNESS=whole` they are the whole product, chunks of one token too (an hour).
 """
 
@@ -42,7 +42,7 @@ DIMENSIONS: dict[str, Sequence[Any]] = {
     "caching": (False, True),
     "tight": (False, True),  # blocks for one answer and a half: the younger ones give way
     "ahead": (False, True),
-    "guessing": (False, True),  # speculative decoding by prompt lookup
+    "drafting": (False, True),  # speculative decoding by prompt lookup
 }
 WHOLE = {**DIMENSIONS, "chunk": (1, 7, 16, 64, 1024), "family": ("embedded", *VISION_FAMILIES)}
 MORE = {**WHOLE, "chunk": (7, 16, 64, 1024)}  # chunks of one token: test_exactness
@@ -53,7 +53,7 @@ INSTANCES = {
     "1e1p1d": [("e0", "encode"), ("p0", "prefill"), ("d0", "decode")],
 }
 NGRAM = SpeculativeConfig("ngram", 3, 1, 3)
-# Request and output index to logits, and the guesses that stood before them.
+# Request and output index to logits, and the drafts that stood before them.
 Seen = dict[tuple[str, int], list[tuple[torch.Tensor, tuple[int, ...]]]]
 Damage = Callable[[Any], Any]
 
@@ -94,8 +94,8 @@ def block_nbytes(model_dir: Path) -> int:
 
 
 @cache
-def golden(model_dir: Path, text: str, pictures: int, max_tokens: int) -> Question:
-    return asyncio.run(question(text, pictures, max_tokens, model_dir=model_dir))
+def golden(model_dir: Path, text: str, images: int, max_tokens: int) -> Question:
+    return asyncio.run(question(text, images, max_tokens, model_dir=model_dir))
 
 
 @cache
@@ -104,7 +104,7 @@ def golden_video(model_dir: Path) -> Question:
 
 
 def questions(model_dir: Path, *, tight: bool) -> list[Question]:
-    """Text, one picture, two, a video; where blocks are to run out, of like lengths."""
+    """Text, one image, two, a video; where blocks are to run out, of like lengths."""
     if not tight:
         asked = (("hello there", 0, 6), ("what is it?", 1, 6), ("compare them", 2, 6))
         takes_videos = model_dir != cached_model("llava_onevision")
@@ -130,10 +130,10 @@ def watch(engine: TorchLanguageEngine, seen: Seen) -> None:
         for sequence in batch:
             if sequence.sample is None:
                 continue
-            request, guesses = sequence.request_id.rpartition("/")[0], tuple(sequence.guesses)
-            for at in range(1 + sequence.num_guesses):
+            request, drafts = sequence.request_id.rpartition("/")[0], tuple(sequence.drafts)
+            for at in range(1 + sequence.num_drafts):
                 position = seen[request, sequence.output_index + at]
-                position.append((next(rows).clone(), guesses[:at]))
+                position.append((next(rows).clone(), drafts[:at]))
         assert next(rows, None) is None
         return logits, scores
 
@@ -188,8 +188,8 @@ class Served:
         for index, expected in enumerate(asked.logits):
             computed = [
                 logits
-                for logits, guesses in self.seen[stream.request_id, index]
-                if guesses == tuple(said[index - len(guesses) : index])  # else: behind a wrong one
+                for logits, drafts in self.seen[stream.request_id, index]
+                if drafts == tuple(said[index - len(drafts) : index])  # else: behind a wrong one
             ]
             assert computed, f"position {index} was not computed"
             for logits in computed:
@@ -197,8 +197,8 @@ class Served:
                 assert worst < TOLERANCE, f"logits of position {index} differ by {worst:.1e}"
 
     @property
-    def num_guessed(self) -> int:
-        return sum(bool(guesses) for rows in self.seen.values() for _, guesses in rows)
+    def num_drafted(self) -> int:
+        return sum(bool(drafts) for rows in self.seen.values() for _, drafts in rows)
 
     def total(self, what: str) -> int:
         found = [instance.requests for instance in self.cluster.instances.values()]
@@ -216,13 +216,13 @@ def test_tokens_and_logits_are_those_of_transformers(case: dict[str, Any]) -> No
         max_chunk_tokens=case["chunk"],
         prefix_caching=case["caching"],
         async_scheduling=case["ahead"],
-        speculative=NGRAM if case["guessing"] else SpeculativeConfig(),
+        speculative=NGRAM if case["drafting"] else SpeculativeConfig(),
     )
     served = Served(directory, case["topology"], config)
     asyncio.run(served.play(asked, rounds=1 if case["tight"] else 2))
     assert bool(served.total("preemptions")) is case["tight"]
-    if not (case["guessing"] and case["ahead"]):  # there only texts that repeat are waited for
-        assert bool(served.num_guessed) is case["guessing"]
+    if not (case["drafting"] and case["ahead"]):  # there only texts that repeat are waited for
+        assert bool(served.num_drafted) is case["drafting"]
     if not case["tight"]:
         assert bool(served.total("prefix_cache_hit_tokens")) is case["caching"]
 
@@ -238,7 +238,7 @@ def test_every_pair_is_covered() -> None:
 
 
 class Spoiling:
-    """A tower that damages one row of each picture."""
+    """A tower that damages one row of each image."""
 
     def __init__(self, tower: Any, damage: Damage) -> None:
         self.contract, self.max_batches = tower.contract, tower.max_batches

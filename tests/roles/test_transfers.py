@@ -1,4 +1,4 @@
-"""The rooms of one instance: whose word and whose loss they heed."""
+"""The rooms of one instance: whose message and whose loss they heed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pictures a vision batch takes: the oldest prepared ones, whichever thread was faster."""
+"""Which images a vision batch takes: the oldest prepared ones, whichever thread was faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.device import Costs
 from epd_lab.sim.engines import SimVisionEngine
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.workload import GRIDS, Ask
@@ -58,7 +58,7 @@ class Watch:
 
 def test_batches_are_composed_in_order_of_arrival() -> None:
     asks = tuple(
-        Ask(n, 1.0, (20, 21), tuple((0, Picture(f"{n}/{i}", GRIDS[i])) for i in range(3)))
+        Ask(n, 1.0, (20, 21), tuple((0, Image(f"{n}/{i}", GRIDS[i])) for i in range(3)))
         for n in range(8)
     )
     watch = Watch()
@@ -82,7 +82,7 @@ def test_a_batch_is_queued_behind_the_one_under_way(
 ) -> None:
     """Where batches are cut; a third one is not."""
     asks = tuple(
-        Ask(n, 1.0, (20, 21), tuple((0, Picture(f"{n}/{i}", GRIDS[i])) for i in range(3)))
+        Ask(n, 1.0, (20, 21), tuple((0, Image(f"{n}/{i}", GRIDS[i])) for i in range(3)))
         for n in range(8)
     )
     encode, seen = SimVisionEngine.encode, [0]

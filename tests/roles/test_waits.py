@@ -10,7 +10,7 @@ import msgspec
 from epd.api.port import TimeLimits
 from epd.messages import EncodeRequest, KvOffer, Message, PrefillRequest
 from epd_lab.sim.device import Costs
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from tests.roles.simulated import DEFAULTS, Simulated, simulated
 
 SLOW = replace(DEFAULTS, costs=Costs(step_base_s=0.1))
@@ -25,7 +25,7 @@ def test_what_leads_to_a_first_token_is_due_with_it() -> None:
         network.on_message.append(lambda source, target, message: said.append(message))
         asked_s = cluster.gateway.actor.cluster_s()
         with mock.patch.object(rooms, "open", wraps=rooms.open) as opened:
-            record = cluster.ask(Picture("one"), max_tokens=3, limits=limits)
+            record = cluster.ask(Image("one"), max_tokens=3, limits=limits)
             cluster.pass_time(0.5)
     assert record.finish_reason
     due_s = [m.deadline_s for m in said if isinstance(m, EncodeRequest)]
@@ -45,7 +45,7 @@ def test_what_was_computed_before_the_grant_leaves_when_it_comes() -> None:
         requests, rooms = cluster.instance("p0").requests, cluster.instance("p0").outgoing
         assert requests is not None
         cluster.world.network.block("d0", "p0")
-        record = cluster.ask(Picture("one"), Picture("two"), max_tokens=3)
+        record = cluster.ask(Image("one"), Image("two"), max_tokens=3)
         cluster.pass_time(0.01)
         (machine,) = requests._requests.values()
         while machine.num_computed < 8:

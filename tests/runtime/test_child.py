@@ -11,8 +11,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from epd.fsm import child as fsm
-from epd.fsm.child import S
+from epd.fsm.child import TABLE, Do, Ended, HurryRequested, KillDue, Launched, S, StartDue
 from epd.fsm.kernel import Event
 from epd.runtime import supervisor
 from epd.runtime.child import ChildSpec, StatusLine
@@ -86,7 +85,7 @@ class Stage:
     async def serves(self) -> Played:
         """It is started, or started again, and serves."""
         if self.child.machine.state is S.PENDING:
-            self.child.fire(fsm.StartDue())
+            self.child.fire(StartDue())
         num_made = len(self.made) + (self.child.machine.state is not S.RESTARTING)
         async with asyncio.timeout(PATIENCE_S):
             while len(self.made) < num_made:
@@ -114,7 +113,7 @@ def pauses(first_s: float = SHORT_S, stable_s: float = 30.0, kill_s: float = 5.0
 
 async def test_who_ends_before_it_served_is_not_started_again() -> None:
     at = Stage()
-    at.child.fire(fsm.StartDue())
+    at.child.fire(StartDue())
     await at.until(S.STARTING, 1)
     at.made[0].say("failed", "there is no such model")
     at.made[0].end(2)
@@ -125,7 +124,7 @@ async def test_who_ends_before_it_served_is_not_started_again() -> None:
 
 async def test_who_says_nothing_before_it_ends_is_told_by_its_exit_status() -> None:
     at = Stage()
-    at.child.fire(fsm.StartDue())
+    at.child.fire(StartDue())
     await at.until(S.STARTING, 1)
     at.made[0].end(139)
     await at.until(S.FAILED)
@@ -135,7 +134,7 @@ async def test_who_says_nothing_before_it_ends_is_told_by_its_exit_status() -> N
 async def test_what_cannot_be_made_at_first_says_why() -> None:
     at = Stage()
     at.lost = True
-    at.child.fire(fsm.StartDue())
+    at.child.fire(StartDue())
     await at.until(S.FAILED)
     assert "the process that forks workers ended" in at.child.detail
 
@@ -196,7 +195,7 @@ async def test_who_is_stopped_drains_and_is_killed_if_it_does_not_end() -> None:
 async def test_who_is_hurried_is_interrupted_once_it_was_asked_to_stop() -> None:
     at = Stage()
     process = await at.serves()
-    at.child.fire(fsm.HurryRequested())
+    at.child.fire(HurryRequested())
     assert not process.signals
     process.dies_of = (signal.SIGINT,)
     await at.child.stop(hurried=True)
@@ -206,7 +205,7 @@ async def test_who_is_hurried_is_interrupted_once_it_was_asked_to_stop() -> None
 async def test_whose_process_is_still_being_made_is_told_when_it_is() -> None:
     at = Stage()
     at.may_launch.clear()
-    at.child.fire(fsm.StartDue())
+    at.child.fire(StartDue())
     await at.child.stop(hurried=False)
     assert at.child.machine.state is S.STOPPING, "nobody waits for it"
     at.may_launch.set()
@@ -217,7 +216,7 @@ async def test_whose_process_is_still_being_made_is_told_when_it_is() -> None:
 async def test_what_is_not_made_any_more_is_stopped() -> None:
     at = Stage()
     at.may_launch.clear()
-    at.child.fire(fsm.StartDue())
+    at.child.fire(StartDue())
     await at.child.stop(hurried=False)
     at.lost = True
     at.may_launch.set()
@@ -226,17 +225,17 @@ async def test_what_is_not_made_any_more_is_stopped() -> None:
 
 
 Story = Callable[[], Awaitable[None]]
-MUTANTS: dict[str, tuple[tuple[S, type[Event], S, tuple[fsm.Do, ...]], Story]] = {
+MUTANTS: dict[str, tuple[tuple[S, type[Event], S, tuple[Do, ...]], Story]] = {
     "who served fails for good": (
-        (S.SERVING, fsm.Ended, S.FAILED, (fsm.Do.TELL_FAILED,)),
+        (S.SERVING, Ended, S.FAILED, (Do.TELL_FAILED,)),
         test_pauses_have_a_bound_and_begin_anew_after_a_long_life,
     ),
     "who is to end is not told when it is made": (
-        (S.STOPPING, fsm.Launched, S.STOPPING, ()),
+        (S.STOPPING, Launched, S.STOPPING, ()),
         test_whose_process_is_still_being_made_is_told_when_it_is,
     ),
     "who does not drain is not killed": (
-        (S.STOPPING, fsm.KillDue, S.STOPPING, (fsm.Do.ARM_KILL,)),
+        (S.STOPPING, KillDue, S.STOPPING, (Do.ARM_KILL,)),
         test_who_is_stopped_drains_and_is_killed_if_it_does_not_end,
     ),
 }
@@ -246,5 +245,5 @@ MUTANTS: dict[str, tuple[tuple[S, type[Event], S, tuple[fsm.Do, ...]], Story]] =
 async def test_a_bug_put_back_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, story = MUTANTS[name]
     monkeypatch.setattr("tests.runtime.test_child.PATIENCE_S", 0.3)
-    with row(fsm.TABLE, *cell), pytest.raises((AssertionError, TimeoutError)):
+    with row(TABLE, *cell), pytest.raises((AssertionError, TimeoutError)):
         await story()

@@ -1,6 +1,6 @@
 """A crowd of random requests through the pure scheduler, with every law checked at every step.
 
-`Crowd` plays the step loop and the outside: arrivals, pictures that come late, KV that is received,
+`Crowd` plays the step loop and the outside: arrivals, images that come late, KV that is received,
 clients that leave.  Content is a number per token, so that two requests may share a prefix, and
 every block remembers what was written into it: a wrong block is seen when it is read.
 """
@@ -28,12 +28,12 @@ class Shape:
     output: int
     stops_at: int = 0  # an end token comes sooner
     bonus: int = 0
-    picture_at: int = 0  # 0: none; else the place of its row, ready `ready_after` steps later
+    image_at: int = 0  # 0: none; else the place of its row, ready `ready_after` steps later
     ready_after: int = 0
     received: bool = False  # its KV comes from elsewhere, `ready_after` steps after admission
     leaves_after: int = 0  # 0: stays; else the client hangs up so many steps after arrival
     family: int = 0  # requests of one family share their tokens
-    guesses: int = 0  # while it decodes, so many in every step; every third is wrong
+    drafts: int = 0  # while it decodes, so many in every step; every third is wrong
 
 
 @dataclass
@@ -52,12 +52,12 @@ class Job:
 
 @dataclass
 class Part:
-    """A job in a step: its tokens `[start, stop)`, and guesses behind them."""
+    """A job in a step: its tokens `[start, stop)`, and drafts behind them."""
 
     job: Job
     start: int
     stop: int
-    guesses: Sequence[int]
+    drafts: Sequence[int]
 
 
 @dataclass
@@ -92,8 +92,8 @@ class Crowd:
 
     def enqueue(self, job: Job, *, receives: bool = False) -> None:
         shape = job.shape
-        pictures = bool(shape.picture_at)
-        self_contained = not pictures
+        images = bool(shape.image_at)
+        self_contained = not images
         job.entry = Entry(
             job.entry.key,
             len(job.tokens) + receives,
@@ -108,9 +108,9 @@ class Crowd:
 
     def ready(self, job: Job) -> int | None:
         shape = job.shape
-        waits = shape.picture_at and self.now < shape.arrives + shape.ready_after
-        covered = job.entry.num_computed > shape.picture_at
-        return shape.picture_at if waits and not covered and not shape.received else None
+        waits = shape.image_at and self.now < shape.arrives + shape.ready_after
+        covered = job.entry.num_computed > shape.image_at
+        return shape.image_at if waits and not covered and not shape.received else None
 
     def keys(self, job: Job) -> list[bytes]:
         full = len(job.tokens) // BLOCK
@@ -147,16 +147,16 @@ class Crowd:
                 self.settle(part)
         self.now += 1
 
-    def guess(self, job: Job) -> None:
-        """Fewer than it may still say; who runs ahead has nothing to guess from."""
+    def draft(self, job: Job) -> None:
+        """Fewer than it may still say; who runs ahead has nothing to draft from."""
         known = len(job.tokens)
-        limit = 0 if self.ahead else min(job.shape.guesses, job.shape.output - job.output - 1)
+        limit = 0 if self.ahead else min(job.shape.drafts, job.shape.output - job.output - 1)
         right = [job.shape.family * 1000 + known + i for i in range(limit)]
-        job.entry.guesses = [-1 if (known + i) % 3 == 0 else t for i, t in enumerate(right)]
+        job.entry.drafts = [-1 if (known + i) % 3 == 0 else t for i, t in enumerate(right)]
 
     def plan(self) -> list[tuple[Entry, int]]:
         for entry in self.scheduler.decoding:
-            self.guess(self.jobs[entry.key])
+            self.draft(self.jobs[entry.key])
         if not self.preempt():
             return []
         for entry, blocks in self.scheduler.growth():
@@ -172,7 +172,7 @@ class Crowd:
             job = self.jobs[victim.key]
             if job.in_flight:
                 return False
-            assert not job.shape.picture_at or not victim.decoding, "its rows are gone"
+            assert not job.shape.image_at or not victim.decoding, "its rows are gone"
             running = [j.entry for j in self.jobs.values() if j.entry.num_blocks and not j.done]
             older = [e for e in running if self.scheduler.get(e.key) is e and e.rank > victim.rank]
             assert all(e.decoding and not e.recomputable for e in older), "an older one gave way"
@@ -213,11 +213,11 @@ class Crowd:
 
     def launch(self, job: Job, count: int) -> Part:
         entry = job.entry
-        guesses = entry.guesses[: count - 1] if entry.decoding else []
-        start, stop = entry.num_computed, entry.num_computed + count - len(guesses)
-        part = Part(job, start, stop, guesses)
+        drafts = entry.drafts[: count - 1] if entry.decoding else []
+        start, stop = entry.num_computed, entry.num_computed + count - len(drafts)
+        part = Part(job, start, stop, drafts)
         self.read(job, start)
-        self.write(job, start, [*(self.token(job, i) for i in range(start, stop)), *guesses])
+        self.write(job, start, [*(self.token(job, i) for i in range(start, stop)), *drafts])
         goes_on = job.output + 1 < job.shape.output  # its limit is known before
         ahead = self.ahead and goes_on and stop >= len(job.tokens)  # it samples
         entry.launched(count, ahead=ahead)
@@ -233,8 +233,8 @@ class Crowd:
         if job.done:
             self.let_go(job)
         elif part.stop == len(job.tokens):
-            right = next((n for n, g in enumerate(part.guesses) if g < 0), len(part.guesses))
-            job.entry.num_computed -= len(part.guesses) - right
+            right = next((n for n, g in enumerate(part.drafts) if g < 0), len(part.drafts))
+            job.entry.num_computed -= len(part.drafts) - right
             for _ in range(1 + right):
                 if not job.done:
                     self.sample(job)
@@ -285,10 +285,10 @@ class Crowd:
             assert not job.done
             known = len(job.tokens) + bool(job.in_flight and entry.decoding)
             ready = self.ready(job)
-            num_guesses = count - 1 if entry.decoding else 0
-            assert num_guesses <= len(entry.guesses)
-            assert entry.num_computed + count - num_guesses <= known
-            assert ready is None or entry.num_computed + count - num_guesses <= ready
+            num_drafts = count - 1 if entry.decoding else 0
+            assert num_drafts <= len(entry.drafts)
+            assert entry.num_computed + count - num_drafts <= known
+            assert ready is None or entry.num_computed + count - num_drafts <= ready
             assert len(job.tokens) <= job.shape.prompt + job.shape.output
             if not entry.decoding and ready is not None and ready < len(job.tokens):
                 assert ready - entry.num_computed >= bounds.min_partial_tokens, "a crumb"
@@ -337,12 +337,12 @@ def draw(rng: random.Random, count: int, num_blocks: int) -> list[Shape]:
                 output,
                 stops_at=rng.choice((0, 0, rng.randint(1, output))),
                 bonus=rng.choice((0, 0, 0, 5, 20)),
-                picture_at=rng.randint(1, prompt - 1) if kind < 0.4 and prompt > 1 else 0,
+                image_at=rng.randint(1, prompt - 1) if kind < 0.4 and prompt > 1 else 0,
                 ready_after=rng.randint(0, 12),
                 received=kind > 0.8 or kind < 0.1,
                 leaves_after=rng.randint(1, 30) if rng.random() < 0.15 else 0,
                 family=rng.randint(0, 3),
-                guesses=rng.choice((0, 0, 1, 5)),
+                drafts=rng.choice((0, 0, 1, 5)),
             )
         )
     return shapes

@@ -131,17 +131,17 @@ def test_nobody_gives_way_where_blocks_just_reach_or_none_can() -> None:
 
 
 @pytest.mark.parametrize(("num_free", "grows"), [(3, True), (2, False)])
-def test_guesses_get_blocks_that_are_not_scarce(num_free: int, grows: bool) -> None:
+def test_drafts_get_blocks_that_are_not_scarce(num_free: int, grows: bool) -> None:
     scheduler = filled(num_free)
     for entry in scheduler.decoding:
-        entry.guesses = range(1)
+        entry.drafts = range(1)
     assert bool(list(scheduler.growth())) is grows
 
 
-def test_guesses_that_fit_take_no_block() -> None:
+def test_drafts_that_fit_take_no_block() -> None:
     scheduler = scheduler_of(64, 64, 64, 8)
-    decoding(scheduler, "fits", BLOCK - 2).guesses = range(2)
-    decoding(scheduler, "not", BLOCK - 2).guesses = range(3)
+    decoding(scheduler, "fits", BLOCK - 2).drafts = range(2)
+    decoding(scheduler, "not", BLOCK - 2).drafts = range(3)
     assert [entry.key for entry, _ in scheduler.growth()] == ["not"]
 
 
@@ -171,9 +171,9 @@ def test_prompts_keep_an_eighth_of_the_places_that_are_several(
     assert step[max_running - num_prompts :] == ["p3", "p2"][:num_prompts], "the oldest"
 
 
-def test_guesses_leave_prompts_their_share() -> None:
+def test_drafts_leave_prompts_their_share() -> None:
     scheduler = scheduler_of(64, 16, 16, 99)
-    decoding(scheduler, "d", 2).guesses = range(40)
+    decoding(scheduler, "d", 2).drafts = range(40)
     scheduler.add(Entry("prompt", 40))
     assert entered(scheduler) == ["prompt"]
     assert len(list(scheduler.growth())) == 1
@@ -197,7 +197,7 @@ def test_who_has_one_token_to_compute_has_a_place() -> None:
     assert entered(scheduler) == ["one"]
 
 
-def test_pictures_that_just_fit_go_together() -> None:
+def test_images_that_just_fit_go_together() -> None:
     waiting = [(0, "a", 3), (1, "b", 3), (2, "c", 1)]
     assert next_batch(waiting, 6) == ["a", "b"]
     assert next_batch(waiting[:1], 6, is_behind=True) == ["a"]

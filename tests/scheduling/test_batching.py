@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.scheduling.batching import BatchScheduler, Bounds, Entry, _Line
+from epd.scheduling.batching import BatchScheduler, Bounds, Entry, _Queue
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
@@ -51,7 +51,7 @@ def test_admission_stops_at_the_bound() -> None:
     assert [a.entry.key for a in scheduler.admissions()] == ["b"]
 
 
-def test_who_waits_for_a_picture_is_passed_and_keeps_its_blocks() -> None:
+def test_who_waits_for_an_image_is_passed_and_keeps_its_blocks() -> None:
     scheduler = scheduler_of(64, 32, 16, 1)
     parked = Entry("parked", 12, 0.0, num_ready=5)
     scheduler.add(parked)
@@ -66,7 +66,7 @@ def test_who_waits_for_a_picture_is_passed_and_keeps_its_blocks() -> None:
     assert parked.num_blocks == 3
 
 
-def test_a_few_tokens_before_a_picture_are_not_worth_a_step() -> None:
+def test_a_few_tokens_before_an_image_are_not_worth_a_step() -> None:
     pool = BlockPool(8)
     scheduler = BatchScheduler(pool, BLOCK, Bounds(64, 64, 1, min_partial_tokens=6))
     scheduler.add(Entry("waits", 12))
@@ -104,7 +104,7 @@ def test_a_bonus_is_worth_waiting_time() -> None:
         assert [a.entry.key for a in scheduler.admissions()] == [first]
 
 
-def test_guesses_take_what_is_left() -> None:
+def test_drafts_take_what_is_left() -> None:
     """Of the budget, of the places in the batch, of the blocks; each has its token first."""
     for budget, places, counts in (
         (16, 16, [6, 6]),
@@ -114,14 +114,14 @@ def test_guesses_take_what_is_left() -> None:
     ):
         scheduler = scheduler_of(64, budget, 8, places)
         for key in ("a", "b"):
-            decoding(scheduler, key, 9).guesses = range(5)
+            decoding(scheduler, key, 9).drafts = range(5)
         assert [len(blocks) for _, blocks in scheduler.growth()] == [1, 1]
         assert [n for _, n in scheduler.plan()] == counts
 
 
-def test_guesses_are_cut_where_blocks_are_scarce() -> None:
+def test_drafts_are_cut_where_blocks_are_scarce() -> None:
     scheduler = scheduler_of(3, 16, 8, 8)
-    decoding(scheduler, "a", 10).guesses = range(5)
+    decoding(scheduler, "a", 10).drafts = range(5)
     assert not list(scheduler.growth())
     assert [n for _, n in scheduler.plan()] == [3]
 
@@ -251,7 +251,7 @@ SHAPES = st.builds(
     prompt=st.integers(2, 30),
     output=st.integers(1, 12),
     bonus=st.sampled_from((0, 0, 3, 20)),
-    picture_at=st.sampled_from((0, 0, 1)),
+    image_at=st.sampled_from((0, 0, 1)),
     ready_after=st.integers(0, 10),
     received=st.booleans(),
     leaves_after=st.sampled_from((0, 0, 0, 1, 5, 12)),
@@ -298,7 +298,7 @@ def test_crowds(seed: int) -> None:
     "bug", ["the oldest gives way", "cached blocks are written", "the line is overtaken"]
 )
 def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A livelock, a block of another text, an unfair line."""
+    """A livelock, a block of another text, an unfair queue."""
     if bug == "the oldest gives way":
         victim = BatchScheduler.victim
 
@@ -311,13 +311,13 @@ def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
     elif bug == "cached blocks are written":
         monkeypatch.setattr(Crowd, "keys", lambda self, job: [b"x"] * (len(job.tokens) // BLOCK))
     else:
-        monkeypatch.setattr(_Line, "join", _first_come)
+        monkeypatch.setattr(_Queue, "join", _first_come)
     with pytest.raises(AssertionError):
         for seed in range(8):
             Crowd(draw(random.Random(seed), 200, 16), 16, Bounds(16, 7, 32)).run()
 
 
-def _first_come(self: _Line, entry: Entry, join: Any = _Line.join) -> None:
+def _first_come(self: _Queue, entry: Entry, join: Any = _Queue.join) -> None:
     """Joins behind everybody, whatever its rank."""
     rank, entry.rank = entry.rank, 0.0
     join(self, entry)
@@ -356,7 +356,7 @@ def test_a_step_is_planned_in_under_a_millisecond_whatever_has_finished() -> Non
 def test_vision_batches_keep_order_and_budget(
     patches: list[int], budget: int, random: Random
 ) -> None:
-    """Whichever was prepared first: the same pictures give the same batches."""
+    """Whichever was prepared first: the same images give the same batches."""
     waiting = [(i, str(i), n) for i, n in enumerate(patches)]
     seen: list[str] = []
     while waiting:

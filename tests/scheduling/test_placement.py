@@ -1,4 +1,4 @@
-"""Placement: equal pictures meet in one encoder, load is bounded, what is missing is named."""
+"""Placement: equal images meet in one encoder, load is bounded, what is missing is named."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_pair_that_does_not_hear_each_other_is_taken_only_if_there_is_no_other
     assert ids(place([d0, e0, p0, p1], ["h"])) == (["e0"], "p1", "d0")
 
 
-def test_equal_pictures_meet_in_one_encoder() -> None:
+def test_equal_images_meet_in_one_encoder() -> None:
     pool = [candidate(f"e{i}", "encode") for i in range(4)]
     pool += [candidate("p0", "prefill"), candidate("d0", "decode")]
     first = ids(place(pool, [f"hash{i}" for i in range(50)]))[0]
@@ -109,7 +109,7 @@ def test_equal_pictures_meet_in_one_encoder() -> None:
     assert set(counts) == {"e0", "e1", "e2", "e3"}
 
 
-def test_losing_an_encoder_moves_only_its_pictures() -> None:
+def test_losing_an_encoder_moves_only_its_images() -> None:
     pool = [candidate(f"e{i}", "encode") for i in range(4)]
     rest = [candidate("p0", "prefill"), candidate("d0", "decode")]
     hashes = [f"hash{i}" for i in range(100)]
@@ -145,7 +145,7 @@ def encoders(*assigned: int) -> list[Candidate]:
     return [*pool, candidate("p0", "prefill"), candidate("d0", "decode")]
 
 
-def test_a_picture_on_its_way_is_joined_whatever_the_load() -> None:
+def test_an_image_on_its_way_is_joined_whatever_the_load() -> None:
     for name in ("e0", "e1", "e2"):
         pool = encoders(*(90 * (name == f"e{i}") for i in range(3)))
         assert ids(place(pool, ["h"], known=Known(in_flight=(name,))))[0] == [name]
@@ -250,7 +250,7 @@ def test_encoders_take_turns_or_are_drawn_whatever_is_known() -> None:
 
 
 def test_a_pair_that_hears_each_other_at_every_stage_is_best() -> None:
-    """The encoder counts for who has pictures, and for nobody else."""
+    """The encoder counts for who has images, and for nobody else."""
     deaf_to_e = candidate("p0", "prefill", silent=("e0",))
     deaf_to_d = candidate("p1", "prefill", silent=("d0",))
     hears_all = candidate("p2", "prefill", assigned=9)
@@ -284,7 +284,7 @@ def test_a_whole_prefix_is_worth_more_where_much_is_open() -> None:
         assert ids(place(pool, [], held={"p0": 1.0}))[1] == chosen, loads
 
 
-def test_each_picture_counts_once_for_who_has_it() -> None:
+def test_each_image_counts_once_for_who_has_it() -> None:
     pool = [candidate(f"epd{i}", "encode", "prefill", "decode") for i in range(2)]
 
     class Apart(Known):
@@ -301,7 +301,7 @@ def test_each_picture_counts_once_for_who_has_it() -> None:
     assert ids(place(pool, ["x", "y"], known=Apart()))[1] == "epd0", "it counts once"
 
 
-def test_who_is_gone_does_not_hide_the_next_one_that_has_a_picture_on_its_way() -> None:
+def test_who_is_gone_does_not_hide_the_next_one_that_has_an_image_on_its_way() -> None:
     known = Known(in_flight=("gone", "e1"))
     pool = encoders(0, 40)
     assert ids(place(pool, ["h"], known=known))[0] == ["e1"]
@@ -338,4 +338,4 @@ def test_turns_go_round_by_name() -> None:
     asked: list[object] = []
     by_chance = pick_encoder("random", lambda *key: asked.append(key) or 7)
     assert ids(place(pool, ["h"] * 3, pick=by_chance))[0] == ["e1"] * 3
-    assert len(set(asked)) == 3, "each picture draws for itself"
+    assert len(set(asked)) == 3, "each image draws for itself"

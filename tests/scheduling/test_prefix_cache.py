@@ -1,4 +1,4 @@
-"""KV blocks by content: keys tell texts and pictures apart, shared blocks are never given away."""
+"""KV blocks by content: keys tell texts and images apart, shared blocks are never given away."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from epd.scheduling.prefix_keys import PrefixKeys
 BLOCK = 4
 
 
-def keys_of(tokens: list[int], *pictures: tuple[str, int, int], scope: str = "") -> list[bytes]:
-    """Keys of a text with pictures `(mm_hash, offset, num_rows)`."""
+def keys_of(tokens: list[int], *images: tuple[str, int, int], scope: str = "") -> list[bytes]:
+    """Keys of a text with images `(mm_hash, offset, num_rows)`."""
     items: Any = [
         SimpleNamespace(mm_hash=name, offset=offset, end=offset + rows)
-        for name, offset, rows in pictures
+        for name, offset, rows in images
     ]
     keys = PrefixKeys(BLOCK, items, scope)
     return keys.extend(lambda start, stop: tokens[start:stop], len(tokens))
@@ -49,7 +49,7 @@ def test_two_scopes_have_no_key_in_common(tokens: list[int], one: str, other: st
     assert bool(shared) is (one == other)
 
 
-def test_two_pictures_of_one_size_never_collide() -> None:
+def test_two_images_of_one_size_never_collide() -> None:
     text = [1, 1, 7, 7, 7, 7, 7, 7, 1, 1, 1, 1]
     one, other = keys_of(text, ("a", 2, 6)), keys_of(text, ("b", 2, 6))
     assert num_equal(one, other) == 0
@@ -57,8 +57,8 @@ def test_two_pictures_of_one_size_never_collide() -> None:
     assert num_equal(one, keys_of(text)) == 0
 
 
-def test_one_picture_in_two_places_never_collides() -> None:
-    """Adjacent pictures share placeholders: only where each begins tells them apart."""
+def test_one_image_in_two_places_never_collides() -> None:
+    """Adjacent images share placeholders: only where each begins tells them apart."""
     text = [7] * 12
     assert num_equal(keys_of(text, ("a", 0, 6)), keys_of(text, ("a", 2, 6))) == 0
     assert num_equal(keys_of(text, ("a", 0, 4), ("b", 4, 8)), keys_of(text, ("a", 0, 8))) == 1
@@ -96,7 +96,7 @@ def test_a_growing_text_has_the_keys_of_the_whole(tokens: list[int], steps: list
     assert grown.extend(known, length // 2) == keys_of(tokens[: length // 2]), "of its beginning"
 
 
-def test_each_picture_in_a_block_counts() -> None:
+def test_each_image_in_a_block_counts() -> None:
     text = [7] * 4
     one = keys_of(text, ("a", 0, 2), ("b", 2, 2))
     assert one != keys_of(text, ("a", 0, 2), ("c", 2, 2)) != keys_of(text, ("a", 0, 2))

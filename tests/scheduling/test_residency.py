@@ -95,7 +95,7 @@ def test_flights_end_with_their_attempt() -> None:
     flights.end("r1")
     flights.end("r2")
     assert not len(flights) and flights.encoders("a") == ()
-    assert not flights._by_hash, "nothing is kept of pictures that nobody sends"
+    assert not flights._by_hash, "nothing is kept of images that nobody sends"
 
 
 def test_what_is_said_again_is_no_news_and_pushes_nothing_out() -> None:

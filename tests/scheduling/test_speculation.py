@@ -1,4 +1,4 @@
-"""Prompt lookup: an index that grows with the text guesses what a scan of the whole text would."""
+"""Prompt lookup: an index that grows with the text drafts what a scan of the whole text would."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def scan(text: Sequence[int], shortest: int, longest: int, limit: int) -> tuple[
     return ()
 
 
-def guess(lookup: PromptLookup, text: Sequence[int], limit: int) -> tuple[int, ...]:
-    return lookup.guess(lambda start, stop: text[start:stop], len(text), limit)
+def draft(lookup: PromptLookup, text: Sequence[int], limit: int) -> tuple[int, ...]:
+    return lookup.draft(lambda start, stop: text[start:stop], len(text), limit)
 
 
 @given(TEXTS, st.integers(1, 3), st.integers(0, 2), st.integers(0, 8), st.data())
-def test_the_index_guesses_what_a_scan_finds(
+def test_the_index_drafts_what_a_scan_finds(
     text: list[int], shortest: int, more: int, limit: int, data: st.DataObject
 ) -> None:
     """However the text grows: token by token, or several at once."""
@@ -39,47 +39,47 @@ def test_the_index_guesses_what_a_scan_finds(
     known = 0
     while known < len(text):
         known = data.draw(st.integers(known + 1, len(text)))
-        found = guess(lookup, text[:known], limit)
+        found = draft(lookup, text[:known], limit)
         assert found == scan(text[:known], shortest, shortest + more, limit)
 
 
 @given(TEXTS, st.integers(0, 8))
-def test_placeholders_are_never_guessed(text: list[int], limit: int) -> None:
+def test_placeholders_are_never_drafted(text: list[int], limit: int) -> None:
     """What stands before one is."""
     free = scan(text, 1, 3, limit)
     expected = free[: free.index(0)] if 0 in free else free
-    assert guess(PromptLookup(1, 3, {0}), text, limit) == expected
+    assert draft(PromptLookup(1, 3, {0}), text, limit) == expected
 
 
-def test_a_period_is_guessed_to_any_length() -> None:
-    assert guess(PromptLookup(2, 4), [9, 1, 2, 1, 2, 1, 2], 7) == (1, 2, 1, 2, 1, 2, 1)
+def test_a_period_is_drafted_to_any_length() -> None:
+    assert draft(PromptLookup(2, 4), [9, 1, 2, 1, 2, 1, 2], 7) == (1, 2, 1, 2, 1, 2, 1)
 
 
 def test_each_token_is_noted_once_for_each_length() -> None:
     lookup = PromptLookup(2, 3)
-    assert guess(lookup, range(10), 4) == ()
+    assert draft(lookup, range(10), 4) == ()
     assert len(lookup._after) == (10 - 2) + (10 - 3)
 
 
 def test_the_longest_match_wins_over_a_later_one() -> None:
-    assert guess(PromptLookup(1, 3), [1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 1) == (4,)
+    assert draft(PromptLookup(1, 3), [1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 1) == (4,)
 
 
 def test_a_long_prompt_is_read_in_parts() -> None:
-    """No call takes in more than `MAX_READ` tokens, and nothing is guessed before the last."""
+    """No call takes in more than `MAX_READ` tokens, and nothing is drafted before the last."""
     text = [*range(MAX_READ * 2), 0, 1]
     lookup = PromptLookup(2, 2)
-    assert [guess(lookup, text, 2) for _ in range(3)] == [(), (), (2, 3)]
+    assert [draft(lookup, text, 2) for _ in range(3)] == [(), (), (2, 3)]
 
 
 def test_a_token_costs_the_same_in_a_long_text() -> None:
     lookup = PromptLookup(2, 4)
     text = [n * n % 1000 for n in range(100_000)]
-    while not lookup.guess(lambda start, stop: text[start:stop], len(text), 4):
+    while not lookup.draft(lambda start, stop: text[start:stop], len(text), 4):
         pass
     started = time.thread_time()
     for n in range(1000):
         text.append(n % 7)
-        guess_now = lookup.guess(lambda start, stop: text[start:stop], len(text), 4)
-    assert guess_now
+        draft_now = lookup.draft(lambda start, stop: text[start:stop], len(text), 4)
+    assert draft_now
     assert time.thread_time() - started < 1.0

@@ -1,4 +1,4 @@
-"""Which pictures go into a vision batch."""
+"""Which images go into a vision batch."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def a_preempted_grammar_starts_anew() -> Iterator[None]:
 
     def mark(machine: request.Request, event: request.Scheduled) -> None:
         request.keep_blocks(machine, event)
-        machine.lookup = len(machine.output)  # a place that is free where nobody guesses
+        machine.lookup = len(machine.output)  # a place that is free where nobody drafts
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         if machine.sampling.grammar and machine.lookup:
@@ -175,12 +175,12 @@ def what_is_on_its_way_is_said_already() -> Iterator[None]:
 
 
 @mutant
-def guesses_are_looked_back_at() -> Iterator[None]:
-    """Penalties count guesses as said before they are verified."""
+def drafts_are_looked_back_at() -> Iterator[None]:
+    """Penalties count drafts as said before they are verified."""
 
     def spoil(machine: request.Request, sequence: StepSequence) -> None:
         if sequence.output_ids:
-            sequence.output_ids = [*sequence.output_ids, *sequence.guesses]
+            sequence.output_ids = [*sequence.output_ids, *sequence.drafts]
 
     with in_each_step(spoil):
         yield

@@ -55,6 +55,6 @@ def residency_survives_restart() -> Iterator[None]:
 
 @mutant
 def placement_forgets_flights() -> Iterator[None]:
-    """F37: equal pictures on their way do not meet when their encoder is busy."""
+    """F37: equal images on their way do not meet when their encoder is busy."""
     with mock.patch.object(Dispatcher, "in_flight", lambda self, mm_hash: ()):
         yield

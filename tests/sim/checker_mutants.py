@@ -36,14 +36,14 @@ from tests.sim.planting import mutant, row, several
 
 
 @mutant
-def who_leaves_the_line_wakes_nobody() -> Iterator[None]:
+def who_leaves_the_queue_wakes_nobody() -> Iterator[None]:
     """F24, F43: who stood behind a request that left waits until something else happens."""
 
     def leave(self: Requests, key: str) -> None:
         self._on_reserved.pop(key, None)
         self._scheduler.remove(key)
 
-    with mock.patch.object(Requests, "leave_line", leave):
+    with mock.patch.object(Requests, "leave_queue", leave):
         yield
 
 
@@ -184,7 +184,7 @@ def the_next_attempt_goes_where_it_failed() -> Iterator[None]:
 
 
 @mutant
-def a_word_of_the_last_attempt_ends_this_one() -> Iterator[None]:
+def a_message_of_the_last_attempt_ends_this_one() -> Iterator[None]:
     """F38: a failure that was said of an earlier attempt is taken for the present one's."""
     on_failed = GatewayRole.on_failed
 
@@ -234,7 +234,7 @@ def what_was_aborted_is_forgotten() -> Iterator[None]:
 
 @mutant
 def rooms_are_forgotten_at_once() -> Iterator[None]:
-    """F42: the tombstone of a room lasts no longer than its last word."""
+    """F42: the tombstone of a room lasts no longer than its last message."""
     init = Rooms.__init__
 
     def hurried(self: Rooms[Any, Any], actor: Actor, timing: Timing) -> None:

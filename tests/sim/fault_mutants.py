@@ -1,4 +1,5 @@
-"""Bugs that raising calls, lying bytes, dead threads, words of the dead and jumping clocks show."""
+"""Bugs that raising calls, lying bytes, dead threads, messages of the dead and jumping clocks
+show."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ from tests.sim.planting import mutant, several
 
 
 @mutant
-def a_raise_leaves_its_picture_open() -> Iterator[None]:
-    """F14: a picture whose preparation raises is never heard of again."""
+def a_raise_leaves_its_image_open() -> Iterator[None]:
+    """F14: an image whose preparation raises is never heard of again."""
 
     async def start(self: EncodeRole, machine: encoding.Encoding, event: Event) -> Event:
         if not await self.begin(machine):
@@ -111,7 +112,7 @@ def staging_that_raises_is_not_told() -> Iterator[None]:
 
 
 @mutant
-def a_read_that_raises_fails_the_picture() -> Iterator[None]:
+def a_read_that_raises_fails_the_image() -> Iterator[None]:
     """F32: a storage that raises is not a miss, but the end of whoever asked."""
     start_load = RowTiers.start_load
 
@@ -248,7 +249,7 @@ def what_was_stored_is_not_encoded_again() -> Iterator[None]:
 
 @mutant
 def any_build_wrote_this_file() -> Iterator[None]:
-    """F12, F38: a value is taken by its picture, whatever type its numbers have."""
+    """F12, F38: a value is taken by its image, whatever type its numbers have."""
 
     async def by_key(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
         content = self._disk.read(key, await self._wait(nbytes, "get"))
@@ -295,7 +296,7 @@ def a_dead_thread_leaves_its_futures() -> Iterator[None]:
         yield
 
 
-# --- words of the dead ----------------------------------------------------------------------------
+# --- messages of the dead -------------------------------------------------------------------------
 
 
 @mutant
@@ -306,7 +307,7 @@ def a_former_gateway_is_believed() -> Iterator[None]:
 
 
 @mutant
-def words_count_whoever_said_them() -> Iterator[None]:
+def messages_count_whoever_said_them() -> Iterator[None]:
     """F44, F58: a heartbeat is taken by its sender's name: its successor seems to leave."""
 
     def by_name(self: Registry, received: Received) -> Any:

@@ -17,7 +17,7 @@ LINK = link.Link.table
 
 @mutant
 def no_link_is_doubted() -> Iterator[None]:
-    """F48: the watchdog is off: words are said again and again over a link that carries none."""
+    """F48: the watchdog is off: messages are said again and again over a link that carries none."""
 
     def trust(self: Links, peer: Address) -> None:
         return

@@ -39,7 +39,7 @@ def a_lost_attempt_is_an_error() -> Iterator[None]:
 
 @mutant
 def copies_of_tokens_are_news() -> Iterator[None]:
-    """F20: a word that came twice is said twice."""
+    """F20: a message that came twice is said twice."""
     take = GatewayRole._take
 
     def uncounted(self: GatewayRole, machine: generation.Generation, chunk: TokenChunk) -> None:
@@ -96,7 +96,7 @@ def who_leaves_does_not_wait_for_its_write() -> Iterator[None]:
 
 @mutant
 def what_was_abandoned_stays_so() -> Iterator[None]:
-    """F22: who asks for a picture that nobody wanted any more is not served by its encoding."""
+    """F22: who asks for an image that nobody wanted any more is not served by its encoding."""
     table = encoding.Encoding.table
     with several(
         row(table, encoding.S.ABANDONED, encoding.Requested, None),
@@ -120,7 +120,7 @@ def a_late_answer_is_taken_back() -> Iterator[None]:
 
 @mutant
 def the_full_say_nothing() -> Iterator[None]:
-    """F39: who finds the gateway full is dropped without a word."""
+    """F39: who finds the gateway full is dropped without a message."""
     admit = GatewayRole.admit
 
     def silently(self: GatewayRole, limits: TimeLimits | None = None) -> Stream:
@@ -167,7 +167,7 @@ def decode_waits_for_what_arrives() -> Iterator[None]:
     plan = Requests.plan
 
     def only_when_nothing_comes(self: Requests, *, alone: bool) -> Any:
-        roles = (role for role in self.actor.roles if isinstance(role, IncomingRooms))
+        roles = (role for role in self.actor.components if isinstance(role, IncomingRooms))
         rooms = next(roles)._rooms.values()
         receives = any(room.state is incoming.S.RESERVED for room in rooms)
         return [] if receives else plan(self, alone=alone)

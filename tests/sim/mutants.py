@@ -124,7 +124,7 @@ def evict_referenced_rows() -> Iterator[None]:
 
 @mutant
 def cancel_frees_slots() -> Iterator[None]:
-    """F6, F42: a cancelled load gives its slots back without waiting for the writer's word."""
+    """F6, F42: a cancelled load gives its slots back without waiting for the writer's message."""
     do = (incoming.Do.SEND_CANCEL, incoming.Do.RELEASE_SLOTS, incoming.Do.CONCLUDE_FAILED)
     note, to = incoming.note_cancelled, IN.CANCELLED
     with row(incoming.TABLE, IN.RESERVED, incoming.CancelRequested, to, do, note):
@@ -176,7 +176,7 @@ def grace_frees_slots() -> Iterator[None]:
 
 @mutant
 def grants_reach_the_successor() -> Iterator[None]:
-    """F44: words for one life of a peer are sent to whoever has its name now."""
+    """F44: messages for one life of a peer are sent to whoever has its name now."""
     send = Actor.send
 
     def send_by_name(self: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
@@ -237,7 +237,7 @@ def a_new_gateway_does_not_wait() -> Iterator[None]:
 
 
 @mutant
-def answer_without_picture() -> Iterator[None]:
+def answer_without_image() -> Iterator[None]:
     """F40: a failed embedding is taken for an empty one."""
     do = (request.Do.ENQUEUE,)
     with several(
@@ -248,8 +248,8 @@ def answer_without_picture() -> Iterator[None]:
 
 
 @mutant
-def bad_picture_fails_batch() -> Iterator[None]:
-    """F13: one bad picture fails its whole batch, as a thing that cannot be retried."""
+def bad_image_fails_batch() -> Iterator[None]:
+    """F13: one bad image fails its whole batch, as a thing that cannot be retried."""
 
     async def encode(self: EncodeRole, patches: list[Any]) -> list[Event]:
         results = await self._engine.encode(patches)

@@ -1,4 +1,4 @@
-"""Bugs of pictures on their way to encoders put back (OFFER)."""
+"""Bugs of images on their way to encoders put back (OFFER)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.sim.planting import mutant, row
 
 
 @mutant
-def a_picture_is_offered_once() -> Iterator[None]:
-    """F16: a picture whose message was lost is waited for until the deadline."""
-    with row(o.TABLE, o.S.OFFERED, o.Offered, None, (o.Do.SEND_PICTURES,)):
+def an_image_is_offered_once() -> Iterator[None]:
+    """F16: an image whose message was lost is waited for until the deadline."""
+    with row(o.TABLE, o.S.OFFERED, o.Offered, None, (o.Do.SEND_IMAGES,)):
         yield

@@ -1,4 +1,4 @@
-"""Bugs of giving up, put back: words that are not said again, memory freed on a hope."""
+"""Bugs of giving up, put back: messages that are not said again, memory freed on a hope."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def doubt_waits_for_a_death() -> Iterator[None]:
 
 
 @mutant
-def nobody_asks_for_last_words() -> Iterator[None]:
-    """F20: a lost last word is missed only by the clock of the last resort."""
+def nobody_asks_for_last_messages() -> Iterator[None]:
+    """F20: a lost last message is missed only by the clock of the last resort."""
 
     def wait(self: GatewayTimers, machine: generation.Generation, left_s: float) -> None:
         self._listen(machine, left_s)

@@ -61,8 +61,8 @@ def preempted_without_its_rows() -> Iterator[None]:
 
 
 @mutant
-def prompt_runs_over_its_picture() -> Iterator[None]:
-    """F10: a chunk is computed although its picture's rows are not here: as if they were zero."""
+def prompt_runs_over_its_image() -> Iterator[None]:
+    """F10: a chunk is computed although its image's rows are not here: as if they were zero."""
 
     def present(machine: request.Request, start: int, count: int) -> list[Any]:
         items = [i for i in machine.message.items if i.room in machine.rows]
@@ -98,8 +98,8 @@ def leaving_mid_prompt_keeps_blocks() -> Iterator[None]:
 
 
 @mutant
-def prefix_ignores_pictures() -> Iterator[None]:
-    """A block's key says nothing of pictures: two of one size are taken for one."""
+def prefix_ignores_images() -> Iterator[None]:
+    """A block's key says nothing of images: two of one size are taken for one."""
     init = PrefixKeys.__init__
 
     def blind(self: PrefixKeys, size: int, items: Any, scope: str) -> None:

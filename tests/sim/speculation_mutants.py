@@ -1,4 +1,4 @@
-"""Bugs of speculative decoding put back: guesses that are believed, kept, shared, or said."""
+"""Bugs of speculative decoding put back: drafts that are believed, kept, shared, or said."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.sim.planting import mutant
 
 
 @mutant
-def a_wrong_guess_is_said() -> Iterator[None]:
-    """One guess too many is accepted: the first one that the model does not confirm."""
+def a_rejected_draft_is_said() -> Iterator[None]:
+    """One draft too many is accepted: the first one that the model does not confirm."""
 
     def gullible(
-        guesses: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
+        drafts: Sequence[int], sample: Callable[[int], TokenLogprobs | StepFailure]
     ) -> Outcome:
-        said = verify(guesses, sample)
-        if isinstance(said, tuple) and len(said) <= len(guesses):
-            return (*said[:-1], TokenLogprobs(guesses[len(said) - 1], -0.5))
+        said = verify(drafts, sample)
+        if isinstance(said, tuple) and len(said) <= len(drafts):
+            return (*said[:-1], TokenLogprobs(drafts[len(said) - 1], -0.5))
         return said
 
     with mock.patch("epd_lab.sim.engines.verify", gullible):
@@ -33,8 +33,8 @@ def a_wrong_guess_is_said() -> Iterator[None]:
 
 
 @mutant
-def a_wrong_guess_keeps_its_place() -> Iterator[None]:
-    """Wrong guesses count as computed, so the token behind the right ones never is."""
+def a_rejected_draft_keeps_its_place() -> Iterator[None]:
+    """Wrong drafts count as computed, so the token behind the right ones never is."""
     verified = Speculation.verified
 
     def keep(
@@ -53,15 +53,15 @@ def a_wrong_guess_keeps_its_place() -> Iterator[None]:
 
 
 @mutant
-def a_wrong_guess_is_published() -> Iterator[None]:
-    """Blocks that guesses have filled can be found by others before the guesses are verified."""
+def a_rejected_draft_is_published() -> Iterator[None]:
+    """Blocks that drafts have filled can be found by others before the drafts are verified."""
     settle = Requests._settle
 
     def hasty(self: Requests, part: Part, outcome: Outcome) -> None:
         machine = part.request
         if part.decoding and not machine.ended_for_client:
-            guesses = part.entry.guesses[: part.count - 1]
-            text = [*machine.tokens(0, machine.num_tokens), *guesses]
+            drafts = part.entry.drafts[: part.count - 1]
+            text = [*machine.tokens(0, machine.num_tokens), *drafts]
             keys = PrefixKeys(
                 self.engine.kv_layout.block_size, machine.message.items, machine.message.scope
             )
@@ -82,8 +82,8 @@ def said_behind_its_end() -> Iterator[None]:
 
 
 @mutant
-def a_step_runs_ahead_of_guesses() -> Iterator[None]:
-    """The step behind guesses takes the first of its tokens for the last."""
+def a_step_runs_ahead_of_drafts() -> Iterator[None]:
+    """The step behind drafts takes the first of its tokens for the last."""
 
     def always(machine: request.Request, sequence: StepSequence) -> bool:
         return sequence.output_index + 1 < machine.sampling.max_tokens

@@ -1,6 +1,6 @@
 """Second turns go to where their first turns are, unless that instance is overloaded or gone.
 
-On virtual time: eight conversations on 2e2p2d, each of a text that nobody else has and a picture.
+On virtual time: eight conversations on 2e2p2d, each of a text that nobody else has and an image.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from epd.roles.affinity import Affinity
 from epd.scheduling.placement import Shares
 from epd_lab.sim.cluster import Cluster, Settings
 from epd_lab.sim.faults import Fault
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.network import Conditions
 from epd_lab.sim.run import Plan, Prepare, Result, run
 from epd_lab.sim.sampler import FIRST_WORD
@@ -36,10 +36,10 @@ def conversations() -> list[Ask]:
     """First turns one after the other; then second turns in another order, while some still run."""
     asks = []
     for n in range(NUM):
-        picture = ((4, Picture(f"picture{n}")),)
-        asks.append(Ask(n, 1.0 + 0.02 * n, words(160, n), picture, max_tokens=4))
+        image = ((4, Image(f"image{n}")),)
+        asks.append(Ask(n, 1.0 + 0.02 * n, words(160, n), image, max_tokens=4))
         more = words(160, n) + words(12, 100 + n)
-        asks.append(Ask(NUM + n, 4.0 + 0.06 * (n * 5 % NUM), more, picture, max_tokens=4))
+        asks.append(Ask(NUM + n, 4.0 + 0.06 * (n * 5 % NUM), more, image, max_tokens=4))
     return asks
 
 

@@ -95,7 +95,7 @@ def test_answers_are_as_their_clients_wish() -> None:
 
 
 def test_every_kind_is_in_the_mix_and_only_a_few_look_back_with_three_words() -> None:
-    """Workloads that can be guessed have three words, of which one at least may always be said."""
+    """Workloads that can be drafted have three words, of which one at least may always be said."""
     kinds = {kind for kind in wishes.KINDS if kind != "scored"}
     assert set(wishes.MIXED) == kinds
     for kind in wishes.KINDS:

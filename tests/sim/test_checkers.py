@@ -21,7 +21,7 @@ from tests.sim.mutants import MUTANTS
 
 MAX_SEEDS = 60
 ALONE: tuple[tuple[type[Checker], str, str], ...] = (
-    (checkers.WakeUps, "leave-the-line", "who_leaves_the_line_wakes_nobody"),
+    (checkers.WakeUps, "leave-the-queue", "who_leaves_the_queue_wakes_nobody"),
     (checkers.WakeUps, "stall-the-only-encode", "what_is_not_stranded_any_more_is_kept"),
     (checkers.Bounds, "small-pool", "no_peer_has_a_quota"),
     (checkers.Bounds, "cache-tiers", "rows_above_the_budget_stay"),
@@ -29,8 +29,12 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
     (checkers.Bounds, "encoder-runs-ahead", "an_encoder_runs_ahead_for_ever"),
     (checkers.Attempts, "prefill-is-not-missed", "whoever_used_the_lost_is_tried_again"),
     (checkers.Attempts, "failed-writes", "the_next_attempt_goes_where_it_failed"),
-    (checkers.Attempts, "words-of-an-attempt-before", "a_word_of_the_last_attempt_ends_this_one"),
-    (checkers.Tombstones, "words-of-an-attempt-before", "an_abort_is_confirmed_once"),
+    (
+        checkers.Attempts,
+        "messages-of-an-attempt-before",
+        "a_message_of_the_last_attempt_ends_this_one",
+    ),
+    (checkers.Tombstones, "messages-of-an-attempt-before", "an_abort_is_confirmed_once"),
     (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),
     (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),
     (checkers.Tombstones, "drain-decode", "who_drains_refuses_what_it_has"),
@@ -54,9 +58,9 @@ def test_nothing_else_notices(
 
 
 @pytest.mark.parametrize("is_heard", [False, True])
-def test_a_word_that_the_gateway_has_not_heard_blames_nobody(is_heard: bool) -> None:
-    """Where the attempt failed, the gateway knows from words; this one comes before p0 is lost, or
-    is still on its way then."""
+def test_a_message_that_the_gateway_has_not_heard_blames_nobody(is_heard: bool) -> None:
+    """Where the attempt failed, the gateway knows from messages; this one comes before p0 is lost,
+    or is still on its way then."""
     with simulated("1e1p1d") as cluster:
         clients = Clients(cluster.cluster, ())
         checker = checkers.Attempts(

@@ -37,7 +37,7 @@ def test_a_request_takes_what_is_told(counts: Counts) -> None:
         assert found[name] == pytest.approx(told(what), rel=0.03), name
 
 
-def test_every_word_on_the_way_is_told(counts: Counts) -> None:
+def test_every_message_on_the_way_is_told(counts: Counts) -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+), (\w+) \| ([\d.]+)", TOLD, re.MULTILINE)
     written = {(w, PLACES[a], PLACES[b]): float(n) for w, a, b, n in rows}
     often = {

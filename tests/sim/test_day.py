@@ -18,7 +18,7 @@ def test_an_hour_is_served_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lived.violations == ()
     assert lived.num_requests == 120
     assert lived.num_tokens == sum(len(ask.answer()) for ask in asks)
-    assert any(ask.pictures for ask in asks) and not all(ask.pictures for ask in asks)
+    assert any(ask.images for ask in asks) and not all(ask.images for ask in asks)
 
 
 def test_a_day_that_breaks_an_invariant_says_so(

@@ -1,4 +1,4 @@
-"""What requests with pictures cost others, and what waiting for pictures costs themselves.
+"""What requests with images cost others, and what waiting for images costs themselves.
 
 On virtual time with a cost model, so that ratios are exact and the same on every machine.
 """
@@ -18,7 +18,7 @@ from epd.roles import requests
 from epd_lab.sim.client import Clients, Record
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.device import Costs
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.network import Conditions
 from epd_lab.sim.run import Plan, run
 from epd_lab.sim.sampler import FIRST_WORD
@@ -50,18 +50,18 @@ def ttft_s(record: Record) -> float:
 # --- overlap --------------------------------------------------------------------------------------
 
 
-def with_pictures(num_text: int, num_pictures: int, tag: str) -> Ask:
-    """Pictures of 16 patches, evenly spread over the text."""
-    spots = [num_text * n // num_pictures for n in range(num_pictures)]
-    pictures = [(at, Picture(f"{tag}{n}", (1, 4, 4))) for n, at in enumerate(spots)]
-    return Ask(0, 1.0, text(num_text, 3), tuple(pictures), max_tokens=2)
+def with_images(num_text: int, num_images: int, tag: str) -> Ask:
+    """Images of 16 patches, evenly spread over the text."""
+    spots = [num_text * n // num_images for n in range(num_images)]
+    images = [(at, Image(f"{tag}{n}", (1, 4, 4))) for n, at in enumerate(spots)]
+    return Ask(0, 1.0, text(num_text, 3), tuple(images), max_tokens=2)
 
 
 @pytest.mark.parametrize(
     ("encode_s", "token_s"), [(0.2, 0.0002), (0.02, 0.002)], ids=["slow encode", "slow prefill"]
 )
 def test_encoding_overlaps_the_prompt(encode_s: float, token_s: float) -> None:
-    """Four pictures, one after the other, in a prompt of 400 tokens: TTFT is the longer one."""
+    """Four images, one after the other, in a prompt of 400 tokens: TTFT is the longer one."""
     costs = replace(EXACT, encode_base_s=encode_s, encode_per_patch_s=0.0, step_per_token_s=token_s)
     settings = replace(
         ROOMY,
@@ -69,12 +69,12 @@ def test_encoding_overlaps_the_prompt(encode_s: float, token_s: float) -> None:
         encode=EncodeConfig(max_queue=64, max_batch_patches=16),
         engine=EngineConfig(max_step_tokens=512, max_chunk_tokens=64),
     )
-    prompt, *_ = play("1e1p1d", [with_pictures(400, 1, "only")], settings)
-    whole, *_ = play("1e1p1d", [with_pictures(400, 4, "all")], settings)
+    prompt, *_ = play("1e1p1d", [with_images(400, 1, "only")], settings)
+    whole, *_ = play("1e1p1d", [with_images(400, 4, "all")], settings)
     encode_path_s = 4 * encode_s
     prefill_path_s = ttft_s(prompt) - encode_s
     late = msgspec.structs.replace(settings.prefill, min_early_tokens=1 << 30)
-    waits, *_ = play("1e1p1d", [with_pictures(400, 4, "all")], replace(settings, prefill=late))
+    waits, *_ = play("1e1p1d", [with_images(400, 4, "all")], replace(settings, prefill=late))
     assert ttft_s(whole) <= 1.15 * max(encode_path_s, prefill_path_s)
     assert ttft_s(waits) > 1.05 * ttft_s(whole)
 
@@ -90,13 +90,13 @@ def streams() -> list[Ask]:
 
 
 def bursts() -> list[Ask]:
-    """Four requests of four pictures each, five times."""
+    """Four requests of four images each, five times."""
     return [
         Ask(
             100 + n,
             1.2 + 0.1 * (n // 4),
             text(20, 50 + n),
-            tuple((5 * i, Picture(f"burst{n}.{i}", (1, 8, 8))) for i in range(4)),
+            tuple((5 * i, Image(f"burst{n}.{i}", (1, 8, 8))) for i in range(4)),
             max_tokens=4,
         )
         for n in range(20)
@@ -125,7 +125,7 @@ def itl_p99_s(
     return quantiles(gaps, n=100)[98]
 
 
-def test_bursts_of_pictures_do_not_slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bursts_of_images_do_not_slow_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 1e1p1d the streams hardly notice; on 1epd and 2epd they share the device, and do."""
     ratio = {
         topology: itl_p99_s(topology, streams() + bursts(), monkeypatch)
@@ -136,16 +136,16 @@ def test_bursts_of_pictures_do_not_slow_streams(monkeypatch: pytest.MonkeyPatch)
     assert ratio["1epd"] > 1.3
 
 
-def test_quanta_bound_what_pictures_cost_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One instance that does everything: large pictures, whole or in slices of 4 ms.  A stream
+def test_quanta_bound_what_images_cost_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One instance that does everything: large images, whole or in slices of 4 ms.  A stream
     waits for what is under way, then for its own step."""
     large = [
-        replace(ask, pictures=((0, Picture(f"large{ask.index}", (1, 32, 32))),)) for ask in bursts()
+        replace(ask, images=((0, Image(f"large{ask.index}", (1, 32, 32))),)) for ask in bursts()
     ]
     alone = itl_p99_s("1epd", streams(), monkeypatch)
     whole = itl_p99_s("1epd", streams() + large, monkeypatch)
     cut = itl_p99_s("1epd", streams() + large, monkeypatch, quantum_ms=4.0)
-    assert whole > 0.1, "a picture takes as long as a hundred of its 1,024 patches"
+    assert whole > 0.1, "an image takes as long as a hundred of its 1,024 patches"
     assert cut <= alone + 2 * 0.004 + Conditions().jitter_s
 
 
@@ -165,8 +165,8 @@ def test_a_short_prompt_passes_long_ones_that_came_just_before(
     assert late == waited_s(1.24), "what a prompt of 800 tokens costs is 0.2 s of waiting"
 
 
-def test_text_does_not_wait_behind_pictures() -> None:
-    """TTFT of text-only requests beside bursts of pictures, at most 1.3 times as long."""
+def test_text_does_not_wait_behind_images() -> None:
+    """TTFT of text-only requests beside bursts of images, at most 1.3 times as long."""
     short = [Ask(n, 1.2 + 0.03 * n, text(20, 70 + n), max_tokens=2) for n in range(16)]
     prefill = msgspec.structs.replace(ROOMY.prefill, pool_nbytes=1 << 20)
     settings = replace(ROOMY, prefill=prefill)

@@ -15,7 +15,7 @@ from epd.messages import Tokens
 from epd_lab.sim.client import Clients
 from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
 from epd_lab.sim.drills import by_name
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.run import run
 from epd_lab.sim.workload import Ask
 from epd_lab.sim.world import World
@@ -42,10 +42,10 @@ class Watched:
         self.world.loop.run_until(self.world.loop.now_s + seconds)
 
     def ask(self, *, wants_timeline: bool = False) -> None:
-        pictures = ((1, Picture("one")),)
+        images = ((1, Image("one")),)
         at_s = self.world.loop.now_s
         record = self.clients.add(
-            Ask(0, at_s, (11, 12), pictures, 3, 1, wants_timeline=wants_timeline)
+            Ask(0, at_s, (11, 12), images, 3, 1, wants_timeline=wants_timeline)
         )
         self.run_for(1.0)
         assert record.finish_reason

@@ -21,16 +21,16 @@ def plan() -> Plan:
 
 
 def test_timeline_shows_every_process_and_the_fault(plan: Plan, tmp_path: Path) -> None:
-    picture, page, log = write_report(plan, "drill kill-encode 7", tmp_path)
-    texts = [node.text or "" for node in ET.parse(picture).iter(f"{SVG}text")]
+    image, page, log = write_report(plan, "drill kill-encode 7", tmp_path)
+    texts = [node.text or "" for node in ET.parse(image).iter(f"{SVG}text")]
     assert {"gateway", "e0", "e1", "p0", "d0", "slot 0", "kv blocks", "outgoing"} <= set(texts)
     assert any("kill" in text for text in texts)
     assert "OUTGOING" in log.read_text() and "digest" in page.read_text()
 
 
-def test_every_bar_lies_within_the_picture(plan: Plan, tmp_path: Path) -> None:
-    picture = write_report(plan, "x", tmp_path)[0]
-    for node in ET.parse(picture).iter(f"{SVG}rect"):
+def test_every_bar_lies_within_the_image(plan: Plan, tmp_path: Path) -> None:
+    image = write_report(plan, "x", tmp_path)[0]
+    for node in ET.parse(image).iter(f"{SVG}rect"):
         assert 0 <= float(node.get("x", "0")) <= WIDTH
         assert float(node.get("x", "0")) + float(node.get("width", "0")) <= WIDTH + 1
 

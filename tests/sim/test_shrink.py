@@ -14,8 +14,8 @@ from epd_lab.sim.shrink import MAX_RUNS, Shrinker, checker_of
 NUM_REQUESTS = 24
 PLANTED = [  # (drill, mutant): bugs that need no fault, one, or memory that runs out
     ("slow-bytes", "publish_before_commit"),
-    ("late-pictures", "mid_prompt_is_forgotten"),
-    ("same-picture", "deepstack_is_dropped"),
+    ("late-images", "mid_prompt_is_forgotten"),
+    ("same-image", "deepstack_is_dropped"),
     ("kill-encode", "grants_reach_the_successor"),
     ("kill-decode", "migration_restarts_numbering"),
     ("hang-up-storm", "abort_frees_blocks"),

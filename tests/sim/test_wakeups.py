@@ -51,5 +51,5 @@ def test_every_place_where_somebody_waits_is_looked_at() -> None:
 def test_slots_that_a_second_eviction_frees_are_handed_out_at_once(seed: int) -> None:
     """Two wait for slots, and each needs rows of its own to be evicted."""
     drill = by_name("kill-encode-card")
-    work = replace(drill.work, num_requests=30, num_pictures=30, spread_s=0.2)
+    work = replace(drill.work, num_requests=30, num_images=30, spread_s=0.2)
     assert run(replace(drill, work=work).plan(seed)).violations == []

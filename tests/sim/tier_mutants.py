@@ -78,7 +78,7 @@ def torn_files_are_believed() -> Iterator[None]:
 
 @mutant
 def any_file_is_the_right_one() -> Iterator[None]:
-    """F38: a value is taken by its file's name, though it says that it is of another picture."""
+    """F38: a value is taken by its file's name, though it says that it is of another image."""
 
     async def unasked(self: SimStorage, key: str, note: bytes, nbytes: int) -> Buffer | None:
         content = self._disk.read(key, await self._wait(nbytes))
@@ -95,17 +95,17 @@ def any_file_is_the_right_one() -> Iterator[None]:
 
 @mutant
 def a_load_is_waited_for() -> Iterator[None]:
-    """F15: a storage that hangs holds up everybody who wants the picture."""
+    """F15: a storage that hangs holds up everybody who wants the image."""
     with row(ENCODING, S.LOADING, encoding.LoadTimedOut, None):
         yield
 
 
 @mutant
-def pictures_need_an_encoder() -> Iterator[None]:
+def images_need_an_encoder() -> Iterator[None]:
     """F32: what storage has is of no use without an instance that can encode."""
 
-    def without(infos: Iterable[InstanceInfo], *, with_pictures: bool, finds: bool = True) -> str:
-        return lacking(infos, with_pictures=with_pictures, finds=False)
+    def without(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool = True) -> str:
+        return lacking(infos, with_images=with_images, finds=False)
 
     lacking = placement.lacking
     with mock.patch.object(placement, "lacking", without):
@@ -121,7 +121,7 @@ def storage_is_asked_for_ever() -> Iterator[None]:
 
 @mutant
 def absent_rows_are_zeros() -> Iterator[None]:
-    """F40, F12: a prefill instance that finds no rows goes on without the picture."""
+    """F40, F12: a prefill instance that finds no rows goes on without the image."""
     start_load = RowTiers.start_load
 
     async def zeros(self: RowTiers, machine: encoding.Encoding, event: Event) -> Event:

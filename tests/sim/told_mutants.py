@@ -106,7 +106,7 @@ def a_failed_encode_alone_says_nothing() -> Iterator[None]:
 
 @mutant
 def what_rests_counts_as_busy() -> Iterator[None]:
-    """F3: prefill's book of pictures at work keeps those that rest, and those that are gone."""
+    """F3: prefill's book of images at work keeps those that rest, and those that are gone."""
     fired = Embeddings.fired
 
     def keeping(self: Embeddings, machine: Embedding, event: Event) -> None:

@@ -7,7 +7,7 @@ import argparse
 from epd.cli import options
 
 DESCRIPTION = """
-Ask one question about any number of pictures and videos and print the answer as it comes. With
+Ask one question about any number of images and videos and print the answer as it comes. With
 --url a running server is asked; without it a temporary one is started, asked, and stopped.
 
 --json prints one object: answer, finish_reason, usage, and the timeline of states with times.
@@ -20,7 +20,7 @@ EXAMPLES = (
     ),
     (
         'epd ask "Which is dearer?" --image a.png --image b.png --url http://127.0.0.1:8000',
-        "two pictures, of a running server",
+        "two images, of a running server",
     ),
     ('epd ask "What is the total?" --image receipt.png --json | jq .usage', "for programs"),
 )
@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="the text of the question")
     parser.add_argument(
         "--image", dest="images", action="append", default=[], metavar="FILE",
-        help="a picture file or an http(s) URL; may be repeated, the order counts",
+        help="an image file or an http(s) URL; may be repeated, the order counts",
     )  # fmt: skip
     parser.add_argument(
         "--video", dest="videos", action="append", default=[], metavar="FILE",
-        help="a video file or an http(s) URL; may be repeated, after the pictures",
+        help="a video file or an http(s) URL; may be repeated, after the images",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_sampling_flags(parser, max_tokens=128)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from epd.cli.temporary import server_of, with_server
 
     sampling = options.sampling_of(args)
-    images, videos = check_files("picture", args.images), check_files("video", args.videos)
+    images, videos = check_files("image", args.images), check_files("video", args.videos)
 
     def show(piece: str) -> None:
         print(piece, end="", flush=True)

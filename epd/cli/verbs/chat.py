@@ -1,4 +1,4 @@
-"""`epd chat`: a conversation with pictures, with a running server or a temporary one."""
+"""`epd chat`: a conversation with images, with a running server or a temporary one."""
 
 from __future__ import annotations
 

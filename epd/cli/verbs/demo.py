@@ -7,7 +7,7 @@ import argparse
 from epd.cli import options
 
 DESCRIPTION = """
-Start a gateway and one process per instance, ask about three sample pictures through the OpenAI
+Start a gateway and one process per instance, ask about three sample images through the OpenAI
 API, and print question, answer, and a timeline: in which state each stage of the request was, and
 for how long. Needs neither network nor GPU: the bundled model is tiny and really reads.
 """

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A batch of pictures is one row of patches, and each patch attends to its own segment (a picture, a
+A batch of images is one row of patches, and each patch attends to its own segment (an image, a
 frame, a window), in both directions.  The host lists the tiles of queries of all segments, so
 neither their number nor their lengths cost launches, and a shape that was never seen needs no plan.
 

@@ -166,9 +166,9 @@ class ModelAdapter:
         raise NotImplementedError
 
     def encode(self, model: Any, batch: Sequence[Patches], dtype: torch.dtype) -> torch.Tensor:
-        """Rows of all pictures, `[sum of num_rows, row_width]`, in order."""
+        """Rows of all images, `[sum of num_rows, row_width]`, in order."""
         raise NotImplementedError
 
     def smallest_image(self) -> tuple[int, int]:
-        """Width and height of a picture that costs little, for the warm-up."""
+        """Width and height of an image that costs little, for the warm-up."""
         return 32, 32

@@ -4,15 +4,15 @@ Theory of operation
 -------------------
 At a prefill instance it asks for its embeddings, waits for a place in the batch (text-only requests
 at once, others when enough of their prompt can be computed), computes its prompt in chunks, waits
-where a picture's rows are loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands
-its KV over: to itself if decode lives here too (a reference, no copy), else through an OUTGOING that
-sends what is final while the rest is computed.  At a decode instance it begins by waiting for
+where an image's rows are loading (WAITING_MID_PROMPT: its blocks stay, others pass it), and hands
+its KV over: to itself if decode lives here too (a reference, no copy), else through an OUTGOING
+that sends what is final while the rest is computed.  At a decode instance it begins by waiting for
 remote KV.  Either way it then decodes until a token, or its deadline, ends the answer.
 
-Blocks belong to the request from admission to its end, except after the hand-over, when the transfer
-owns them until its outcome is known.  Decoding asks for more as it goes; when there are none, the
-youngest gives its blocks up (PREEMPTED), joins the line again at its old place, and computes all of
-it once more; its client sees a pause and no other difference.
+Blocks belong to the request from admission to its end, except after the hand-over, when the
+transfer owns them until its outcome is known.  Decoding asks for more as it goes; when there are
+none, the youngest gives its blocks up (PREEMPTED), joins the queue again at its old place, and
+computes all of it once more; its client sees a pause and no other difference.
 
 A step in flight uses the blocks and cannot be interrupted, so an abort meanwhile is the state
 ABORTING, which keeps the blocks until the last step has returned (faults F6, F43); so does a
@@ -164,12 +164,12 @@ def keep_first_token(request: Request, event: FirstTokenSampled) -> None:
 
 
 def keep_token(request: Request, event: TokenSampled) -> None:
-    request.num_computed += len(event.confirmed) + 1
-    request.output += (*event.confirmed, event.token)
+    request.num_computed += len(event.accepted) + 1
+    request.output += (*event.accepted, event.token)
 
 
 def keep_last_token(request: Request, event: LastTokenSampled) -> None:
-    request.output += (*event.confirmed, event.token)
+    request.output += (*event.accepted, event.token)
     request.finish_reason = event.finish_reason
 
 
@@ -206,17 +206,17 @@ _UNBEGUN = (S.ARRIVED, S.WAITING, S.WAITING_FOR_EMBEDDINGS, S.PREEMPTED)
 # fmt: off
 ROWS = (
     # Arrival.
-    Row(S.ARRIVED, TextOnly, S.WAITING, (Do.ENQUEUE,), note="never waits for pictures of others"),
+    Row(S.ARRIVED, TextOnly, S.WAITING, (Do.ENQUEUE,), note="never waits for images of others"),
     Row(S.ARRIVED, EmbeddingsRequired, S.WAITING_FOR_EMBEDDINGS, (Do.ACQUIRE_EMBEDDINGS,)),
     Row(S.ARRIVED, KvOffered, S.WAITING_FOR_REMOTE_KV, (Do.RESERVE_BLOCKS,)),
     # Embeddings.
-    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingsPromised, S.WAITING, (Do.ENQUEUE,), when=may_begin, note="there is text before its pictures"),
+    Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingsPromised, S.WAITING, (Do.ENQUEUE,), when=may_begin, note="there is text before its images"),
     Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingsPromised, None, when=unless(may_begin)),
     Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingReady, S.WAITING, (Do.ENQUEUE,), keep_rows, may_begin),
     Row(S.WAITING_FOR_EMBEDDINGS, EmbeddingReady, None, (), keep_rows, unless(may_begin)),
     Row((*_IN_QUEUE, S.RUNNING), EmbeddingReady, None, (Do.EXTEND,), keep_rows, note="of RUNNING, the load overlapped the steps before it"),
     Row(S.WAITING_MID_PROMPT, EmbeddingReady, S.RUNNING, (Do.EXTEND,), keep_rows, goes_on, "its blocks are as they were (F10)"),
-    Row(S.WAITING_MID_PROMPT, EmbeddingReady, None, (), keep_rows, unless(goes_on), "a later picture"),
+    Row(S.WAITING_MID_PROMPT, EmbeddingReady, None, (), keep_rows, unless(goes_on), "a later image"),
     # Prompt.
     Row(S.WAITING, Scheduled, S.RUNNING, (), keep_blocks, decode_here),
     Row(S.WAITING, Scheduled, S.RUNNING, (Do.OFFER_KV,), keep_blocks, unless(decode_here)),
@@ -276,7 +276,7 @@ IGNORES = (
     Ignore(_ENDED, (LeaseEnded, LeaseRevoked), "it was let go"),
     Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn, StepReturned, DeadlinePassed, GraceEnded), "it has ended"),
     Ignore((*_UNBEGUN, *_IN_BATCH, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV, S.CALLED_OFF), (StepReturned,), "nothing waits for the step's end"),
-    Ignore((*_IN_QUEUE, *_PROMPT, *_USED_BY_STEPS, *_ENDED), (EmbeddingsPromised,), "a picture was here already"),
+    Ignore((*_IN_QUEUE, *_PROMPT, *_USED_BY_STEPS, *_ENDED), (EmbeddingsPromised,), "an image was here already"),
     Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
     Ignore((S.ABORTING,), (KvFailed, KvDelivered, LayersComputed), "it has ended for the client"),
     Ignore(_LINGERS, (DeadlinePassed,), "it has ended for the client"),
@@ -301,9 +301,9 @@ class Keys(Protocol):
 
 
 class Lookup(Protocol):
-    """Guesses of what it says next."""
+    """Drafts of what it says next."""
 
-    def guess(
+    def draft(
         self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int, limit: int
     ) -> Sequence[int]: ...
 
@@ -328,7 +328,7 @@ class Request(Machine):
         "missing",
         "num_cached",
         "num_computed",
-        "num_confirmed",
+        "num_accepted",
         "num_rejected",
         "num_sent",
         "num_whole",
@@ -359,22 +359,22 @@ class Request(Machine):
         self.decode_here = False
         self.lease_s = 0.0  # how long its blocks are held for a request that goes on; 0: not
         self.missing: set[str] = set()  # rooms whose rows are not resident yet
-        self.min_early_tokens = 1  # it begins before its pictures if so much can be computed
+        self.min_early_tokens = 1  # it begins before its images if so much can be computed
         self.rows: dict[str, object] = {}  # room to rows
         self.block_table: tuple[int, ...] = ()
         self.num_computed = 0
         self.num_cached: int | None = None  # of its prompt, when prefill first took it
         self.prefix: Keys | None = None  # the keys of its blocks' contents
-        self.rank = 0.0  # its place in every line of this instance
+        self.rank = 0.0  # its place in every queue of this instance
         self.in_flight = 0  # steps under way that use the blocks
         self.output: list[TokenLogprobs] = []  # tokens sampled in this attempt
         # Ids of the answer's tokens, if asked; those of earlier attempts first.
         self.said = array("i")
         self.num_sent = 0
         self.lookup: Lookup | None = (
-            None  # guesses of what it says next; None: it does not speculate
+            None  # drafts of what it says next; None: it does not speculate
         )
-        self.num_confirmed = self.num_rejected = 0  # of its guesses, since tokens were sent last
+        self.num_accepted = self.num_rejected = 0  # of its drafts, since tokens were sent last
         self.positions: Sequence[Sequence[int]] | None = None  # of its prompt, if not linear
         self.rope_delta = 0
         self.kv_room = ""
@@ -403,7 +403,7 @@ class Request(Machine):
         return is_few and not self.finish_reason
 
     def num_ready(self, ready_room: str = "") -> int | None:
-        """Tokens up to the first picture that lacks, if one does; `ready_room` does not, whatever
+        """Tokens up to the first image that lacks, if one does; `ready_room` does not, whatever
         is noted."""
         lacking = (
             item.offset

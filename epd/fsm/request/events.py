@@ -17,7 +17,7 @@ class _Failed(Event):
 
 @dataclass(slots=True)
 class EmbeddingsRequired(Event):
-    """Arrived with pictures."""
+    """Arrived with images."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class EmbeddingFailed(_Failed):
 
 @dataclass(slots=True)
 class TextOnly(Event):
-    """Arrived without pictures."""
+    """Arrived without images."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class LastTokenSampled(Event):
     token: TokenLogprobs
     finish_reason: str
     num_tokens: int = 0
-    confirmed: tuple[TokenLogprobs, ...] = ()  # guesses before it that the same step confirmed
+    accepted: tuple[TokenLogprobs, ...] = ()  # drafts before it that the same step accepted
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class LeaseRevoked(Event):
 @dataclass(slots=True)
 class TokenSampled(Event):
     token: TokenLogprobs
-    confirmed: tuple[TokenLogprobs, ...] = ()  # guesses before it that the same step confirmed
+    accepted: tuple[TokenLogprobs, ...] = ()  # drafts before it that the same step accepted
 
 
 @dataclass(slots=True)
@@ -130,7 +130,8 @@ class KvDelivered(Event):
 
 
 class KvFailed(_Failed):
-    """The transfer is over, and has its memory or gave it back: an offer, or what was on its way."""
+    """The transfer is over, and has its memory or gave it back: an offer, or what was on its
+    way."""
 
     ends = (Own.OFFER, Own.REMOTE_KV)
 

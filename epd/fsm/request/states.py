@@ -9,7 +9,7 @@ class Do(Effect):
     ACQUIRE_EMBEDDINGS = "want every item's rows"
     RELEASE_EMBEDDINGS = "drop the references to rows"
     ENQUEUE = "join the queue for the batch"
-    EXTEND = "the batch may compute up to the next picture that lacks"
+    EXTEND = "the batch may compute up to the next image that lacks"
     DEQUEUE = "leave the queue or the batch"
     OFFER_KV = "ask the decode instance for blocks"
     WITHDRAW_OFFER = "the decode instance's blocks are not needed"
@@ -48,7 +48,7 @@ class S(State):
         *(Own.BATCH_PLACE, Own.BLOCKS, Own.EMBEDDINGS, Own.OFFER),
     )
     WAITING_MID_PROMPT = (
-        "computed up to a picture whose rows are loading",
+        "computed up to an image whose rows are loading",
         *(Own.BATCH_PLACE, Own.BLOCKS, Own.EMBEDDINGS, Own.OFFER),
     )
     PREEMPTED = (

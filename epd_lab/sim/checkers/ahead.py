@@ -1,8 +1,8 @@
 """How far an encoder has run ahead of those who take its rows, by what really was begun.
 
-Work on a picture whose room was granted may always begin, also where that room is called off in the
+Work on an image whose room was granted may always begin, also where that room is called off in the
 turn in which it was granted: who was let go then may start in the next.  What was begun without a
-grant, and is wanted still, fits the device tier together, unless it is one picture alone.
+grant, and is wanted still, fits the device tier together, unless it is one image alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from epd.fsm.encoding import Encoding
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd_lab.sim.cluster import Node, Settings
-from epd_lab.sim.golden import ROW_NBYTES, Picture
+from epd_lab.sim.golden import ROW_NBYTES, Image
 from epd_lab.sim.workload import mm_hash_of
 
 
@@ -26,13 +26,13 @@ class Ahead:
         self._called_off_s: dict[tuple[str, str], float] = {}  # when a granted room closed
 
     def began(self, node: Node, image: Any, settings: Settings) -> tuple[float, float]:
-        """A picture goes to a thread: how many bytes of rows were begun, and how many may be."""
+        """An image goes to a thread: how many bytes of rows were begun, and how many may be."""
         capacity = sized(settings.encode.cache_device_nbytes, CACHE_ROWS, ROW_NBYTES)
         instance, name = node.instance, node.process.name
         assert instance is not None
         assert instance.encode is not None
         try:
-            key = mm_hash_of(Picture.parse(bytes(image)))
+            key = mm_hash_of(Image.parse(bytes(image)))
         except ValueError:
             return 0, capacity
         machine = instance.encode.encodings.get(key)

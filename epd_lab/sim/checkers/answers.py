@@ -58,7 +58,7 @@ class Answers(Checker):
         """Whether an instance of its own would have room for all that it may need."""
         settings, (token_ids, placed) = self.context.cluster.settings, ask.placed()
         slot_rows = settings.prefill.slot_nbytes // ROW_NBYTES
-        num_slots = sum(-(-picture.num_rows // slot_rows) for _, picture in placed)
+        num_slots = sum(-(-image.num_rows // slot_rows) for _, image in placed)
         num_blocks = -(-(len(token_ids) + ask.max_tokens) // BLOCK_SIZE)
         has_slots = num_slots <= settings.prefill.pool_nbytes // settings.prefill.slot_nbytes
         return num_blocks <= settings.num_blocks and has_slots

@@ -68,7 +68,7 @@ class Attempts(Checker):
     # --- what is known ----------------------------------------------------------------------------
 
     def _told(self, process: SimProcess, received: Received) -> None:
-        """What the gateway has heard: a word that is lost or late blames nobody.  Of the lost,
+        """What the gateway has heard: a message that is lost or late blames nobody.  Of the lost,
         their loss says all."""
         message, source = received.message, received.source
         if not isinstance(message, RequestFailed | EncodeRejected):
@@ -111,8 +111,8 @@ class Attempts(Checker):
     ) -> set[str] | None:
         """Where it failed; None: nowhere.
 
-        The first cause ends the attempt in the turn in which it shows, so there is one: a word that
-        was heard, a loss that was felt, or who was given up just now.
+        The first cause ends the attempt in the turn in which it shows, so there is one: a message
+        that was heard, a loss that was felt, or who was given up just now.
         """
         placement = machine.placement
         if isinstance(event, generation.AttemptFailed):

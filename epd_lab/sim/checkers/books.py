@@ -26,9 +26,9 @@ KEPT: dict[str, tuple[str, ...]] = {
     ),
     "made once, when roles are put together": (
         "Actor._handlers",
-        "Actor.roles",
+        "Actor.components",
         "Reports.related",
-        "Role._perform",
+        "Component._perform",
     ),
     "numbers by kind": (
         "Actor.counters",
@@ -99,8 +99,8 @@ class Books(Checker):
         remembered = () if self.context.cluster.waited_out else TOMBSTONES
         for node in self.context.cluster.living():
             seen: set[int] = set()
-            for role in node.actor.roles:
-                for name, length in books(role, seen):
+            for component in node.actor.components:
+                for name, length in books(component, seen):
                     if name not in remembered:
                         self.violate(
                             f"{node.process.name} keeps {length} in {name}, and all is over"

@@ -41,7 +41,7 @@ def _generations(node: Node, settings: Settings, machine: Any) -> Held:
     return len(node.gateway.role._open), settings.limits.max_open_requests
 
 
-def _pictures(node: Node, settings: Settings, machine: Any) -> Held:
+def _images(node: Node, settings: Settings, machine: Any) -> Held:
     assert node.instance is not None
     assert node.instance.encode is not None
     return len(node.instance.encode._askers), settings.encode.max_queue
@@ -77,7 +77,7 @@ def _attempts(node: Node, settings: Settings, machine: Any) -> Held:
 
 
 def _early(node: Node, settings: Settings, machine: Any) -> Held:
-    """What lacks until a prompt may begin before its pictures."""
+    """What lacks until a prompt may begin before its images."""
     lacking = [item.offset for item in machine.message.items if item.room in machine.missing]
     if machine.state is not request.S.WAITING or not lacking:
         return 0, 0
@@ -87,7 +87,7 @@ def _early(node: Node, settings: Settings, machine: Any) -> Held:
 
 GROWS: tuple[tuple[str, tuple[type[Event], ...], Grows], ...] = (
     ("limits.max_open_requests", (generation.Admitted,), _generations),
-    ("encode.max_queue", (encoding.Requested,), _pictures),
+    ("encode.max_queue", (encoding.Requested,), _images),
     ("prefill.max_queue", ASKED, _prompts),
     ("decode.max_queue", (request.KvOffered,), _offers),
     ("prefill.pool_nbytes", (incoming.SlotsLeased,), _receive_pool),
@@ -104,7 +104,7 @@ def _step_tokens(batch: Any, settings: Settings) -> Held:
 
 
 def _chunk_tokens(batch: Any, settings: Settings) -> Held:
-    chunks = (len(s.token_ids) - s.num_guesses for s in batch)
+    chunks = (len(s.token_ids) - s.num_drafts for s in batch)
     return max(chunks), settings.engine.max_chunk_tokens
 
 
@@ -112,13 +112,13 @@ def _running(batch: Any, settings: Settings) -> Held:
     return len(batch), settings.decode.max_running
 
 
-def _guesses(batch: Any, settings: Settings) -> Held:
-    most = max(sequence.num_guesses for sequence in batch)
+def _drafts(batch: Any, settings: Settings) -> Held:
+    most = max(sequence.num_drafts for sequence in batch)
     return most, settings.engine.speculative.num_speculative_tokens
 
 
 def _patches(batch: Any, settings: Settings) -> Held:
-    """One picture alone may have more."""
+    """One image alone may have more."""
     total = sum(item.num_patches for item in batch)
     return (0 if len(batch) == 1 else total), settings.encode.max_batch_patches
 
@@ -127,7 +127,7 @@ WORKS: tuple[tuple[str, str, Works], ...] = (
     ("engine.max_step_tokens", "step", _step_tokens),
     ("engine.max_chunk_tokens", "step", _chunk_tokens),
     ("decode.max_running", "step", _running),
-    ("engine.speculative.num_speculative_tokens", "step", _guesses),
+    ("engine.speculative.num_speculative_tokens", "step", _drafts),
     ("encode.max_batch_patches", "encode", _patches),
 )
 

@@ -1,6 +1,6 @@
 """Invariant 4: at quiescence nothing is owned: slots, blocks, references, promises, transfers,
 timers, tasks.  Memory must be back soon after the last answer, not only when deadlines pass
-(F43), whatever words were lost on the way.  During the run the pools themselves raise when their
+(F43), whatever messages were lost on the way.  During the run the pools themselves raise when their
 books do not balance."""
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _seen_s(machine: Machine) -> float | None:
 
 
 def _heard_s(machine: Machine) -> float | None:
-    """A word that ends the silence says more, such as that it drains, before it is noted."""
+    """A message that ends the silence says more, such as that it drains, before it is noted."""
     return max(_seen_s(machine) or 0.0, entered_s(machine) or 0.0)
 
 

@@ -2,7 +2,7 @@
 
 The bound is computed: all that the engines are told to charge for the request and for every request
 that is open between its asking and its first token, one after the other, all bytes over one link,
-and the words on its way.  A clock that has to end a wait (a retry, a time-out) is no part of it.
+and the messages on its way.  A clock that has to end a wait (a retry, a time-out) is no part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from epd_lab.sim.storage import DiskConditions
 from epd_lab.sim.workload import Ask
 
 START_S = 1.0  # before, instances are joining
-NUM_WORDS = 14  # from asking to the first token, and few of them are slow
+NUM_MESSAGES = 14  # from asking to the first token, and few of them are slow
 NUM_SLOW = 3
 NUM_WRITES = 4  # of one room: KV goes in parts
 
@@ -51,9 +51,9 @@ class FirstToken(Checker):
         )
 
     def _way_s(self) -> float:
-        """Of the words; each may be slow, and few are."""
+        """Of the messages; each may be slow, and few are."""
         one_s = self._network.delay_s + self._network.jitter_s
-        return NUM_WORDS * one_s + NUM_SLOW * self._network.slow_s
+        return NUM_MESSAGES * one_s + NUM_SLOW * self._network.slow_s
 
     def _work_s(self, ask: Ask) -> float:
         """All that it costs, with nothing shared and nothing at the same time."""
@@ -61,12 +61,12 @@ class FirstToken(Checker):
         token_ids, placed = ask.placed()
         work_s = 0.0
         nbytes = len(token_ids) * BLOCK_NBYTES / golden.BLOCK_SIZE
-        for _, picture in placed:
-            patches = picture.grid_thw[0] * picture.grid_thw[1] * picture.grid_thw[2]
+        for _, image in placed:
+            patches = image.grid_thw[0] * image.grid_thw[1] * image.grid_thw[2]
             encode_s = costs.encode_base_s + patches * costs.encode_per_patch_s
-            work_s += costs.preprocess_s + encode_s * (20 if picture.flaw == "slow" else 1)
+            work_s += costs.preprocess_s + encode_s * (20 if image.flaw == "slow" else 1)
             work_s += 3 * costs.copy_s
-            nbytes += picture.num_rows * golden.ROW_NBYTES
+            nbytes += image.num_rows * golden.ROW_NBYTES
         num_steps = 2 + len(token_ids) // self.context.cluster.settings.engine.max_chunk_tokens
         num_steps += ask.max_tokens
         work_s += num_steps * costs.step_base_s

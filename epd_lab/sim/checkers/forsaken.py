@@ -1,9 +1,9 @@
-"""Nobody waits for a word that nobody will say.
+"""Nobody waits for a message that nobody will say.
 
-While nothing happens in the whole world and no word is under way, an attempt that its gateway waits
-for is open at the instances that have to end it.  If it is not, its end was told to nobody, or to
-the wrong one; a clock would hide that.  Where words are lost, that clock is what the design has:
-such runs are left out, and what comes after a link was opened anew.
+While nothing happens in the whole world and no message is under way, an attempt that its gateway
+waits for is open at the instances that have to end it.  If it is not, its end was told to nobody,
+or to the wrong one; a clock would hide that.  Where messages are lost, that clock is what the
+design has: such runs are left out, and what comes after a link was opened anew.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Forsaken(Checker):
                 yield f"is called off at {sorted(machine.pending_aborts)}, who do not confirm it"
         elif machine.state in (generation.S.PLACED, generation.S.STREAMING):
             if machine.prompt.stage == "encode":
-                yield from self._pictures(gateway, machine)
+                yield from self._images(gateway, machine)
             else:
                 yield from self._request(gateway, machine)
 
@@ -82,11 +82,11 @@ class Forsaken(Checker):
                 return
         yield f"is waited for, and has ended at {placement.prefill} and {placement.decode}"
 
-    def _pictures(self, gateway: Node, machine: generation.Generation) -> Iterator[str]:
+    def _images(self, gateway: Node, machine: generation.Generation) -> Iterator[str]:
         assert gateway.gateway is not None
         offer = gateway.gateway.role._dispatcher.offers._offers.get(machine.key)
-        for room, picture in (offer.pictures if offer is not None else {}).items():
-            encoder = picture.encoder
+        for room, image in (offer.images if offer is not None else {}).items():
+            encoder = image.encoder
             node = self._at(gateway, encoder)
             if node is None or node.instance is None or node.instance.encode is None:
                 continue

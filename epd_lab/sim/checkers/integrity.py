@@ -41,10 +41,10 @@ class Integrity(Checker):
         context.world.fabric.on_land = self._landed
 
     def expect(self, asks: Iterable[Ask]) -> None:
-        """The pictures of these requests will come."""
+        """The images of these requests will come."""
         for ask in asks:
-            for _, picture in ask.pictures:
-                self._rows[mm_hash_of(picture)] = picture.rows()
+            for _, image in ask.images:
+                self._rows[mm_hash_of(image)] = image.rows()
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State

@@ -1,8 +1,8 @@
 """A connection that carries nothing any more is noticed, and replaced (F48).
 
-Whoever waits for an answer says its word again, and has to find out why none comes.  Words that
-nobody answers may wait in it for ever: whoever misses them does so elsewhere.  So may what is said
-of a room that ends too soon for that.
+Whoever waits for an answer says its message again, and has to find out why none comes.  Messages
+that nobody answers may wait in it for ever: whoever misses them does so elsewhere.  So may what is
+said of a room that ends too soon for that.
 """
 
 from __future__ import annotations

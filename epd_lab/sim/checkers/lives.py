@@ -3,7 +3,7 @@
 Two would be served work, and what the dead one had would be given up only when its silence has
 lasted long enough (F44).  Nor is one given up that lives, by the registry or by a peer that tells a
 new gateway so (F35): it would have to start anew.  Once all is quiet, every instance knows the
-members, and nobody else: words for others go nowhere.
+members, and nobody else: messages for others go nowhere.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ class GoldenTokens(Checker):
             if record.finish_reason != expected:
                 self.violate(f"{who} finished by {record.finish_reason}, not {expected}")
         self._check_logprobs(record, who)
-        for picture in record.ask.pictures:
-            if picture[1].flaw in ("broken", "unencodable") and record.finish_reason:
-                self.violate(f"{who} was answered without its damaged picture (F40)")
+        for image in record.ask.images:
+            if image[1].flaw in ("broken", "unencodable") and record.finish_reason:
+                self.violate(f"{who} was answered without its damaged image (F40)")
 
     def _check_logprobs(self, record: Record, who: str) -> None:
         """One for each token, and the prompt's with the first; none where nobody asked."""

@@ -1,7 +1,8 @@
-"""What has ended is remembered: its id is never given again, and late words find an answer (F42).
+"""What has ended is remembered: its id is never given again, and late messages find an answer
+(F42).
 
 A room is remembered for `tombstone_s`, an attempt at an instance for as long as that lives.  Who
-has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each word
+has said that it is over does not begin it afterwards.  `PROMISED` names the answer to each message
 that may come late; what counts as ended is what this checker has seen to end.
 
 Nor is a copy taken for news while what it asks for is open: nobody refuses what it has (`ASKS`).
@@ -117,7 +118,7 @@ class Tombstones(Checker):
         now_s: float = machine._journal.now_s()
         return now_s < float(ended[0]) + self._tombstone_s
 
-    # --- words ------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _says(self, source: str, target: str, message: Message) -> None:
         process = self.world.processes[source]
@@ -130,7 +131,7 @@ class Tombstones(Checker):
     def _delivered(
         self, process: SimProcess, deliver: Callable[[Received], None], received: Received
     ) -> None:
-        """Deliver, and see that a late word is answered in the same turn, and no copy refused.
+        """Deliver, and see that a late message is answered in the same turn, and no copy refused.
 
         A life that is over waits for no answer, and its successor would get it.
         """
@@ -154,7 +155,7 @@ class Tombstones(Checker):
             self.violate(f"{process.name} {what} (F42)")
 
     def _num_said(self, process: SimProcess, key: str, kind: type[Message]) -> tuple[int, int]:
-        """How many answers to this word it has said, or could not say, and how many refusals."""
+        """How many answers to this message it has said, or could not say, and how many refusals."""
         counters = self.context.cluster.nodes[process.name].actor.counters
         answers = self._sent[process.name, key, PROMISED.get(kind, Message)]
         refusals = self._sent[process.name, key, ASKS.get(kind, Message)]
@@ -189,6 +190,6 @@ class Tombstones(Checker):
 
 
 def _key_of(message: Any) -> str:
-    """Its room; of a word about an attempt, that."""
+    """Its room; of a message about an attempt, that."""
     room: str = getattr(message, "room", "")
     return room or f"{message.request_id}/{message.attempt}"

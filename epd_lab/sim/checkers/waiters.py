@@ -6,7 +6,7 @@ Nothing here is called in service.
 
 `PLACES` names what is made in `epd/roles` for somebody to wait in, by class and attribute; a test
 compares it with the code.  `NOT_LOOKED_AT` says why a place is not looked at.  Plain dictionaries
-in which things wait (prepared pictures, KV in front of landing memory, tokens to be sent, pictures
+in which things wait (prepared images, KV in front of landing memory, tokens to be sent, images
 that nobody has accepted) are looked at as well.
 """
 
@@ -29,7 +29,7 @@ from epd_lab.sim.cluster import Node
 PLACES = {
     "RunAhead.begin": "_begins",
     "SendRing._lease": "_ring",
-    "SendRing._line": "_ring",
+    "SendRing._queue": "_ring",
     "Embeddings._leases": "_slots",
     "Embeddings._budget": "_promises",
     "StepLoop._launch": "_steps",
@@ -68,7 +68,7 @@ def overlooked(node: Node) -> Iterator[str]:
 
 
 def _placements(node: Node) -> Iterator[str]:
-    """An attempt that is to be placed has a clock, and so has a picture that nobody accepted."""
+    """An attempt that is to be placed has a clock, and so has an image that nobody accepted."""
     assert node.gateway is not None
     role, armed = node.gateway.role, node.actor.armed
     for key, machine in role._open.items():
@@ -79,7 +79,7 @@ def _placements(node: Node) -> Iterator[str]:
             yield f"{key} is to be placed, and nobody will"
     for key, attempt in role._dispatcher.offers._offers.items():
         if attempt.untaken and not armed(f"offer/{attempt.key}"):
-            yield f"pictures of {key} are not accepted, and nobody will offer them again"
+            yield f"images of {key} are not accepted, and nobody will offer them again"
 
 
 def _streams(node: Node) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
 
 def _batches(node: Node, encode: EncodeRole) -> Iterator[str]:
     if encode._prepared and not any(n.startswith("vision batches") for n in node.actor._tasks):
-        yield f"{len(encode._prepared)} pictures are prepared, and no batch is made"
+        yield f"{len(encode._prepared)} images are prepared, and no batch is made"
 
 
 def _ring(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _ring(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
     for room, slots in ring._leased.items():
         transfer = outgoing.find(room)
         held[transfer.peer.instance_id if transfer is not None else ""] += len(slots)
-    lease = _next_lease(ring._line, held)
+    lease = _next_lease(ring._queue, held)
     if lease is not None and lease.count <= ring.pool.num_free:
         yield f"{lease.key} may have its {lease.count} slots of the ring"
 
@@ -177,7 +177,7 @@ def _promises(embeddings: Embeddings) -> Iterator[str]:
 
 
 def _landing(landing: Landing) -> Iterator[str]:
-    for room, waiting in landing._line.items():
+    for room, waiting in landing._queue.items():
         if len(waiting.received) <= landing._pool.num_free:
             yield f"{room} may land"
         return
@@ -200,10 +200,10 @@ def _steps(requests: Requests) -> Iterator[str]:
 
 
 def _blocks(requests: Requests) -> Iterator[str]:
-    """The first of the line enters as soon as it may; while a step is under way a prompt waits for
+    """The first of the queue enters as soon as it may; while a step is under way a prompt waits for
     its end."""
     scheduler, pool = requests._scheduler, requests.pool
-    heads = [head for line in (scheduler._reservations, scheduler._line) if (head := line.head())]
+    heads = [head for line in (scheduler._reservations, scheduler._queue) if (head := line.head())]
     if not heads:
         return
     first = min(heads, key=lambda entry: (entry.rank, not entry.reserves_only))

@@ -189,13 +189,13 @@ class EmbeddingWorld(World):
         if transfer.terminal:
             return
         if doing == "over":
-            yield from self._event(room, t.CommitReceived(NBYTES, ((NBYTES, 1),)), "word")
+            yield from self._event(room, t.CommitReceived(NBYTES, ((NBYTES, 1),)), "message")
         if doing == "never":
             yield from self._event(
-                room, t.AbortReceived(Failure(FailureKind.ENGINE, "failed")), "word"
+                room, t.AbortReceived(Failure(FailureKind.ENGINE, "failed")), "message"
             )
         if room in self.cancelled and doing in ("over", "never"):
-            yield from self._event(room, t.CancelAcked(), "word")
+            yield from self._event(room, t.CancelAcked(), "message")
 
     def _event(self, room: str, event: Event, kind: str) -> Iterator[Step[EmbeddingWorld]]:
         if self.changes(self.transfers[room], event):

@@ -6,7 +6,7 @@ played too: they may end well or badly, late, or not before their time is up.
 
 Laws: single flight, of encoding and of reading storage (F37); rows are dropped or moved to another
 tier only when no transfer can still read them (F6, F8, F31);
-rooms are filled from rows that are in the books; a picture that fails takes its rooms with it and
+rooms are filled from rows that are in the books; an image that fails takes its rooms with it and
 nothing else (F13).
 """
 
@@ -170,7 +170,7 @@ class EncodingWorld(World):
     def steps(self) -> Iterator[Step[EncodingWorld]]:
         for room, transfer in self.transfers.items():
             if room not in self.asked:
-                yield self.act(f"{room} is asked for", "word", partial(_ask, room=room))
+                yield self.act(f"{room} is asked for", "message", partial(_ask, room=room))
             if not transfer.terminal:
                 yield from self._room(room)
         yield from self._workers()
@@ -238,13 +238,13 @@ class EncodingWorld(World):
         write = self.writes[room]
         if room not in self.dead:
             if room not in self.granted:
-                yield self.act(f"{room} is granted", "word", partial(_grant, room=room))
+                yield self.act(f"{room} is granted", "message", partial(_grant, room=room))
             yield from self._event(room, t.CancelReceived(), "fault")
             if room in self.mortal:
                 die = partial(_die, room=room)
                 yield self.act(f"{room}'s consumer dies", "fault", die)
             if room in self.committed:
-                yield from self._event(room, t.CommitAcked(), "word")
+                yield from self._event(room, t.CommitAcked(), "message")
         if write == "running":
             yield self._written(room, t.WriteSucceeded(1), "work", "over")
             yield self._written(room, t.WriteRefused("no"), "fault", "over")

@@ -1,7 +1,7 @@
 """Breadth-first search over everything that may happen, in an order that never changes.
 
 Two modes.  `SAFETY`: any step at any moment; no law may break, and quiescence must stay reachable.
-`TIMERS_LAST`: nothing fails, words may be lost a few times, and a retry timer fires only when
+`TIMERS_LAST`: nothing fails, messages may be lost a few times, and a retry timer fires only when
 nothing else is left to happen; then no deadline may be needed, and all must succeed: a hang that
 only a deadline ends is a counterexample here, though it breaks no law.
 
@@ -21,7 +21,7 @@ from epd_lab.sim.model.laws import Model, Node, Step, Violation
 
 MAX_NODES = 400_000
 REPORT_EVERY = 2_000
-PROMPT = ("word", "work", "loss", "retry")  # kinds of steps that happen though nothing fails
+PROMPT = ("message", "work", "loss", "retry")  # kinds of steps that happen though nothing fails
 
 Progress = Callable[[int, int], None]
 """Called now and then with the number of nodes known, and of those not yet looked at."""

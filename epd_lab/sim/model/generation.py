@@ -1,8 +1,8 @@
 """A request of one client over its attempts: GENERATION at the gateway, a REQUEST per attempt.
 
-All attempts run at one instance, the next while the last may still hold memory there.  Words on the
-way are kept for ever: each may arrive late, several times, out of order, or never.  A late word of
-an attempt that was given up is the point.
+All attempts run at one instance, the next while the last may still hold memory there.  Messages on
+the way are kept for ever: each may arrive late, several times, out of order, or never.  A late
+message of an attempt that was given up is the point.
 
 All failures are of one kind, because attempts are counted by kind: so there are few.
 
@@ -28,7 +28,7 @@ from epd_lab.sim.model.world import World
 
 
 class GenerationWorld(World):
-    """The gateway's side, the attempts at the instance, and every word ever said."""
+    """The gateway's side, the attempts at the instance, and every message ever said."""
 
     def __init__(self, num_items: int, max_attempts: int) -> None:
         self.generation = g.Generation("id", max_attempts)
@@ -51,7 +51,7 @@ class GenerationWorld(World):
         generation = self.generation
         self.admitted |= isinstance(event, g.Admitted)
         self.perform(generation, generation.fire(event), event)
-        generation.failure, generation.cause = None, ""  # words: no guard reads them
+        generation.failure, generation.cause = None, ""  # messages: no guard reads them
         if generation.terminal:
             generation.failures = {}  # nobody counts them any more
 
@@ -112,11 +112,11 @@ class GenerationWorld(World):
             if number == generation.attempt:
                 for word in attempt.words:
                     read = partial(_read, number=number, word=word)
-                    kind = "word" if self._in_order(word) else "fault"
+                    kind = "message" if self._in_order(word) else "fault"
                     yield self.act(f"{word} of attempt {number} arrives", kind, read)
 
     def _in_order(self, word: str) -> bool:
-        """The bus keeps the order of a peer's words, or loses some."""
+        """The bus keeps the order of a peer's messages, or loses some."""
         kind, *numbers = word.split()
         return kind != "tokens" or int(numbers[0]) <= len(self.generation.token_ids)
 
@@ -147,10 +147,10 @@ class GenerationWorld(World):
 
     def _instance(self, number: int) -> Iterator[Step[GenerationWorld]]:
         if number not in self.attempts and number not in self.buried:
-            yield self.act(f"attempt {number} arrives", "word", partial(_arrive, number=number))
+            yield self.act(f"attempt {number} arrives", "message", partial(_arrive, number=number))
         if number in self.called_off and number not in self.buried:
             called_off = partial(_call_off, number=number)
-            yield self.act(f"attempt {number} is called off", "word", called_off)
+            yield self.act(f"attempt {number} is called off", "message", called_off)
 
     def _inside(self, number: int, step: Step[RequestWorld]) -> Step[GenerationWorld]:
         def do(world: GenerationWorld) -> None:
@@ -219,7 +219,7 @@ def _call_off(world: GenerationWorld, number: int) -> None:
 
 
 def _read(world: GenerationWorld, number: int, word: str) -> None:
-    """What the gateway makes of a word of the present attempt."""
+    """What the gateway makes of a message of the present attempt."""
     generation = world.generation
     if word == "failed":
         failure = world.attempts[number].request.failure

@@ -4,7 +4,7 @@ The first life may stall, drain, leave or be killed at any moment, and what it s
 after its successor has joined.  The registry keeps one machine per name, as the role does.
 
 Laws: what was lost or has left never takes work again (F44); each life that was a member is told of
-once when it is over, and not before; the successor is never harmed by words of its predecessor.
+once when it is over, and not before; the successor is never harmed by messages of its predecessor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class InstanceWorld(World):
         if self.running:
             yield from self._process(self.running)
         for epoch, word in sorted(self.words):
-            yield self.act(f"epoch {epoch} {word}", "word", partial(_hear, epoch=epoch, word=word))
+            yield self.act(
+                f"epoch {epoch} {word}", "message", partial(_hear, epoch=epoch, word=word)
+            )
         known = self.machines.get(self.known)
         if known is not None and not known.terminal:
             for event in (i.HeartbeatMissed(), i.HeartbeatsEnded()):

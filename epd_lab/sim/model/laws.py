@@ -1,7 +1,7 @@
 """What a model is: nodes, the steps between them, and what is asked of every one.
 
 A node is a frozen value that holds the states of real machines, what their owners still have to do,
-and words on their way.  `steps` names everything that may happen next, in an order that never
+and messages on their way.  `steps` names everything that may happen next, in an order that never
 changes; running a step gives the node after it, or raises: `Violation` for a broken law,
 `IllegalEvent` for an event that the table does not know.
 """
@@ -29,8 +29,8 @@ def require(holds: bool, law: str) -> None:
 class Step(Generic[Node]):
     """Something that may happen next.
 
-    Kinds: `word` (one arrives), `work` (what somebody has to do anyway), `retry` (a timer that
-    repeats), `time` (any other timer), `loss` (a word is gone), `fault` (everything else).
+    Kinds: `message` (one arrives), `work` (what somebody has to do anyway), `retry` (a timer that
+    repeats), `time` (any other timer), `loss` (a message is gone), `fault` (everything else).
     """
 
     name: str

@@ -40,7 +40,7 @@ _OVER: dict[str, Any] = {
 }
 _FAILURE = Failure(FailureKind.TRANSFER, "aborted or in doubt")
 
-WORDS: dict[str, Callable[[], Event]] = {
+MESSAGES: dict[str, Callable[[], Event]] = {
     "Commit": lambda: i.CommitReceived(NBYTES, ((NBYTES, 1),)),
     "ShortCommit": lambda: i.CommitReceived(NBYTES - 1, ((NBYTES, 1),)),
     "CommitAck": o.CommitAcked,
@@ -80,7 +80,7 @@ class Scenario:
     engine_settles: bool = True  # False: it never knows of the end of a zombie
     may_die: bool = True
     may_be_declared_lost: bool = True
-    forgetful: bool = False  # words may be lost for good: only retries can bring them back
+    forgetful: bool = False  # messages may be lost for good: only retries can bring them back
     max_lost: int = 0  # how many, at most; 0: any number
     in_parts: bool = False  # half of the bytes may be ready, and be sent, before the rest
 
@@ -118,7 +118,7 @@ class Pair:
     write: str = "none"  # none, running, over, zombie
     landed_nbytes: int = 0
     network: frozenset[str] = frozenset()
-    num_lost: int = 0  # words; counted only where their number is bounded
+    num_lost: int = 0  # messages; counted only where their number is bounded
 
 
 class PairModel:
@@ -240,10 +240,10 @@ class PairModel:
                 event: Event = o.GrantReceived(self.scenario.grant)
                 reads = {"granted": True}
             else:
-                event, reads = WORDS[word](), {}
+                event, reads = MESSAGES[word](), {}
             yield Step(
                 f"{word} reaches the {side}",
-                "word",
+                "message",
                 partial(self.fire, pair, side, event, **reads),
             )
 
@@ -395,5 +395,5 @@ def check(pair: Pair) -> None:
         require(end.concluded <= 1, f"the {name}'s owner is told {end.concluded} outcomes")
         if end.state in TERMINAL:
             require(end.memory != "owned", f"the {name} ends as {end.state.name} owning memory")
-            withdrew = name == "producer" and end.cancelled  # its owner ended it and needs no word
+            withdrew = name == "producer" and end.cancelled  # its owner ended it
             require(withdrew or end.concluded == 1, f"the {name} ends and its owner is not told")

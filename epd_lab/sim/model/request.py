@@ -1,7 +1,7 @@
 """One attempt at an instance that runs the language model: REQUEST, its memory and its steps.
 
-Played: the rows that it waits for, the step loop, the line for blocks, the transfer of its KV, the
-abort and the deadline.  The prompt is a word and a token for each picture, the answer two tokens
+Played: the rows that it waits for, the step loop, the queue for blocks, the transfer of its KV, the
+abort and the deadline.  The prompt is a message and a token for each image, the answer two tokens
 long; a step computes one token, so that everything can happen in the middle of each.  Where the
 loop runs `ahead`, the answer has three tokens at most, and any of them may be the last.
 
@@ -30,7 +30,7 @@ BLOCKS = (3, 4)
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A picture of one row."""
+    """An image of one row."""
 
     room: str
     offset: int
@@ -189,7 +189,7 @@ class RequestWorld(World):
             yield self.act("its rows are promised", "work", _promise)
         for room in sorted(self.loading):
             yield self.act(f"{room} is ready", "work", partial(_load, room=room))
-            yield self._event(r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad picture")), "fault")
+            yield self._event(r.EmbeddingFailed(Failure(FailureKind.MEDIA, "bad image")), "fault")
         if self.queued and request.state in (r.S.WAITING, r.S.PREEMPTED):
             yield self.act("it is scheduled", "work", _schedule)
         if self.transfer == "open":

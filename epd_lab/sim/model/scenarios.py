@@ -51,7 +51,7 @@ def _transfer(name: str, scenario: Scenario, at_least: int, mode: Mode = Mode.SA
 TRANSFER = (
     _transfer("everything", EVERYTHING, 10_000),  # what the engine is certain of is part of it
     _transfer(
-        "unknown outcomes, words lost for good",
+        "unknown outcomes, messages lost for good",
         Scenario(engine_is_certain=False, forgetful=True, **ALIVE),
         3_000,
     ),
@@ -64,15 +64,17 @@ TRANSFER = (
     ),
     _transfer("contract drift (F11)", Scenario(rows_granted=3), 5_000),
     _transfer("short commit (F11)", Scenario(commit_is_short=True, may_die=False), 3_000),
-    _transfer("words lost for good", Scenario(forgetful=True, **ALIVE), 3_000),
-    _transfer("words lost for good, kv", Scenario(forgetful=True, offers=True, **ALIVE), 3_000),
+    _transfer("messages lost for good", Scenario(forgetful=True, **ALIVE), 3_000),
+    _transfer("messages lost for good, kv", Scenario(forgetful=True, offers=True, **ALIVE), 3_000),
     _transfer("declared lost, wrongly", Scenario(forgetful=True, may_die=False), 10_000),
     _transfer("timers last", Scenario(**ALIVE), 10, LAST),
     _transfer("timers last, kv", Scenario(offers=True, **ALIVE), 10, LAST),
     _transfer("timers last, kv in parts", Scenario(offers=True, in_parts=True, **ALIVE), 10, LAST),
-    _transfer("timers last, words lost", Scenario(forgetful=True, max_lost=4, **ALIVE), 100, LAST),
     _transfer(
-        "timers last, words lost, kv",
+        "timers last, messages lost", Scenario(forgetful=True, max_lost=4, **ALIVE), 100, LAST
+    ),
+    _transfer(
+        "timers last, messages lost, kv",
         Scenario(forgetful=True, max_lost=4, offers=True, **ALIVE),
         100,
         LAST,

@@ -1,9 +1,9 @@
 """What comes late finds every machine prepared, and who waits has a clock.
 
-Words of peers, timers and outcomes of threads are under way while states change.  So whatever may
-come in a state from elsewhere may still come in every state after it: there must be a row for it,
-or a written reason to ignore it.  The exceptions are what the machine's own role says about what it
-sees at that very moment, and what is answered exactly once.
+Messages of peers, timers and outcomes of threads are under way while states change.  So whatever
+may come in a state from elsewhere may still come in every state after it: there must be a row for
+it, or a written reason to ignore it.  The exceptions are what the machine's own role says about
+what it sees at that very moment, and what is answered exactly once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
-        "Scheduled Preempted Grown": "of who is in the line or the batch now",
+        "Scheduled Preempted Grown": "of who is in the queue or the batch now",
         "ChunkComputed LayersComputed FirstTokenSampled LastTokenSampled PromptHeld TokenSampled"
         " StepFailed": "a step's outcome is not told of who has left",
         "EmbeddingsPromised EmbeddingReady EmbeddingFailed": "at a decode instance there are none",

@@ -1,4 +1,4 @@
-"""Pictures by http(s) URL, where the operator allows the network they are in (fault F46)."""
+"""Images by http(s) URL, where the operator allows the network they are in (fault F46)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.e2e.shared import FETCH_TIMEOUT_S, MAX_IMAGE_NBYTES
 
 pytestmark = pytest.mark.timeout(300)
 
-PICTURE = (SAMPLES / "receipt-cafe.png").read_bytes()
+IMAGE = (SAMPLES / "receipt-cafe.png").read_bytes()
 
 
-class Pictures(BaseHTTPRequestHandler):
-    """A picture, and ways not to give one."""
+class Images(BaseHTTPRequestHandler):
+    """An image, and ways not to give one."""
 
     def do_GET(self) -> None:
-        if self.path == "/picture.png":
-            self.give(200, PICTURE)
+        if self.path == "/image.png":
+            self.give(200, IMAGE)
         elif self.path == "/moved":
-            self.give(302, b"", Location="/picture.png")
+            self.give(302, b"", Location="/image.png")
         elif self.path == "/to-file":
             self.give(302, b"", Location="file:///etc/passwd")
         elif self.path == "/loop":
@@ -35,7 +35,7 @@ class Pictures(BaseHTTPRequestHandler):
             self.give(200, bytes(2 * MAX_IMAGE_NBYTES))
         elif self.path == "/slow":
             time.sleep(2 * FETCH_TIMEOUT_S)
-            self.give(200, PICTURE)
+            self.give(200, IMAGE)
         else:
             self.give(404, b"no")
 
@@ -55,8 +55,8 @@ class Pictures(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def pictures() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
+def images() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Images) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -64,10 +64,10 @@ def pictures() -> Iterator[str]:
         thread.join()
 
 
-async def test_pictures_by_url(together: Server, pictures: str) -> None:
+async def test_images_by_url(together: Server, images: str) -> None:
     """All in one moment: what can be fetched is read, everything else fails alone with 400."""
     wanted = {
-        "/picture.png": "",
+        "/image.png": "",
         "/moved": "",
         "/to-file": "file:///etc/passwd",
         "/loop": "redirects more than",
@@ -75,7 +75,7 @@ async def test_pictures_by_url(together: Server, pictures: str) -> None:
         "/slow": f"within {FETCH_TIMEOUT_S:g} s",
         "/missing": "404",
     }
-    bodies = [question("What is the total?", pictures + path) for path in wanted]
+    bodies = [question("What is the total?", images + path) for path in wanted]
     bodies.append(question("What is the total?", "http://127.0.0.1:9/refused.png"))
     replies = await post_all(together.base_url, bodies)
     for (path, words), reply in zip(wanted.items(), replies, strict=False):

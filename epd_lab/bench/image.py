@@ -1,4 +1,4 @@
-"""Pictures for benchmarks: noise, which no codec can shrink, so that bytes are what they seem."""
+"""Images for benchmarks: noise, which no codec can shrink, so that bytes are what they seem."""
 
 from __future__ import annotations
 

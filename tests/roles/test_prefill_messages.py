@@ -1,4 +1,4 @@
-"""A prompt with pictures at prefill: what it promises itself, wants, lacks and lets go."""
+"""A prompt with images at prefill: what it promises itself, wants, lacks and lets go."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from epd.roles.reports import MAX_CHUNKS
 from epd.transport.base import Received
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import mm_hash_of
 from tests.fsm.tables import at as in_state
 from tests.roles.desk import Desk, desk
@@ -40,11 +40,11 @@ FRONT, DECODE = Address(GATEWAY, 1, ""), Address("d0", 1, "")
 def items(request_id: str, *names: str) -> tuple[MediaItem, ...]:
     made, at = [], 1
     for index, name in enumerate(names):
-        picture = Picture(name)
+        image = Image(name)
         room, encoder = f"{request_id}/1/{index}", Address("e0", 1, "")
-        grid, key = picture.grid_thw, mm_hash_of(picture)
-        made.append(MediaItem(index, key, at, picture.num_rows, grid, room, encoder))
-        at += picture.num_rows
+        grid, key = image.grid_thw, mm_hash_of(image)
+        made.append(MediaItem(index, key, at, image.num_rows, grid, room, encoder))
+        at += image.num_rows
     return tuple(made)
 
 
@@ -78,12 +78,12 @@ def wanted(at: Desk) -> list[Any]:
     return [call.args[0] for call in at.role._embeddings.want.call_args_list]
 
 
-def pictures() -> Any:
+def images() -> Any:
     return desk("1e1p1d", "p0", "prefill")
 
 
-def test_all_pictures_are_wanted_once_all_are_promised() -> None:
-    with pictures() as at:
+def test_all_images_are_wanted_once_all_are_promised() -> None:
+    with images() as at:
         embeddings = at.role._embeddings
         with (
             mock.patch.object(embeddings, "promise") as promise,
@@ -104,13 +104,13 @@ def test_all_pictures_are_wanted_once_all_are_promised() -> None:
             at.do(found[0].ready, "r/1/0", "rows")
             assert request.missing == {"r/1/1"} and request.rows == {"r/1/0": "rows"}
             at.do(found[1].failed, Failure(FailureKind.MEDIA, "because"))
-        (failed,) = [m for m in at.words() if isinstance(m, RequestFailed)]
+        (failed,) = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert failed.failure == Failure(FailureKind.MEDIA, "because", "e0")
         assert request.ended_for_client
 
 
 def test_who_has_ended_wants_nothing_more() -> None:
-    with pictures() as at:
+    with images() as at:
         embeddings = at.role._embeddings
         with (
             mock.patch.object(embeddings, "promise") as promise,
@@ -125,7 +125,7 @@ def test_who_has_ended_wants_nothing_more() -> None:
 
 
 def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
-    with pictures() as at:
+    with images() as at:
         embeddings = at.role._embeddings
         request = begin(at)
         request.missing, request.rows = {"r/1/1"}, {"r/1/0": "rows"}
@@ -152,19 +152,19 @@ def test_a_request_lets_go_of_what_it_has_and_calls_off_what_it_lacks() -> None:
         assert at.actor.counters["faults"] == 0
 
 
-def test_who_is_turned_away_has_its_pictures_dismissed() -> None:
-    with pictures() as at:
+def test_who_is_turned_away_has_its_images_dismissed() -> None:
+    with images() as at:
         in_state(at.actor.membership, membership.S.DRAINING)
         begin(at)
         rooms = [(to, m.room) for to, m in at.said if isinstance(m, CancelTransfer)]
         assert rooms == [("e0", "r/1/0"), ("e0", "r/1/1")]
         at.role._embeddings = None
         begin(at, "s")
-        assert not [m for m in at.words() if isinstance(m, CancelTransfer)]
+        assert not [m for m in at.messages() if isinstance(m, CancelTransfer)]
 
 
-def test_positions_of_pictures_are_those_of_the_model() -> None:
-    with pictures() as at:
+def test_positions_of_images_are_those_of_the_model() -> None:
+    with images() as at:
         request = begin(at)
         rope = golden.rope_positions(
             len(request.prompt),
@@ -200,7 +200,7 @@ def test_a_prompt_that_is_computed_again_is_scored_again() -> None:
 
 
 def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
-    with pictures() as at:
+    with images() as at:
         reports = at.role._requests.reports
         request, other = begin(at, "r", reports=True), begin(at, "s")
         reports.note_chunk(other, 0.1, 4)

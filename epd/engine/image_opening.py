@@ -1,4 +1,4 @@
-"""Opening a picture, at the gateway for its header and at the encoder for its pixels (F46, F52).
+"""Opening an image, at the gateway for its header and at the encoder for its pixels (F46, F52).
 
 Both come this way, so that nothing passes the one and trips the other.  Nothing is decoded here.
 Needs Pillow and no torch.
@@ -12,14 +12,14 @@ from typing import Any
 
 from epd.engine.base import MediaError
 from epd.engine.deadline_file import DeadlineFile
-from epd.engine.picture_header import check_header
+from epd.engine.image_header import check_header
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-# A JPEG with several pictures (phones store a preview or a depth map behind the first) is no film.
+# A JPEG with several images (phones store a preview or a depth map behind the first) is no film.
 _STILL = ("JPEG", "MPO", "BMP")
 
 
-def open_picture(data: Any, timeout_s: float) -> Any:
+def open_image(data: Any, timeout_s: float) -> Any:
     """Pillow's image, still unread; nor may reading it take longer than `timeout_s` from now.
 
     Raises MediaError, a sentence without its subject.
@@ -33,10 +33,10 @@ def open_picture(data: Any, timeout_s: float) -> Any:
         is_animated = image.format not in _STILL and bool(getattr(image, "is_animated", False))
     except UnidentifiedImageError as error:
         raise MediaError(
-            f"is not a picture in a known format; send one of {', '.join(FORMATS)}"
+            f"is not an image in a known format; send one of {', '.join(FORMATS)}"
         ) from error
     except Exception as error:  # a hostile header can trip any parser
-        raise MediaError("cannot be read as a picture; send a valid file") from error
+        raise MediaError("cannot be read as an image; send a valid file") from error
     if is_animated:
         raise MediaError("is animated; send one frame as PNG or JPEG")
     return image

@@ -1,6 +1,6 @@
-"""From a compressed picture to pixels, with the limits of a decoder (fault F46).
+"""From a compressed image to pixels, with the limits of a decoder (fault F46).
 
-The header is read first: a picture that is too large, animated or of an unknown format is refused
+The header is read first: an image that is too large, animated or of an unknown format is refused
 before a pixel is decoded.  EXIF rotation is applied.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from epd.engine.base import MediaError
-from epd.engine.picture_file import open_picture
+from epd.engine.image_opening import open_image
 
 MAX_PIXELS = 64_000_000
 DECODE_TIMEOUT_S = 30.0
@@ -20,7 +20,7 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
     from PIL import ImageOps
 
     try:
-        image = open_picture(data, DECODE_TIMEOUT_S)
+        image = open_image(data, DECODE_TIMEOUT_S)
     except MediaError as error:
         raise MediaError(f"the image {error}") from error
     width, height = image.size
@@ -32,5 +32,5 @@ def decode_image(data: Any, max_pixels: int = MAX_PIXELS) -> Any:
         raise MediaError("the image is damaged; send the whole file") from error
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # broken EXIF is no reason to refuse a readable picture
+    except Exception:  # broken EXIF is no reason to refuse a readable image
         return image

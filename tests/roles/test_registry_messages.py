@@ -114,7 +114,7 @@ def test_who_does_not_fit_one_of_the_others_is_refused(
         assert isinstance(join(at, info)[0], Welcome)
 
 
-def test_a_word_for_another_is_not_heard() -> None:
+def test_a_message_for_another_is_not_heard() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         message = Join(PROTOCOL_VERSION, FINGERPRINT, info_of(at, "e7"))
         for source, epoch in (("e8", 1), ("e7", 2)):
@@ -193,7 +193,7 @@ def test_a_heartbeat_is_acknowledged_a_few_times_and_when_news_were_missed() -> 
 def test_who_leaves_is_forgotten_and_only_its_own_life_can() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         roles = [mock.Mock(), mock.Mock()]
-        at.actor.roles += roles
+        at.actor.components += roles
         at.do(at.role.on_leave, SimpleNamespace(source="e0", epoch=2, message=Leave()))
         assert states(at)["e0:1"] is S.HEALTHY
         with mock.patch.object(at.actor.bus, "disconnect") as disconnect:

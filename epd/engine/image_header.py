@@ -1,4 +1,4 @@
-"""A walk through a picture's parts, before a parser sees a byte of it (fault F52).
+"""A walk through an image's parts, before a parser sees a byte of it (fault F52).
 
 Pillow collects what stands in front of the pixels with loops of its own, and some take the square
 of what they find: 3 MB of 300,000 EXIF segments took it 27 s.  So the parts are counted here, from
@@ -114,13 +114,13 @@ def _chunks(found: Iterator[tuple[bytes, int]]) -> None:
 
 
 def _gif(data: Any) -> None:
-    """Up to the second picture, which makes it an animation."""
+    """Up to the second image, which makes it an animation."""
     at = 13 + (3 << (data[10] % 8 + 1) if data[10] & 0x80 else 0)
-    pictures = pixels = parts = 0
-    while pictures < 2:
+    images = pixels = parts = 0
+    while images < 2:
         kind = data[at]
         if kind == 0x2C:
-            pictures += 1
+            images += 1
             at += 11 + (3 << (data[at + 9] % 8 + 1) if data[at + 9] & 0x80 else 0)
         elif kind == 0x21:
             at += 2
@@ -142,7 +142,7 @@ def _gif(data: Any) -> None:
 
 
 def _tiff(data: Any, head: bytes) -> None:
-    """The tags of the first picture; Pillow copies what each points to."""
+    """The tags of the first image; Pillow copies what each points to."""
     order = "<" if head[:2] == b"II" else ">"
     if struct.unpack_from(order + "H", head, 2) != (42,):
         raise MediaError("is a TIFF of an unusual kind; send it as PNG or JPEG")

@@ -1,4 +1,4 @@
-"""The gateway: what it tells instances of an attempt, and what it makes of their words."""
+"""The gateway: what it tells instances of an attempt, and what it makes of their messages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from epd.messages import (
 )
 from epd.roles.dispatch import DEADLINE_GRACE_S
 from epd_lab.sim.cluster import GATEWAY
-from epd_lab.sim.golden import Picture
+from epd_lab.sim.golden import Image
 from epd_lab.sim.workload import Ask
 from tests.roles.desk import Open, gateway
 from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
-PICTURES = (Picture("one"), Picture("two"))
+IMAGES = (Image("one"), Image("two"))
 
 
 # --- an attempt goes out --------------------------------------------------------------------------
@@ -40,7 +40,7 @@ PICTURES = (Picture("one"), Picture("two"))
 
 def test_what_prefill_and_the_encoders_are_told() -> None:
     with gateway() as at:
-        one = Open(at, "", *PICTURES, wants_timeline=True, tenant="mine")
+        one = Open(at, "", *IMAGES, wants_timeline=True, tenant="mine")
         ((to, message),) = one.sent(PrefillRequest)
         asked = one.sent(EncodeRequest)
         now_s = at.actor.cluster_s()
@@ -110,10 +110,10 @@ def test_there_are_so_many_places() -> None:
         Open(at)
 
 
-def test_a_picture_is_offered_until_its_encoder_has_accepted_it() -> None:
+def test_an_image_is_offered_until_its_encoder_has_accepted_it() -> None:
     with gateway() as at:
         doubt = at.actor.doubt = mock.Mock()
-        one = Open(at, "", *PICTURES)
+        one = Open(at, "", *IMAGES)
         doubt.assert_not_called()
         at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
         assert not at.said
@@ -132,14 +132,14 @@ def test_a_picture_is_offered_until_its_encoder_has_accepted_it() -> None:
 def test_each_token_is_delivered_once_and_in_order() -> None:
     with gateway() as at:
         one = Open(at)
-        one.tokens(0, 21, 22, num_confirmed=1, num_rejected=2, num_cached=3)
+        one.tokens(0, 21, 22, num_accepted=1, num_rejected=2, num_cached=3)
         one.tokens(0, 21, 22)  # a copy
         one.tokens(2, 23)
         one.tokens(3, 24, finish_reason="stop")
         updates = one.updates()
         assert [u.token_ids for u in updates] == [(21, 22), (23,), (24,)]
         first = updates[0]
-        assert (first.num_confirmed, first.num_rejected, first.num_cached) == (1, 2, 3)
+        assert (first.num_accepted, first.num_rejected, first.num_cached) == (1, 2, 3)
         assert [u.finish_reason for u in updates] == ["", "", "stop"]
         assert at.role.num_tokens == 4 and at.role.outcomes == {"finished": 1}
         assert not at.role.live()["generations"] and not at.role.live()["assigned"]
@@ -161,7 +161,7 @@ def test_a_hole_in_the_stream_is_a_failed_attempt_that_goes_on_behind_what_came(
 
 def test_who_works_on_what_is_over_is_told_so() -> None:
     with gateway() as at:
-        one = Open(at, "", PICTURES[0])
+        one = Open(at, "", IMAGES[0])
         stale = TokenChunk(one.key, 7, 0, (21,))
         over = AbortRequest(one.key, 7)
         assert at.tell("on_tokens", Tokens((stale,)), "d0") == [over] and at.said[0][0] == "d0"
@@ -180,7 +180,7 @@ def test_who_works_on_what_is_over_is_told_so() -> None:
 
 def test_with_its_first_token_a_request_needs_no_rows_any_more() -> None:
     with gateway() as at:
-        one = Open(at, "", PICTURES[0])
+        one = Open(at, "", IMAGES[0])
         told = EncodeAccepted(one.room(0), 1)
         assert at.tell("on_encode_accepted", told, one.encoder(0)) == []
         one.tokens(0, 21)
@@ -208,7 +208,7 @@ def test_who_goes_on_with_a_held_prompt_lets_it_go_with_the_first_token() -> Non
 
 def test_the_last_rows_that_are_kept_are_the_answer() -> None:
     with gateway() as at:
-        one = Open(at, "encode", *PICTURES)
+        one = Open(at, "encode", *IMAGES)
         asked = one.sent(EncodeRequest)
         assert [request.consumer for _, request in asked] == [None, None]
         assert not one.sent(PrefillRequest)
@@ -224,9 +224,9 @@ def test_the_last_rows_that_are_kept_are_the_answer() -> None:
         assert (update.token_ids, update.finish_reason) == ((), "length")
 
 
-def test_pictures_alone_are_offered_until_their_rows_are_kept() -> None:
+def test_images_alone_are_offered_until_their_rows_are_kept() -> None:
     with gateway() as at:
-        one = Open(at, "encode", *PICTURES)
+        one = Open(at, "encode", *IMAGES)
         at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
         at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(1)), one.encoder(1))
         at.cluster.pass_time(0.6 * TIMING.accept_timeout_s)

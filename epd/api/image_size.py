@@ -1,8 +1,8 @@
-"""What a picture's header says: its size when upright, and whether it may be read at all (F46).
+"""What an image's header says: its size when upright, and whether it may be read at all (F46).
 
 No pixel is decoded here.  The workers rotate by EXIF before they resize, so a photograph with
 orientation 5 to 8 counts with its sides swapped; a difference between this module and the worker's
-decoder fails that picture, never the answer.  Limits on pixels and sides come before anybody
+decoder fails that image, never the answer.  Limits on pixels and sides come before anybody
 decodes: a header of 30 bytes can promise gigabytes.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from epd.api.errors import ApiError, bad_request
 from epd.config import Limits
 from epd.engine.base import MediaError
-from epd.engine.picture_file import load_pillow, open_picture
+from epd.engine.image_opening import load_pillow, open_image
 
 HEADER_TIMEOUT_S = 2.0
 MAX_SIDE_RATIO = 200  # as processors of the Qwen models have it: they raise above
@@ -25,10 +25,10 @@ MAX_PNG_CHUNKS = 1 << 16
 def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
     """Width and height after EXIF rotation, from the header alone.
 
-    Raises ApiError 400 for what is no picture, animated, too large or too thin.
+    Raises ApiError 400 for what is no image, animated, too large or too thin.
     """
     try:
-        image = open_picture(data, HEADER_TIMEOUT_S)
+        image = open_image(data, HEADER_TIMEOUT_S)
     except MediaError as error:
         raise bad_request(f"{param} {error}", param) from error
     width, height = image.size

@@ -13,9 +13,9 @@ from PIL import Image
 
 from epd.engine.base import MediaError
 from epd.engine.deadline_file import DeadlineFile, TooSlow
-from epd.engine.image_file import decode_image
-from epd.engine.picture_file import open_picture
-from epd.engine.picture_header import check_header
+from epd.engine.image_header import check_header
+from epd.engine.image_opening import open_image
+from epd.engine.image_pixels import decode_image
 
 # Far above what a refusal takes, and far below what any of these costs a parser.
 QUICK_S = 1.0
@@ -138,7 +138,7 @@ def test_cut_files_are_left_to_the_parser(kind: str) -> None:
 
 def test_reading_ends_at_its_deadline() -> None:
     with pytest.raises(MediaError, match="cannot be read"):
-        open_picture(saved("PNG"), -1.0)
+        open_image(saved("PNG"), -1.0)
     file = DeadlineFile(b"abc", 60.0)
     assert file.read(1) == b"a"
     file = DeadlineFile(b"abc", -1.0)
@@ -146,9 +146,9 @@ def test_reading_ends_at_its_deadline() -> None:
         file.read()
 
 
-def test_animations_are_no_pictures() -> None:
+def test_animations_are_no_images() -> None:
     out = io.BytesIO()
     frames = [Image.new("RGB", (40, 40), color) for color in ("red", "blue")]
     frames[0].save(out, "AVIF", save_all=True, append_images=frames[1:])
     with pytest.raises(MediaError, match="is animated"):
-        open_picture(out.getvalue(), 5.0)
+        open_image(out.getvalue(), 5.0)

@@ -130,7 +130,7 @@ async def test_a_copy_is_counted_where_it_goes_and_has_a_clock(
     assert made.actor.fault.called
 
 
-async def test_storage_is_asked_for_this_very_picture_and_has_it_or_not() -> None:
+async def test_storage_is_asked_for_this_very_image_and_has_it_or_not() -> None:
     made = Made()
     one = made.encoding("a")
     note = note_of(golden.ROW_CONTRACT, "a", 2)

@@ -13,9 +13,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from epd.api.errors import ApiError
-from epd.api.picture import read_size
+from epd.api.image_size import read_size
 from epd.config import Limits
-from epd.engine.image_file import decode_image
+from epd.engine.image_pixels import decode_image
 
 LIMITS = Limits(max_pixels=1_000_000)
 KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
@@ -27,7 +27,7 @@ XMP = (
 )
 
 
-def picture(width: int = 40, height: int = 30, kind: str = "PNG", **options: object) -> bytes:
+def drawn_image(width: int = 40, height: int = 30, kind: str = "PNG", **options: object) -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (width, height), "white").save(out, kind, **options)
     return out.getvalue()
@@ -37,7 +37,7 @@ def turned(orientation: int, kind: str) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"tiffinfo": {0x0112: orientation}} if kind == "TIFF" else {"exif": exif}
-    return picture(kind=kind, **options)
+    return drawn_image(kind=kind, **options)
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -46,7 +46,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few bytes whose header promises a huge picture."""
+    """A PNG of a few bytes whose header promises a huge image."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
@@ -60,12 +60,12 @@ def animation(kind: str, num_frames: int = 3) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_size_comes_from_the_header(kind: str) -> None:
-    assert read_size(picture(kind=kind), LIMITS, "x") == (40, 30)
+    assert read_size(drawn_image(kind=kind), LIMITS, "x") == (40, 30)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_size_is_that_of_the_decoded_picture(kind: str, orientation: int) -> None:
+def test_size_is_that_of_the_decoded_image(kind: str, orientation: int) -> None:
     data = turned(orientation, kind)
     expected = (30, 40) if orientation >= 5 else (40, 30)
     assert read_size(data, LIMITS, "x") == decode_image(data).size == expected
@@ -75,7 +75,7 @@ def test_orientation_may_be_told_behind_the_pixels() -> None:
     """ImageMagick writes the EXIF chunk of a PNG at its end."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    plain = picture()
+    plain = drawn_image()
     end = plain.index(b"IEND") - 4
     late = plain[:end] + chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + plain[end:]
     assert read_size(late, LIMITS, "x") == decode_image(late).size == (30, 40)
@@ -85,13 +85,13 @@ def test_orientation_may_be_told_behind_the_pixels() -> None:
 def test_orientation_may_be_told_by_xmp(kind: str) -> None:
     info = PngInfo()
     info.add_itxt("XML:com.adobe.xmp", XMP)
-    data = picture(kind=kind, **({"pnginfo": info} if kind == "PNG" else {"xmp": XMP.encode()}))
+    data = drawn_image(kind=kind, **({"pnginfo": info} if kind == "PNG" else {"xmp": XMP.encode()}))
     assert read_size(data, LIMITS, "x") == decode_image(data).size == (30, 40)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_broken_exif_is_no_reason_to_refuse() -> None:
-    data = picture(kind="JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    data = drawn_image(kind="JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_size(data, LIMITS, "x") == (40, 30)
 
 
@@ -101,20 +101,20 @@ def test_broken_exif_is_no_reason_to_refuse() -> None:
         (bomb(60_000, 60_000), "at most 1000000 pixels"),
         (bomb(2**31 - 1, 2**31 - 1), "at most 1000000 pixels"),
         (bomb(30_000, 1), "200 times the other"),
-        (bomb(0, 5), "picture"),
+        (bomb(0, 5), "image"),
         (animation("GIF"), "animated"),
         (animation("PNG"), "animated"),
         (animation("WEBP"), "animated"),
         (animation("TIFF"), "animated"),
         (animation("AVIF"), "animated"),
-        (b"this is no picture", "known format"),
+        (b"this is no image", "known format"),
         (b"", "known format"),
         (b"%PDF-1.7", "known format"),
-        (picture()[:20], "picture"),
-        (picture(kind="JPEG")[:30], "picture"),
-        (picture(kind="GIF")[:9], "picture"),
-        (picture(kind="TIFF")[:10], "picture"),
-        (picture(kind="WEBP")[:18], "picture"),
+        (drawn_image()[:20], "image"),
+        (drawn_image(kind="JPEG")[:30], "image"),
+        (drawn_image(kind="GIF")[:9], "image"),
+        (drawn_image(kind="TIFF")[:10], "image"),
+        (drawn_image(kind="WEBP")[:18], "image"),
     ],
 )
 def test_what_a_header_may_not_say(data: bytes, words: str) -> None:
@@ -139,7 +139,7 @@ def test_many_frames_are_not_counted() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_headers_cut_anywhere_never_escape(kind: str) -> None:
     """Either a size or an ApiError; any other exception fails the test."""
-    data = turned(6, kind) if kind in ("PNG", "JPEG", "WEBP", "TIFF") else picture(kind=kind)
+    data = turned(6, kind) if kind in ("PNG", "JPEG", "WEBP", "TIFF") else drawn_image(kind=kind)
     sizes = set()
     for nbytes in range(len(data)):
         with contextlib.suppress(ApiError):

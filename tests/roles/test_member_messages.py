@@ -1,4 +1,4 @@
-"""A member: what it tells its gateway, and what it makes of the gateway's words."""
+"""A member: what it tells its gateway, and what it makes of the gateway's messages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
         at.cluster.pass_time(0.24)
         assert len(at.said) == 1
         at.cluster.pass_time(0.02)
-        assert [type(message) for message in at.words()] == [Heartbeat] * 2
+        assert [type(message) for message in at.messages()] == [Heartbeat] * 2
         welcome(at)
         role.on_welcome.assert_called_once_with()
         assert joins(ack(at, 0, known=False))[0].was_member
@@ -95,10 +95,10 @@ def test_only_a_welcome_of_this_very_life_counts() -> None:
         assert welcome(at, of=2) == [] and not at.actor.knows_time
 
 
-def test_a_gateway_that_was_followed_is_lost_and_its_words_are_over() -> None:
+def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None:
     with member() as at:
         role = mock.Mock(live=dict)
-        at.actor.roles.append(role)
+        at.actor.components.append(role)
         welcome(at, epoch=3)
         role.peer_lost.assert_called_once_with(Address(GATEWAY, 1, ""))
         welcome(at, epoch=3)
@@ -148,7 +148,7 @@ def test_who_is_not_known_or_has_missed_news_joins_again() -> None:
         assert len(joins(ack(at, version + 1))) == 1
         assert joins(ack(at, version + 1)) == [], "it has asked"
         at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
-        assert len(joins(at.words())) == 1, "which may be lost"
+        assert len(joins(at.messages())) == 1, "which may be lost"
         welcome(at)
         assert len(joins(ack(at, 0, known=False))) == 1
         welcome(at)
@@ -161,9 +161,9 @@ def test_a_gateway_that_is_silent_is_doubted_and_joined_again() -> None:
         doubt = at.actor.doubt = mock.Mock()
         ack(at, at.role._version)
         at.cluster.pass_time(TIMING.lost_after_s - 0.01)
-        assert not joins(at.words()) and not doubt.called
+        assert not joins(at.messages()) and not doubt.called
         at.cluster.pass_time(0.02)
-        assert len(joins(at.words())) == 1
+        assert len(joins(at.messages())) == 1
         doubt.assert_called_once_with(at.role._gateway)
 
 
@@ -226,9 +226,9 @@ def test_who_drains_says_so_at_once_and_ever_after_and_who_leaves_is_silent() ->
     with member() as at:
         at.said.clear()
         at.do(at.role.drain)
-        assert [getattr(m, "is_draining", None) for m in at.words()] == [True]
+        assert [getattr(m, "is_draining", None) for m in at.messages()] == [True]
         at.cluster.pass_time(1.1 * TIMING.heartbeat_interval_s)
-        assert [getattr(m, "is_draining", None) for m in at.words()] == [True] * 2
+        assert [getattr(m, "is_draining", None) for m in at.messages()] == [True] * 2
         ack(at, 0, known=False)
         at.said.clear()
         at.do(at.role.leave)
@@ -243,7 +243,7 @@ def test_who_was_never_welcomed_has_nothing_to_drain_and_leaves() -> None:
         in_state(at.role.membership, S.JOINING)
         at.said.clear()
         at.do(at.role.drain)
-        assert at.words() == [Leave()] and at.role.membership.state is S.LEFT
+        assert at.messages() == [Leave()] and at.role.membership.state is S.LEFT
 
 
 def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
@@ -251,7 +251,7 @@ def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
         at.do(at.role.drain)
         assert len(joins(ack(at, 0, known=False))) == 1
         at.cluster.pass_time(TIMING.drain_timeout_s - 0.01)
-        assert Leave() not in at.words()
+        assert Leave() not in at.messages()
         assert at.actor.refusal("encode", 0, 1) == "the encode instance is draining"
         at.cluster.pass_time(0.02)
-        assert Leave() in at.words()
+        assert Leave() in at.messages()
