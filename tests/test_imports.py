@@ -86,7 +86,7 @@ AREAS = {
     "epd.engine": Area(
         ("epd.engine", *LEAVES), packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS
     ),
-    **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS))),
+    **dict.fromkeys(TORCH_FREE, Area((*TORCH_FREE, *LEAVES, *PORTS), packages("msgspec"))),
     "epd.engine.container": Area(("epd.engine.deadline_file",), packages("av")),
     "epd.engine.image_opening": Area((*TORCH_FREE, *PORTS), lazily=packages("PIL")),
     "epd.engine.grammar": Area((*TORCH_FREE, *LEAVES, *PORTS), packages("llguidance", "numpy")),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.api.errors import ApiError, bad_request
-from epd.api.image_size import MAX_SIDE_RATIO
+from epd.api.image_size import check_size
 from epd.config import Limits
 from epd.engine.container import container_of, open_container
 from epd.engine.video import ASSUMED_FPS, CONTAINERS
@@ -79,14 +79,4 @@ def _check_size(width: int, height: int, limits: Limits, param: str) -> None:
     """Before anything is decoded, and again of what was."""
     if width < 1 or height < 1:
         raise bad_request(f"{param} does not say its size; encode it again", param)
-    if width * height > limits.max_pixels:
-        raise bad_request(
-            f"{param} is {width} x {height} pixels; at most {limits.max_pixels} pixels are taken",
-            param,
-        )
-    if max(width, height) > MAX_SIDE_RATIO * min(width, height):
-        raise bad_request(
-            f"{param} is {width} x {height} pixels; one side may be at most "
-            f"{MAX_SIDE_RATIO} times the other",
-            param,
-        )
+    check_size(width, height, limits, param)

@@ -14,10 +14,10 @@ from typing import Any
 from epd.api.errors import ApiError, bad_request
 from epd.config import Limits
 from epd.engine.base import MediaError
+from epd.engine.geometry import MAX_SIDE_RATIO
 from epd.engine.image_opening import load_pillow, open_image
 
 HEADER_TIMEOUT_S = 2.0
-MAX_SIDE_RATIO = 200  # as processors of the Qwen models have it: they raise above
 _ORIENTATION = 0x0112
 MAX_PNG_CHUNKS = 1 << 16
 
@@ -32,11 +32,12 @@ def read_size(data: bytes, limits: Limits, param: str) -> tuple[int, int]:
     except MediaError as error:
         raise bad_request(f"{param} {error}", param) from error
     width, height = image.size
-    _check_size(width, height, limits, param)
+    check_size(width, height, limits, param)
     return (height, width) if _is_turned(image, data) else (width, height)
 
 
-def _check_size(width: int, height: int, limits: Limits, param: str) -> None:
+def check_size(width: int, height: int, limits: Limits, param: str) -> None:
+    """Of an image, or of a frame of a video.  Raises ApiError 400."""
     if width * height > limits.max_pixels:
         raise _refused(width, height, f"at most {limits.max_pixels} pixels are taken", param)
     if max(width, height) > MAX_SIDE_RATIO * min(width, height):

@@ -16,7 +16,7 @@ from msgspec import Meta
 from epd.api.errors import bad_request
 from epd.api.fields import MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_STOPS
 from epd.api.shapes import read_shape
-from epd.api.structured import GUIDED, SGLANG
+from epd.api.structured import SPELLINGS
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -103,7 +103,7 @@ REFUSED = {
 }
 _SHARED = {*SIMPLE, *INERT, "logit_bias", "logprobs", "model", "n", "prompt_logprobs"}
 _SHARED |= {"allowed_token_ids", "ec_transfer_params", "kv_transfer_params", "stop_token_ids"}
-_SHARED |= {"stream_options", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED), *SGLANG}
+_SHARED |= {"stream_options", "structured_outputs", *SPELLINGS}
 CHAT = _SHARED | {"max_completion_tokens", "messages", "response_format", "top_logprobs"}
 CHAT |= {"chat_template_kwargs", "reasoning_effort"}
 CHAT |= {"parallel_tool_calls", "tool_choice", "tools", "media_io_kwargs", "mm_processor_kwargs"}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -296,11 +296,8 @@ class Preparer:
 
     async def tokens(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """The ids of a text.  Raises ApiError."""
-
-        def encode() -> Sequence[int]:
-            return self._encode(text, "prompt", add_special_tokens=add_special_tokens)
-
-        return await self._text_work(len(text), encode)
+        encode = partial(self._encode, add_special_tokens=add_special_tokens)
+        return await self._text_work(len(text), encode, text, "prompt")
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of words, at the start of a text and behind a space, as in vLLM."""
@@ -317,11 +314,8 @@ class Preparer:
 
     async def text(self, token_ids: Sequence[int]) -> str:
         """What the ids spell, special tokens too: the other way round than `tokens`."""
-
-        def decode() -> str:
-            return self._renderer.tokenizer.decode(token_ids, skip_special_tokens=False)
-
-        return await self._text_work(len(token_ids), decode)
+        decode = partial(self._renderer.tokenizer.decode, skip_special_tokens=False)
+        return await self._text_work(len(token_ids), decode, token_ids)
 
     def token_names(self, token_ids: Sequence[int]) -> list[str]:
         """As the vocabulary writes them; empty for an id that has none."""

@@ -25,7 +25,7 @@ from epd.api.parameters import (
     SIMPLE,
 )
 from epd.api.pixel_bounds import PIXELS
-from epd.api.structured import GUIDED, SGLANG
+from epd.api.structured import GUIDED, SPELLINGS
 from epd.api.template_flags import EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
 from epd.api.validation import MAX_ALLOWED, MAX_TOP_LOGPROBS
@@ -114,8 +114,7 @@ def _shared(model: ModelFacts, limits: Limits) -> Schema:
         "structured_outputs": record(
             {"json_object?": BOOLEAN} | optional({kind: constraints[kind] for kind in GUIDED})
         ),
-        **{f"guided_{kind}": constraints[kind] for kind in GUIDED},
-        **{name: constraints[kind] for name, kind in SGLANG.items()},
+        **{name: constraints[kind] for name, kind in SPELLINGS.items()},
     }
 
 

@@ -28,7 +28,9 @@ SPACING: JsonCompileOptions = {
     "key_separator": ": ",
 }
 GUIDED = ("json", "regex", "choice", "grammar")
-SGLANG = {"ebnf": "grammar", "json_schema": "json", "regex": "regex"}  # SGLang's names
+SPELLINGS = {f"guided_{kind}": kind for kind in GUIDED} | {
+    "ebnf": "grammar", "json_schema": "json", "regex": "regex",  # SGLang's
+}  # fmt: skip
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _ONE = ("items", "additionalProperties", "not", "contains", "if", "then", "else")
@@ -54,8 +56,11 @@ def read_constraint(present: Mapping[str, Any]) -> Constraint | None:
         for constraint in (
             _response_format(present.get("response_format")),
             *_structured_outputs(present.get("structured_outputs")),
-            *(_guided(kind, present.get(f"guided_{kind}")) for kind in GUIDED),
-            *(_spelled(name, present.get(name)) for name in SGLANG),
+            *(
+                _of(kind, present[name], name)
+                for name, kind in SPELLINGS.items()
+                if present.get(name) is not None
+            ),
         )
         if constraint is not None
     ]
@@ -94,14 +99,6 @@ def _structured_outputs(value: Any) -> Iterator[Constraint | None]:
     wanted = value.get("json_object")
     if wanted is not None and fields.boolean(wanted, f"{name}.json_object"):
         yield Constraint("json", ANY_OBJECT, f"{name}.json_object")
-
-
-def _guided(kind: str, value: Any) -> Constraint | None:
-    return None if value is None else _of(kind, value, f"guided_{kind}")
-
-
-def _spelled(name: str, value: Any) -> Constraint | None:
-    return None if value is None else _of(SGLANG[name], value, name)
 
 
 def _of(kind: str, value: Any, param: str) -> Constraint:

@@ -1,26 +1,30 @@
 """`--ec-transfer-config` and `--kv-transfer-config`: JSON as vLLM spells it, in our words.
 
-One table says what each key becomes, `connector_names` what each connector is.  A key that means
-something here becomes a setting, one that can mean nothing here is checked and has no effect (its
-reader says why), and everything else is refused by name with what is known or what to do instead.
+`connector_names` says what each connector is.  A key that means something here becomes a setting,
+one that can mean nothing here is checked and has no effect (`_check_rest`), and everything else is
+refused by name with what is known or what to do instead.
 A role that the instance does not play is refused as well.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from epd.cli.connector_names import BUFFER_DEVICES, EC, KV, REMEDIES, Connector, Hop
-from epd.cli.parser import suggestion
-from epd.cli.settings import check_send_ring, checked
+from epd.cli.parser import json_object, suggestion
+from epd.cli.settings import check_send_ring, checked, flatten, nested
 from epd.config import ConfigError, Settings
 from epd.transport.foreign import is_foreign
+
+KEYS = (  # behind the prefix of their hop
+    "connector", "role", "connector_extra_config", "buffer_size", "buffer_device", "ip", "port",
+    "rank", "parallel_size", "connector_module_path",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -66,98 +70,58 @@ def read_transfer_configs(ec: str | None, kv: str | None, roles: tuple[str, ...]
 
 def apply(settings: Settings, applied: Applied) -> Settings:
     """The settings with what the connectors say.  Raises ConfigError if a flag says otherwise."""
-    default = Settings()
-    changed: Any = settings
+    default, own = flatten(Settings()), flatten(settings)
     for key, value in applied.values.items():
-        *tables, name = key.split(".")
-        own = _get(settings, key)
-        if own not in (_get(default, key), value):
+        if own[key] not in (default[key], value):
             flag = applied.origins.get(key, "the connector")
             raise ConfigError(
-                f"{key} is {own!r} by a setting or flag and {value!r} by {flag}: drop one of them"
+                f"{key} is {own[key]!r} by a setting or flag and {value!r} by {flag}: drop one of "
+                "them"
             )
-        if tables:
-            inner = msgspec.structs.replace(getattr(changed, tables[0]), **{name: value})
-            changed = msgspec.structs.replace(changed, **{tables[0]: inner})
-        else:
-            changed = msgspec.structs.replace(changed, **{name: value})
-    result: Settings = changed
+    result = msgspec.convert(nested(own | applied.values), Settings)
     if applied.sends_rows:
         check_send_ring(result)
     return result
 
 
-def _get(settings: Any, key: str) -> Any:
-    for name in key.split("."):
-        settings = getattr(settings, name)
-    return settings
-
-
 def _read(hop: Hop, text: str, roles: tuple[str, ...], applied: Applied) -> None:
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{hop.flag} is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ConfigError(f'{hop.flag} holds no object: write {{"{hop.prefix}_connector": ...}}')
-    readers = _readers(hop)
-    for key in given:
-        if key not in readers:
-            raise ConfigError(
-                f"{hop.flag}: {key} is unknown{suggestion(key, readers)}; known are "
-                f"{', '.join(readers)}"
-            )
-    for name in (f"{hop.prefix}_connector", f"{hop.prefix}_role"):
-        if given.get(name) is None:
-            raise ConfigError(f"{hop.flag} has no {name}: give one")
-    claims = _claims(hop, str(given[f"{hop.prefix}_role"]), roles)
-    path = given.get(f"{hop.prefix}_connector_module_path")
-    name = given[f"{hop.prefix}_connector"]
+    given = _keys(hop, text)
+    claims = _claims(hop, str(given["role"]), roles)
+    name, path = given["connector"], given.get("connector_module_path")
     connector = _connector(hop, name) if path is None else _foreign(hop, name, path)
-    extra_key = f"{hop.prefix}_connector_extra_config"
-    extra = given.get(extra_key)
-    for name in connector.needs:
-        if not isinstance(extra, dict) or not extra.get(name):
-            raise ConfigError(f"{hop.flag}: {extra_key} lacks {name}")
     applied.transports.append(connector.transport)
     applied.sends_rows |= hop is EC and "producer" in claims
-    for key, value in given.items():
-        if value is not None:
-            readers[key](_Read(hop, connector, claims, applied, given), key, value)
+    _take_extra(hop, connector, given.get("connector_extra_config"), applied)
+    if (size := given.get("buffer_size")) is not None:
+        if (number := _number(size)) is None or number <= 0:
+            raise _refused(hop, "buffer_size", f"must be a number of bytes, not {size!r}")
+        for claim in claims:
+            applied.put(hop, hop.buffers[claim], number)
+    _take_place(hop, given, applied)
+    _check_rest(hop, given)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What a reader of one key may need."""
-
-    hop: Hop
-    connector: Connector
-    claims: tuple[str, ...]
-    applied: Applied
-    given: Mapping[str, Any]
-
-
-Reader = Callable[[_Read, str, Any], None]
-
-
-def _readers(hop: Hop) -> dict[str, Reader]:
-    prefix = hop.prefix
-    readers: dict[str, Reader] = {
-        f"{prefix}_connector": _done,
-        f"{prefix}_role": _done,
-        f"{prefix}_connector_extra_config": _extra,
-        f"{prefix}_buffer_size": _buffer_size,
-        f"{prefix}_buffer_device": _buffer_device,
-        f"{prefix}_ip": _ip,
-        f"{prefix}_port": _port,
-        f"{prefix}_rank": _rank,
-        f"{prefix}_parallel_size": _parallel_size,
-        f"{prefix}_connector_module_path": _done,
-        "engine_id": _engine_id,
-    }
+def _keys(hop: Hop, text: str) -> dict[str, Any]:
+    """What is given and not null, without the hop's prefix.  Raises ConfigError."""
+    given = json_object(hop.flag, text, f'{{"{hop.prefix}_connector": ...}}')
+    known = {f"{hop.prefix}_{key}": key for key in KEYS} | {"engine_id": "engine_id"}
     if hop is KV:
-        readers["kv_load_failure_policy"] = _load_failure_policy
-    return readers
+        known["kv_load_failure_policy"] = "load_failure_policy"
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{hop.flag}: {name} is unknown{suggestion(name, known)}; known are "
+                f"{', '.join(known)}"
+            )
+    found = {known[name]: value for name, value in given.items() if value is not None}
+    for key in ("connector", "role"):
+        if key not in found:
+            raise ConfigError(f"{hop.flag} has no {hop.prefix}_{key}: give one")
+    return found
+
+
+def _refused(hop: Hop, key: str, why: str) -> ConfigError:
+    return ConfigError(f"{hop.flag}: {hop.prefix}_{key} {why}")
 
 
 def _claims(hop: Hop, role: str, roles: tuple[str, ...]) -> tuple[str, ...]:
@@ -224,34 +188,71 @@ def _foreign(hop: Hop, name: Any, path: Any) -> Connector:
     return Connector(transport, is_foreign=True)
 
 
-def _done(its: _Read, key: str, value: Any) -> None:
-    """Read before the others."""
-
-
-def _extra(its: _Read, key: str, value: Any) -> None:
-    hop, connector = its.hop, its.connector
-    if not isinstance(value, dict):
-        raise ConfigError(f"{hop.flag}: {key} must be an object")
-    if connector.is_foreign:
-        its.applied.put(hop, "transport_options", value)
+def _take_extra(hop: Hop, connector: Connector, extra: Any, applied: Applied) -> None:
+    key = "connector_extra_config"
+    for name in connector.needs:
+        if not isinstance(extra, dict) or not extra.get(name):
+            raise _refused(hop, key, f"lacks {name}")
+    if not isinstance(extra, dict | None):
+        raise _refused(hop, key, "must be an object")
+    if connector.is_foreign and extra is not None:
+        applied.put(hop, "transport_options", extra)
         return
-    for name, content in value.items():
+    for name, content in (extra or {}).items():
         if name not in connector.extra:
             known = ", ".join(connector.extra) or "none"
-            raise ConfigError(
-                f"{hop.flag}: {key}.{name} is unknown{suggestion(name, connector.extra)}; this "
-                f"connector has {known}"
-            )
+            hint = suggestion(name, connector.extra)
+            why = f"is unknown{hint}; this connector has {known}"
+            raise _refused(hop, f"{key}.{name}", why)
         for setting in connector.extra[name]:
-            its.applied.put(hop, setting, content)
+            applied.put(hop, setting, content)
 
 
-def _buffer_size(its: _Read, key: str, value: Any) -> None:
-    number = _number(value)
-    if number is None or number <= 0:
-        raise ConfigError(f"{its.hop.flag}: {key} must be a number of bytes, not {value!r}")
-    for claim in its.claims:
-        its.applied.put(its.hop, its.hop.buffers[claim], number)
+def _take_place(hop: Hop, given: Mapping[str, Any], applied: Applied) -> None:
+    """Name and endpoint: both hops share the instance's."""
+    port = None if "port" not in given else _number(given["port"])
+    if "port" in given and (port is None or not 0 < port < 65536):
+        raise _refused(hop, "port", f"must be a port, not {given['port']!r}")
+    if applied.host and given.get("ip", applied.host) != applied.host:
+        why = f"is {given['ip']} and the other hop's {applied.host}: an instance listens at one"
+        raise _refused(hop, "ip", f"{why} address")
+    if applied.port and port is not None and applied.port != str(port):
+        why = f"is {port} and the other hop's {applied.port}: both hops share the instance's"
+        raise _refused(hop, "port", f"{why} endpoint")
+    name = str(given.get("engine_id", applied.instance_id))
+    if applied.instance_id not in ("", name):
+        raise ConfigError(f"{hop.flag}: engine_id {name!r} differs from the other hop's")
+    applied.instance_id = name
+    applied.host = str(given.get("ip", applied.host))
+    applied.port = applied.port if port is None else str(port)
+
+
+def _check_rest(hop: Hop, given: Mapping[str, Any]) -> None:
+    """What has no effect: what moves goes through host memory, whatever the engine computes on,
+    and instances are counted by joining the gateway."""
+    device = given.get("buffer_device", BUFFER_DEVICES[0])
+    if device not in BUFFER_DEVICES:
+        why = f"must be one of {', '.join(BUFFER_DEVICES)}, not {device!r}"
+        raise _refused(hop, "buffer_device", why)
+    size = _number(given.get("parallel_size", 1))
+    if "rank" in given:
+        rank = _number(given["rank"])
+        if rank is None or size is None or not 0 <= rank < size:
+            raise _refused(
+                hop, "rank",
+                f"must be a number from 0 to below {hop.prefix}_parallel_size, not "
+                f"{given['rank']!r}; or drop both: instances are counted by joining the gateway",
+            )  # fmt: skip
+    if size is None or size < 1:
+        why = f"must be a number above zero, not {given['parallel_size']!r}"
+        raise _refused(hop, "parallel_size", why)
+    policy = given.get("load_failure_policy", "recompute")
+    if policy != "recompute":
+        raise _refused(
+            hop, "load_failure_policy",
+            f"{policy!r} is not supported: what could not be moved is computed again; write "
+            '"recompute", or drop it',
+        )  # fmt: skip
 
 
 def _number(value: Any) -> int | None:
@@ -262,62 +263,3 @@ def _number(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if is_whole else None
-
-
-def _buffer_device(its: _Read, key: str, value: Any) -> None:
-    """Without effect: what moves goes through host memory, whatever the engine computes on."""
-    if value not in BUFFER_DEVICES:
-        raise ConfigError(
-            f"{its.hop.flag}: {key} must be one of {', '.join(BUFFER_DEVICES)}, not {value!r}"
-        )
-
-
-def _ip(its: _Read, key: str, value: Any) -> None:
-    if its.applied.host not in ("", value):
-        raise ConfigError(
-            f"{its.hop.flag}: {key} is {value} and the other hop's {its.applied.host}: an instance "
-            "listens at one address"
-        )
-    its.applied.host = str(value)
-
-
-def _port(its: _Read, key: str, value: Any) -> None:
-    port = _number(value)
-    if port is None or not 0 < port < 65536:
-        raise ConfigError(f"{its.hop.flag}: {key} must be a port, not {value!r}")
-    if its.applied.port not in ("", str(port)):
-        raise ConfigError(
-            f"{its.hop.flag}: {key} is {port} and the other hop's {its.applied.port}: both hops "
-            "share the instance's endpoint"
-        )
-    its.applied.port = str(port)
-
-
-def _rank(its: _Read, key: str, value: Any) -> None:
-    """Without effect, as the size: instances are counted by joining the gateway."""
-    rank, size = _number(value), _number(its.given.get(f"{its.hop.prefix}_parallel_size", 1))
-    if rank is None or size is None or not 0 <= rank < size:
-        raise ConfigError(
-            f"{its.hop.flag}: {key} must be a number from 0 to below {its.hop.prefix}_parallel_size"
-            f", not {value!r}; or drop both: instances are counted by joining the gateway"
-        )
-
-
-def _parallel_size(its: _Read, key: str, value: Any) -> None:
-    size = _number(value)
-    if size is None or size < 1:
-        raise ConfigError(f"{its.hop.flag}: {key} must be a number above zero, not {value!r}")
-
-
-def _load_failure_policy(its: _Read, key: str, value: Any) -> None:
-    if value != "recompute":
-        raise ConfigError(
-            f"{its.hop.flag}: {key} {value!r} is not supported: what could not be moved is "
-            'computed again; write "recompute", or drop it'
-        )
-
-
-def _engine_id(its: _Read, key: str, value: Any) -> None:
-    if its.applied.instance_id not in ("", value):
-        raise ConfigError(f"{its.hop.flag}: {key} {value!r} differs from the other hop's")
-    its.applied.instance_id = str(value)

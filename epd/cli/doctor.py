@@ -17,13 +17,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from epd.cli import leftovers
 from epd.cli.model_check import bundled_model, check_model
 from epd.cli.ports import any_free, is_free
+from epd.cli.preflight import memory_nbytes
 from epd.cli.rundir import base_dir, cluster_dir
 from epd.config import ConfigError, EngineConfig
 from epd.scheduling.slots import POOL_ROWS
@@ -69,9 +70,6 @@ class Check:
     ok: bool
     detail: str
     remedy: str = ""
-
-    def as_dict(self) -> dict[str, str | bool]:
-        return asdict(self)
 
 
 def examine(model: str, host: str, port: int, run_dir: str, *, fix: bool = False) -> list[Check]:
@@ -141,14 +139,20 @@ def check_packages() -> Check:
     return Check("packages", ok=True, detail=f"{len(PACKAGES)} installed, {known}")
 
 
-def check_torch() -> Check:
+def _asked(code: str) -> tuple[dict[str, Any], str]:
+    """What a child process prints as its last line; or the last that it says before it fails."""
     asked = subprocess.run(
-        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
-        return Check("torch", ok=False, detail=f"it cannot be imported: {last}", remedy=INSTALL)
-    answer = json.loads(asked.stdout)
+        return {}, (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
+    return json.loads(asked.stdout.splitlines()[-1]), ""
+
+
+def check_torch() -> Check:
+    answer, fault = _asked(_ASK_TORCH)
+    if fault:
+        return Check("torch", ok=False, detail=f"it cannot be imported: {fault}", remedy=INSTALL)
     devices = ", ".join(answer["devices"])
     if answer["available"]:
         return Check("torch", ok=True, detail=f"{answer['version']}, CUDA devices: {devices}")
@@ -162,20 +166,13 @@ def check_torch() -> Check:
 
 def check_machine() -> Check:
     cores = len(os.sched_getaffinity(0))
-    free_nbytes = _meminfo().get("MemAvailable", 0)
+    free_nbytes = memory_nbytes()
     detail = f"{cores} cores, {free_nbytes / 2**30:.1f} GiB of memory available"
     if free_nbytes < MIN_FREE_MEMORY_NBYTES:
         needed = f"{MIN_FREE_MEMORY_NBYTES / 2**30:g} GiB"
         remedy = f"free memory until {needed} are there, or use a topology of fewer processes: 1epd"
         return Check("machine", ok=False, detail=detail, remedy=remedy)
     return Check("machine", ok=True, detail=detail)
-
-
-def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        lines = [line.split() for line in file]
-    return {line[0].rstrip(":"): int(line[1]) << 10 for line in lines}
 
 
 def check_open_files() -> Check:
@@ -296,14 +293,9 @@ def check_checkpoint(name: str, model: str) -> Check:
 
 def check_transports() -> Check:
     """How rows and KV can move here; what a broken library does to its importer is not ours."""
-    asked = subprocess.run(
-        [sys.executable, "-c", _ASK_TRANSPORTS],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"])[-1]
-        return Check("transports", ok=False, detail=f"they cannot be imported: {last}")
-    lacks: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
+    lacks, fault = _asked(_ASK_TRANSPORTS)
+    if fault:
+        return Check("transports", ok=False, detail=f"they cannot be imported: {fault}")
     usable = ", ".join(name for name, reason in lacks.items() if not reason)
     detail = f"{usable} (auto: the first of them by which a pair reaches each other)"
     return Check(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from epd.errors import USAGE, Told
 
@@ -100,3 +101,18 @@ def parse_nbytes(text: str) -> int:
         raise ValueError(f"{text!r} is no size; write 268435456, 256MiB or 1GiB")
     power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
     return int(found[1]) << (10 * power)
+
+
+def json_object(flag: str, text: str, example: str) -> dict[str, Any]:
+    """The object that a flag's text is.  Raises ConfigError."""
+    from epd.config import ConfigError  # `epd --help` does without
+
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} is not JSON: {error}; write {example}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{flag} holds no object: it must be a JSON object, not {text}; write {example}"
+        )
+    return found

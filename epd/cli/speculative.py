@@ -6,13 +6,12 @@ given, and 5 for both.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from epd.cli.parser import suggestion
+from epd.cli.parser import json_object, suggestion
 from epd.config import ConfigError, SpeculativeConfig
 
 FLAG = "--speculative-config"
@@ -25,12 +24,7 @@ DEFAULT_LOOKUP = 5
 
 def read_flag(text: str) -> dict[str, Any]:
     """Dotted key to value.  Raises ConfigError that names what is wrong, and the remedy."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{FLAG} is not JSON: {error}; write {EXAMPLE}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{FLAG} must be a JSON object, not {text}; write {EXAMPLE}")
+    found = json_object(FLAG, text, EXAMPLE)
     known = msgspec.structs.fields(SpeculativeConfig)
     names = [field.name for field in known]
     for name in found:

@@ -249,9 +249,6 @@ class LanguageEngine(Protocol):
         """The registered memory in which embedding rows arrive, so that the device reads it itself.
         Once."""
 
-    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of blocks, to be written to a decode instance."""
-
     async def fetch_kv(self, slots: Sequence[int]) -> Sequence[memoryview]:
         """The bytes of slots (`block * kv_layout.slots_per_block + group`), in order, in host
         memory; a copy where the pool is not in place.

@@ -39,7 +39,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from epd.engine.base import DeviceLost, EngineError
@@ -86,24 +86,18 @@ class ReturnCompletion:
         pass
 
 
+@dataclass(slots=True)
 class _Job:
     """A call and the future that waits for it."""
 
-    __slots__ = ("arguments", "function", "future", "is_long", "loop")
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    loop: asyncio.AbstractEventLoop
+    is_long: bool
+    future: asyncio.Future[Any] = field(init=False)
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        loop: asyncio.AbstractEventLoop,
-        *,
-        is_long: bool,
-    ) -> None:
-        self.is_long = is_long
-        self.function = function
-        self.arguments = arguments
-        self.loop = loop
-        self.future: asyncio.Future[Any] = loop.create_future()
+    def __post_init__(self) -> None:
+        self.future = self.loop.create_future()
 
     def complete(self, result: Any, error: BaseException | None) -> None:
         """From any thread: what the call returned, now that the device has passed it."""
@@ -165,7 +159,7 @@ class _Threads:
             raise EngineError(f"{self._name} is closed; no new work is accepted")
         if self._jobs.qsize() + len(self._postponed) >= self._max_queue:
             raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
-        job = _Job(function, arguments, asyncio.get_running_loop(), is_long=is_long)
+        job = _Job(function, arguments, asyncio.get_running_loop(), is_long)
         self._jobs.put(job)
         if self._lost is not None:  # who ended has emptied the queue before this came
             self._refuse_all(self._lost)
@@ -213,7 +207,6 @@ class _Threads:
             self._run(job)
 
     def give_way(self) -> None:
-        """See `DeviceExecutor.give_way`."""
         if self._is_due:
             with contextlib.suppress(queue.Empty):
                 while (job := self._jobs.get_nowait()) is not None and job.is_long:

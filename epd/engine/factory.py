@@ -20,7 +20,6 @@ from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.decoder import FusedDecoder
 from epd.engine.executor import DeviceExecutor
-from epd.engine.fingerprint import model_fingerprint, processor_fingerprint
 from epd.engine.forward import Forward, FusedForward, SeamForward
 from epd.engine.graphs import CudaRecorder
 from epd.engine.image_pixels import MAX_PIXELS
@@ -38,13 +37,6 @@ from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
 
-__all__ = [
-    "build_executor",
-    "build_language",
-    "build_vision",
-    "model_fingerprint",
-    "processor_fingerprint",
-]
 MAX_CAPTURED_PATCHES = 4096  # of a run of the tower; a longer one hides its launches
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 

@@ -56,13 +56,15 @@ def model_fingerprint(model_dir: Path | str, quantization: str = "") -> str:
 
 def processor_fingerprint(model_dir: Path | str) -> str:
     """32 hex digits of all that turns an image into patches; part of every `mm_hash`."""
-    digest = hashlib.sha256()
-    _update_json(digest, read_preprocessor(model_dir))
-    return digest.hexdigest()[:32]
+    return _fingerprint_of(read_preprocessor(model_dir))
 
 
 def video_processor_fingerprint(model_dir: Path | str) -> str:
     """The same of a video's frames."""
+    return _fingerprint_of(read_video_preprocessor(model_dir))
+
+
+def _fingerprint_of(value: object) -> str:
     digest = hashlib.sha256()
-    _update_json(digest, read_video_preprocessor(model_dir))
+    _update_json(digest, value)
     return digest.hexdigest()[:32]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -36,12 +35,8 @@ DECODES = (8, 32, 64)  # beside prompts, or as many as may run: the fewer, the f
 MAX_CHUNKS = 16  # prompts in a captured step
 
 
-class Recorder(Protocol):
-    """Runs a call; gives what runs it again, and its result, which every run writes anew."""
-
-    def __call__(
-        self, call: Callable[[], torch.Tensor]
-    ) -> tuple[Callable[[], None], torch.Tensor]: ...
+# Runs a call; gives what runs it again, and its result, which every run writes anew.
+Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
 
 
 class CudaRecorder:

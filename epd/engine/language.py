@@ -51,18 +51,11 @@ from epd.engine.scoring import Scores
 from epd.engine.slices import HUNG_S
 from epd.engine.step_check import StepCheck
 from epd.engine.stopwatch import stopwatch_of
-from epd.messages import KvLayout, RowContract, TokenLogprobs
+from epd.messages import TokenLogprobs
 
 
 class TorchLanguageEngine:
     """`LanguageEngine` over a decoder stack."""
-
-    kv_layout: KvLayout
-    num_blocks: int
-    row_contract: RowContract | None
-    max_context: int
-    kv_in_place: bool
-    num_landing_blocks: int
 
     def __init__(
         self,
@@ -122,13 +115,8 @@ class TorchLanguageEngine:
             self.pool.attach(buffer)
 
     def attach_rows(self, buffer: memoryview) -> None:
-        """See `LanguageEngine.attach_rows`."""
         if self._hop is not None:
             register(buffer, self)
-
-    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of blocks, `block_nbytes` each, without a copy."""
-        return self.pool.views(blocks)
 
     async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
         """The bytes of slots that are final, to be sent; on a GPU a copy in host memory."""

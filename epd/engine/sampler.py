@@ -100,17 +100,6 @@ class Draft:
         return outcome
 
 
-def sample(
-    logits: torch.Tensor, requests: Sequence[SampleRequest]
-) -> list[TokenLogprobs | StepFailure]:
-    """One outcome per row of `logits`, `[n, vocabulary]` float32.
-
-    `logprob` of an outcome is 0.0 when none was asked for (`num_logprobs` below 0).
-    """
-    outcome = Draft(logits, requests).finish()
-    return [outcome(row) for row in range(len(requests))]
-
-
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """int64 `[n]`: one token per row, filtered and drawn where the logits are."""
     numbers = [uniform(r.params.seed, r.output_index) for r in requests]

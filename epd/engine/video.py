@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from epd.engine.base import MediaError
 from epd.engine.geometry import MAX_SIDE_RATIO, Geometry, smart_resize
 
@@ -43,27 +45,26 @@ class Sampling:
 DEFAULT_SAMPLING = Sampling()
 
 
-@dataclass(frozen=True, slots=True)
-class VideoSettings:
+class VideoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A video processor, from its file or its class's defaults; names as in transformers."""
 
     has_timestamps: bool  # Qwen3-VL: frames stand apart, each behind its time
     patch_size: int
-    temporal_patch_size: int
-    merge_size: int
+    temporal_patch_size: int = 2
+    merge_size: int = 2
     min_pixels: int
     max_pixels: int
     fps: float | None
-    num_frames: int | None
-    min_frames: int
-    max_frames: int
-    cap_pixels_per_frame: bool
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    cap_pixels_per_frame: bool = False
     max_video_tokens: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
-    do_rescale: bool
-    rescale_factor: float
-    do_normalize: bool
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
 
 
 _QWEN2: dict[str, Any] = {
@@ -101,26 +102,9 @@ def video_settings(
     if defaults is _QWEN2:  # an older way to say the same
         size["shortest_edge"] = given.get("min_pixels", size.get("shortest_edge"))
         size["longest_edge"] = given.get("max_pixels", size.get("longest_edge"))
-    fps = found["fps"]
-    return VideoSettings(
-        has_timestamps=defaults is _QWEN3,
-        patch_size=int(found["patch_size"]),
-        temporal_patch_size=int(found.get("temporal_patch_size", 2)),
-        merge_size=int(found.get("merge_size", 2)),
-        min_pixels=int(size["shortest_edge"]),
-        max_pixels=int(size["longest_edge"]),
-        fps=None if fps is None else float(fps),
-        num_frames=found.get("num_frames"),
-        min_frames=int(found.get("min_frames", 4)),
-        max_frames=int(found.get("max_frames", 768)),
-        cap_pixels_per_frame=bool(found.get("cap_pixels_per_frame", False)),
-        max_video_tokens=int(found["max_video_tokens"]),
-        image_mean=tuple(found["image_mean"]),
-        image_std=tuple(found["image_std"]),
-        do_rescale=bool(found.get("do_rescale", True)),
-        rescale_factor=float(found.get("rescale_factor", 1 / 255)),
-        do_normalize=bool(found.get("do_normalize", True)),
-    )
+    found["has_timestamps"] = defaults is _QWEN3
+    found["min_pixels"], found["max_pixels"] = size["shortest_edge"], size["longest_edge"]
+    return msgspec.convert(found, VideoSettings, strict=False)
 
 
 # --- which frames ---------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from epd.engine.row_memory import copied_out, tensor_of
 from epd.engine.slices import Slices
 from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
-from epd.messages import Clip, PixelBounds, RowContract
+from epd.messages import Clip, PixelBounds
 
 MAX_SCALE = 128  # of the smallest image's sides
 RUNS = 4  # of the largest image at start, to know what it costs
@@ -40,9 +40,6 @@ _Launched = tuple[torch.Tensor, torch.Tensor]  # rows and whether they are finit
 
 class TorchVisionEngine:
     """`VisionEngine` over a transformers vision tower."""
-
-    contract: RowContract
-    max_batches: int
 
     def __init__(
         self,
@@ -88,7 +85,6 @@ class TorchVisionEngine:
         return await self._executor.launch_long(self._encode, list(batch))
 
     async def to_host(self, rows: Rows) -> Rows:
-        """See `VisionEngine.to_host`."""
         if self._streams is None or rows.on_host:
             return rows
         tensor = await self._executor.compute(self._streams.moved_down, rows.tensor)
@@ -103,7 +99,6 @@ class TorchVisionEngine:
         return rows if tensor is None else replace(rows, tensor=tensor)
 
     async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
-        """See `VisionEngine.copy_out`."""
         await self._executor.compute(copied_out, await self.to_host(rows), views)
 
     def warm_up(self, num_patches: int = 0) -> None:

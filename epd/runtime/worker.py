@@ -30,11 +30,12 @@ from epd.transport.backend import BackendSettings
 from epd.transport.backends import chosen
 from epd.transport.base import Bus, Storage
 from epd.transport.curve import ClusterKey
-from epd.transport.file_storage import FileStorage
+from epd.transport.file_store import FileStore
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
-from epd.transport.mooncake_store import MooncakeStorage
+from epd.transport.mooncake_store import MooncakeStore
 from epd.transport.routing import RoutingTransferEngine, data_host
+from epd.transport.storage import ThreadedStorage
 from epd.transport.zmq_bus import ZmqBus
 
 logger = logging.getLogger(__name__)
@@ -106,12 +107,12 @@ def open_storage(config: InstanceConfig) -> Storage | None:
     """
     encode, encodes = config.encode, "encode" in config.roles
     if encode.cache_store and encodes:
-        return MooncakeStorage(
-            encode.cache_store, data_host(config.endpoint), encode.cache_store_nbytes,
-            config.mooncake,
-        )  # fmt: skip
+        host = data_host(config.endpoint)
+        return ThreadedStorage(
+            MooncakeStore(encode.cache_store, host, encode.cache_store_nbytes, config.mooncake)
+        )
     if encode.cache_dir and (encodes or "prefill" in config.roles):
-        return FileStorage(encode.cache_dir, encode.cache_disk_nbytes)
+        return ThreadedStorage(FileStore(encode.cache_dir, encode.cache_disk_nbytes))
     return None
 
 

@@ -130,14 +130,12 @@ class FileTransferEngine(HostEngine):
         return region
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
-        """See `Exposes.expose`."""
         own = region.remote
         remote = self._make_directory(own.region_id, own.num_slots, own.slot_nbytes)
         self._attach(region, remote)
         return remote
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
-        """See `Exposes.conceal`."""
         super().conceal(region, remote)
         inbox = self._inboxes.pop(remote.locator, None)
         if inbox is not None:
@@ -231,7 +229,6 @@ class FileTransferEngine(HostEngine):
         return True
 
     async def close(self) -> None:
-        """See `HostEngine.close`."""
         await super().close()
         self._threads.shutdown(wait=False)
 

@@ -23,7 +23,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
-from epd.transport.base import Buffer, TransportError
+from epd.transport.base import Buffer, StorageUsage, TransportError
 from epd.transport.region import byte_views
 from epd.transport.whole_file import (
     TEMPORARY,
@@ -43,6 +43,8 @@ SETTLED_AFTER_NS = 2_000_000_000  # a younger time stamp may hide a later change
 
 class FileStore:
     """Raises TransportError when the directory cannot be used."""
+
+    tier = "disk"
 
     def __init__(self, directory: str, max_nbytes: int) -> None:
         self.directory = os.path.abspath(directory)
@@ -92,6 +94,17 @@ class FileStore:
             return None
         self._touch(path)
         return found.note, found.payload
+
+    def find(self, key: str, note: bytes, nbytes: int) -> memoryview | None:
+        """The value, if it has this note and length."""
+        found = self.get(key)
+        return None if found is None or (found[0], found[1].nbytes) != (note, nbytes) else found[1]
+
+    def usage(self) -> StorageUsage:
+        return StorageUsage(self.last_nbytes, self.max_nbytes, self.num_evicted)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def keys(self) -> list[str]:
         """What is there now, verified or not, the one to be evicted first at the head."""

@@ -42,8 +42,8 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-class WriteFrame(Message, frozen=True):
-    """`nbytes` of payload follow; they belong into `slots` of the region."""
+class Announced(Message, frozen=True):
+    """A write: `nbytes` that belong into `slots` of a region of this shape."""
 
     number: int
     region_id: str
@@ -51,18 +51,17 @@ class WriteFrame(Message, frozen=True):
     num_slots: int
     slots: tuple[int, ...]
     nbytes: int
+
+
+class WriteFrame(Announced, frozen=True):
+    """Its payload follows."""
+
     checksum: bool  # of what has landed is asked for
 
 
-class BeginFrame(Message, frozen=True):
+class BeginFrame(Announced, frozen=True):
     """May I write this by other means (mooncake)?  `ended`: earlier writes that are over."""
 
-    number: int
-    region_id: str
-    slot_nbytes: int
-    num_slots: int
-    slots: tuple[int, ...]
-    nbytes: int
     token: bytes  # names the write on every connection
     ended: tuple[bytes, ...]
 

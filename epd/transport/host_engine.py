@@ -11,6 +11,7 @@ from epd.messages import Address, RemoteRegion
 from epd.transport.base import Buffer, Life, Region, WriteFailed, WriteOutcome
 from epd.transport.codec import check_instance_id
 from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
+from epd.transport.frames import Announced
 from epd.transport.links import Links
 from epd.transport.region import Piece, RegionIds, SlotRegion, WriteRefused, byte_views, plan
 
@@ -66,6 +67,14 @@ class HostEngine(ABC):
     ) -> Coroutine[Any, Any, WriteOutcome]:
         """Raises WriteRefused, now or when it is awaited: no byte has moved."""
 
+    def _granted(self, frame: Announced) -> SlotRegion:
+        """The own region that a peer means to write to.  Raises WriteRefused."""
+        region = self._own.get(frame.region_id)
+        if region is None:
+            raise WriteRefused(f"region {frame.region_id!r} was revoked or never existed")
+        region.check_write(frame.slot_nbytes, frame.num_slots, frame.slots, frame.nbytes)
+        return region
+
     def _answer_later(self, work: Coroutine[Any, Any, None]) -> None:
         """What a peer waits for and the loop cannot do at once."""
         task = asyncio.get_running_loop().create_task(work)
@@ -89,7 +98,6 @@ class HostEngine(ABC):
             own.release()
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
-        """See `Exposes.conceal`."""
         self._own.pop(remote.region_id, None)
 
     async def close(self) -> None:

@@ -260,9 +260,6 @@ class Links:
         self._barred.add(life)
         self._sever_all(life)
 
-    def is_barred(self, life: Life) -> bool:
-        return life in self._barred
-
     async def succeed(self, life: Life, locator: str) -> bool:
         """The same, disturbing nothing: our present connection there, or a new one, has made the
         peer sever the lost ones before it."""

@@ -107,14 +107,12 @@ class MooncakeTransferEngine(HostEngine):
         return self._remote(region_id, locator, num_slots, slot_nbytes)
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
-        """See `Exposes.expose`."""
         own = region.remote
         remote = self._register(own.region_id, region.buffer, own.num_slots, own.slot_nbytes)
         self._own[own.region_id] = region
         return remote
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
-        """See `Exposes.conceal`."""
         if self._own.pop(remote.region_id, None) is not None:
             self._library.unregister(_address_of(region.buffer))
 
@@ -190,13 +188,10 @@ class MooncakeTransferEngine(HostEngine):
             wire.sever()
 
     def _answer(self, wire: Wire, frame: BeginFrame) -> Message:
-        region = self._own.get(frame.region_id)
-        if region is None:
-            return Declined(frame.number, f"region {frame.region_id!r} was revoked")
         if wire.peer in self._barred:
             return Declined(frame.number, "this instance is fenced")
         try:
-            region.check_write(frame.slot_nbytes, frame.num_slots, frame.slots, frame.nbytes)
+            region = self._granted(frame)
         except WriteRefused as refused:
             return Declined(frame.number, str(refused))
         self._begun[frame.token] = (wire.peer, region.buffer)
@@ -256,7 +251,6 @@ class MooncakeTransferEngine(HostEngine):
         return True
 
     async def close(self) -> None:
-        """See `HostEngine.close`."""
         if self._closed:
             return
         await super().close()

@@ -32,7 +32,6 @@ from epd.transport.base import Buffer, StorageUsage, TransportError
 from epd.transport.checksum import checksum_of
 from epd.transport.mooncake_library import check_devices, load, set_up
 from epd.transport.region import byte_views
-from epd.transport.storage_threads import StorageThreads
 from epd.transport.whole_file import head_of, parse_whole
 
 KEY = re.compile(r"[0-9a-f]{16,128}")
@@ -44,10 +43,14 @@ BUFFER_NBYTES = 128 << 20  # the client's own, between its segment and the calle
 
 
 class MooncakeStore:
-    """The blocking client; its methods never raise for what a store can do.
+    """The client, for a `ThreadedStorage`; its methods never raise for what a store can do.
 
-    Raises TransportError when the library is missing or the master does not answer.
+    `master`: HOST:PORT of `mooncake_master`; `host`: where other clients reach this one; `nbytes`:
+    of this process's memory, given to all.  Raises TransportError when the library is missing or
+    the master does not answer.
     """
+
+    tier = "store"
 
     def __init__(self, master: str, host: str, nbytes: int, config: MooncakeConfig) -> None:
         _check_master(master)
@@ -65,9 +68,12 @@ class MooncakeStore:
                 "16 MiB or more and an address of this host, and leave ports 15000 to 17000 free"
             )
         self._rests_until_s = 0.0
+        self._capacity_nbytes = nbytes
+        self._put_nbytes = 0
 
-    def get(self, key: str, note: bytes, nbytes: int) -> memoryview | None:
+    def find(self, key: str, note: bytes, nbytes: int) -> memoryview | None:
         """A value that is verified, in memory of its own.  None: a miss."""
+        _check_key(key)
         if self._rests():
             return None
         size = self._client.get_size(PREFIX + key)
@@ -81,15 +87,26 @@ class MooncakeStore:
             return None
         return found.payload
 
-    def put(self, key: str, note: bytes, value: Sequence[Buffer]) -> bool:
+    def put(self, key: str, value: Sequence[Buffer], note: bytes) -> bool:
         """Keep a value, unless there is one; False: no room, or no master."""
+        _check_key(key)
         if self._rests():
             return False
         views = byte_views(value)
         head = head_of(note, sum(view.nbytes for view in views), checksum_of(views))
         code = self._client.put_parts(PREFIX + key, head, *views)
         self._judge(code)
+        if code == 0:
+            self._put_nbytes += sum(view.nbytes for view in views)
         return bool(code == 0)
+
+    def listing(self) -> Sequence[str] | None:
+        """The master does not tell."""
+        return None
+
+    def usage(self) -> StorageUsage:
+        """What this process has put, up to what it has given: the master tells of no evictions."""
+        return StorageUsage(min(self._put_nbytes, self._capacity_nbytes), self._capacity_nbytes, 0)
 
     def close(self) -> None:
         """Take the own segment out of the store, with what lies in it; wait a little for that."""
@@ -104,48 +121,6 @@ class MooncakeStore:
         """Codes of -800 and below say that a message or its bytes did not arrive."""
         if code <= -800:
             self._rests_until_s = time.monotonic() + REST_S
-
-
-class MooncakeStorage:
-    """See `Storage`: a store's client on threads of its own.
-
-    `master`: HOST:PORT of `mooncake_master`; `host`: where other clients reach this one; `nbytes`:
-    of this process's memory, given to all.
-    """
-
-    tier = "store"
-
-    def __init__(self, master: str, host: str, nbytes: int, config: MooncakeConfig) -> None:
-        self._store = MooncakeStore(master, host, nbytes, config)
-        self._capacity_nbytes = nbytes
-        self._put_nbytes = 0
-        self._threads = StorageThreads()
-
-    async def get(self, key: str, note: bytes, nbytes: int) -> Buffer | None:
-        """See `Storage.get`."""
-        _check_key(key)
-        return await self._threads.run(lambda: self._store.get(key, note, nbytes), None)
-
-    async def put(self, key: str, note: bytes, value: Sequence[Buffer]) -> bool:
-        """See `Storage.put`; it may be forgotten at any time."""
-        _check_key(key)
-        kept = await self._threads.run(lambda: self._store.put(key, note, value), otherwise=False)
-        self._put_nbytes += kept * sum(view.nbytes for view in byte_views(value))
-        return kept
-
-    async def listing(self) -> Sequence[str] | None:
-        """See `Storage.listing`: the master does not tell."""
-        return None
-
-    def usage(self) -> StorageUsage:
-        """What this process has put, up to what it has given: the master tells of no evictions."""
-        return StorageUsage(min(self._put_nbytes, self._capacity_nbytes), self._capacity_nbytes, 0)
-
-    async def close(self) -> None:
-        """See `Storage.close`.  Idempotent."""
-        if not self._threads.closed:
-            await self._threads.run(self._store.close, None)
-        await self._threads.close()
 
 
 def _check_key(key: str) -> None:

@@ -84,12 +84,10 @@ class RoutingTransferEngine:
         return region
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
-        """See `DataPlane.descriptor`."""
         exposed = self._exposed.get(key_of(region.remote), {})
         return exposed.get(transport, region.remote)
 
     def takes_references(self, target: RemoteRegion) -> bool:
-        """See `DataPlane.takes_references`."""
         region = self._memory.find(target)
         return region is not None and region.by_reference
 

@@ -132,7 +132,8 @@ class ShmTransferEngine:
         if over is None:  # swept, or closed in good order: then the process has to be gone
             over = is_process_dead(pid)
         if over:
-            self._unmap(lambda remote: _life_of(remote) == (peer.instance_id, peer.epoch))
+            life = (peer.instance_id, peer.epoch)
+            self._unmap(lambda remote: (remote.instance_id, remote.epoch) == life)
         return over
 
     def revoke(self, region: Region) -> None:
@@ -166,7 +167,8 @@ class ShmTransferEngine:
         known, segment = self._mapped[key]
         if known != target:
             raise WriteRefused(f"region {target.region_id!r} is described differently than before")
-        self._check_served(segment, target)
+        if not segment.is_served():
+            self._refuse(target)
         return segment
 
     def _attach(self, target: RemoteRegion) -> Segment:
@@ -183,10 +185,6 @@ class ShmTransferEngine:
             target.locator, target.num_slots * target.slot_nbytes, self._directory
         )
 
-    def _check_served(self, segment: Segment, target: RemoteRegion) -> None:
-        if not segment.is_served():
-            self._refuse(target)
-
     def _refuse(self, target: RemoteRegion) -> NoReturn:
         self._unmap(lambda remote: remote == target)
         raise SegmentGone(
@@ -199,10 +197,6 @@ class ShmTransferEngine:
             if which(remote):
                 del self._mapped[key]
                 segment.close()
-
-
-def _life_of(remote: RemoteRegion) -> tuple[str, int]:
-    return (remote.instance_id, remote.epoch)
 
 
 def _make(its: BackendSettings) -> ShmTransferEngine:

@@ -81,7 +81,6 @@ class TcpTransferEngine(HostEngine):
         return region
 
     def expose(self, region: SlotRegion) -> RemoteRegion:
-        """See `Exposes.expose`."""
         own = region.remote
         self._own[own.region_id] = region
         return self._remote(own.region_id, self._links.listen(), own.num_slots, own.slot_nbytes)
@@ -147,14 +146,6 @@ class TcpTransferEngine(HostEngine):
             [memory[offset : offset + length] for offset, length in places],
             functools.partial(self._landed, wire, frame, region),
         )
-
-    def _granted(self, frame: WriteFrame) -> SlotRegion:
-        """The region that the frame means.  Raises WriteRefused."""
-        region = self._own.get(frame.region_id)
-        if region is None:
-            raise WriteRefused(f"region {frame.region_id!r} was revoked or never existed")
-        region.check_write(frame.slot_nbytes, frame.num_slots, frame.slots, frame.nbytes)
-        return region
 
     def _landed(self, wire: Wire, frame: WriteFrame, region: SlotRegion) -> None:
         if region.revoked:

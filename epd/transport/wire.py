@@ -45,10 +45,9 @@ class Wire(asyncio.BufferedProtocol):
         self._on_made = on_made
         self.peer = ("", 0)  # instance id and epoch, once proved
         self.nonce = b""
-        self.lost = False
         self.turn = asyncio.Lock()  # payloads leave one after the other
         self.unanswered = 0
-        self._severed = False
+        self.severed = False
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -66,7 +65,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def post(self, frame: Message) -> None:
         """Send a small frame; nothing happens if the connection is gone."""
-        if self._transport is not None and not self._severed:
+        if self._transport is not None and not self.severed:
             body = encode(frame)
             self._transport.write(LENGTH.pack(len(body)) + body)
 
@@ -74,7 +73,7 @@ class Wire(asyncio.BufferedProtocol):
         """A number for a write, and the future of its answer (WireLost if it never comes)."""
         self._next_number += 1
         future: asyncio.Future[Done | Declined] = asyncio.get_running_loop().create_future()
-        if self._severed:
+        if self.severed:
             future.set_exception(WireLost("the connection is lost"))
         self._answers[self._next_number] = future
         future.add_done_callback(_seen)
@@ -94,7 +93,7 @@ class Wire(asyncio.BufferedProtocol):
         """Send payload.  Raises WireLost when the connection breaks or makes no progress."""
         for view in payload:
             for start in range(0, view.nbytes, CHUNK_NBYTES):
-                if self._transport is None or self._severed:
+                if self._transport is None or self.severed:
                     raise WireLost("the connection broke in the middle of a write")
                 self._transport.write(view[start : start + CHUNK_NBYTES])
                 await self._drained(stall_timeout_s)
@@ -121,7 +120,7 @@ class Wire(asyncio.BufferedProtocol):
         self._payload_progressed()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._severed:
+        if self.severed:
             return self._scratch
         if self._into:
             return self._into[-1]
@@ -130,7 +129,7 @@ class Wire(asyncio.BufferedProtocol):
         return self._part[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._severed:
+        if self.severed:
             return
         if self._into:
             rest = self._into[-1][nbytes:]
@@ -187,7 +186,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def sever(self) -> None:
         """Close now.  No byte lands after this, and what was not sent yet is not sent."""
-        self._severed = True
+        self.severed = True
         self._into = []
         self._landed = None
         if self._transport is not None and not self._transport.is_closing():
@@ -196,24 +195,19 @@ class Wire(asyncio.BufferedProtocol):
     def hang_up(self, last_message: Message) -> None:
         """Say one thing more and close; nothing that comes in counts."""
         self.post(last_message)
-        self._severed = True
+        self.severed = True
         if self._transport is not None:
             self._transport.close()
-
-    @property
-    def severed(self) -> bool:
-        return self._severed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by duck typing
         self._transport.set_write_buffer_limits(high=0)  # at most one chunk is copied aside
-        if self._severed:
+        if self.severed:
             self._transport.abort()
             return
         self._on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
         self.sever()
         self._writable.set()
         for future in self._answers.values():

@@ -121,7 +121,7 @@ async def test_a_zeroed_block_is_noticed(family: str, driver: Callable[[str], Dr
     await serving.step([request], 4096)
     step = request.next_step(1)
     clean = serving.language.logits([step])
-    serving.language.kv_views([request.blocks[0]])[0][:] = bytes(
+    serving.language.pool.views([request.blocks[0]])[0][:] = bytes(
         serving.language.kv_layout.block_nbytes
     )
     damaged = serving.language.logits([step])
@@ -151,10 +151,10 @@ async def test_decode_continues_from_copied_blocks(
     request = await serving.request("r", prompt, images, max_tokens=NEW_TOKENS)
     while not request.output:
         await serving.step([request], 13)
-    sources = serving.language.kv_views(request.blocks)
+    sources = serving.language.pool.views(request.blocks)
     serving.release([request])
     request.blocks = [there.free.pop() for _ in sources]
-    for source, target in zip(sources, language.kv_views(request.blocks), strict=True):
+    for source, target in zip(sources, language.pool.views(request.blocks), strict=True):
         target[:] = source
     answers = await there.run([request])
     await executor.close()

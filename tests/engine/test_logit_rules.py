@@ -12,8 +12,9 @@ import torch
 
 from epd.engine.base import StepFailure
 from epd.engine.logit_rules import Bits, LogitRules, SampleRequest
-from epd.engine.sampler import Draft, sample
+from epd.engine.sampler import Draft
 from epd.messages import SamplingParams
+from tests.engine.sampling import sample
 
 VOCABULARY = 83
 SAMPLED = 5  # rows of the step before

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from epd.engine.base import StepFailure
 from epd.engine.logit_rules import SampleRequest
-from epd.engine.sampler import sample, uniform
+from epd.engine.sampler import uniform
 from epd.messages import SamplingParams, TokenLogprobs
+from tests.engine.sampling import sample
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 

@@ -7,8 +7,9 @@ import torch
 
 from epd.engine.base import StepFailure
 from epd.engine.logit_rules import LogitRules, SampleRequest
-from epd.engine.sampler import Draft, sample
+from epd.engine.sampler import Draft
 from epd.messages import SamplingParams, TokenLogprobs
+from tests.engine.sampling import sample
 from tests.engine.test_logit_rules import delayed, some_wishes
 
 VOCABULARY = 151936

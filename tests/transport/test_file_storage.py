@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from epd.transport.file_storage import FileStorage
-from epd.transport.storage_threads import MAX_WAITING
+from epd.transport.base import Storage
+from epd.transport.file_store import FileStore
+from epd.transport.storage import MAX_WAITING, ThreadedStorage
 from tests.contract.transfer_kit import pattern
 from tests.patience import PATIENCE_S
 
@@ -27,22 +28,22 @@ VALUE = pattern(10_000)
 
 
 @pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[FileStorage]:
-    made = FileStorage(str(tmp_path / "rows"), 1 << 20)
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    made = ThreadedStorage(FileStore(str(tmp_path / "rows"), 1 << 20))
     yield made
     await made.close()
 
 
-async def test_what_one_process_put_another_gets(storage: FileStorage, tmp_path: Path) -> None:
+async def test_what_one_process_put_another_gets(storage: Storage, tmp_path: Path) -> None:
     assert await storage.put(KEY, NOTE, [VALUE[:7], VALUE[7:]])
-    other = FileStorage(str(tmp_path / "rows"), 1 << 20)
+    other = ThreadedStorage(FileStore(str(tmp_path / "rows"), 1 << 20))
     found = await other.get(KEY, NOTE, len(VALUE))
     assert bytes(found) == VALUE
     await other.close()
     assert await other.get(KEY, NOTE, len(VALUE)) is None, "closed"
 
 
-async def test_a_file_under_another_name_is_a_miss(storage: FileStorage, tmp_path: Path) -> None:
+async def test_a_file_under_another_name_is_a_miss(storage: Storage, tmp_path: Path) -> None:
     """F38: a restored backup, a clumsy hand."""
     await storage.put(KEY, NOTE, [VALUE])
     shutil.copytree(tmp_path / "rows" / KEY, tmp_path / "rows" / OTHER)
@@ -51,14 +52,14 @@ async def test_a_file_under_another_name_is_a_miss(storage: FileStorage, tmp_pat
     assert await storage.get(KEY, NOTE, len(VALUE)) is not None
 
 
-async def test_another_note_replaces_the_value(storage: FileStorage) -> None:
+async def test_another_note_replaces_the_value(storage: Storage) -> None:
     """Rows of another dtype under one hash must not stay for ever."""
     await storage.put(KEY, b"bfloat16 8 4", [VALUE[:5000]])
     assert await storage.put(KEY, NOTE, [VALUE])
     assert bytes(await storage.get(KEY, NOTE, len(VALUE)) or b"") == VALUE
 
 
-async def test_a_value_does_not_depend_on_its_file(storage: FileStorage, tmp_path: Path) -> None:
+async def test_a_value_does_not_depend_on_its_file(storage: Storage, tmp_path: Path) -> None:
     """Memory that is mapped would take the process with it when the file is cut."""
     await storage.put(KEY, NOTE, [VALUE])
     found = await storage.get(KEY, NOTE, len(VALUE))
@@ -67,7 +68,7 @@ async def test_a_value_does_not_depend_on_its_file(storage: FileStorage, tmp_pat
     assert await storage.get(KEY, NOTE, len(VALUE)) is None
 
 
-async def test_a_directory_that_is_gone_keeps_nothing(storage: FileStorage, tmp_path: Path) -> None:
+async def test_a_directory_that_is_gone_keeps_nothing(storage: Storage, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "rows")
     (tmp_path / "rows").write_text("no directory")
     assert not await storage.put(KEY, NOTE, [VALUE])
@@ -76,10 +77,12 @@ async def test_a_directory_that_is_gone_keeps_nothing(storage: FileStorage, tmp_
 
 FULL = """
 import asyncio, resource, signal, sys
-from epd.transport.file_storage import FileStorage
+from epd.transport.base import Storage
+from epd.transport.file_store import FileStore
+from epd.transport.storage import ThreadedStorage
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-storage = FileStorage(sys.argv[1], 1 << 20)
+storage = ThreadedStorage(FileStore(sys.argv[1], 1 << 20))
 async def main():
     small = await storage.put("aa" * 32, b"", [bytes(1000)])
     big = await storage.put("bb" * 32, b"", [bytes(100_000)])
@@ -101,7 +104,7 @@ def test_a_full_disk_keeps_what_it_has(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_hangs_is_not_waited_for(
-    storage: FileStorage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F4: beyond a bound of open calls every answer is a miss, at once."""
     goes_on = threading.Event()
@@ -120,7 +123,7 @@ async def test_a_disk_that_hangs_is_not_waited_for(
 
 
 async def test_usage_tells_evictions(tmp_path: Path) -> None:
-    storage = FileStorage(str(tmp_path), 25_000)
+    storage = ThreadedStorage(FileStore(str(tmp_path), 25_000))
     for number in range(4):
         assert await storage.put(f"{number:064x}", NOTE, [VALUE])
     usage = storage.usage()

@@ -19,7 +19,8 @@ from epd.config import MOONCAKE_OVER_TCP
 from epd.transport import mooncake_store
 from epd.transport.base import TransportError
 from epd.transport.mooncake_library import missing
-from epd.transport.mooncake_store import PREFIX, MooncakeStorage
+from epd.transport.mooncake_store import PREFIX, MooncakeStore
+from epd.transport.storage import ThreadedStorage
 from tests.contract.transfer_kit import pattern
 from tests.patience import PATIENCE_S
 
@@ -63,16 +64,17 @@ def master(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     process.wait()
 
 
-def opened(master: str, nbytes: int = 32 * MIB) -> MooncakeStorage:
-    return MooncakeStorage(master, "127.0.0.1", nbytes, MOONCAKE_OVER_TCP)
+def opened(master: str, nbytes: int = 32 * MIB) -> ThreadedStorage:
+    return ThreadedStorage(MooncakeStore(master, "127.0.0.1", nbytes, MOONCAKE_OVER_TCP))
 
 
 CHILD = """
 import asyncio, sys
 from tests.patience import PATIENCE_S
 from epd.config import MOONCAKE_OVER_TCP
-from epd.transport.mooncake_store import MooncakeStorage
-storage = MooncakeStorage(sys.argv[1], "127.0.0.1", 16 << 20, MOONCAKE_OVER_TCP)
+from epd.transport.mooncake_store import MooncakeStore
+from epd.transport.storage import ThreadedStorage
+storage = ThreadedStorage(MooncakeStore(sys.argv[1], "127.0.0.1", 16 << 20, MOONCAKE_OVER_TCP))
 async def main():
     found = await storage.get(sys.argv[2], sys.argv[3].encode(), int(sys.argv[4]))
     print("found", sum(found) if found is not None else None)
@@ -147,7 +149,7 @@ def test_a_master_that_is_not_there_is_told_at_once() -> None:
 
 
 async def test_no_key_is_a_path() -> None:
-    storage = MooncakeStorage.__new__(MooncakeStorage)
+    storage = ThreadedStorage(MooncakeStore.__new__(MooncakeStore))
     with pytest.raises(TransportError, match="hex digits"):
         await storage.get("../../etc/passwd", NOTE, 1)
     with pytest.raises(TransportError, match="hex digits"):

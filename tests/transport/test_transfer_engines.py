@@ -189,7 +189,7 @@ class TcpDoubt(World):
         wire._transport.pause_reading()
 
         def go_on() -> None:
-            if not wire.lost:
+            if not wire.severed:
                 wire._transport.resume_reading()
 
         outcome = await writer.write([bytes(32 << 20)], region.remote, (0,))

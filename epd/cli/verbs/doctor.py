@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 DESCRIPTION = """
 Look at everything that epd needs on this host, and say of each thing that is wrong how to fix it.
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     checks = examine(args.model, args.host, args.port, args.run_dir, fix=args.fix)
     ok = all(check.ok for check in checks)
     if args.json:
-        print(json.dumps({"ok": ok, "checks": [check.as_dict() for check in checks]}))
+        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}))
         return OK if ok else FAILED
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<15} {check.detail}")
