@@ -8,8 +8,6 @@ that doubles; who has lived for long begins with the first pause again.
 
 Who is asked to stop drains, in a time that is bounded; then it is killed.  It may be asked while its
 process is still being made: that process is told as soon as it is there.
-
-There is one clock, and each ARM_... winds it for its own state.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from epd.fsm.kernel import (
     Row,
     State,
     Table,
+    Timers,
 )
 
 
@@ -117,7 +116,7 @@ ROWS = (
     Row(S.PENDING, StartDue, S.STARTING, (Do.LAUNCH, Do.ARM_LIFE)),
     Row(S.PAUSED, StartDue, S.RESTARTING, (Do.LAUNCH, Do.ARM_LIFE)),
     Row((S.STARTING, S.RESTARTING), Served, S.SERVING, (Do.TELL_SERVED,)),
-    Row(_LIVES, LivedLong, None, (Do.FIRST_PAUSE,)),
+    Row(_LIVES, LivedLong, None, (Do.FIRST_PAUSE, Do.ARM_LIFE)),
     Row(S.STARTING, (Ended, LaunchFailed), S.FAILED, (Do.TELL_FAILED,), note="a mistake in the configuration"),
     Row(S.SERVING, Ended, S.PAUSED, (Do.ARM_PAUSE,), note="its next life has a new epoch (F44)"),
     Row(S.RESTARTING, (Ended, LaunchFailed), S.PAUSED, (Do.ARM_PAUSE,), note="the next one is longer"),
@@ -144,7 +143,12 @@ _HELD: dict[State, str] = {
     S.SERVING: "it serves until it ends or is asked to",
     S.KILLING: "only the kernel ends it",
 }
-TABLE = Table("CHILD", __doc__ or "", S, S.PENDING, _OVER, ROWS, IGNORES, _HELD)
+_TIMERS: Timers = {
+    StartDue: (Do.ARM_PAUSE,),
+    LivedLong: (Do.ARM_LIFE,),
+    KillDue: (Do.ARM_KILL, Do.ARM_GONE),
+}
+TABLE = Table("CHILD", __doc__ or "", S, S.PENDING, _OVER, ROWS, IGNORES, _HELD, _TIMERS)
 # fmt: on
 
 

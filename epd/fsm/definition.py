@@ -8,7 +8,7 @@ from typing import Any
 
 import transitions
 
-from epd.fsm.rows import Action, Effect, Event, Guard, Ignore, Owned, Row, State
+from epd.fsm.rows import Action, Effect, Event, Guard, Ignore, Owned, Row, State, Timers
 
 
 class TableError(Exception):
@@ -63,6 +63,7 @@ class Definition:
         rows: Iterable[Row],
         ignores: Iterable[Ignore] = (),
         held: Mapping[State, str] | None = None,
+        timers: Timers | None = None,
     ) -> None:
         self.name = name
         self.theory = theory
@@ -72,17 +73,30 @@ class Definition:
         self.rows = tuple(rows)
         self.ignores = tuple(ignores)
         self.held = dict(held or {})
+        self.timers = dict(timers or {})
         self.events = tuple(dict.fromkeys(event for row in self.rows for event in row.events))
         things = [t for s in self.states for t in s.owns]
         things += [t for event in self.events for t in event.brings]
         self.owned: tuple[Owned, ...] = tuple(type(things[0])) if things else ()
         self.effects = tuple(dict.fromkeys(e for _, call in self.cells() for e in call.effects))
+        self.running = {  # of each state, the timers that run there
+            state: frozenset(event for event in self.timers if self.rows_of(state, event))
+            for state in self.states
+        }
+        self.ignores += tuple(self._late())
         self.machine = self._define()
         self.dispatch = self._compile()
         self.check()
 
     def check(self) -> None:
         """Raises TableError where a law is broken; a `Table` does."""
+
+    def _late(self) -> Iterator[Ignore]:
+        """A timer does not run where there is no row for it, and changes nothing there."""
+        for event in self.timers:
+            rest = [s for s in self.states if event not in self.running[s]]
+            if states := tuple(s for s in rest if self.ignore_of(s, event) is None):
+                yield Ignore(states, (event,), "its timer does not run here")
 
     def _define(self) -> transitions.Machine:
         """The table as a `transitions.Machine`: the definition that everything else is read from."""

@@ -41,6 +41,7 @@ from epd.fsm.kernel import (
     Row,
     State,
     Table,
+    Timers,
     unless,
 )
 from epd.records import Clip, PixelBounds
@@ -62,6 +63,7 @@ class Do(Effect):
     FILL_ONE = "tell the new room's transfer that its bytes are ready"
     FAIL_ROOMS = "tell every room's transfer that its source failed"
     RELEASE_ROWS = "drop the rows and their share of the budget"
+    ARM_OUTCOME = "bound the wait for the outcome of work that nobody waits for"
     REPORT_HANG = "the device does not answer: say so in health and log"
 
 
@@ -320,7 +322,7 @@ ROWS = (
     Row(S.PREPARED, BatchStarted, S.ENCODING, (), enter_batch),
     Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows),
     Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the image's fault: another encoder may do it"),
-    Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS,), note_timeout),
+    Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME), note_timeout),
     Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),
     Row((*_IN_THE_MAKING, S.DEMOTED), RoomClosed, None, (), remove_room, others_wait),
     Row(_AT_WORK, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "a pool thread owns the image, the device the patches"),
@@ -353,12 +355,11 @@ ROWS = (
     Row(_AT_REST, (EvictionRequested, IdleTimePassed), None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
 )
 
-_COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed, CopyTimedOut)
+_COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed)
 
 IGNORES = (
-    Ignore(_ENDED, (RoomClosed, Withdrawn, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, EncodeTimedOut, LoadSucceeded, LoadMissed, LoadTimedOut, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
-    Ignore((S.LOADING, *_CACHED), (EncodeTimedOut,), "a late timer"),
-    Ignore((*_IN_THE_MAKING, S.ABANDONED, *_CACHED), (LoadSucceeded, LoadMissed, LoadTimedOut), "storage answers late: it was not waited for"),
+    Ignore(_ENDED, (RoomClosed, Withdrawn, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, LoadSucceeded, LoadMissed, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
+    Ignore((*_IN_THE_MAKING, S.ABANDONED, *_CACHED), (LoadSucceeded, LoadMissed), "storage answers late: it was not waited for"),
     Ignore((S.LOADING, *_IN_THE_MAKING, S.ABANDONED), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
     Ignore((S.DEMOTING, S.PROMOTING), (DemotionRequested, EvictionRequested, IdleTimePassed), "on its way already"),
     Ignore((S.DEMOTED,), (DemotionRequested,), "it is there already"),
@@ -367,7 +368,12 @@ IGNORES = (
     Ignore((S.PROMOTING,), (DemotionSucceeded,), "the late end of a copy that was given up"),
 )
 
-TABLE = Table("ENCODING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)
+_TIMERS: Timers = {
+    LoadTimedOut: (Do.START_LOAD,),
+    EncodeTimedOut: (Do.START_PREPROCESS, Do.ARM_OUTCOME),
+    CopyTimedOut: (Do.START_DEMOTION, Do.START_PROMOTION),
+}
+TABLE = Table("ENCODING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers=_TIMERS)
 # fmt: on
 
 

@@ -43,6 +43,7 @@ from epd.fsm.kernel import (
     Row,
     State,
     Table,
+    Timers,
     unless,
 )
 from epd.records import TokenChunk
@@ -346,14 +347,21 @@ ROWS = (
 _SAID_ONCE = (CancelRequested, StopRequested, Refused, Abandoned)  # by the API
 
 IGNORES = (
-    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, AttemptTimedOut, TokenTimedOut, *_SAID_ONCE), "nobody reads it any more"),
+    Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, *_SAID_ONCE), "nobody reads it any more"),
     Ignore((S.MIGRATING,), (Accepted,), "a late confirmation"),
-    Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AttemptTimedOut), "of the attempt that was given up"),
-    Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed, AbortTimedOut), "of an attempt that was given up"),
-    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AttemptTimedOut, AbortConfirmed, AbortTimedOut, DeadlinePassed, TokenTimedOut, *_SAID_ONCE), "the one answer was given"),
+    Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
+    Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed,), "of an attempt that was given up"),
+    Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, *_SAID_ONCE), "the one answer was given"),
 )
 
-TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES)
+_TIMERS: Timers = {
+    DeadlinePassed: (Do.ARM_DEADLINE,),
+    TokenTimedOut: (Do.ARM_PATIENCE,),
+    AttemptTimedOut: (Do.ARM_ATTEMPT,),
+    AbortTimedOut: (Do.ARM_ABORT,),
+    PlacementTimedOut: (Do.PLACE, Do.AWAIT_TOPOLOGY),
+}
+TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES, timers=_TIMERS)
 # fmt: on
 
 

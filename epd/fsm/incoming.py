@@ -220,12 +220,11 @@ IGNORES = (
     Ignore((S.PENDING,), (CancelAcked, CommitReceived, DoubtReceived), "nothing was granted: stray messages move nothing"),
     Ignore((S.PENDING,), (PeerSilent,), "it waits for slots of its own side"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelRequested, DoubtReceived, PeerSilent), "it is being ended already: the writer's message is awaited"),
-    Ignore((S.EXPIRE_PENDING,), (DeadlinePassed,), "the deadline has passed once"),
-    Ignore((S.QUARANTINED,), (PeerLost, DeadlinePassed, GraceEnded), "time frees nothing (F7)"),
+    Ignore((S.QUARANTINED,), (PeerLost,), "it is lost or not: only a fence tells more (F7)"),
     Ignore((S.PUBLISHING,), (CancelRequested,), "what has landed is published; its owner decides what to do with it"),
     Ignore((S.PUBLISHING,), (CancelAcked, AbortReceived, DoubtReceived), "an answer that the commit overtook"),
-    Ignore((S.PUBLISHING,), (PeerLost, PeerSilent, RetryDue), "the bytes are here: nothing more is wanted of the peer"),
-    Ignore(_ENDED, (CancelRequested, CancelAcked, AbortReceived, DoubtReceived, PeerLost, PeerSilent, PeerFenced, DeadlinePassed, GraceEnded, RetryDue), "it has ended; a late timer, answer or notice has nothing left to change"),
+    Ignore((S.PUBLISHING,), (PeerLost, PeerSilent), "the bytes are here: nothing more is wanted of the peer"),
+    Ignore(_ENDED, (CancelRequested, CancelAcked, AbortReceived, DoubtReceived, PeerLost, PeerSilent, PeerFenced), "it has ended; a late answer or notice has nothing left to change"),
 )
 
 TABLE = Table(
@@ -239,6 +238,11 @@ TABLE = Table(
     held={
         S.PUBLISHING: "bounded work of this process on bytes that are here: its outcome decides",
         S.QUARANTINED: "only the writer's end or a fence may free memory (F7, F8)",
+    },
+    timers={
+        DeadlinePassed: (),
+        RetryDue: (Do.ARM_RETRY, Do.START_FENCE),
+        GraceEnded: (Do.ARM_GRACE,),
     },
 )
 # fmt: on

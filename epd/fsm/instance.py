@@ -14,7 +14,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    Timers,
+)
 from epd.records import InstanceInfo, Load
 
 
@@ -32,6 +43,8 @@ class Do(Effect):
     REFUSE = "answer the join with the reason"
     PUBLISH = "send the registry to every instance"
     FAIL_ATTEMPTS = "tell every generation that used it"
+    WATCH = "restart the clock of silence, with both its marks"
+    WATCH_ON = "restart it from its first mark"
     DISCONNECT = "forget the connection"
 
 
@@ -92,29 +105,29 @@ _ENDED = (S.LOST, S.LEFT)
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.JOINING, JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH)),
+    Row(S.JOINING, JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH, Do.WATCH)),
     Row(S.JOINING, JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),
     Row(S.JOINING, HeartbeatsEnded, S.LOST, (Do.DISCONNECT,)),
     Row((S.HEALTHY, S.SUSPECT, S.DRAINING), JoinAccepted, None, (Do.WELCOME,), note="its welcome was lost"),
-    Row(S.HEALTHY, HeartbeatReceived, None, (), keep_load),
-    Row(S.HEALTHY, HeartbeatMissed, S.SUSPECT),
-    Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (), keep_load),
+    Row((S.HEALTHY, S.DRAINING), HeartbeatReceived, None, (Do.WATCH,), keep_load),
+    Row(S.HEALTHY, HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
+    Row(S.DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
+    Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (Do.WATCH,), keep_load),
     Row((S.HEALTHY, S.SUSPECT), HeartbeatsEnded, S.LOST, _LOSS),
     Row((S.HEALTHY, S.SUSPECT), DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
     Row((S.HEALTHY, S.SUSPECT, S.DRAINING), EpochReplaced, S.LOST, _LOSS, note="restarted (F44)"),
     Row((S.HEALTHY, S.SUSPECT, S.DRAINING), LeftReceived, S.LEFT, _LOSS),
-    Row(S.DRAINING, HeartbeatReceived, None, (), keep_load),
     Row(S.DRAINING, HeartbeatsEnded, S.LOST, _LOSS),
 )
 
 IGNORES = (
-    Ignore((S.SUSPECT, S.DRAINING, S.JOINING), (HeartbeatMissed,), "only HeartbeatsEnded counts here"),
     Ignore((S.JOINING,), (HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced), "not a member yet"),
     Ignore((S.DRAINING,), (DrainAnnounced,), "said before"),
-    Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, HeartbeatMissed, HeartbeatsEnded, DrainAnnounced, LeftReceived, EpochReplaced), "this epoch is over; the process must join with a new one"),
+    Ignore(_ENDED, (JoinAccepted, HeartbeatReceived, DrainAnnounced, LeftReceived, EpochReplaced), "this epoch is over; the process must join with a new one"),
 )
 
-TABLE = Table("INSTANCE", __doc__ or "", S, S.JOINING, _ENDED, ROWS, IGNORES)
+_TIMERS: Timers = {HeartbeatMissed: (Do.WATCH,), HeartbeatsEnded: (Do.WATCH, Do.WATCH_ON)}
+TABLE = Table("INSTANCE", __doc__ or "", S, S.JOINING, _ENDED, ROWS, IGNORES, timers=_TIMERS)
 # fmt: on
 
 

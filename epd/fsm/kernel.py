@@ -19,6 +19,10 @@ only possibly (a text has no images), so to give back twice does no harm.  A row
 thing by another effect that the thing names (`passed_on_by`): a hand-over, or one of several
 answers.  A thing without a release is in use: only an event ends it.
 
+Timers are data.  A table names the events that its own timers fire, and the effects that arm each (or
+none: it runs from birth).  A timer runs in the states that have a row for its event; entering any
+other state ends it, so no row and no role disarms, and there its event changes nothing.
+
 What the table must satisfy is checked at import, see `epd.fsm.laws`:
 
 - every (state, event) is a row, an `Ignore` with a written reason, or illegal;
@@ -30,8 +34,10 @@ What the table must satisfy is checked at import, see `epd.fsm.laws`:
 terminal
   states own nothing, no row writes by hand what follows from owners, and nobody ignores an event
   that brings something, or ends what he owns;
-- every non-terminal state has an exit by time: an edge on an event with `by_time`; or it is `held`,
-  with a written reason why time must not end it, and has a `by_time` row that tries again.
+- what is armed runs in the state that is entered;
+- every non-terminal state has an exit by time, whatever led to it: a timer that is armed then, or
+  another machine's clock (an event with `by_time` that is no timer of its own), has an edge out of
+  it; or it is `held`, with a written reason why time must not end it, and such a row tries again.
 
 An illegal event raises `IllegalEvent` with the machine's story.  It fails that one object: the
 caller turns it into the object's own fault, never into the death of the process.
@@ -45,7 +51,7 @@ from typing import Any, ClassVar, Protocol
 from epd.fsm.definition import Definition, GuardCall, RowCall, TableError
 from epd.fsm.entry import StoryEntry
 from epd.fsm.laws import LAWS
-from epd.fsm.rows import Effect, Event, Ignore, Owned, Row, State, Unless, unless
+from epd.fsm.rows import Effect, Event, Ignore, Owned, Row, State, Timers, Unless, unless
 
 __all__ = [
     "NULL_JOURNAL",
@@ -63,6 +69,7 @@ __all__ = [
     "State",
     "Table",
     "TableError",
+    "Timers",
     "Unless",
     "unless",
 ]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from enum import Enum
 from itertools import product
 
-from epd.fsm.definition import Definition
-from epd.fsm.rows import State, Unless
+from epd.fsm.definition import Definition, RowCall
+from epd.fsm.rows import Event, State, Unless
 
 
 def _guards(table: Definition) -> str:
@@ -84,20 +84,60 @@ def _reachability(table: Definition) -> str:
     return f"no way to a terminal state from {', '.join(traps)}" if traps else ""
 
 
+Moment = tuple[State, frozenset[type[Event]]]
+
+
+def moments(table: Definition) -> set[Moment]:
+    """Every state that can be reached by an event, with timers that run in it then."""
+    born = frozenset(event for event, arms in table.timers.items() if not arms)
+    frontier: list[Moment] = [(table.initial, born & table.running[table.initial])]
+    seen = set(frontier if born else ())
+    while frontier:
+        here, running = frontier.pop()
+        for source, call in table.cells():
+            rings = call.event in table.timers
+            if source is not here or (rings and call.event not in running):
+                continue
+            target = call.row.target or source
+            runs = running - {call.event} | _armed(table, call)
+            after = (target, runs & table.running[target])
+            if after not in seen:
+                seen.add(after)
+                frontier.append(after)
+    return seen
+
+
+def _armed(table: Definition, call: RowCall) -> set[type[Event]]:
+    return {event for event, arms in table.timers.items() if set(arms) & set(call.effects)}
+
+
+def _timers(table: Definition) -> str:
+    """What is armed runs in the state that is entered."""
+    for source, call in table.cells():
+        target = call.row.target or source
+        idle = _armed(table, call) - table.running[target]
+        if idle:
+            what = ", ".join(event.__name__ for event in idle)
+            return f"{source.name} x {call.event.__name__} arms {what}, of which {target.name} has no row"
+    return ""
+
+
 def _exits_by_time(table: Definition) -> str:
-    timed = {
-        source
-        for row in table.rows
-        for source in row.sources
-        if any(e.by_time for e in row.events) and row.target not in (None, source)
-    }
-    retried = {s for s, call in table.cells() if call.event.by_time and call.effects}
-    stuck = [
-        s.name
-        for s in table.states
-        if s not in table.terminal and s not in timed and not (s in table.held and s in retried)
-    ]
-    return f"no exit by time (fault F15): {', '.join(stuck)}" if stuck else ""
+    """Whatever led to a state: a timer runs in it that has a way out (or, if it is held, tries
+    again), or another machine's clock has."""
+    for state, running in moments(table):
+        rings = [
+            call
+            for source, call in table.cells()
+            if source is state and call.event.by_time
+            if call.event in running or call.event not in table.timers
+        ]
+        leaves = any(call.row.target not in (None, state) for call in rings)
+        tries = state in table.held and any(call.effects for call in rings)
+        if not (state in table.terminal or leaves or tries):
+            runs = ", ".join(sorted(event.__name__ for event in running)) or "none"
+            return f"no exit by time (fault F15): {state.name}, where of its timers run: {runs}"
+    return ""
 
 
 LAWS = (
@@ -107,6 +147,7 @@ LAWS = (
     _ignored_owners,
     _ways_back,
     _reachability,
+    _timers,
     _exits_by_time,
 )
 

@@ -31,6 +31,7 @@ from epd.fsm.kernel import (
     Row,
     State,
     Table,
+    Timers,
     unless,
 )
 from epd.records import Address
@@ -102,11 +103,12 @@ ROWS = (
 
 IGNORES = (
     Ignore(_SILENT, (Doubted,), "it is asked already"),
-    Ignore((S.CARRIES, S.OVER), (Doubted, EchoReceived, EchoMissed, RetryDue, PeerLost), "the doubt is over"),
+    Ignore((S.CARRIES, S.OVER), (Doubted, EchoReceived, PeerLost), "the doubt is over"),
 )
 
 _HELD: dict[State, str] = {S.UNREACHABLE: "only an echo or the peer's end says that it is reachable, or gone"}
-TABLE = Table("LINK", __doc__ or "", S, S.ASKED, (S.CARRIES, S.OVER), ROWS, IGNORES, _HELD)
+_TIMERS: Timers = {RetryDue: (Do.ARM_RETRY,), EchoMissed: (Do.ARM_TIMEOUT,)}
+TABLE = Table("LINK", __doc__ or "", S, S.ASKED, (S.CARRIES, S.OVER), ROWS, IGNORES, _HELD, _TIMERS)
 # fmt: on
 
 

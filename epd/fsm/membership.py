@@ -24,7 +24,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, Ignore, Journal, Machine, Row, State, Table
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Effect,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    Timers,
+)
 
 
 class S(State):
@@ -194,15 +205,20 @@ ROWS = (
 IGNORES = (
     Ignore((S.JOINING,), (Acknowledged, NewsMissed, Forgotten), "meant for an earlier life of this name"),
     Ignore((S.JOINING, S.REJOINING, S.CUT_OFF, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF), (LostOneListed,), "it asks already, and says it"),
-    Ignore((S.MEMBER, S.DRAINING), (JoinDue,), "the answer was faster"),
     Ignore(_DRAINING, (DrainRequested,), "said before"),
-    Ignore(_ENDED, (JoinDue, Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, AbsenceSettled, GatewayFellSilent, Refused, DrainRequested, DrainTimedOut, LeaveRequested), "this life is over"),
+    Ignore(_ENDED, (Welcomed, Acknowledged, NewsMissed, Forgotten, LostOneListed, GatewayReplaced, RegistryBegan, Refused, DrainRequested, LeaveRequested), "this life is over"),
 )
 
 _ANY_ORDER = "only the gateway's message ends it: instances may start first"
 _SILENT = "only a gateway's message ends it, and its own work goes on meanwhile"
 _HELD: dict[State, str] = {S.JOINING: _ANY_ORDER, S.CUT_OFF: _SILENT}
-TABLE = Table("MEMBERSHIP", __doc__ or "", S, S.OUTSIDE, _ENDED, ROWS, IGNORES, _HELD)
+_TIMERS: Timers = {
+    JoinDue: (Do.ARM_JOIN,),
+    GatewayFellSilent: (Do.ARM_SILENCE,),
+    AbsenceSettled: (Do.ARM_ABSENT,),
+    DrainTimedOut: (Do.ARM_DRAIN,),
+}
+TABLE = Table("MEMBERSHIP", __doc__ or "", S, S.OUTSIDE, _ENDED, ROWS, IGNORES, _HELD, _TIMERS)
 # fmt: on
 
 

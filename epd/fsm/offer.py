@@ -118,11 +118,11 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.TAKEN,), (RetryDue, Taken, RowsKept), "the last one has taken its image"),
-    Ignore(_OVER, (RetryDue, Taken, RowsKept, Answered, GivenUp), "nobody wants them any more"),
+    Ignore((S.TAKEN,), (Taken, RowsKept), "the last one has taken its image"),
+    Ignore(_OVER, (Taken, RowsKept, Answered, GivenUp), "nobody wants them any more"),
 )
 
-TABLE = Table("OFFER", __doc__ or "", S, S.OFFERED, _OVER, ROWS, IGNORES)
+TABLE = Table("OFFER", __doc__ or "", S, S.OFFERED, _OVER, ROWS, IGNORES, timers={RetryDue: (Do.ARM_RETRY,)})
 # fmt: on
 
 

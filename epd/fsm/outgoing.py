@@ -326,7 +326,6 @@ ROWS = (
 IGNORES = (
     Ignore((S.PENDING,), (PartReady,), "there is no room for it yet; it is said again when there is"),
     Ignore((S.GRANTED, *_UNDER_WAY, S.DELIVERED), (GrantReceived,), "a repeated grant"),
-    Ignore((S.GRANTED, *_UNDER_WAY, *_PENDING_OUTCOME), (RetryDue,), "a timer of the offer that was granted"),
     Ignore((S.GRANTED, *_UNDER_WAY, S.WRITTEN), (PeerSilent,), "the consumer gives up, if it never hears of the bytes"),
     Ignore((S.PENDING, S.GRANTED, S.PARKED, *_UNDER_WAY), (CommitAcked,), "an answer to nothing this end has said"),
     Ignore((S.PARKED, S.WRITING, S.WRITTEN), (PartReady,), "all of it is ready"),
@@ -335,9 +334,7 @@ IGNORES = (
     Ignore(_PENDING_OUTCOME, (GrantReceived,), "it is being cancelled already, and cancel wins (F42)"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CommitAcked, SourceFailed, PeerLost, PeerSilent), "its write decides, whatever is said meanwhile"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED, *_ENDED), (PartReady,), "nothing more is sent"),
-    Ignore((S.EXPIRE_PENDING,), (DeadlinePassed,), "the deadline has passed once"),
-    Ignore((S.QUARANTINED,), (DeadlinePassed, GraceEnded), "time frees nothing (F7)"),
-    Ignore(_ENDED, (SourceFailed, WriteSettled, CommitAcked, PeerLost, PeerSilent, PeerFenced, DeadlinePassed, GraceEnded, RetryDue), "it has ended; a late timer, answer or notice has nothing left to change"),
+    Ignore(_ENDED, (SourceFailed, WriteSettled, CommitAcked, PeerLost, PeerSilent, PeerFenced), "it has ended; a late answer or notice has nothing left to change"),
 )
 
 TABLE = Table(
@@ -351,6 +348,11 @@ TABLE = Table(
     held={
         S.EXPIRE_PENDING: "the own engine still reads the source: its outcome decides (F8)",
         S.QUARANTINED: "only the writer's end or a fence may free memory (F7, F8)",
+    },
+    timers={
+        DeadlinePassed: (),
+        RetryDue: (Do.ARM_RETRY, Do.SETTLE_WRITE),
+        GraceEnded: (Do.ARM_GRACE,),
     },
 )
 # fmt: on

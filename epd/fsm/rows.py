@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Self
@@ -51,6 +51,9 @@ class Event:
     brings: ClassVar[tuple[Owned, ...]] = ()  # is the object's own from now on
     ends: ClassVar[tuple[Owned, ...]] = ()  # is over, or another's: there is nothing to give back
 
+
+Timers = Mapping[type[Event], tuple[Effect, ...]]
+"""What arms each of a machine's timers, by the event that it fires; nothing: it runs from birth."""
 
 Guard = Callable[[Any, Any], bool]
 Action = Callable[[Any, Any], None]

@@ -43,7 +43,7 @@ class Askers:
 
     def add(self, room: str, asker: Asker) -> None:
         self._askers[room] = asker
-        if not self._actor.armed("encode/open"):
+        if not self._actor.timers.will_call(self._tell):
             self._arm()
 
     def keeper(self, room: str) -> Asker | None:
@@ -67,7 +67,7 @@ class Askers:
             self._actor.send(asker.gateway, report)
 
     def _arm(self) -> None:
-        self._actor.arm("encode/open", self._tell_every_s, self._tell)
+        self._actor.timers.call_later(self._tell_every_s, self._tell)
 
     def _tell(self) -> None:
         for room, asker in self._askers.items():

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An `Actor` is one process's place on the bus.  It owns what its components share: the mailbox, named
+An `Actor` is one process's place on the bus.  It owns what its components share: the mailbox,
 timers, supervised tasks, the counters of what went wrong.  A `Component` is a part of it: its
 methods marked `@receives(Message)` turn a message into an event on some machine; its methods marked
 `@performs(Effect)` carry out the effects that come back.  A performer that is a coroutine runs as a
@@ -117,9 +117,7 @@ class Actor:
         self.is_former: Callable[[Received], bool] = lambda received: False
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self.mailbox = Mailbox(self.fault)
-        self._timers = Timers(ports.clock, self.mailbox)
-        self.arm, self.disarm = self._timers.arm, self._timers.disarm
-        self.armed = self._timers.__contains__
+        self.timers = Timers(ports.clock, self.mailbox)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
@@ -196,11 +194,6 @@ class Actor:
         """Seconds from now to a deadline in the gateway's time."""
         return deadline_s - self.cluster_s()
 
-    @property
-    def num_timers(self) -> int:
-        """How often one was armed since the start, or put off."""
-        return self._timers.num_armed
-
     # --- what an instance may take ----------------------------------------------------------------
 
     @property
@@ -257,7 +250,7 @@ class Actor:
     async def close(self) -> None:
         """End everything of this process; the only place where tasks are cancelled."""
         self.closing = True
-        self._timers.close()
+        self.timers.close()
         self.mailbox.close()
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -311,6 +304,7 @@ class Component(Generic[M]):
         self.actor = actor
         self.clock = actor.clock
         self._mailbox = actor.mailbox
+        self._keep_timers = actor.timers.keep
         self._perform = {effect: getattr(self, name) for effect, name in self.performers.items()}
         actor.add(self)
 
@@ -340,11 +334,14 @@ class Component(Generic[M]):
 
     def _apply(self, machine: M, event: Event) -> None:
         """Perform the effects one by one; each is guarded on its own."""
+        source = machine.state
         try:
             effects = machine.fire(event)
         except Exception as error:
             self.actor.fault(machine.key, error)
             return
+        if (state := machine.state) is not source:
+            self._keep_timers(machine, machine.table.running[state])
         perform, mailbox = self._perform, self._mailbox
         mailbox.performs = True
         for effect in effects:
@@ -360,6 +357,11 @@ class Component(Generic[M]):
         except Exception as error:
             self.actor.fault(machine.key, error)
         mailbox.performs = False
+
+    def arm(self, machine: M, delay_s: float, event: Event) -> None:
+        """(Re)start its timer of this event; it ends with the states in which it runs."""
+        fire = partial(self.fire, machine, event)
+        self.actor.timers.arm(machine, type(event), delay_s, fire)
 
     def _performed(self, machine: M, event: Event | None) -> None:
         if event is not None:

@@ -72,8 +72,8 @@ class CachePublisher(Component[Never]):
             self._publish_soon()
 
     def _publish_soon(self) -> None:
-        if self.log.has_news and not self.actor.armed("cache/publish"):
-            self.actor.arm("cache/publish", PUBLISH_DELAY_S, self._publish)
+        if self.log.has_news and not self.actor.timers.will_call(self._publish):
+            self.actor.timers.call_later(PUBLISH_DELAY_S, self._publish)
 
     def _publish(self) -> None:
         batch = self.log.take()

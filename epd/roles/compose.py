@@ -188,7 +188,7 @@ class Instance:
 
         def look() -> None:
             if self.is_busy() and not self.member.membership.terminal:
-                self.actor.arm("instance/idle", IDLE_CHECK_S, look)
+                self.actor.timers.call_later(IDLE_CHECK_S, look)
             else:
                 ended.set()
 

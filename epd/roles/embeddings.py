@@ -168,6 +168,8 @@ class Embeddings(Component[Embedding]):
             self.fire(embedding, LeaseGranted())
         nbytes = incoming.num_rows * self.contract.row_nbytes
         self._rooms.fire(incoming, SlotsLeased(slots, nbytes))
+        if self._rows_timeout_s:
+            self._rooms.bound_wait(incoming, self._rows_timeout_s)
 
     def _return_slots(self, room: str, slots: tuple[int, ...]) -> None:
         self._leases.settled(room)
@@ -184,7 +186,7 @@ class Embeddings(Component[Embedding]):
             reason = f"instance {item.encoder.instance_id} was lost"
             self.fire(embedding, LoadFailed(Failure(FailureKind.LOST, reason)))
             return
-        incoming = self._rooms.open(
+        self._rooms.open(
             item.room,
             want.attempt,
             item.encoder,
@@ -193,8 +195,6 @@ class Embeddings(Component[Embedding]):
             item.num_rows,
             want.deadline_s,
         )
-        if self._rows_timeout_s:
-            self._rooms.bound_wait(incoming, self._rows_timeout_s)
         count = self.num_slots_for(item.num_rows)
         self._leases.join(Lease(item.room, count, item.encoder.instance_id))
         self._soon(self._pump_leases)

@@ -211,7 +211,7 @@ class EncodeRole(Component[Encoding]):
 
     @performs(Do.START_PREPROCESS)
     async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
-        self._arm_timeout(encoding)
+        self.arm_outcome(encoding, event)
         if not await self.begin(encoding):
             return encoding_fsm.Withdrawn()
         try:
@@ -325,28 +325,19 @@ class EncodeRole(Component[Encoding]):
                 encoding, encoding_fsm.RoomClosed(room)
             )  # one that timed out must not pin its rows
 
+    @performs(Do.ARM_OUTCOME)
+    def arm_outcome(self, encoding: Encoding, event: Event) -> None:
+        self.arm(encoding, self._timing.first_token_timeout_s, encoding_fsm.EncodeTimedOut())
+
     @performs(Do.REPORT_HANG)
     def report_hang(self, encoding: Encoding, event: Event) -> None:
         self.actor.counters["device_hangs"] += 1
         self.actor.log.warning("the vision tower does not answer", mm_hash=encoding.key)
 
     def ended(self, machine: Encoding) -> None:
-        self.actor.disarm(f"encoding/{machine.key}")
         if self.encodings.get(machine.key) is machine:
             del self.encodings[machine.key]
             self._ahead.leave(machine.key)
-
-    def _arm_timeout(self, encoding: Encoding) -> None:
-        self.actor.arm(
-            f"encoding/{encoding.key}",
-            self._timing.first_token_timeout_s,
-            lambda: self._time_out(encoding),
-        )
-
-    def _time_out(self, encoding: Encoding) -> None:
-        self.fire(encoding, encoding_fsm.EncodeTimedOut())
-        if not encoding.terminal:
-            self._arm_timeout(encoding)
 
     # --- producer of rows -------------------------------------------------------------------------
 

@@ -49,8 +49,8 @@ class FailureLog:
         self._num_left_out = 0
 
     def tell(self, machine: Generation) -> None:
-        if not self._actor.armed("failures/second"):
-            self._actor.arm("failures/second", 1.0, self._tell_rest)
+        if not self._actor.timers.will_call(self._tell_rest):
+            self._actor.timers.call_later(1.0, self._tell_rest)
         self._num_told += 1
         if self._num_told > MAX_LINES_PER_S:
             self._num_left_out += 1

@@ -67,4 +67,4 @@ class StorageWatch(Component[Never]):
     def _listed(self, keys: Sequence[str] | None) -> None:
         if keys is not None:
             self._events.in_storage(keys)
-        self.actor.arm("storage/look", LOOK_EVERY_S, self._look)
+        self.actor.timers.call_later(LOOK_EVERY_S, self._look)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 from epd.api.port import Generation as Prepared
 from epd.api.port import (
@@ -88,8 +89,7 @@ class GatewayRole(Component[Generation]):
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
-        self._timers = GatewayTimers(actor, self.fire, dispatcher, timing)
-        self.extend(self._timers)
+        self.extend(GatewayTimers(actor, self.fire, dispatcher, timing))
         self._failures = FailureLog(actor)
         self.profile = Profiles(actor, registry).ask
         self._serial = 0
@@ -177,7 +177,7 @@ class GatewayRole(Component[Generation]):
         (an instance drains and its message is slow, an image that nobody can encode) needs time."""
         pause_s = self._timing.retry_interval_s * (machine.attempt - 1)
         if pause_s:
-            self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
+            self._place_later(machine, pause_s)
         else:
             self._place(machine)
 
@@ -185,8 +185,11 @@ class GatewayRole(Component[Generation]):
     def await_topology(self, machine: Generation, event: generation_fsm.NoTopology) -> None:
         """An instance that is restarted is back within seconds, and those of a gateway that was
         restarted join it within seconds: requests need not be lost."""
-        pause_s = self._timing.retry_interval_s
-        self._timers.put(machine, "attempt", pause_s, lambda: self._place(machine))
+        self._place_later(machine, self._timing.retry_interval_s)
+
+    def _place_later(self, machine: Generation, pause_s: float) -> None:
+        place = partial(self._place, machine)
+        self.actor.timers.arm(machine, generation_fsm.PlacementTimedOut, pause_s, place)
 
     @performs(Do.DISPATCH)
     def dispatch(self, machine: Generation, event: Event) -> None:
@@ -382,7 +385,6 @@ class GatewayRole(Component[Generation]):
     def close(self, machine: Generation, event: Event) -> None:
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
-        self._timers.disarm(machine)
         self.actor.times.note_stages(machine)
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.conclude()

@@ -9,6 +9,7 @@ of GENERATION.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from epd.config import Timing
 from epd.fsm.generation import (
@@ -22,7 +23,6 @@ from epd.fsm.generation import (
 from epd.fsm.kernel import Event
 from epd.messages import RequestInquiry
 from epd.roles.base import Actor, Component, performs
-from epd.roles.bounds import Bounds
 from epd.roles.dispatch import DEADLINE_GRACE_S, Dispatcher
 
 
@@ -40,23 +40,7 @@ class GatewayTimers(Component[Generation]):
         self._fire = fire
         self._dispatcher = dispatcher
         self._timing = timing
-        self._bounds: dict[str, Bounds] = {}
-
-    def put(
-        self, machine: Generation, what: str, delay_s: float, callback: Callable[[], None]
-    ) -> None:
-        """(Re)start one of its clocks."""
-        bounds = self._bounds.get(machine.key)
-        if bounds is None:
-            bounds = self._bounds[machine.key] = Bounds(self.actor, f"generation/{machine.key}")
-        bounds.put(what, delay_s, callback)
-
-    def runs(self, machine: Generation, what: str) -> bool:
-        return what in self._bounds.get(machine.key, ())
-
-    def disarm(self, machine: Generation) -> None:
-        if (bounds := self._bounds.pop(machine.key, None)) is not None:
-            bounds.close()
+        self._arm = actor.timers.arm
 
     @performs(Do.ARM_ATTEMPT)
     def arm_attempt(self, machine: Generation, event: Event) -> None:
@@ -65,7 +49,7 @@ class GatewayTimers(Component[Generation]):
             self._listen(machine, self._timing.stall_timeout_s)
         else:
             delay_s = self._timing.accept_timeout_s
-            self.put(machine, "attempt", delay_s, lambda: self._ignored(machine))
+            self._arm(machine, AttemptTimedOut, delay_s, partial(self._ignored, machine))
 
     def _listen(self, machine: Generation, left_s: float) -> None:
         """Counted by looks: a gateway that stood still has not listened meanwhile."""
@@ -73,7 +57,8 @@ class GatewayTimers(Component[Generation]):
             self._stalled(machine)
             return
         delay_s = min(self._timing.accept_timeout_s, left_s)
-        self.put(machine, "attempt", delay_s, lambda: self._inquire(machine, left_s - delay_s))
+        inquire = partial(self._inquire, machine, left_s - delay_s)
+        self._arm(machine, AttemptTimedOut, delay_s, inquire)
 
     def _inquire(self, machine: Generation, left_s: float) -> None:
         """Its last message may be lost, and whoever said it knows; a step may just take long."""
@@ -100,7 +85,8 @@ class GatewayTimers(Component[Generation]):
         limits = machine.limits
         patience_s = limits.token_s if machine.token_ids else limits.first_token_s
         machine.token_due_s = self.clock.now_s() + patience_s
-        self.put(machine, "patience", patience_s, lambda: self._too_late(machine, patience_s))
+        too_late = partial(self._too_late, machine, patience_s)
+        self._arm(machine, TokenTimedOut, patience_s, too_late)
 
     def _too_late(self, machine: Generation, patience_s: float) -> None:
         which = "no further token" if machine.token_ids else "no token"
@@ -109,18 +95,11 @@ class GatewayTimers(Component[Generation]):
     @performs(Do.ARM_DEADLINE)
     def arm_deadline(self, machine: Generation, event: Event) -> None:
         """A little later than its instances, which end it with all that there is."""
-        self.put(
-            machine,
-            "deadline",
-            machine.limits.total_s + DEADLINE_GRACE_S,
-            lambda: self._fire(machine, DeadlinePassed()),
-        )
+        fire = partial(self._fire, machine, DeadlinePassed())
+        delay_s = machine.limits.total_s + DEADLINE_GRACE_S
+        self._arm(machine, DeadlinePassed, delay_s, fire)
 
     @performs(Do.ARM_ABORT)
     def arm_abort(self, machine: Generation, event: Event) -> None:
-        self.put(
-            machine,
-            "attempt",
-            self._timing.abort_timeout_s,
-            lambda: self._fire(machine, AbortTimedOut()),
-        )
+        fire = partial(self._fire, machine, AbortTimedOut())
+        self._arm(machine, AbortTimedOut, self._timing.abort_timeout_s, fire)

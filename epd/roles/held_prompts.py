@@ -34,18 +34,13 @@ class HeldPrompts(Component[Request]):
     def arm_lease(self, request: Request, event: Event) -> None:
         self._held[request.key] = request
         self._requests.num_held = len(self._held)
-        self.actor.arm(
-            f"request/{request.key}/lease",
-            request.lease_s,
-            lambda: self._requests.fire(request, LeaseEnded()),
-        )
+        self._requests.arm(request, request.lease_s, LeaseEnded())
         self.actor.mailbox.append_once("held prompts", self._let_go)
 
     @performs(Do.END_LEASE)
     def end_lease(self, request: Request, event: Event) -> None:
         del self._held[request.key]
         self._requests.num_held = len(self._held)
-        self.actor.disarm(f"request/{request.key}/lease")
 
     def drained(self) -> None:
         """From now on nothing is held."""

@@ -85,14 +85,8 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
         return self._add(incoming, deadline_s)
 
     def bound_wait(self, incoming: Incoming, timeout_s: float) -> None:
-        """Leave a peer that answers and sends nothing as one that is silent."""
-
-        def waited() -> None:
-            self.fire(incoming, PeerSilent())
-            if not incoming.terminal:  # it waits for slots of ours, or for an outcome
-                self.bound_wait(incoming, timeout_s)
-
-        self.actor.arm(f"{self.end}/{incoming.key}/wait", timeout_s, waited)
+        """Leave a peer that was granted slots, answers and sends nothing as one that is silent."""
+        self.arm(incoming, timeout_s, PeerSilent())
 
     # --- messages ---------------------------------------------------------------------------------
 

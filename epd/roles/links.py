@@ -6,8 +6,6 @@ It costs a probe and an echo, and within `link_timeout_s / 2` of an echo there i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from epd.config import Timing
 from epd.fsm.kernel import Event
 from epd.fsm.link import Do, Doubted, EchoMissed, EchoReceived, Link, PeerLost, RetryDue
@@ -95,16 +93,14 @@ class Links(Component[Link]):
 
     @performs(Do.ARM_RETRY)
     def arm_retry(self, link: Link, event: Event) -> None:
-        self._arm(link, "retry", self._timing.retry_interval_s, RetryDue)
+        self.arm(link, self._timing.retry_interval_s, RetryDue())
 
     @performs(Do.ARM_TIMEOUT)
     def arm_timeout(self, link: Link, event: Event) -> None:
-        self._arm(
-            link,
-            "echo",
-            self._timing.link_timeout_s,
-            lambda: EchoMissed(self._is_absent(link.peer)),
-        )
+        def missed() -> None:
+            self.fire(link, EchoMissed(self._is_absent(link.peer)))
+
+        self.actor.timers.arm(link, EchoMissed, self._timing.link_timeout_s, missed)
 
     def _is_absent(self, peer: Address) -> bool:
         """Its registry began anew, and that life did not join it; or a later one did.  Of a life
@@ -112,11 +108,6 @@ class Links(Component[Link]):
         is_known = self.actor.peer_info(peer) is not None
         return self.actor.is_lost(peer) or (is_known and not self.actor.is_listed(peer))
 
-    def _arm(self, link: Link, what: str, delay_s: float, event: Callable[[], Event]) -> None:
-        self.actor.arm(f"link/{link.key}/{what}", delay_s, lambda: self.fire(link, event()))
-
     def ended(self, machine: Link) -> None:
         if self._doubts.get(machine.key) is machine:
             del self._doubts[machine.key]
-            for what in ("retry", "echo"):
-                self.actor.disarm(f"link/{machine.key}/{what}")

@@ -154,7 +154,7 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.ARM_JOIN)
     def arm_join(self, machine: MembershipMachine, event: Event) -> None:
-        self._arm("join", self._timing.retry_interval_s, JoinDue())
+        self.arm(machine, self._timing.retry_interval_s, JoinDue())
 
     @performs(Do.TAKE_TIME)
     def take_time(self, machine: MembershipMachine, event: Heard) -> None:
@@ -164,7 +164,7 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.ARM_SILENCE)
     def arm_silence(self, machine: MembershipMachine, event: Event) -> None:
-        self._arm("silence", self._timing.lost_after_s, GatewayFellSilent())
+        self.arm(machine, self._timing.lost_after_s, GatewayFellSilent())
 
     @performs(Do.BEAT)
     def beat(self, machine: MembershipMachine, event: Event) -> None:
@@ -173,7 +173,7 @@ class Member(Component[MembershipMachine]):
     def _beat(self) -> None:
         beat = Heartbeat(self._load(), self._version, self.membership.is_draining)
         self.actor.send(self._gateway, beat)
-        self.actor.arm("member/beat", self.membership.beat_s, self._beat)
+        self.actor.timers.call_later(self.membership.beat_s, self._beat)
 
     @performs(Do.DOUBT)
     def doubt(self, machine: MembershipMachine, event: Event) -> None:
@@ -190,7 +190,7 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.ARM_ABSENT)
     def arm_absent(self, machine: MembershipMachine, event: Event) -> None:
-        self._arm("absent", absent_after_s(self._timing), AbsenceSettled())
+        self.arm(machine, absent_after_s(self._timing), AbsenceSettled())
 
     @performs(Do.FORGET_ABSENT)
     def forget_absent(self, machine: MembershipMachine, event: Event) -> None:
@@ -204,7 +204,7 @@ class Member(Component[MembershipMachine]):
 
     @performs(Do.ARM_DRAIN)
     def arm_drain(self, machine: MembershipMachine, event: Event) -> None:
-        self._arm("drain", self._timing.drain_timeout_s, DrainTimedOut())
+        self.arm(machine, self._timing.drain_timeout_s, DrainTimedOut())
 
     @performs(Do.SEND_LEAVE)
     def send_leave(self, machine: MembershipMachine, event: Event) -> None:
@@ -218,12 +218,8 @@ class Member(Component[MembershipMachine]):
     def expel(self, machine: MembershipMachine, event: Refused) -> None:
         self.on_expelled(event.reason)
 
-    def _arm(self, what: str, delay_s: float, event: Event) -> None:
-        self.actor.arm(f"member/{what}", delay_s, lambda: self._fire(event))
-
     def ended(self, machine: MembershipMachine) -> None:
-        for what in ("join", "silence", "beat", "absent", "drain"):
-            self.actor.disarm(f"member/{what}")
+        self.actor.timers.cancel_call(self._beat)
 
     # --- peers ------------------------------------------------------------------------------------
 

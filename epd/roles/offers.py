@@ -96,7 +96,7 @@ class Offers(Component[Offer]):
     @performs(Do.ARM_RETRY)
     def arm_retry(self, offer: Offer, event: Event) -> None:
         delay_s = self._timing.accept_timeout_s / 2
-        self.actor.arm(f"offer/{offer.key}", delay_s, lambda: self.fire(offer, RetryDue()))
+        self.arm(offer, delay_s, RetryDue())
 
     @performs(Do.SEND_ABORTS)
     def send_aborts(self, offer: Offer, event: Event) -> None:
@@ -108,7 +108,6 @@ class Offers(Component[Offer]):
         self.on_answer(offer.key.rpartition("/")[0])
 
     def ended(self, machine: Offer) -> None:
-        self.actor.disarm(f"offer/{machine.key}")
         request_id = machine.key.rpartition("/")[0]
         if self._offers.get(request_id) is machine:
             del self._offers[request_id]

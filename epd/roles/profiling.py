@@ -34,9 +34,9 @@ class Profiled(Component[Never]):
             self.actor.send(received.source, ProfileReport(message.serial, *told))
 
         if message.starts:
-            self.actor.arm("profile/end", MAX_PROFILE_S, self._end)
+            self.actor.timers.call_later(MAX_PROFILE_S, self._end)
         else:
-            self.actor.disarm("profile/end")
+            self.actor.timers.cancel_call(self._end)
         work = self._start() if message.starts else self._stop()
         self.actor.spawn(f"profile {message.serial}", work, answer)
 
@@ -87,10 +87,10 @@ class Profiles(Component[Never]):
         asked = self._asked[serial] = _Asked({address.instance_id for address in present})
         for address in present:
             self.actor.send(address, ProfileRequest(serial, starts))
-        self.actor.arm(f"profile/{serial}", ANSWER_TIMEOUT_S, asked.news.ring)
+        self.actor.timers.call_later(ANSWER_TIMEOUT_S, asked.news.ring)
         if present:
             await asked.news
-        self.actor.disarm(f"profile/{serial}")
+        self.actor.timers.cancel_call(asked.news.ring)
         del self._asked[serial]
         late = f"no answer within {ANSWER_TIMEOUT_S:g} s"
         return asked.told | dict.fromkeys(sorted(asked.waiting), (False, late))

@@ -136,7 +136,6 @@ class Registry(Component[Instance]):
             return
         self._instances[address.instance_id] = instance
         self.fire(instance, JoinAccepted())
-        self._watch(instance)
 
     def _give_up(self, name: str, epoch: int) -> None:
         """A peer has heard from an earlier registry that this life is over, and may have fenced it,
@@ -183,7 +182,6 @@ class Registry(Component[Instance]):
         self.fire(instance, HeartbeatReceived(message.load))
         if message.is_draining:
             self.fire(instance, DrainAnnounced())
-        self._watch(instance)
         self.on_heartbeat_of(instance)
         is_due = instance.seen_s >= instance.acked_s + self._timing.lost_after_s / ACKS_BEFORE_LOST
         if is_due or message.version != self._version:
@@ -209,26 +207,20 @@ class Registry(Component[Instance]):
             return None
         return instance
 
-    # --- time -------------------------------------------------------------------------------------
-
-    def _watch(self, instance: Instance) -> None:
-        """Restart the clock of silence."""
-        instance.seen_s = self.clock.now_s()
-        suspect_s = self._timing.suspect_after_s
-        self.actor.arm(f"instance/{instance.key}", suspect_s, lambda: self._missed(instance))
-
-    def _missed(self, instance: Instance) -> None:
-        """One clock with two marks.  What is left begins now: a gateway that stood still, or whose
-        machine slept, has not listened meanwhile."""
-        self.fire(instance, HeartbeatMissed())
-        left_s = self._timing.lost_after_s - self._timing.suspect_after_s
-        name = f"instance/{instance.key}"
-        self.actor.arm(name, left_s, lambda: self.fire(instance, HeartbeatsEnded()))
-
-    def ended(self, machine: Instance) -> None:
-        self.actor.disarm(f"instance/{machine.key}")
-
     # --- effects ----------------------------------------------------------------------------------
+
+    @performs(Do.WATCH)
+    def watch(self, instance: Instance, event: Event) -> None:
+        instance.seen_s = self.clock.now_s()
+        self.arm(instance, self._timing.suspect_after_s, HeartbeatMissed())
+        self.arm(instance, self._timing.lost_after_s, HeartbeatsEnded())
+
+    @performs(Do.WATCH_ON)
+    def watch_on(self, instance: Instance, event: Event) -> None:
+        """What is left begins now: a gateway that stood still, or whose machine slept, has not
+        listened meanwhile."""
+        left_s = self._timing.lost_after_s - self._timing.suspect_after_s
+        self.arm(instance, left_s, HeartbeatsEnded())
 
     @performs(Do.WELCOME)
     def welcome(self, instance: Instance, event: Event) -> None:

@@ -136,11 +136,7 @@ class Requests(Component[Request]):
         request.rank = self.actor.clock.now_s() + patience_s
         message, block_size = request.message, self.engine.kv_layout.block_size
         request.prefix = PrefixKeys(block_size, message.items, message.scope)
-        self.actor.arm(
-            f"request/{request.key}/deadline",
-            self.actor.until(request.deadline_s),
-            lambda: self.fire(request, request_fsm.DeadlinePassed()),
-        )
+        self.arm(request, self.actor.until(request.deadline_s), request_fsm.DeadlinePassed())
         self._alive.opened(request.key)
 
     def _tell_alive(self, key: str) -> None:
@@ -368,11 +364,7 @@ class Requests(Component[Request]):
 
     @performs(Do.ARM_GRACE)
     def arm_grace(self, request: Request, event: Event) -> None:
-        self.actor.arm(
-            f"request/{request.key}/grace",
-            self._timing.abort_timeout_s,
-            lambda: self.fire(request, request_fsm.GraceEnded()),
-        )
+        self.arm(request, self._timing.abort_timeout_s, request_fsm.GraceEnded())
 
     @performs(Do.REPORT_HANG)
     def report_hang(self, request: Request, event: Event) -> None:
@@ -387,8 +379,6 @@ class Requests(Component[Request]):
             self.reports.forget(machine)
             self._scores.forget(machine.key)
             self._alive.closed(machine.key)
-        for what in ("deadline", "grace"):
-            self.actor.disarm(f"request/{machine.key}/{what}")
 
     def peer_lost(self, peer: Address) -> None:
         """A gateway that is gone has left its requests behind."""

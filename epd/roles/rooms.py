@@ -14,7 +14,6 @@ own message comes, or its loss does.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 from epd.config import Timing
@@ -46,7 +45,6 @@ class Rooms(Component[R], Generic[R, Owner]):
         self._timing = timing
         self._rooms: dict[str, R] = {}
         self._owners: dict[str, Owner] = {}
-        self._retries: dict[R, float] = {}  # when a message is said again, the first one first
         self._ended: dict[str, float] = {}  # tombstones: until when, oldest first
 
     def find(self, room: str) -> R | None:
@@ -57,34 +55,22 @@ class Rooms(Component[R], Generic[R, Owner]):
 
     def _add(self, room: R, deadline_s: float) -> R:
         self._rooms[room.key] = room
-        self._arm(room, "deadline", self.actor.until(deadline_s), DeadlinePassed())
+        self.arm(room, self.actor.until(deadline_s), DeadlinePassed())
         return room
-
-    def _arm(self, room: R, what: str, delay_s: float, event: Event) -> None:
-        name = f"{self.end}/{room.key}/{what}"
-        self.actor.arm(name, delay_s, partial(self.fire, room, event))
 
     def ended(self, machine: R) -> None:
         room = machine.key
-        if room in self._ended:  # a late message: its timers are gone
-            return
-        for what in ("deadline", "wait", "doubt", "grace"):
-            self.actor.disarm(f"{self.end}/{room}/{what}")
-        self._retries.pop(machine, None)
-        if not self._retries:
-            self.actor.disarm(f"{self.end}/retries")
-        if self._rooms.get(room) is machine:
+        if room not in self._ended and self._rooms.get(room) is machine:
             self._ended[room] = self.clock.now_s() + self._timing.tombstone_s
-            if not self.actor.armed(f"{self.end}/tombstones"):
-                self.actor.arm(f"{self.end}/tombstones", self._timing.tombstone_s, self._forget)
+            if not self.actor.timers.will_call(self._forget):
+                self.actor.timers.call_later(self._timing.tombstone_s, self._forget)
 
     def _forget(self) -> None:
         """Drop tombstones that are old enough; looks a few times per `tombstone_s`."""
         now_s = self.clock.now_s()
         for room, until_s in list(self._ended.items()):
             if until_s > now_s:
-                pause_s = self._timing.tombstone_s / 8
-                self.actor.arm(f"{self.end}/tombstones", pause_s, self._forget)
+                self.actor.timers.call_later(self._timing.tombstone_s / 8, self._forget)
                 return
             del self._ended[room], self._rooms[room]
             self._owners.pop(room, None)
@@ -117,27 +103,17 @@ class Rooms(Component[R], Generic[R, Owner]):
 
     @performs(outgoing.Do.ARM_RETRY, incoming.Do.ARM_RETRY)
     def arm_retry(self, room: R, event: Event | None) -> None:
-        """All wait equally long, so who is put off goes to the end of one queue."""
-        self._retries.pop(room, None)
-        self._retries[room] = self.clock.now_s() + self._timing.retry_interval_s
-        if not self.actor.armed(f"{self.end}/retries"):
-            self.actor.arm(f"{self.end}/retries", self._timing.retry_interval_s, self._retry)
-
-    def _retry(self) -> None:
         """No answer is no sign, but the link may be why."""
-        now_s = self.clock.now_s()
-        for room, due_s in list(self._retries.items()):
-            if due_s > now_s:
-                self.actor.arm(f"{self.end}/retries", due_s - now_s, self._retry)
-                return
-            if self._retries.get(room) == due_s:  # no earlier one has changed that
-                del self._retries[room]
-                self.actor.doubt(room.peer)
-                self.fire(room, RetryDue())
+
+        def retry() -> None:
+            self.actor.doubt(room.peer)
+            self.fire(room, RetryDue())
+
+        self.actor.timers.arm(room, RetryDue, self._timing.retry_interval_s, retry)
 
     @performs(outgoing.Do.ARM_GRACE, incoming.Do.ARM_GRACE)
     def arm_grace(self, room: R, event: Event) -> None:
-        self._arm(room, "grace", self._timing.abort_timeout_s, GraceEnded())
+        self.arm(room, self._timing.abort_timeout_s, GraceEnded())
 
     @performs(outgoing.Do.REPORT_HANG, incoming.Do.REPORT_HANG)
     def report_hang(self, room: R, event: Event) -> None:
@@ -166,7 +142,5 @@ class Rooms(Component[R], Generic[R, Owner]):
             return False
 
     def _ask_again(self, room: R) -> None:
-        """A doubt has a pace of its own."""
         if not room.terminal:
-            self._retries.pop(room, None)
-            self._arm(room, "doubt", self._timing.retry_interval_s, RetryDue())
+            self.arm(room, self._timing.retry_interval_s, RetryDue())

@@ -42,6 +42,8 @@ class Owner(Protocol):
 
     def fire(self, machine: Encoding, event: Event) -> None: ...
 
+    def arm(self, machine: Encoding, delay_s: float, event: Event) -> None: ...
+
     async def begin(self, encoding: Encoding) -> bool:
         """Wait until work on it may begin; False: nobody wants it any more."""
         ...
@@ -116,7 +118,6 @@ class RowTiers(Component[Encoding]):
     def _keep(self, encoding: Encoding, tier: Tier) -> None:
         self.books.place(encoding.key, rows_of(encoding).nbytes, tier)
         self._events.stored(encoding.key)
-        self.actor.disarm(_timer(encoding))
 
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, encoding: Encoding, event: Event) -> None:
@@ -127,13 +128,13 @@ class RowTiers(Component[Encoding]):
     @performs(Do.START_DEMOTION)
     def start_demotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
         self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.host)
-        self._arm(encoding, CopyTimedOut())
+        self._bound(encoding, CopyTimedOut())
         return self._copy(encoding, self._engine.to_host, DemotionSucceeded)
 
     @performs(Do.START_PROMOTION)
     def start_promotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
         self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.device)
-        self._arm(encoding, CopyTimedOut())
+        self._bound(encoding, CopyTimedOut())
         return self._copy(encoding, self._engine.to_device, PromotionSucceeded)
 
     async def _copy(
@@ -148,12 +149,8 @@ class RowTiers(Component[Encoding]):
             self.actor.fault(f"copy of rows {encoding.key}", error)
             return CopyFailed()
 
-    def _arm(self, encoding: Encoding, event: Event) -> None:
-        self.actor.arm(
-            _timer(encoding),
-            self._config.cache_load_timeout_s,
-            lambda: self._owner.fire(encoding, event),
-        )
+    def _bound(self, encoding: Encoding, event: Event) -> None:
+        self._owner.arm(encoding, self._config.cache_load_timeout_s, event)
 
     # --- storage ----------------------------------------------------------------------------------
 
@@ -162,7 +159,7 @@ class RowTiers(Component[Encoding]):
         assert self._storage is not None  # or the machine would not have asked
         if not await self._owner.begin(encoding):
             return Withdrawn()
-        self._arm(encoding, LoadTimedOut())
+        self._bound(encoding, LoadTimedOut())
         nbytes = encoding.num_rows * self._engine.contract.row_nbytes
         try:
             found = await self._storage.get(encoding.key, self._note(encoding), nbytes)
@@ -199,7 +196,3 @@ class RowTiers(Component[Encoding]):
 def note_of(contract: RowContract, mm_hash: str, num_rows: int) -> bytes:
     """What a stored value must say of itself, so that no other can be taken for it (F38)."""
     return f"{mm_hash} {contract.dtype} {contract.row_width} {num_rows}".encode()
-
-
-def _timer(encoding: Encoding) -> str:
-    return f"encoding/{encoding.key}"

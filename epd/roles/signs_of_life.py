@@ -25,17 +25,17 @@ class SignsOfLife:
     def opened(self, key: str) -> None:
         """For the first time within two looks, which is half of what the gateway waits."""
         self._due_s[key] = self._actor.clock.now_s() + self._look_s
-        if not self._actor.armed("request/alive"):
-            self._actor.arm("request/alive", self._look_s, self._look)
+        if not self._actor.timers.will_call(self._look):
+            self._actor.timers.call_later(self._look_s, self._look)
 
     def closed(self, key: str) -> None:
         self._due_s.pop(key, None)
         if not self._due_s:
-            self._actor.disarm("request/alive")
+            self._actor.timers.cancel_call(self._look)
 
     def _look(self) -> None:
         """The next look comes whatever this one raises."""
-        self._actor.arm("request/alive", self._look_s, self._look)
+        self._actor.timers.call_later(self._look_s, self._look)
         now_s = self._actor.clock.now_s()
         for key, due_s in list(self._due_s.items()):
             if due_s <= now_s:

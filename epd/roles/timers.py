@@ -1,10 +1,14 @@
-"""Named timers of one process: cheap to arm, to put off and to drop, because most never go off.
+"""Timers of one process: cheap to arm, to put off and to drop, because most never go off.
 
 Theory of operation
 -------------------
+A machine has one timer of each event: arming it again puts it off.  It goes off as that event, or
+is dropped when the machine enters a state in which it does not run (`epd.fsm.kernel`): no role
+disarms.  Housekeeping is no machine's, and known by what it calls.
+
 A request arms some twenty timers (deadlines, retries, clocks of silence), and where all goes well
-every one of them is disarmed or put off.  So none is given to the event loop: they stand in a heap
-of their own, and the loop has one timer, for the earliest.  Disarming marks; a marked entry goes
+every one of them is dropped or put off.  So none is given to the event loop: they stand in a heap
+of their own, and the loop has one timer, for the earliest.  Dropping marks; a marked entry goes
 when it comes to the top, or when half of the heap is marked.  Putting a timer off changes its due
 time only: its entry is looked at in its old place, and goes back into the heap then.
 
@@ -14,25 +18,32 @@ Equal times go off in the order in which they were armed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Container, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any
 
+from epd.fsm.kernel import Event, Machine
 from epd.roles.mailbox import Mailbox
 from epd.transport.base import Clock, TimerHandle
 
 MIN_MARKED = 64  # entries, before the heap is swept
 
+Callback = Callable[[], object]
+
 
 class _Timer:
     """When it is due and what it does then; no callback: it is marked."""
 
-    __slots__ = ("callback", "due_s", "looks_s", "name")
+    __slots__ = ("callback", "due_s", "key", "looks_s", "owner")
 
-    def __init__(self, name: str, due_s: float, callback: Callable[[], None]) -> None:
-        self.name = name
+    def __init__(
+        self, owner: Machine | None, key: object, due_s: float, callback: Callback
+    ) -> None:
+        self.owner = owner
+        self.key = key
         self.due_s = due_s
         self.looks_s = due_s  # its place in the heap
-        self.callback: Callable[[], None] | None = callback
+        self.callback: Callback | None = callback
 
 
 class Timers:
@@ -41,7 +52,7 @@ class Timers:
     def __init__(self, clock: Clock, mailbox: Mailbox) -> None:
         self._clock = clock
         self._mailbox = mailbox
-        self._armed: dict[str, _Timer] = {}
+        self._armed: dict[Machine | None, dict[object, _Timer]] = {None: {}}  # None: housekeeping
         self._heap: list[tuple[float, int, _Timer]] = []
         self.num_armed = 0  # since the start, each time that one was put off as well
         self._serial = 0
@@ -50,40 +61,69 @@ class Timers:
         self._handle: TimerHandle | None = None
         self._closed = False
 
-    def arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
-        """(Re)start the timer `name`; at the earliest in the loop's next turn."""
+    def arm(self, machine: Machine, event: type[Event], delay_s: float, callback: Callback) -> None:
+        """(Re)start the machine's timer of this event, at the earliest for the loop's next turn;
+        `callback` fires it."""
+        self._arm(machine, event, delay_s, callback)
+
+    def call_later(self, delay_s: float, callback: Callback) -> None:
+        """(Re)start housekeeping."""
+        self._arm(None, callback, delay_s, callback)
+
+    def _arm(self, owner: Machine | None, key: object, delay_s: float, callback: Callback) -> None:
         self.num_armed += 1
         due_s = self._clock.now_s() + delay_s if delay_s > 0.0 else self._clock.now_s()
-        timer = self._armed.get(name)
-        if timer is not None:
+        if (armed := self._armed.get(owner)) is None:
+            armed = self._armed[owner] = {}
+        if (timer := armed.get(key)) is not None:
             if timer.looks_s <= due_s:
                 timer.due_s, timer.callback = due_s, callback
                 return
             self._mark(timer)
-        timer = self._armed[name] = _Timer(name, due_s, callback)
+        timer = armed[key] = _Timer(owner, key, due_s, callback)
         self._serial += 1
         heappush(self._heap, (due_s, self._serial, timer))
         if due_s < self._wakes_s:
             self._look_at(due_s)
 
-    def disarm(self, name: str) -> None:
-        timer = self._armed.pop(name, None)
-        if timer is not None:
+    def runs(self, machine: Machine, event: type[Event]) -> bool:
+        return event in self._armed.get(machine, ())
+
+    def will_call(self, callback: Callback) -> bool:
+        return callback in self._armed[None]
+
+    def cancel_call(self, callback: Callback) -> None:
+        self._drop(None, callback)
+
+    def keep(self, machine: Machine, running: Container[object]) -> None:
+        """The machine has entered a state in which only these of its timers run."""
+        for event in list(self._armed.get(machine, ())):
+            if event not in running:
+                self._drop(machine, event)
+
+    def _drop(self, owner: Machine | None, key: object) -> None:
+        if (timer := self._armed.get(owner, {}).get(key)) is not None:
+            self._take_out(timer)
             self._mark(timer)
+
+    def _take_out(self, timer: _Timer) -> None:
+        armed = self._armed[timer.owner]
+        del armed[timer.key]
+        if not armed and timer.owner is not None:
+            del self._armed[timer.owner]
 
     def close(self) -> None:
         """The process ends: nothing goes off any more."""
         self._closed = True
-        for name in list(self._armed):
-            self.disarm(name)
+        self._armed = {None: {}}
+        self._heap.clear()
         if self._handle is not None:
             self._handle.cancel()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._armed
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._armed)
+        """What is armed, in words."""
+        for armed in self._armed.values():
+            yield from map(_name, armed.values())
 
     def _mark(self, timer: _Timer) -> None:
         timer.callback = None
@@ -114,21 +154,20 @@ class Timers:
                 self._num_marked -= 1
             elif looks_s > now_s or serial > last:  # armed just now: in the next turn
                 break
+            elif looks_s < timer.due_s:  # it was put off
+                timer.looks_s = timer.due_s
+                heapreplace(self._heap, (timer.due_s, serial, timer))
             else:
                 heappop(self._heap)
-                self._go_off(timer, now_s)
+                self._take_out(timer)
+                self._mailbox.do(_name(timer), timer.callback)
         self._wakes_s = math.inf
         if self._heap:
             self._look_at(self._heap[0][0])
 
-    def _go_off(self, timer: _Timer, now_s: float) -> None:
-        """Or back into the heap, if it was put off."""
-        if timer.due_s > now_s:
-            timer.looks_s = timer.due_s
-            self._serial += 1
-            heappush(self._heap, (timer.due_s, self._serial, timer))
-            return
-        del self._armed[timer.name]
-        callback, timer.callback = timer.callback, None
-        assert callback is not None  # or it would be marked
-        self._mailbox.do(timer.name, callback)
+
+def _name(timer: _Timer) -> str:
+    key: Any = timer.key
+    if timer.owner is None:
+        return str(key.__qualname__)
+    return f"{timer.owner.table.name} {timer.owner.key} {key.__name__}"

@@ -81,10 +81,21 @@ def _kind(table: Table, state: State) -> str:
 
 def _states(table: Table) -> str:
     rows = [
-        [f"`{state.name}`", state.value, _names(state.owns), _kind(table, state)]
+        [
+            f"`{state.name}`",
+            state.value,
+            _names(state.owns),
+            _timers(table, state),
+            _kind(table, state),
+        ]
         for state in table.states
     ]
-    return markdown_table(["State", "What it means", "What it owns", ""], rows)
+    return markdown_table(["State", "What it means", "What it owns", "Timers", ""], rows)
+
+
+def _timers(table: Table, state: State) -> str:
+    """Those that run in it."""
+    return ", ".join(f"`{e.__name__}`" for e in table.timers if e in table.running[state])
 
 
 def _owned(table: Table) -> str:

@@ -24,7 +24,8 @@ class Told:
 
 UNREAD = "not in_a and not in_b"
 SILENT = frozenset(
-    "keep_patches note_absent note_bad_image note_timeout STORE_ROWS REPORT_HANG".split()
+    "keep_patches note_absent note_bad_image note_timeout STORE_ROWS REPORT_HANG "
+    "ARM_OUTCOME".split()
 )
 
 

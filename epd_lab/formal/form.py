@@ -68,6 +68,7 @@ class Part:
     effects: Mapping[str, Body] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     at_end: Body = ()
+    timers: Mapping[str, type[Event]] = field(default_factory=dict)  # by the variable: it is armed
     owners: Mapping[str, str] | None = None
 
 
@@ -254,6 +255,11 @@ def _answer(
         yield from _known(part, {**part.actions, **happening.actions}, row.do.__name__)
     if row.target is not None:
         yield Assign(part.state, ast.Name(row.target.name))
+        running = part.table.running[row.target]
+        stopped = (
+            f"{armed} = False" for armed, event in part.timers.items() if event not in running
+        )
+        yield from statements(tuple(stopped), part.owners)
     for effect in effects:
         yield from _known(part, part.effects, effect.name)
     if row.target in part.table.terminal:

@@ -15,7 +15,11 @@ from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, CANCELLED, FAILED, REJECTED)"
 UNPLACED = "(PREPARING, MIGRATING)"
-TIMERS = ("patience", "watch", "abort_timer")
+TIMERS: dict[str, type[Event]] = {
+    "patience": g.TokenTimedOut,
+    "watch": g.AttemptTimedOut,
+    "abort_timer": g.AbortTimedOut,
+}
 KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
     "note_accepted note_refusal note_no_topology note_cut note_late note_deadline note_abandoned "
@@ -61,7 +65,8 @@ def _part(table: Table) -> Part:
             "ARM_ABORT": ("abort_timer = True",),
         },
         silent=SILENT,
-        at_end=(*(f"{timer} = False" for timer in TIMERS), "placing = False", "hole = False"),
+        at_end=("placing = False", "hole = False"),
+        timers=TIMERS,
     )
 
 

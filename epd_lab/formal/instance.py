@@ -40,7 +40,9 @@ def instance_model(table: Table = i.TABLE) -> Model:
                 "failed = failed + 1",
             ),
         },
-        silent=frozenset(("keep_load", "keep_reason", "REFUSE", "PUBLISH", "DISCONNECT")),
+        silent=frozenset(
+            ("keep_load", "keep_reason", "REFUSE", "PUBLISH", "DISCONNECT", "WATCH", "WATCH_ON")
+        ),
     )
     beats = f"member and state in {PRESENT}"
     return Model(

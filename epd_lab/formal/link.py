@@ -46,7 +46,8 @@ def link_model(table: Table = link.TABLE) -> Model:
             "ARM_RETRY": ("retry = True",),
             "ARM_TIMEOUT": ("timer = True",),
         },
-        at_end=("retry = False", "timer = False", "probe = False", "given_up = False"),
+        at_end=("probe = False", "given_up = False"),
+        timers={"retry": link.RetryDue, "timer": link.EchoMissed},
     )
     return Model(
         name="LINK",

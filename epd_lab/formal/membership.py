@@ -63,7 +63,13 @@ def _part(table: Table) -> Part:
         silent=frozenset(
             ("keep_interval", "SEND_JOIN", "DOUBT", "NOTE_FORMER_LOST", "LET_GO", "FORGET_ABSENT")
         ),
-        at_end=tuple(f"{name} = False" for name in ("join", "silence", "absent", "drain", "beats")),
+        at_end=("beats = False",),
+        timers={
+            "join": m.JoinDue,
+            "silence": m.GatewayFellSilent,
+            "absent": m.AbsenceSettled,
+            "drain": m.DrainTimedOut,
+        },
     )
 
 

@@ -24,7 +24,7 @@ def _part(table: Table) -> Part:
             ),
         },
         silent=frozenset(("DOUBT",)),
-        at_end=("clock = False",),
+        timers={"clock": o.RetryDue},
     )
 
 

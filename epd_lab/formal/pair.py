@@ -119,9 +119,12 @@ OWN = {
     },
 }
 AT_END = (
-    *(f"me.{timer} = False" for timer in ("retry", "grace", "deadline", "fencing", "settling")),
+    *("me.fencing = False", "me.settling = False"),
     *(f"me.{count} = 0" for count in ("ready", "part", "written")),
 )
+
+
+TIMERS = {"retry": r.RetryDue, "grace": r.GraceEnded, "deadline": r.DeadlinePassed}
 
 
 def _part(side: str, table: Table) -> Part:
@@ -139,6 +142,7 @@ def _part(side: str, table: Table) -> Part:
         effects=EFFECTS | OWN[side],
         silent=SILENT,
         at_end=AT_END,
+        timers={f"me.{armed}": event for armed, event in TIMERS.items()},
         owners={"me": side, "other": SIDES[side == "producer"]},
     )
 
@@ -204,12 +208,7 @@ def _writer() -> Iterator[Happening]:
 
 def _timers(side: str, part: int) -> Iterator[Happening]:
     alive = f"{side}_alive"
-    timers: tuple[tuple[str, type[Event]], ...] = (
-        ("retry", r.RetryDue),
-        ("grace", r.GraceEnded),
-        ("deadline", r.DeadlinePassed),
-    )
-    for timer, event in timers:
+    for timer, event in TIMERS.items():
         armed = f"{side}_{timer}"
         when, before = f"{alive} and {armed}", (f"{armed} = False",)
         yield Happening(f"{side}_{event.__name__}", "time", when, event, part, before)

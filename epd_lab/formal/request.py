@@ -40,6 +40,11 @@ SILENT = frozenset(
     "grow keep_failure note_late EXTEND PUSH_KV REPORT_HANG "
     "REPORT_SPANS END_LEASE CANCEL_TRANSFER".split()
 )
+TIMERS: tuple[tuple[str, str, type[Event]], ...] = (
+    ("time_is_over", "deadline", r.DeadlinePassed),
+    ("grace_is_over", "grace", r.GraceEnded),
+    ("lease_is_over", "lease", r.LeaseEnded),
+)
 NOT_AFTER_THE_END = "require not aborted and told != 'failed' -- no tokens after the end"
 OPENS = ("require transfer == 'none' -- one transfer of KV per attempt", "transfer = 'open'")
 
@@ -93,15 +98,13 @@ def _part(table: Table) -> Part:
         at_end=(
             "require not queued -- no place in the batch is left over",
             "require transfer != 'open' or blocks == 'lent' or REMOTE_KV -- no offer is left over",
-            "grace = False",
-            "lease = False",
-            "deadline = False",
             # what nobody reads any more
             "computed = 0",
             "output = 0",
             "lacks_a = False",
             "lacks_b = False",
         ),
+        timers={armed: event for _, armed, event in TIMERS},
     )
 
 
@@ -215,12 +218,7 @@ def _blocks() -> Iterator[Happening]:
 
 def _ends() -> Iterator[Happening]:
     yield Happening("client_leaves", "fault", "begun", r.AbortReceived)
-    timers: tuple[tuple[str, str, type[Event]], ...] = (
-        ("time_is_over", "deadline", r.DeadlinePassed),
-        ("grace_is_over", "grace", r.GraceEnded),
-        ("lease_is_over", "lease", r.LeaseEnded),
-    )
-    for name, timer, event in timers:
+    for name, timer, event in TIMERS:
         yield Happening(name, "time", f"begun and {timer}", event, 0, (f"{timer} = False",))
     yield Happening("lease_is_revoked", "fault", "state == HELD", r.LeaseRevoked)
 

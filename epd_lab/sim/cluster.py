@@ -53,8 +53,9 @@ from epd_lab.sim.world import World
 
 FINGERPRINT = "simulated model"
 GATEWAY = "gateway"
-MEMBERSHIP = ("member/", "instance/", "storage/")  # timers that are armed for life
-HOUSEKEEPING = (*MEMBERSHIP, "outgoing/tombstones", "incoming/tombstones")
+# Timers that are armed for life.
+MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "StorageWatch._look")
+HOUSEKEEPING = (*MEMBERSHIP, "Rooms._forget")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
 ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
@@ -145,7 +146,7 @@ class Node:
 
     def timers(self, but: tuple[str, ...]) -> list[str]:
         """Names of its armed timers, but for those that begin so."""
-        return [name for name in self.actor._timers if not name.startswith(but)]
+        return [name for name in self.actor.timers if not name.startswith(but)]
 
 
 def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:

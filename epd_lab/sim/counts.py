@@ -64,7 +64,7 @@ def count(num_requests: int = 900) -> Counts:
     clusters: list[Cluster] = []
     lived = day.live_through(1, hour_s=num_requests, quiet=True, prepare=prepare)
     counts.num_steps = lived.steps
-    counts.num_timers = sum(node.actor.num_timers for node in clusters[0].nodes.values())
+    counts.num_timers = sum(node.actor.timers.num_armed for node in clusters[0].nodes.values())
     return counts
 
 

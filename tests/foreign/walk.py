@@ -118,6 +118,8 @@ class Walked:
             self.fired.add(happening.event.__name__)
             values |= self.concrete.read(machine)
         values["state"] = machine.state.name
+        running = machine.table.running[machine.state]
+        values |= {a: False for a, event in self.part.timers.items() if event not in running}
         for effect in effects:
             self._do(self.part.effects.get(effect.name, ()), values)
         if machine.terminal and not was_over:

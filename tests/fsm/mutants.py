@@ -51,4 +51,5 @@ def patched(
         [*kept, *planted],
         ignores,
         table.held,
+        table.timers,
     )

@@ -120,7 +120,7 @@ def test_a_device_that_does_not_answer_is_reported(encoding: Encoding) -> None:
     """ENCODING -> ABANDONED -> FAILED; a late outcome is dropped."""
     follow(
         encoding,
-        (EncodeTimedOut(), S.ABANDONED, (Do.FAIL_ROOMS,)),
+        (EncodeTimedOut(), S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME)),
         (RoomClosed("a"), S.ABANDONED, ()),
         (EncodeTimedOut(), S.FAILED, (Do.REPORT_HANG,)),
         (ENCODED, S.FAILED, ()),

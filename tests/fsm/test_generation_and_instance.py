@@ -287,9 +287,9 @@ def test_silence_makes_suspect_then_lost_and_never_healthy_again(healthy: i.Inst
     """F44: HEALTHY -> SUSPECT -> HEALTHY -> SUSPECT -> LOST."""
     follow(
         healthy,
-        (i.HeartbeatMissed(), i.S.SUSPECT, ()),
-        (i.HeartbeatReceived("load"), i.S.HEALTHY, ()),
-        (i.HeartbeatMissed(), i.S.SUSPECT, ()),
+        (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
+        (i.HeartbeatReceived("load"), i.S.HEALTHY, (i.Do.WATCH,)),
+        (i.HeartbeatMissed(), i.S.SUSPECT, (i.Do.WATCH_ON,)),
         (i.HeartbeatsEnded(), i.S.LOST, LOSS),
         (i.HeartbeatReceived("load"), i.S.LOST, ()),
         (i.JoinAccepted(), i.S.LOST, ()),
@@ -306,7 +306,8 @@ def test_draining_ends_in_left(healthy: i.Instance) -> None:
     follow(
         healthy,
         (i.DrainAnnounced(), i.S.DRAINING, (i.Do.PUBLISH,)),
-        (i.HeartbeatReceived("less"), i.S.DRAINING, ()),
+        (i.HeartbeatReceived("less"), i.S.DRAINING, (i.Do.WATCH,)),
+        (i.HeartbeatMissed(), i.S.DRAINING, (i.Do.WATCH_ON,)),
     )
     assert healthy.load == "less", "what it still has is told until it leaves"
     follow(healthy, (i.LeftReceived(), i.S.LEFT, LOSS))

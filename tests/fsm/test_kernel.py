@@ -20,6 +20,7 @@ from epd.fsm.kernel import (
     State,
     Table,
     TableError,
+    Timers,
     unless,
 )
 
@@ -82,8 +83,9 @@ def table(
     ignores: Iterable[Ignore] = (),
     terminal: Iterable[State] = (S.DONE,),
     held: Mapping[State, str] | None = None,
+    timers: Timers | None = None,
 ) -> Table:
-    return Table("WORKER", "A worker.", S, S.IDLE, terminal, rows, ignores, held)
+    return Table("WORKER", "A worker.", S, S.IDLE, terminal, rows, ignores, held, timers)
 
 
 def rows_without(*left_out: Row) -> list[Row]:
@@ -203,6 +205,37 @@ def test_a_terminal_state_may_answer_and_ignore() -> None:
 def test_an_event_of_another_machine_is_illegal() -> None:
     with pytest.raises(IllegalEvent, match="WORKER w: Strange is illegal in IDLE"):
         Worker("w").fire(Strange())
+
+
+def test_a_timer_runs_where_it_has_a_row_and_changes_nothing_elsewhere() -> None:
+    made = table(timers={TimePassed: ()})
+    assert [TimePassed in made.running[state] for state in S] == [True, True, False]
+    ignored = made.ignore_of(S.DONE, TimePassed)
+    assert ignored is not None and "does not run" in ignored.reason
+
+
+def test_what_is_armed_runs() -> None:
+    with pytest.raises(TableError, match="arms TimePassed, of which DONE has no row"):
+        table(timers={TimePassed: (Do.WORK,)})
+
+
+def test_an_exit_by_time_is_one_whose_timer_is_armed_whatever_led_there() -> None:
+    start, waits = GOOD[0], Row(S.BUSY, TimePassed, S.DONE)
+    others = (Row(S.IDLE, TimePassed, S.DONE), waits, Row(S.BUSY, Finished, S.DONE))
+    timers = {TimePassed: (Do.WORK,)}
+    table((Row(S.IDLE, Started, S.BUSY, (Do.WORK,)), *others), timers=timers)
+    for unarmed in (
+        (Row(S.IDLE, Started, S.BUSY), *others),
+        (start, Row(S.IDLE, Started, S.BUSY, when=unless(is_big)), *others),
+        (
+            Row(S.IDLE, Started, S.BUSY, (Do.WORK,)),
+            Row(S.BUSY, TimePassed, None, when=is_big),
+            Row(S.BUSY, TimePassed, S.DONE, when=unless(is_big)),
+            *(others[0], others[2]),
+        ),
+    ):
+        with pytest.raises(TableError, match=r"no exit by time.*BUSY.*none"):
+            table(unarmed, timers=timers)
 
 
 def test_the_state_is_written_by_fire_alone() -> None:

@@ -113,7 +113,7 @@ BUGS: dict[str, Bug] = {
                 r.S.DECODING,
                 r.LastTokenSampled,
                 r.S.FINISHING,
-                _LAST,
+                (*_LAST, r.Do.ARM_GRACE),
                 r.keep_last_token,
                 when,
             )

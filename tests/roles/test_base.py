@@ -77,7 +77,7 @@ class Port:
 
 def machine(*effects: Do, terminal: bool = False, raises: Exception | None = None) -> Any:
     fire = mock.Mock(return_value=effects, side_effect=raises)
-    return SimpleNamespace(fire=fire, terminal=terminal, key="m")
+    return SimpleNamespace(fire=fire, terminal=terminal, key="m", state=None)
 
 
 def received(message: Message) -> Received:
@@ -206,7 +206,7 @@ async def test_closing_ends_tasks_and_timers_and_what_they_would_do() -> None:
 
     for name in ("one", "two"):
         actor.spawn(name, waits(name), then)
-    actor.arm("late", 1.0, then)
+    actor.timers.call_later(1.0, then)
     await turns()
     await actor.close()
     assert ended == ["one", "two"] and not actor._tasks
@@ -280,9 +280,10 @@ def test_deadlines_are_in_the_gateways_time() -> None:
     port.actor.cluster_offset_s = 100.0
     assert port.actor.cluster_s() == 110.0 and port.actor.until(115.0) == 5.0
     assert port.actor.knows_time, "a gateway's own clock is that"
-    port.actor.arm("a", 1.0, mock.Mock())
-    port.actor.arm("a", 2.0, mock.Mock())
-    assert port.actor.num_timers == 2 and port.actor.armed("a")
+    timers, callback = port.actor.timers, mock.Mock()
+    timers.call_later(1.0, callback)
+    timers.call_later(2.0, callback)
+    assert timers.num_armed == 2 and timers.will_call(callback)
 
 
 def test_a_story_is_told_in_wall_clock_time_without_what_stayed() -> None:

@@ -22,8 +22,11 @@ class Told:
             add=lambda role: None,
             clock=None,
             mailbox=None,
-            armed=lambda name: bool(self._timers),
-            arm=lambda name, delay_s, callback: self._timers.append(callback),
+            timers=SimpleNamespace(
+                keep=None,
+                will_call=lambda callback: bool(self._timers),
+                call_later=lambda delay_s, callback: self._timers.append(callback),
+            ),
             send=lambda to, message: self.sent.append(message),
         )
         self.publisher = CachePublisher(actor, Address("gateway", 0, ""))

@@ -81,7 +81,7 @@ def asks_a_timer(text: str) -> bool:
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("armed", "runs")
+        and node.func.attr in ("runs", "will_call")
         and not node.keywords
         and len(node.args) > 0
         for node in ast.walk(ast.parse(text))
@@ -116,6 +116,6 @@ def test_a_flag_put_back_is_noticed(line: str) -> None:
 
 
 def test_a_timer_that_is_asked_is_noticed() -> None:
-    assert asks_a_timer("if not self.actor.armed('member/join'):\n    self.join()")
-    assert asks_a_timer("self._timers.runs(machine, 'attempt')")
-    assert not asks_a_timer("self.actor.arm('member/join', 1.0, self.join)")
+    assert asks_a_timer("if not self.actor.timers.will_call(self.join):\n    self.join()")
+    assert asks_a_timer("self.actor.timers.runs(machine, PlacementTimedOut)")
+    assert not asks_a_timer("self.actor.timers.call_later(1.0, self.join)")

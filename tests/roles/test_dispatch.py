@@ -55,7 +55,7 @@ def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not
         other.tokens(0, 21, finish_reason="stop")
         assert not other.sent(AbortEncode)
         at.cluster.pass_time(TIMING.accept_timeout_s)
-        assert not [name for name in at.actor._timers if name.startswith("offer/")]
+        assert not [name for name in at.actor.timers if name.startswith("OFFER")]
 
 
 def test_a_request_without_a_topology_waits_for_so_long() -> None:

@@ -119,7 +119,7 @@ def test_a_device_that_hangs_fails_the_image_in_time_and_is_told_of(*, kept: boo
         assert encoding.state is S.FAILED
         assert at.actor.counters["device_hangs"] == 1
         assert any("does not answer" in line for line in at.cluster.node("e0").warnings)
-        assert not at.role.encodings and not at.actor.armed(f"encoding/{encoding.key}")
+        assert not at.role.encodings and not at.actor.timers.runs(encoding, fsm.EncodeTimedOut)
 
 
 def test_an_image_whose_cancel_came_first_is_not_begun() -> None:

@@ -133,19 +133,17 @@ class Actor:
     """Time and a log."""
 
     def __init__(self) -> None:
-        self.timers: dict[str, Callable[[], None]] = {}
+        self.calls: list[Callable[[], None]] = []
+        self.timers = SimpleNamespace(
+            will_call=self.calls.__contains__,
+            call_later=lambda delay_s, callback: self.calls.append(callback),
+        )
         self.lines: list[tuple[str, dict[str, Any]]] = []
         self.log = SimpleNamespace(warning=lambda text, **f: self.lines.append((text, f)))
 
-    def armed(self, name: str) -> bool:
-        return name in self.timers
-
-    def arm(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
-        self.timers[name] = callback
-
     def let_pass(self) -> None:
-        for name in list(self.timers):
-            self.timers.pop(name)()
+        while self.calls:
+            self.calls.pop()()
 
 
 def failure(kind: str = "engine", reason: str = "because") -> Generation:
@@ -163,7 +161,7 @@ def test_when_all_fail_at_once_the_log_says_so_and_is_not_drowned() -> None:
     assert len(actor.lines) == MAX_LINES_PER_S
     actor.let_pass()
     assert actor.lines[-1] == ("more requests failed", {"count": 7})
-    assert not actor.timers
+    assert not actor.calls
     log.tell(failure())
     assert actor.lines[-1][0] == "request failed"
     actor.let_pass()

@@ -17,7 +17,9 @@ def test_storage_is_listed_again_whether_it_answered_or_not() -> None:
         add=lambda role: None,
         clock=None,
         mailbox=None,
-        arm=lambda name, delay_s, look: timers.append((delay_s, look)),
+        timers=SimpleNamespace(
+            keep=None, call_later=lambda delay_s, look: timers.append((delay_s, look))
+        ),
         spawn=lambda name, work, then: listings.append(then),
     )
     storage: Any = SimpleNamespace(listing=lambda: None)

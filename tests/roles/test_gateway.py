@@ -70,11 +70,11 @@ def test_who_does_not_confirm_an_abort_is_not_waited_for() -> None:
 
 def test_who_has_left_is_not_watched() -> None:
     with simulated("2e1pd") as cluster:
-        watch = "instance/e0:1"
-        assert cluster.gateway.actor.armed(watch)
+        watches = [f"INSTANCE e0:1 {mark}" for mark in ("HeartbeatMissed", "HeartbeatsEnded")]
+        assert {*watches} <= {*cluster.gateway.actor.timers}
         cluster.within("e0", cluster.instance("e0").member.leave)
         cluster.pass_time(0.1)
-        assert not cluster.gateway.actor.armed(watch)
+        assert not {*watches} & {*cluster.gateway.actor.timers}
 
 
 def test_a_loss_after_an_attempt_is_not_blamed_for_it() -> None:

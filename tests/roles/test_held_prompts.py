@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,9 +17,13 @@ class FakeRequests:
         self.pool = SimpleNamespace(size=20)
         self.num_held = 0
         self.fired: list[tuple[str, type[Event]]] = []
+        self.armed: list[tuple[str, float, type[Event]]] = []
 
     def extend(self, part: Any) -> None:
         self.part = part
+
+    def arm(self, request: Any, delay_s: float, event: Event) -> None:
+        self.armed.append((request.key, delay_s, type(event)))
 
     def fire(self, request: Any, event: Event) -> None:
         self.fired.append((request.key, type(event)))
@@ -28,17 +31,15 @@ class FakeRequests:
         request.block_table = ()  # its blocks go back with it
 
 
-def made() -> tuple[HeldPrompts, FakeRequests, dict[str, Callable[[], None]]]:
-    timers: dict[str, Callable[[], None]] = {}
+def made() -> tuple[HeldPrompts, FakeRequests]:
     actor: Any = SimpleNamespace(
         add=lambda role: None,
         clock=None,
         mailbox=Mailbox(mock.Mock()),
-        arm=lambda name, delay_s, callback: timers.__setitem__(name, callback),
-        disarm=lambda name: timers.pop(name, None),
+        timers=SimpleNamespace(keep=None),
     )
     requests: Any = FakeRequests()
-    return HeldPrompts(actor, requests), requests, timers
+    return HeldPrompts(actor, requests), requests
 
 
 def prompt(key: str, num_blocks: int) -> Any:
@@ -48,7 +49,7 @@ def prompt(key: str, num_blocks: int) -> Any:
 
 def test_more_than_half_of_the_pool_is_not_held() -> None:
     """F24: others must find blocks; the oldest gives way, for it was held the longest."""
-    held, requests, _ = made()
+    held, requests = made()
     for key in ("a", "b", "c"):
         held.arm_lease(prompt(key, 4), LeaseEnded())
     assert requests.fired == [("a", LeaseRevoked)]
@@ -59,17 +60,16 @@ def test_more_than_half_of_the_pool_is_not_held() -> None:
 
 def test_an_instance_that_leaves_holds_nothing() -> None:
     """Nor what is answered while it leaves: it would wait for a lease."""
-    held, requests, timers = made()
+    held, requests = made()
     held.arm_lease(prompt("a", 4), LeaseEnded())
     assert held.live() == {"held_prompts": 1} and requests.num_held == 1
     held.drained()
     held.arm_lease(prompt("b", 4), LeaseEnded())
     assert requests.fired == [("a", LeaseRevoked), ("b", LeaseRevoked)]
-    assert held.live() == {"held_prompts": 0} and requests.num_held == 0 and not timers
+    assert held.live() == {"held_prompts": 0} and requests.num_held == 0
 
 
 def test_a_lease_ends_by_its_timer() -> None:
-    held, requests, timers = made()
+    held, requests = made()
     held.arm_lease(prompt("a", 4), LeaseEnded())
-    timers["request/a/lease"]()
-    assert requests.fired == [("a", LeaseEnded)]
+    assert requests.armed == [("a", 3.0, LeaseEnded)]

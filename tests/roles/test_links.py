@@ -44,7 +44,7 @@ def test_a_doubt_asks_once_and_an_echo_is_trusted_for_a_while() -> None:
         assert at.role.live() == {"links_doubted": 1}
         echo(at)
         assert at.role.live() == {"links_doubted": 0}
-        assert not [name for name in at.actor._timers if name.startswith("link/")]
+        assert not [name for name in at.actor.timers if name.startswith("LINK ")]
         at.cluster.pass_time(TIMING.link_timeout_s / 2 - 0.01)
         assert doubt(at) == []
         at.cluster.pass_time(0.02)
@@ -136,4 +136,4 @@ def test_a_doubt_ends_with_a_life_that_was_never_listed() -> None:
         at.do(at.actor.connect, Address("e9", 2, ""))
         at.cluster.pass_time(TIMING.link_timeout_s)
         assert "e9" not in at.role.silent()
-        assert not [name for name in at.actor._timers if name.startswith("link/e9")]
+        assert not [name for name in at.actor.timers if name.startswith("LINK e9")]

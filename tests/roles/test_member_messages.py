@@ -70,7 +70,7 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
     with member() as at:
         role = at.role
         in_state(role.membership, S.OUTSIDE)
-        at.actor.disarm("member/beat")
+        at.actor.timers.cancel_call(at.role._beat)
         at.said.clear()
         at.do(role.start)
         at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
@@ -126,7 +126,7 @@ def test_who_is_refused_says_so_and_is_silent() -> None:
         at.tell("on_refused", JoinRefused(1, "it was lost"), GATEWAY)
         expelled.assert_called_once_with("it was lost")
         rejected.assert_not_called()
-        assert not [name for name in at.actor._timers if name.startswith("member/")]
+        assert not [name for name in at.actor.timers if name.startswith(("MEMBERSHIP", "Member."))]
 
 
 def test_who_never_was_a_member_is_rejected() -> None:
@@ -233,7 +233,7 @@ def test_who_drains_says_so_at_once_and_ever_after_and_who_leaves_is_silent() ->
         at.said.clear()
         at.do(at.role.leave)
         assert at.said == [(GATEWAY, Leave())]
-        assert not [name for name in at.actor._timers if name.startswith("member/")]
+        assert not [name for name in at.actor.timers if name.startswith(("MEMBERSHIP", "Member."))]
         at.cluster.pass_time(2 * TIMING.lost_after_s)
         assert len(at.said) == 1
 

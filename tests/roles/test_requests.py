@@ -170,7 +170,7 @@ def test_a_request_that_nothing_is_heard_of_is_ended_by_its_deadline() -> None:
         at.cluster.pass_time(0.02)
         (failed,) = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert failed.failure.kind is FailureKind.DEADLINE and request.terminal
-        assert not [name for name in at.actor._timers if name.startswith("request/")]
+        assert not [name for name in at.actor.timers if name.startswith("REQUEST")]
         assert not at.role.live()["requests"] and at.role.has_ended("r/1")
 
 
@@ -187,7 +187,7 @@ def test_an_abort_that_a_hung_device_holds_up_is_told_of_again_and_again() -> No
         assert request.state is S.ABORTING and request.block_table
         at.cluster.node(HERE).devices[0].release()
         at.cluster.pass_time(0.1)
-        assert at.role.pool.num_leased == 0 and not at.actor.armed("request/r/1/grace")
+        assert at.role.pool.num_leased == 0 and not at.actor.timers.runs(request, fsm.GraceEnded)
 
 
 # --- places in the queue --------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_an_offer_is_repeated_and_its_peer_doubted_until_it_is_granted() -> None
         at.cluster.pass_time(0.1)
         assert at.said == [("d0", OFFER)], "the other's time has come"
         hear(at, CancelTransfer("b", 1))
-        assert not at.actor.armed("outgoing/retries")
+        assert not [name for name in at.actor.timers if name.startswith("OUTGOING")]
 
 
 def test_a_grant_is_made_by_its_owner_and_repeated() -> None:
@@ -217,8 +217,8 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
             at.do(at.role.arm_grace, transfer, None)
             assert at.role.live() == {"outgoing": 1}
             hear(at, CancelTransfer(room, 1))
-            armed = [name for name in at.actor._timers if name.startswith("outgoing/")]
-            assert armed == ["outgoing/tombstones"] and at.role.live() == {"outgoing": 0}
+            armed = [name for name in at.actor.timers if name.startswith(("OUTGOING", "Rooms."))]
+            assert armed == ["Rooms._forget"] and at.role.live() == {"outgoing": 0}
             at.cluster.pass_time(1.0)
         at.cluster.pass_time(TIMING.tombstone_s - 2.1)
         assert at.role.find("a") is not None
@@ -227,7 +227,7 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
         assert at.role.find("b") is not None and "b" in at.role._owners
         at.cluster.pass_time(1.0 + TIMING.tombstone_s / 8)
         assert not at.role._rooms and not at.role._owners and not at.role._ended
-        assert not at.actor.armed("outgoing/tombstones")
+        assert not at.actor.timers.will_call(at.role._forget)
 
 
 def test_a_late_message_makes_no_tombstone_last_longer() -> None:
@@ -240,18 +240,20 @@ def test_a_late_message_makes_no_tombstone_last_longer() -> None:
         assert list(at.role._ended.items()) == before
 
 
-def test_a_bounded_wait_ends_as_silence_and_goes_on_while_the_room_is_open() -> None:
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_bounded_wait_ends_as_silence_or_with_the_wait(*, cancelled: bool) -> None:
     with rooms("incoming") as at:
         _, transfer = consume(at)
-        heard: list[Any] = []
-        with mock.patch.object(at.role, "fire", lambda _, event: heard.append(event)):
-            at.do(at.role.bound_wait, transfer, 0.3)
-            at.cluster.pass_time(0.29)
-            assert not heard
-            at.cluster.pass_time(0.32)
-            assert heard == [PeerSilent()] * 2
-        at.do(at.role.fire, transfer, fsm.CancelRequested())
-        assert not at.actor.armed("incoming/r/wait")
+        at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
+        at.do(at.role.bound_wait, transfer, 0.3)
+        at.cluster.pass_time(0.29)
+        assert at.actor.timers.runs(transfer, PeerSilent)
+        if cancelled:
+            at.do(at.role.fire, transfer, fsm.CancelRequested())
+            assert not at.actor.timers.runs(transfer, PeerSilent)
+        at.cluster.pass_time(0.02)
+        states = fsm.S.CANCEL_PENDING, fsm.S.EXPIRE_PENDING
+        assert transfer.state is states[not cancelled]
 
 
 def test_a_doubt_is_looked_into_at_its_own_pace() -> None:
@@ -272,9 +274,8 @@ def test_grace_ends() -> None:
     with rooms() as at:
         produce(at)
         transfer = at.role.find("r")
-        at.role._retries.clear()
         heard: list[Any] = []
         with mock.patch.object(at.role, "fire", lambda _, event: heard.append(event)):
             at.do(at.role.arm_grace, transfer, None)
             at.cluster.pass_time(TIMING.abort_timeout_s + 0.01)
-        assert heard == [GraceEnded()]
+        assert heard[-1] == GraceEnded()

@@ -12,13 +12,14 @@ import pytest
 from epd.config import Timing
 from epd.engine.base import EngineError
 from epd.fsm.outgoing import PeerFenced, WriteSettled
+from epd.fsm.room import RetryDue
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
 from epd.roles.askers import Asker, Askers
 from epd.roles.finder import NoTower
 from epd.roles.landing import Landing
 from epd.roles.mailbox import Mailbox
 from epd.roles.outgoing import OutgoingRooms
-from epd.roles.profiling import Profiles
+from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
 from epd.roles.step_loop import StepLoop
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
@@ -62,7 +63,7 @@ def doubts(answer: Any, *, listed: bool = False, lost: bool = False, known: bool
     actor = mock.MagicMock(ports=SimpleNamespace(transfers=plane))
     actor.is_listed.return_value, actor.is_lost.return_value = listed, lost
     actor.peer_info.return_value = SimpleNamespace(host_id="h", pid=7) if known else None
-    return OutgoingRooms(actor, Timing(retry_interval_s=3.0)), plane, actor.arm, actor
+    return OutgoingRooms(actor, Timing(retry_interval_s=3.0)), plane, actor.timers.arm, actor
 
 
 def room(*, terminal: bool = False) -> Any:
@@ -77,7 +78,7 @@ async def test_a_write_is_settled_or_asked_after_again(answer: Any) -> None:
     plane.settle.assert_awaited_once_with(PEER)
     assert not plane.fence.called
     assert outcome == (WriteSettled() if answer is True else None)
-    again = mock.call("outgoing/r/doubt", 3.0, mock.ANY)
+    again = mock.call(transfer, RetryDue, 3.0, mock.ANY)
     assert later.call_args_list == ([] if answer is True else [again])
     assert actor.fault.called == isinstance(answer, OSError)
 
@@ -101,7 +102,7 @@ async def test_who_is_listed_is_never_fenced() -> None:
     transfer = room()
     assert await made._fence(transfer, PeerFenced()) is None
     assert not plane.fence.called
-    later.assert_called_once_with("outgoing/r/doubt", 3.0, mock.ANY)
+    later.assert_called_once_with(transfer, RetryDue, 3.0, mock.ANY)
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -132,7 +133,7 @@ def test_open_rooms_are_told_of_now_and_then() -> None:
         for name in "ab":
             at.do(askers.closed, name)
         at.cluster.pass_time(0.3)
-        assert len(at.said) == 4 and not at.actor.armed("encode/open") and not len(askers)
+        assert len(at.said) == 4 and not at.actor.timers.will_call(askers._tell) and not len(askers)
 
 
 def test_who_wants_a_timeline_is_told_how_a_room_went() -> None:
@@ -216,7 +217,8 @@ async def test_a_report_that_nobody_waits_for_is_not_heard() -> None:
     report(1, "b", "two")
     assert await asking == {"a": (True, "one"), "b": (True, "two")}
     report(1, "b", "late")
-    actor.disarm.assert_called_once_with("profile/1")
+    ((ring,),) = [call.args for call in actor.timers.cancel_call.call_args_list]
+    actor.timers.call_later.assert_called_once_with(ANSWER_TIMEOUT_S, ring)
 
 
 # --- the step loop --------------------------------------------------------------------------------

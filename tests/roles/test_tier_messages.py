@@ -63,17 +63,13 @@ class Made:
         return [(call.args[0].key, type(call.args[1]).__name__) for call in calls]
 
 
-def test_rows_that_are_kept_are_counted_and_told_and_their_clock_ends() -> None:
+def test_rows_that_are_kept_are_counted_and_told() -> None:
     made = Made()
     one, two = made.encoding("a"), made.encoding("b")
     made.tiers.keep_rows(one, None)  # type: ignore[arg-type]
     made.tiers.keep_host_rows(two, None)  # type: ignore[arg-type]
     assert made.used() == (NBYTES, NBYTES)
     assert [call.args for call in made.events.stored.call_args_list] == [("a",), ("b",)]
-    assert [call.args for call in made.actor.disarm.call_args_list] == [
-        ("encoding/a",),
-        ("encoding/b",),
-    ]
     made.tiers.release_rows(one, None)  # type: ignore[arg-type]
     assert made.used() == (0, NBYTES) and one.rows is None
     made.events.evicted.assert_called_once_with("a")
@@ -118,10 +114,7 @@ async def test_a_copy_is_counted_where_it_goes_and_has_a_clock(
     one = made.encoding("a")
     work = getattr(made.tiers, start)(one, None)
     assert made.used() == used
-    name, delay_s, callback = made.actor.arm.call_args.args
-    assert (name, delay_s) == ("encoding/a", 3.0)
-    callback()
-    assert made.fired() == [("a", "CopyTimedOut")]
+    made.owner.arm.assert_called_once_with(one, 3.0, fsm.CopyTimedOut())
     copied = getattr(made.engine, copy)
     assert await work == event(copied.return_value)
     copied.assert_awaited_once_with(one.rows)
@@ -138,10 +131,7 @@ async def test_storage_is_asked_for_this_very_image_and_has_it_or_not() -> None:
     assert await made.tiers.start_load(one, None) == fsm.LoadMissed()  # type: ignore[arg-type]
     made.storage.get.assert_awaited_once_with("a", note, 2 * golden.ROW_NBYTES)
     made.events.not_in_storage.assert_called_once_with("a")
-    name, delay_s, callback = made.actor.arm.call_args.args
-    assert (name, delay_s) == ("encoding/a", 3.0)
-    callback()
-    assert made.fired() == [("a", "LoadTimedOut")]
+    made.owner.arm.assert_called_once_with(one, 3.0, fsm.LoadTimedOut())
     made.storage.get.return_value = b"rows"
     loaded = fsm.LoadSucceeded(Rows(b"rows", 2, 2 * golden.ROW_NBYTES))  # type: ignore[arg-type]
     assert await made.tiers.start_load(one, None) == loaded  # type: ignore[arg-type]

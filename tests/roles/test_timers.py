@@ -1,14 +1,15 @@
-"""Named timers: one timer of the loop serves them all, and none goes off early, late or twice."""
+"""Timers: one timer of the loop serves them all, and none goes off early, late or twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
+from epd.fsm.link import EchoMissed, RetryDue
 from epd.roles.mailbox import Mailbox
 from epd.roles.timers import MIN_MARKED, Timers
+from tests.fsm.tables import make_link
 
 
 class Handle:
@@ -63,16 +64,20 @@ def timers(clock: ManualClock, errors: list[str]) -> Timers:
     return Timers(clock, Mailbox(lambda name, error: errors.append(f"{name}: {error}")))
 
 
+def call(seen: list[str], name: str) -> Callable[[], None]:
+    return lambda: seen.append(name)
+
+
 def test_they_go_off_at_their_times_and_equal_times_in_order(
     clock: ManualClock, timers: Timers
 ) -> None:
     seen: list[tuple[str, float]] = []
 
-    def note(name: str) -> None:
-        seen.append((name, clock.at_s))
+    def note(name: str) -> Callable[[], None]:
+        return lambda: seen.append((name, clock.at_s))
 
     for name, delay_s in (("late", 3.0), ("b", 1.0), ("a", 1.0), ("now", 0.0)):
-        timers.arm(name, delay_s, partial(note, name))
+        timers.call_later(delay_s, note(name))
     clock.run_until(5.0)
     assert seen == [("now", 0.0), ("b", 1.0), ("a", 1.0), ("late", 3.0)]
     assert list(timers) == []
@@ -82,29 +87,54 @@ def test_one_that_is_put_off_or_brought_forward_goes_off_once(
     clock: ManualClock, timers: Timers
 ) -> None:
     seen: list[float] = []
-    timers.arm("x", 1.0, lambda: seen.append(-1.0))
+    link = make_link()
+
+    def note() -> None:
+        seen.append(clock.at_s)
+
+    timers.arm(link, RetryDue, 1.0, lambda: seen.append(-1.0))
     clock.run_until(0.5)
-    timers.arm("x", 1.0, lambda: seen.append(clock.at_s))
+    timers.arm(link, RetryDue, 1.0, note)
     clock.run_until(1.4)
     assert seen == []
     clock.run_until(2.0)
-    assert seen == [1.5]
-    timers.arm("y", 5.0, lambda: seen.append(-1.0))
-    timers.arm("y", 1.0, lambda: seen.append(clock.at_s))
+    assert seen == [1.5] and not timers.runs(link, RetryDue)
+    timers.call_later(5.0, note)
+    timers.call_later(1.0, note)
     clock.run_until(9.0)
     assert seen == [1.5, 3.0]
 
 
-def test_what_is_disarmed_or_closed_never_goes_off(clock: ManualClock, timers: Timers) -> None:
+def test_a_machine_has_one_of_each_event_until_it_enters_a_state_without_it(
+    clock: ManualClock, timers: Timers
+) -> None:
     seen: list[str] = []
-    timers.arm("a", 1.0, lambda: seen.append("a"))
-    timers.arm("b", 1.0, lambda: timers.disarm("c"))
-    timers.arm("c", 1.0, lambda: seen.append("c"))
-    timers.disarm("a")
+    one, other = make_link(), make_link()
+    for name, link in (("one", one), ("other", other)):
+        timers.arm(link, RetryDue, 1.0, call(seen, f"{name} retry"))
+        timers.arm(link, EchoMissed, 2.0, call(seen, f"{name} echo"))
+    key = one.key
+    assert [*timers] == [f"LINK {key} RetryDue", f"LINK {key} EchoMissed"] * 2
+    timers.keep(one, {EchoMissed})
+    assert [timers.runs(one, event) for event in (RetryDue, EchoMissed)] == [False, True]
+    timers.keep(other, ())
+    assert len([*timers]) == 1
+    clock.run_until(9.0)
+    assert seen == ["one echo"] and timers._armed == {None: {}}
+
+
+def test_what_is_cancelled_or_closed_never_goes_off(clock: ManualClock, timers: Timers) -> None:
+    seen: list[str] = []
+    a, c = call(seen, "a"), call(seen, "c")
+    timers.call_later(1.0, a)
+    timers.call_later(1.0, lambda: timers.cancel_call(c))
+    timers.call_later(1.0, c)
+    assert timers.will_call(a)
+    timers.cancel_call(a)
     clock.run_until(2.0)
-    timers.arm("d", 1.0, lambda: seen.append("d"))
+    timers.call_later(1.0, call(seen, "d"))
     timers.close()
-    timers.arm("e", 1.0, lambda: seen.append("e"))
+    timers.call_later(1.0, call(seen, "e"))
     clock.run_until(9.0)
     assert seen == []
 
@@ -117,9 +147,9 @@ def test_a_timer_that_arms_itself_again_does_not_hold_the_loop(
     def again() -> None:
         seen.append(clock.at_s)
         if len(seen) < 3:
-            timers.arm("again", 0.0, again)
+            timers.call_later(0.0, again)
 
-    timers.arm("again", 0.0, again)
+    timers.call_later(0.0, again)
     handle = clock.handles[-1]
     assert handle.callback is not None
     handle.callback()
@@ -132,22 +162,24 @@ def test_an_exception_stays_with_its_timer(
     clock: ManualClock, timers: Timers, errors: list[str]
 ) -> None:
     seen: list[str] = []
+    link = make_link()
 
     def fail() -> None:
         raise ValueError("broken")
 
-    timers.arm("bad", 1.0, fail)
-    timers.arm("good", 1.0, lambda: seen.append("good"))
+    timers.arm(link, RetryDue, 1.0, fail)
+    timers.call_later(1.0, call(seen, "good"))
     clock.run_until(2.0)
-    assert (errors, seen) == (["bad: broken"], ["good"])
+    assert (errors, seen) == ([f"LINK {link.key} RetryDue: broken"], ["good"])
 
 
-def test_the_loop_has_one_timer_and_what_is_disarmed_is_swept(
+def test_the_loop_has_one_timer_and_what_is_dropped_is_swept(
     clock: ManualClock, timers: Timers
 ) -> None:
-    timers.arm("beat", 1.0, lambda: None)
+    timers.call_later(1.0, lambda: None)
     for number in range(50 * MIN_MARKED):
-        timers.arm(f"deadline {number}", 100.0 + number, lambda: None)
-        timers.disarm(f"deadline {number}")
+        link = make_link()
+        timers.arm(link, RetryDue, 100.0 + number, lambda: None)
+        timers.keep(link, ())
     assert len([h for h in clock.handles if h.callback is not None]) == 1
     assert len(timers._heap) <= 2 * MIN_MARKED + 2

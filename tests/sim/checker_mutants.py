@@ -128,15 +128,15 @@ def a_step_takes_all_who_decode() -> Iterator[None]:
 @mutant
 def the_silent_are_lost_late() -> Iterator[None]:
     """F15: an instance is declared lost a quarter later than the configuration says."""
-    missed = Registry._missed
+    watch_on = Registry.watch_on
 
-    def patiently(self: Registry, instance: Instance) -> None:
+    def patiently(self: Registry, instance: Instance, event: Event) -> None:
         timing = self._timing
         later_s = 1.25 * timing.lost_after_s
         with mock.patch.object(self, "_timing", replace_struct(timing, lost_after_s=later_s)):
-            missed(self, instance)
+            watch_on(self, instance, event)
 
-    with mock.patch.object(Registry, "_missed", patiently):
+    with mock.patch.object(Registry, "watch_on", patiently):
         yield
 
 
@@ -204,7 +204,7 @@ def the_next_attempt_takes_its_time() -> Iterator[None]:
     """F20: every attempt waits a second before it is placed again."""
 
     def later(self: GatewayRole, machine: generation.Generation, event: Event) -> None:
-        self._timers.put(machine, "attempt", 1.0, lambda: self._place(machine))
+        self._place_later(machine, 1.0)
 
     with mock.patch.object(GatewayRole, "place_again", later):
         yield

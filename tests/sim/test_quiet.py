@@ -13,7 +13,7 @@ import pytest
 from epd.fsm import instance
 from epd.messages import Tokens
 from epd_lab.sim.client import Clients
-from epd_lab.sim.cluster import GATEWAY, Cluster, Settings
+from epd_lab.sim.cluster import GATEWAY, MEMBERSHIP, Cluster, Settings
 from epd_lab.sim.drills import by_name
 from epd_lab.sim.golden import Image
 from epd_lab.sim.run import run
@@ -117,7 +117,7 @@ def test_a_peer_that_went_with_its_registry_is_not_asked_for_ever(watched: Watch
     assert "e0" in node.instance.links.silent()
     watched.cluster.spawn(GATEWAY)
     watched.run_for(10.0)
-    assert node.instance.links.silent() == () and not node.timers(("member/", "storage/"))
+    assert node.instance.links.silent() == () and not node.timers(MEMBERSHIP)
 
 
 def test_tombstones_are_not_live_and_go(watched: Watched) -> None:
@@ -205,5 +205,5 @@ def test_after_silence_is_over_nothing_happens(name: str) -> None:
         *(("arrive", kind) for kind in HOUSEKEEPING),
     }
     assert {(kind, what[-1]) for _, kind, what in later} == beats
-    assert not any(node.timers(("member/", "instance/")) for node in cluster.living())
+    assert not any(node.timers(MEMBERSHIP) for node in cluster.living())
     world.close()

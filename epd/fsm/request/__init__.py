@@ -31,7 +31,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from epd.failure import Failure, FailureKind
-from epd.fsm.kernel import NULL_JOURNAL, Event, Ignore, Journal, Machine, Row, State, Table, unless
+from epd.fsm.kernel import (
+    NULL_JOURNAL,
+    Event,
+    Ignore,
+    Journal,
+    Machine,
+    Row,
+    State,
+    Table,
+    Timers,
+    unless,
+)
 from epd.fsm.request.events import (
     AbortReceived,
     ChunkComputed,
@@ -272,14 +283,13 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised, StepReturned, DeadlinePassed), "it was answered; its lease bounds it"),
-    Ignore(_ENDED, (LeaseEnded, LeaseRevoked), "it was let go"),
-    Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn, StepReturned, DeadlinePassed, GraceEnded), "it has ended"),
+    Ignore((S.HELD,), (EmbeddingReady, EmbeddingFailed, EmbeddingsPromised, StepReturned), "it was answered; its lease bounds it"),
+    Ignore(_ENDED, (LeaseRevoked,), "it was let go"),
+    Ignore(_ENDED, (EmbeddingReady, EmbeddingFailed, KvDelivered, KvFailed, KvWithdrawn, StepReturned), "it has ended"),
     Ignore((*_UNBEGUN, *_IN_BATCH, S.TRANSFERRING, S.WAITING_FOR_REMOTE_KV, S.CALLED_OFF), (StepReturned,), "nothing waits for the step's end"),
     Ignore((*_IN_QUEUE, *_PROMPT, *_USED_BY_STEPS, *_ENDED), (EmbeddingsPromised,), "an image was here already"),
     Ignore((S.DECODING, S.FINISHING), (KvFailed, KvWithdrawn, KvDelivered), "of an attempt that decodes here already"),
     Ignore((S.ABORTING,), (KvFailed, KvDelivered, LayersComputed), "it has ended for the client"),
-    Ignore(_LINGERS, (DeadlinePassed,), "it has ended for the client"),
     Ignore(_USED_BY_STEPS, (EmbeddingReady, EmbeddingFailed), "it has ended for the client"),
     Ignore((S.DECODING, S.TRANSFERRING), (EmbeddingFailed, EmbeddingReady), "its prompt is computed: it needs rows no longer"),
 )
@@ -288,7 +298,8 @@ _HELD: dict[State, str] = {
     **dict.fromkeys(_USED_BY_STEPS, "a step still uses the blocks; only its end frees them (F6)"),
     S.CALLED_OFF: "the transfer still uses the blocks; only its end frees them (F6)",
 }
-TABLE = Table("REQUEST", __doc__ or "", S, S.ARRIVED, _ENDED, ROWS, IGNORES, _HELD)
+_TIMERS: Timers = {DeadlinePassed: (), GraceEnded: (Do.ARM_GRACE,), LeaseEnded: (Do.ARM_LEASE,)}
+TABLE = Table("REQUEST", __doc__ or "", S, S.ARRIVED, _ENDED, ROWS, IGNORES, _HELD, _TIMERS)
 # fmt: on
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from epd.fsm import embedding, generation
+from epd.fsm import embedding, generation, offer
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.incoming import IncomingRooms
@@ -70,15 +70,15 @@ def overlooked(node: Node) -> Iterator[str]:
 def _placements(node: Node) -> Iterator[str]:
     """An attempt that is to be placed has a clock, and so has an image that nobody accepted."""
     assert node.gateway is not None
-    role, armed = node.gateway.role, node.actor.armed
+    role, timers = node.gateway.role, node.actor.timers
     for key, machine in role._open.items():
         unplaced = machine.state is generation.S.MIGRATING or (
             machine.state is generation.S.PREPARING and machine.prompt is not None
         )
-        if unplaced and not role._timers.runs(machine, "attempt"):
+        if unplaced and not timers.runs(machine, generation.PlacementTimedOut):
             yield f"{key} is to be placed, and nobody will"
     for key, attempt in role._dispatcher.offers._offers.items():
-        if attempt.untaken and not armed(f"offer/{attempt.key}"):
+        if attempt.untaken and not timers.runs(attempt, offer.RetryDue):
             yield f"images of {key} are not accepted, and nobody will offer them again"
 
 
@@ -126,7 +126,7 @@ def _ring(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
 
 
 def _news(node: Node, encode: EncodeRole) -> Iterator[str]:
-    if encode.events.log.has_news and not node.actor.armed("cache/publish"):
+    if encode.events.log.has_news and not node.actor.timers.will_call(encode.events._publish):
         yield "news of the cache are not told"
 
 

@@ -34,8 +34,9 @@ _REGION = RemoteRegion("sim", "peer", 1, "rows", "", NBYTES, 1)
 _LAYOUT, _SAMPLING = KvLayout(1, 1, 1, 1, "f32", NBYTES), SamplingParams(1)
 _OFFER = KvOffer("room", "r", 1, 4, 0, (), _SAMPLING, _LAYOUT, PEER, 0.0)
 _COUNTS = ("ready_nbytes", "part_nbytes", "written_nbytes")
+TIMERS = {"retry": r.RetryDue, "grace": r.GraceEnded, "deadline": r.DeadlinePassed}
 _OVER: dict[str, Any] = {
-    **dict.fromkeys(("retry", "grace", "deadline", "fencing", "settling"), False),
+    **dict.fromkeys(("fencing", "settling"), False),
     **dict.fromkeys(_COUNTS, 0),
 }
 _FAILURE = Failure(FailureKind.TRANSFER, "aborted or in doubt")
@@ -177,8 +178,8 @@ class PairModel:
         for effect in effects:
             pair = self._perform(pair, side, effect)
         end = getattr(pair, side)
-        if end.state in TERMINAL:  # the role disarms the timers of an ended machine
-            pair = _with(pair, side, replace(end, **_OVER))
+        over = _OVER if end.state in TERMINAL else {}
+        pair = _with(pair, side, replace(end, **_stopped(machine.table, end.state), **over))
         check(pair)
         return pair
 
@@ -284,12 +285,7 @@ class PairModel:
 
     def _time(self, pair: Pair, side: str) -> Iterator[Step[Pair]]:
         end: End = getattr(pair, side)
-        timers = (
-            ("retry", r.RetryDue),
-            ("grace", r.GraceEnded),
-            ("deadline", r.DeadlinePassed),
-        )
-        for name, event in timers:
+        for name, event in TIMERS.items():
             if getattr(end, name):
                 yield Step(
                     f"{event.__name__} at the {side}",
@@ -365,6 +361,11 @@ class PairModel:
                     "work" if isinstance(event, i.Published) else "fault",
                     partial(self.fire, pair, CONSUMER, event, publishing=False),
                 )
+
+
+def _stopped(table: Table, state: State) -> dict[str, Any]:
+    """Its timers that do not run in this state."""
+    return {name: False for name, event in TIMERS.items() if event not in table.running[state]}
 
 
 def _same(pair: Pair) -> Pair:

@@ -49,21 +49,21 @@ def _transfer(name: str, scenario: Scenario, at_least: int, mode: Mode = Mode.SA
 
 
 TRANSFER = (
-    _transfer("everything", EVERYTHING, 10_000),  # what the engine is certain of is part of it
+    _transfer("everything", EVERYTHING, 8_000),  # what the engine is certain of is part of it
     _transfer(
         "unknown outcomes, messages lost for good",
         Scenario(engine_is_certain=False, forgetful=True, **ALIVE),
         3_000,
     ),
-    _transfer("kv", Scenario(offers=True, may_die=False), 3_000),
+    _transfer("kv", Scenario(offers=True, may_die=False), 2_000),
     _transfer("kv in parts", Scenario(offers=True, may_die=False, in_parts=True), 3_000),
     _transfer(
         "kv in parts, unknown outcomes",
         Scenario(offers=True, in_parts=True, engine_is_certain=False, **ALIVE),
         1_000,
     ),
-    _transfer("contract drift (F11)", Scenario(rows_granted=3), 5_000),
-    _transfer("short commit (F11)", Scenario(commit_is_short=True, may_die=False), 3_000),
+    _transfer("contract drift (F11)", Scenario(rows_granted=3), 3_000),
+    _transfer("short commit (F11)", Scenario(commit_is_short=True, may_die=False), 2_000),
     _transfer("messages lost for good", Scenario(forgetful=True, **ALIVE), 3_000),
     _transfer("messages lost for good, kv", Scenario(forgetful=True, offers=True, **ALIVE), 3_000),
     _transfer("declared lost, wrongly", Scenario(forgetful=True, may_die=False), 10_000),
