@@ -173,7 +173,7 @@ async def test_a_wrong_block_is_noticed(shared: dict[str, Any]) -> None:
             lambda a, b: asked.generation.token_ids[a:b], 48
         )
         (block, *_) = requests.pool.find(keys)
-        requests.engine.kv_views([block])[0][:] = bytes(BLOCK_NBYTES)
+        requests.engine.pool.views([block])[0][:] = bytes(BLOCK_NBYTES)
         said = await answer(cluster.gateway, asked)
     with pytest.raises(AssertionError):
         assert_exact(said, asked)

@@ -46,7 +46,7 @@ class Staged:
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         await asyncio.sleep(0.002)
         nbytes = self._engine.kv_layout.block_nbytes
-        targets = self._engine.kv_views(blocks)
+        targets = self._engine.pool.views(blocks)
         for slot, target in zip(slots, targets, strict=True):
             target[:] = self._landing[slot * nbytes : (slot + 1) * nbytes]
         self.num_landed += len(slots)
