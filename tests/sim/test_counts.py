@@ -30,7 +30,7 @@ def test_a_request_takes_what_is_told(counts: Counts) -> None:
     found = counts.told()
     for name, what in (
         ("steps", "steps"),
-        ("messages", "words"),
+        ("messages", "messages"),
         ("transitions", "transitions"),
         ("timers", "timers armed"),
     ):
