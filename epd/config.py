@@ -164,6 +164,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: Annotated[str, matches(r"^(cpu|cuda(:\d+)?(,cuda(:\d+)?)*)$", "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"), about("cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology the next", "--device", "model", "DEVICE")] = "cpu"
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], about("float32, bfloat16 or float16 (fp32, bf16, fp16)", "--dtype", "model", "DTYPE")] = "float32"
     quantization: Annotated[Literal["", "fp8"], about("fp8: linear layers of the language model in eight bits, faster and less exact; empty: in engine.dtype", "--quantization", "model", "METHOD")] = ""
+    kv_cache_dtype: Annotated[Literal["auto", "fp8"], about("fp8: keys and values in eight bits, half of the memory, faster decodes of long texts, and less exact; auto: in engine.dtype", "--kv-cache-dtype", "model", "DTYPE")] = "auto"
     load_format: Annotated[Literal["auto", "dummy"], about("auto, or dummy: random weights made on the device, of config.json alone", "--load-format", "model", "FORMAT")] = "auto"
     allow_unused_tensors: Annotated[bool, about("load a checkpoint that has more tensors than config.json has places for, such as more layers", "--allow-unused-tensors", "model")] = False
     threads: Annotated[CountOrNone, about("CPU threads per process; 0: half of the CPUs, or all but one (for the event loop) where they are its own", "--threads", "model")] = 0

@@ -6,7 +6,8 @@ A step flattens all its sequences (prefill chunks and decodes) into one row of T
 linear layers see one big batch.  Only attention must know where one sequence ends: each layer calls
 `paged_attention`, which writes the new keys and values into the pool by slot and then attends
 
-- a first chunk (nothing before it): causally over its own keys, nothing is gathered;
+- a first chunk (nothing before it): causally over its own keys, as they are stored; nothing is
+  gathered;
 - a later chunk: over the gathered blocks of its history and itself, with a causal mask;
 - decodes: together, padded to the longest of their group and masked.  Groups are powers of two of
   the block count, so that padding at most doubles the work however unequal the lengths are.
@@ -28,7 +29,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from epd.engine.kv_pool import KvPool
+from epd.engine.kv_pool import KvLayer, KvPool
 
 NAME = "epd_paged"
 
@@ -169,16 +170,17 @@ def paged_attention(
     gives `[1, T, num_heads, head_dim]`.
     """
     assert paged is not None, "the model was called without its `paged` metadata"
-    keys, values = paged.pool.layer(int(module.layer_idx))  # type: ignore[arg-type]
-    keys.index_put_((paged.slot_blocks, paged.slot_offsets), key[0].transpose(0, 1))
-    values.index_put_((paged.slot_blocks, paged.slot_offsets), value[0].transpose(0, 1))
+    layer = paged.pool.layer(int(module.layer_idx))  # type: ignore[arg-type]
+    layer.keys.write(paged.slot_blocks, paged.slot_offsets, key[0].transpose(0, 1))
+    layer.values.write(paged.slot_blocks, paged.slot_offsets, value[0].transpose(0, 1))
+    key, value = layer.keys.as_stored(key), layer.values.as_stored(value)
     output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
     for chunk in paged.chunks:
         end = chunk.at + chunk.count
-        attended = _attend_chunk(chunk, query, key, value, keys, values, scaling)
+        attended = _attend_chunk(chunk, query, key, value, layer, scaling)
         output[chunk.at : end] = attended[0].transpose(0, 1)
     for group in paged.decodes:
-        output.index_copy_(0, group.at, _attend_decodes(group, query, keys, values, scaling))
+        output.index_copy_(0, group.at, _attend_decodes(group, query, layer, scaling))
     return output[None], None
 
 
@@ -187,8 +189,7 @@ def _attend_chunk(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
     scaling: float | None,
 ) -> torch.Tensor:
     """`[1, num_heads, count, head_dim]`."""
@@ -205,8 +206,8 @@ def _attend_chunk(
         )
     return scaled_dot_product_attention(
         query[:, :, here],
-        keys.index_select(0, chunk.blocks).flatten(0, 1).transpose(0, 1)[None],
-        values.index_select(0, chunk.blocks).flatten(0, 1).transpose(0, 1)[None],
+        layer.keys.read(chunk.blocks, query.dtype).flatten(0, 1).transpose(0, 1)[None],
+        layer.values.read(chunk.blocks, query.dtype).flatten(0, 1).transpose(0, 1)[None],
         attn_mask=chunk.mask,
         scale=scaling,
         enable_gqa=grouped,
@@ -216,19 +217,18 @@ def _attend_chunk(
 def _attend_decodes(
     group: DecodeGroup,
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
     scaling: float | None,
 ) -> torch.Tensor:
     """`[n, num_heads, head_dim]`; the heads of one KV head are packed as its queries."""
-    num_kv_heads, head_dim = keys.shape[-2:]
+    num_kv_heads, head_dim = layer.keys.numbers.shape[-2:]
     gathered = (len(group.at), -1, num_kv_heads, head_dim)
     blocks = group.blocks.view(-1)  # index_select copies whole blocks; advanced indexing does not
     packed = query[0].index_select(1, group.at).transpose(0, 1)
     attended = scaled_dot_product_attention(
         packed.reshape(len(group.at), num_kv_heads, -1, head_dim),
-        keys.index_select(0, blocks).view(gathered).transpose(1, 2),
-        values.index_select(0, blocks).view(gathered).transpose(1, 2),
+        layer.keys.read(blocks, query.dtype).view(gathered).transpose(1, 2),
+        layer.values.read(blocks, query.dtype).view(gathered).transpose(1, 2),
         attn_mask=group.mask,
         scale=scaling,
     )

@@ -93,12 +93,11 @@ class FusedDecoder:
         first = self._layers[0]
         x = ops.rms_norm(residual, first.input_norm, self._eps, fp8=first.takes_fp8[0])
         for index, layer in enumerate(self._layers):
-            keys, values = pool.layer(index)
+            kv = pool.layer(index)
             query = ops.rope_and_store(
-                layer.qkv(x), layer.head_norms, self._eps, cos, sin, batch.slots,
-                keys, values,
-            )  # fmt: skip
-            attended = ops.attend(query, keys, values, batch, self._scaling)
+                layer.qkv(x), layer.head_norms, self._eps, cos, sin, batch.slots, kv
+            )
+            attended = ops.attend(query, kv, batch, self._scaling)
             x = layer.output(attended.flatten(1))
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, self._eps, fp8=layer.takes_fp8[1])
             x = layer.mlp(x)

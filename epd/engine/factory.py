@@ -24,6 +24,7 @@ from epd.engine.forward import Forward, FusedForward, SeamForward
 from epd.engine.graphs import CudaRecorder
 from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.kernels import kernels_for
+from epd.engine.kernels.torch_ops import FP8
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.loading import dtype_of, load_stage
@@ -132,15 +133,19 @@ def build_language(
     dtype = dtype_of(engine_config.dtype)
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
-    layout = adapter.kv_layout(dtype, engine_config.block_size, engine_config.kv_layer_groups)
     device = engine_config.device
+    kv_dtype = dtype
+    if engine_config.kv_cache_dtype == "fp8":
+        fp8.check_kv(device, dtype)
+        kv_dtype = FP8
+    layout = adapter.kv_layout(kv_dtype, engine_config.block_size, engine_config.kv_layer_groups)
     attention.register()
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
     model = _load(adapter, "language", dtype, engine_config, progress)
     if engine_config.quantization:
         fp8.quantize(adapter.language_model(model).layers)  # type: ignore[arg-type]
-    small = KvPool(layout, 1, dtype, device)
+    small = KvPool(layout, 1, kv_dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
     if on_gpu:
@@ -148,7 +153,7 @@ def build_language(
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
         _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
     num_blocks = kv_blocks(engine_config, layout.block_nbytes)
-    forward.pool = KvPool(layout, num_blocks, dtype, device)
+    forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
     engine = TorchLanguageEngine(
         adapter, model, forward, executor, dtype, engine_config.kv_landing_nbytes, kv_leaving_nbytes
     )

@@ -84,11 +84,20 @@ def quantize(layers: Iterable[Any]) -> None:
 
 def check(device: str, dtype: torch.dtype) -> None:
     """Raises ConfigError where a device has no product of eight bits."""
-    if not device.startswith("cuda"):
-        return
-    if dtype != torch.bfloat16:
+    if device.startswith("cuda") and dtype != torch.bfloat16:
         raise ConfigError("--quantization fp8 computes in bfloat16 on a GPU; give --dtype bfloat16")
-    if torch.cuda.get_device_capability(device) < (8, 9):
+    _check_numbers(device, "fp8 products; leave --quantization out")
+
+
+def check_kv(device: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError where a device does not know the numbers."""
+    if device.startswith("cuda") and dtype == torch.float32:
         raise ConfigError(
-            f"{torch.cuda.get_device_name(device)} has no fp8 products; leave --quantization out"
+            "--kv-cache-dtype fp8 computes in 16 bits on a GPU; give --dtype bfloat16 or float16"
         )
+    _check_numbers(device, "fp8 numbers; leave --kv-cache-dtype out")
+
+
+def _check_numbers(device: str, lacks: str) -> None:
+    if device.startswith("cuda") and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(f"{torch.cuda.get_device_name(device)} has no {lacks}")

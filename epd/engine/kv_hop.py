@@ -39,7 +39,7 @@ class KvHop:
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
-        by_slot = self._bytes.view(-1, self._pool.layout.slot_nbytes)
+        by_slot = self._pool.memory.view(-1, self._pool.layout.slot_nbytes)
         with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
             gathered = by_slot.index_select(0, self._index(slots))
             host = self._leaving.take(gathered.shape, torch.uint8)
@@ -53,12 +53,8 @@ class KvHop:
         with torch.inference_mode():
             runs = (self._landing[first:last] for first, last in _runs(slots))
             arrived = self._streams.upload(*runs)
-            self._bytes.index_copy_(0, self._index(blocks), arrived)
+            self._pool.memory.index_copy_(0, self._index(blocks), arrived)
         return Deferred(lambda: None)
-
-    @property
-    def _bytes(self) -> torch.Tensor:
-        return self._pool.tensor.view(torch.uint8).view(self._pool.num_blocks, -1)
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         return to_device(list(blocks), torch.int64, self._streams.device)

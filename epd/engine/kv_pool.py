@@ -5,6 +5,11 @@ layers of a block are one contiguous piece, so that moving a sequence to a decod
 write per block.  The memory may be handed in (`attach`) so that it is the transfer engine's
 registered memory, and a received block is in place when its last byte has landed.
 
+In eight bits (`--kv-cache-dtype fp8`) the keys of a token's head are e4m3 with a float32 scale, as
+are its values: no token depends on its neighbours, and what was written is never rounded again.
+Scales, `[2, num_kv_heads, block_size]`, lie behind the numbers of their layer in their block, so
+whatever moves a layer or a block moves them too.
+
 A block is cleared when its first slot is about to be written (`clear`).  What a former tenant left
 behind would be masked anyway, but a masked NaN still poisons a sum: zero times NaN is NaN.
 """
@@ -12,10 +17,60 @@ behind would be masked anyway, but a masked NaN still poisons a sum: zero times 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
+from epd.engine.kernels.torch_ops import FP8, scaled
 from epd.messages import KvLayout
+
+SCALE_NBYTES = 4
+
+
+class KvPart(NamedTuple):
+    """Keys or values of a layer, views of the pool."""
+
+    numbers: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None  # of eight bits: float32 [num_blocks, num_kv_heads, block_size]
+
+    def write(self, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
+        """`[T, num_kv_heads, head_dim]`, each row to its place."""
+        if self.scales is None:
+            self.numbers.index_put_((blocks, offsets), rows)
+            return
+        values, scales = scaled(rows)
+        self.numbers.view(torch.uint8).index_put_((blocks, offsets), values.view(torch.uint8))
+        self.scales.transpose(1, 2).index_put_((blocks, offsets), scales[..., 0])
+
+    def read(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What whole blocks mean, `[len(blocks), block_size, num_kv_heads, head_dim]`."""
+        if self.scales is None:
+            return self.numbers.index_select(0, blocks)
+        values = self.numbers.view(torch.uint8).index_select(0, blocks).view(FP8)
+        scales = self.scales.index_select(0, blocks).transpose(1, 2)[..., None]
+        return (values.float() * scales).to(dtype)
+
+    def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
+        """What rows will mean when they are read again."""
+        if self.scales is None:
+            return rows
+        values, scales = scaled(rows)
+        return (values.float() * scales).to(rows.dtype)
+
+
+class KvLayer(NamedTuple):
+    """One layer of the pool."""
+
+    keys: KvPart
+    values: KvPart
+
+
+class _Memory(NamedTuple):
+    """The pool's memory and views of it."""
+
+    whole: torch.Tensor  # uint8 [num_blocks, block_nbytes]
+    numbers: torch.Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None  # [num_blocks, num_layers, 2, num_kv_heads, block_size]
 
 
 class KvPool:
@@ -27,18 +82,18 @@ class KvPool:
         self.nbytes = num_blocks * layout.block_nbytes
         self._dtype = dtype
         self._device = device
-        self._tensor: torch.Tensor | None = None
+        self._memory: _Memory | None = None
         self.on_layer: Callable[[int], None] | None = None  # told of each `layer` asked for
 
     @property
+    def memory(self) -> torch.Tensor:
+        """uint8 `[num_blocks, block_nbytes]`."""
+        return self._placed().whole
+
+    @property
     def tensor(self) -> torch.Tensor:
-        """`[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`; own memory unless
-        `attach` came first."""
-        if self._tensor is None:
-            with torch.inference_mode(False):  # first use may be inside a step
-                memory = torch.zeros(self.nbytes, dtype=torch.uint8, device=self._device)
-                self._tensor = self._shaped(memory.view(self._dtype))
-        return self._tensor
+        """The numbers, `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`."""
+        return self._placed().numbers
 
     def like(self, num_blocks: int) -> KvPool:
         """Another pool of the same shape, with memory of its own."""
@@ -46,7 +101,7 @@ class KvPool:
 
     def attach(self, buffer: memoryview) -> None:
         """Use this memory, cleared.  Raises ValueError when it does not fit or comes too late."""
-        if self._tensor is not None:
+        if self._memory is not None:
             raise ValueError(
                 "the KV pool has its memory already; attach once, before the first step"
             )
@@ -54,30 +109,34 @@ class KvPool:
             raise ValueError("the KV pool needs memory that it may write")
         if buffer.nbytes < self.nbytes:
             raise ValueError(f"the KV pool needs {self.nbytes} bytes, got {buffer.nbytes}")
-        memory = torch.frombuffer(buffer.cast("B")[: self.nbytes], dtype=self._dtype)
+        memory = torch.frombuffer(buffer.cast("B")[: self.nbytes], dtype=torch.uint8)
         memory.zero_()  # first touch
-        self._tensor = self._shaped(memory)
+        self._memory = self._shaped(memory)
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, views `[num_blocks, block_size, num_kv_heads, head_dim]`.
+    def layer(self, index: int) -> KvLayer:
+        """Keys and values of a layer.
 
         A step asks for its layers in order, each when it is about to write it: all that it writes
         into those before is launched.
         """
         if self.on_layer is not None:
             self.on_layer(index)
-        layer = self.tensor[:, index]
-        return layer[:, 0], layer[:, 1]
+        _, numbers, scales = self._placed()
+        keys, values = (
+            KvPart(numbers[:, index, kind], None if scales is None else scales[:, index, kind])
+            for kind in (0, 1)
+        )
+        return KvLayer(keys, values)
 
     def views(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of blocks, writable, no copy (host memory)."""
-        flat = memoryview(self.tensor.view(torch.uint8).view(-1).numpy())
+        flat = memoryview(self.memory.view(-1).numpy())
         nbytes = self.layout.block_nbytes
         return [flat[block * nbytes : (block + 1) * nbytes] for block in blocks]
 
     def slot_views(self, slots: Sequence[int]) -> list[memoryview]:
         """The bytes of slots, in order, no copy (host memory); neighbours are one view."""
-        flat = memoryview(self.tensor.view(torch.uint8).view(-1).numpy())
+        flat = memoryview(self.memory.view(-1).numpy())
         nbytes = self.layout.slot_nbytes
         views: list[memoryview] = []
         first = 0
@@ -89,17 +148,32 @@ class KvPool:
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks."""
-        if blocks:
-            index = torch.tensor(blocks, device=self.tensor.device)
-            self.tensor.index_fill_(0, index, 0)
+        for block in blocks:
+            self.memory[block].zero_()
 
-    def _shaped(self, memory: torch.Tensor) -> torch.Tensor:
+    def _placed(self) -> _Memory:
+        """Own memory unless `attach` came first."""
+        if self._memory is None:
+            with torch.inference_mode(False):  # first use may be inside a step
+                own = torch.zeros(self.nbytes, dtype=torch.uint8, device=self._device)
+                self._memory = self._shaped(own)
+        return self._memory
+
+    def _shaped(self, memory: torch.Tensor) -> _Memory:
         layout = self.layout
-        return memory.view(
-            self.num_blocks,
-            layout.num_layers,
-            2,
-            layout.block_size,
-            layout.num_kv_heads,
-            layout.head_dim,
-        )
+        layers = memory.view(self.num_blocks, layout.num_layers, -1)
+        heads = layout.block_size * layout.num_kv_heads
+        size = 2 * heads * layout.head_dim * self._dtype.itemsize
+        numbers = layers[..., :size].view(self._dtype)
+        scales = None
+        if self._dtype == FP8:
+            scales = layers[..., size:].view(torch.float32)
+            scales = scales.unflatten(-1, (2, layout.num_kv_heads, layout.block_size))
+        shape = (2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        return _Memory(memory.view(self.num_blocks, -1), numbers.unflatten(-1, shape), scales)
+
+
+def layer_nbytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Of one layer of a block, with its scales."""
+    row = head_dim * dtype.itemsize + (SCALE_NBYTES if dtype == FP8 else 0)
+    return 2 * block_size * num_kv_heads * row

@@ -1,7 +1,8 @@
 """What eight bits cost: `python -m tests.engine.fp8_accuracy [DEVICE] [PER_TASK]`.
 
 Of the bundled model: each task's fresh conversations are answered in bfloat16, in float32, and with
-`--quantization fp8`; then each computes the logits behind every token of bfloat16's answers.
+`--quantization fp8`, `--kv-cache-dtype fp8` and both; then each computes the logits behind every
+token of bfloat16's answers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ KINDS = {
     "bfloat16": {"dtype": "bfloat16"},
     "float32": {"dtype": "float32"},
     "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+    "fp8 KV": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    "both": {"dtype": "bfloat16", "quantization": "fp8", "kv_cache_dtype": "fp8"},
 }
 TOGETHER = 8
 

@@ -7,7 +7,8 @@ import mmap
 import pytest
 import torch
 
-from epd.engine.kv_pool import KvPool
+from epd.engine.kernels.torch_ops import FP8
+from epd.engine.kv_pool import KvPool, layer_nbytes
 from epd.messages import KvLayout
 
 SHAPE = (3, 2, 4, 2, 8)  # layers, K and V, block size, KV heads, head dim
@@ -15,7 +16,7 @@ NBYTES = 3 * 2 * 4 * 2 * 8 * 4
 
 
 def pool(num_blocks: int = 5, dtype: torch.dtype = torch.float32) -> KvPool:
-    layout = KvLayout(3, 4, 2, 8, str(dtype)[6:], NBYTES * dtype.itemsize // 4)
+    layout = KvLayout(3, 4, 2, 8, str(dtype)[6:], 3 * layer_nbytes(4, 2, 8, dtype))
     return KvPool(layout, num_blocks, dtype, "cpu")
 
 
@@ -77,8 +78,44 @@ def test_clear_zeroes_whole_blocks_and_no_others() -> None:
 
 def test_layers_are_views() -> None:
     kv = pool()
-    keys, values = kv.layer(2)
+    (keys, _), (values, _) = kv.layer(2)
     assert keys.shape == values.shape == (5, 4, 2, 8)
     keys[4, 1], values[4, 1] = 1.0, 2.0
     assert kv.tensor[4, 2, 0, 1].unique().tolist() == [1.0]
     assert kv.tensor[4, 2, 1, 1].unique().tolist() == [2.0]
+
+
+def test_eight_bits_with_a_scale_for_each_head_of_each_token() -> None:
+    kv = pool(dtype=FP8)
+    assert kv.layout.block_nbytes == NBYTES // 4 + 3 * 2 * 4 * 2 * 4
+    layer = kv.layer(1)
+    rows = torch.randn(3, 2, 8) * torch.tensor([1e-3, 1.0, 300.0])[:, None, None]
+    blocks, offsets = torch.tensor([4, 4, 2]), torch.tensor([0, 3, 1])
+    layer.values.write(blocks, offsets, rows)
+    back = layer.values.read(torch.tensor([2, 4]), torch.float32)
+    assert back.shape == (2, 4, 2, 8)
+    found = torch.stack([back[1, 0], back[1, 3], back[0, 1]])
+    peaks = rows.abs().amax(-1, keepdim=True)
+    assert bool(((found - rows).abs() <= peaks / 28).all())  # half of the largest step, of 32/448
+    assert torch.equal(found, layer.values.as_stored(rows))
+    assert int(back.count_nonzero()) == int(found.count_nonzero())
+    for other in (kv.layer(0), kv.layer(2)):
+        assert not any(part.read(torch.arange(5), torch.float32).any() for part in other)
+    assert not layer.keys.read(torch.arange(5), torch.float32).any()
+
+
+def test_a_block_of_eight_bits_moves_whole() -> None:
+    """Its bytes, or those of its layers one by one, are numbers and scales."""
+    here, there = pool(dtype=FP8), pool(dtype=FP8)
+    for index in range(3):
+        for part in here.layer(index):
+            part.write(torch.tensor([1, 1]), torch.tensor([0, 2]), torch.randn(2, 2, 8))
+    assert here.layout.slots_per_block == 3
+    slots = zip(there.slot_views([9, 10, 11]), here.slot_views([3, 4, 5]), strict=True)
+    for target, source in slots:
+        target[:] = source
+    for index in range(3):
+        for old, new in zip(here.layer(index), there.layer(index), strict=True):
+            wanted = old.read(torch.tensor([1]), torch.float32)
+            assert torch.equal(new.read(torch.tensor([3]), torch.float32), wanted)
+            assert wanted.any()

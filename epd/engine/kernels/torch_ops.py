@@ -15,6 +15,7 @@ from torch.nn import functional
 
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
+    from epd.engine.kv_pool import KvLayer
 
 
 FP8 = torch.float8_e4m3fn
@@ -85,17 +86,15 @@ def rope_and_store(
     cos: torch.Tensor,
     sin: torch.Tensor,
     slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
 ) -> torch.Tensor:
     """Norm of queries and keys, rope, and the write of keys and values into the pool.
 
     qkv `[T, (num_heads + 2 num_kv_heads) D]`, contiguous; `norms`: weights `[D]` of query and key
-    norm; cos and sin `[T, D]`; slots `[T]`, below 0: written nowhere; keys and values: views of one
-    layer of the pool, `[num_blocks, block_size, num_kv_heads, D]`.  Gives the queries,
+    norm; cos and sin `[T, D]`; slots `[T]`, below 0: written nowhere.  Gives the queries,
     `[T, num_heads, D]`.
     """
-    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     query, key, value = heads.split(
         [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1
@@ -106,8 +105,8 @@ def rope_and_store(
     at = slots.long()
     written = at >= 0
     place = (at[written] // block_size, at[written] % block_size)
-    keys.index_put_(place, key[written])
-    values.index_put_(place, value[written])
+    layer.keys.write(*place, key[written])
+    layer.values.write(*place, value[written])
     return query
 
 
@@ -129,8 +128,7 @@ def rotate_pair(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None
 
 def attend(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
     batch: FlatBatch,
     scaling: float,
 ) -> torch.Tensor:
@@ -145,8 +143,8 @@ def attend(
             continue
         blocks = batch.indices[indptr[i] : indptr[i + 1]].long()
         queries = query[cu_q[i] : cu_q[i + 1]].transpose(0, 1)
-        key = keys[blocks].flatten(0, 1)[:length].transpose(0, 1)
-        value = values[blocks].flatten(0, 1)[:length].transpose(0, 1)
+        key = layer.keys.read(blocks, query.dtype).flatten(0, 1)[:length].transpose(0, 1)
+        value = layer.values.read(blocks, query.dtype).flatten(0, 1)[:length].transpose(0, 1)
         count = queries.shape[1]
         last = torch.arange(length - count, length, device=query.device)
         mask = torch.arange(length, device=query.device)[None] <= last[:, None]

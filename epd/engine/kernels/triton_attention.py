@@ -3,7 +3,10 @@
 Theory of operation
 -------------------
 Keys and values are read where they lie: a token's row is found through the sequence's block table,
-one entry per `block_size` tokens.  New keys and values are in the pool already.
+one entry per `block_size` tokens.  New keys and values are in the pool already.  Those of eight
+bits become fp16, which holds them exactly, before they are multiplied; a key's scale is multiplied
+into its score and a value's into its weight, so a scale costs a product a head and token, not one a
+number.  Decodes over them have a kernel of their own (`triton_decode_fp8`).
 
 *Decode* has one query per sequence and all time goes into reading KV, so the queries that share a
 KV head are one tile (its rows padded to what a matrix unit takes), and a sequence's keys are cut
@@ -27,14 +30,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from epd.engine.kernels.triton_decode_fp8 import decode_fp8
+from epd.engine.kernels.triton_paged import (
+    RAISED,
+    num_parts,
+    pointers,
+    rows,
+    scales_at,
+    strides,
+)
+
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
+    from epd.engine.kv_pool import KvLayer
 
 LOG2E = 1.4426950408889634
 NUM_PROGRAMS = 4 * 132  # of decodes alone: that fit the multiprocessors of a Hopper device at once
@@ -42,24 +56,10 @@ NUM_PROGRAMS_BESIDE = 6 * 132  # beside prompts, where few fit at once
 MAX_SPLITS = 64
 
 
-@triton.jit
-def _rows(indices, first, position, block_stride, row_stride, ok, BLOCK_SIZE: tl.constexpr):
-    """Offsets of tokens in the pool."""
-    block = tl.load(indices + first + position // BLOCK_SIZE, mask=ok, other=0).to(tl.int64)
-    return block * block_stride + (position % BLOCK_SIZE) * row_stride
-
-
-@triton.jit
-def _num_parts(num_decodes, most, NUM_KV_HEADS: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
-    """Of each decode's keys: as many as give the device its programs."""
-    parts = NUM_PROGRAMS // tl.maximum(num_decodes * NUM_KV_HEADS, 1)
-    return tl.minimum(tl.maximum(parts, 1), most)
-
-
 @triton.jit(do_not_specialize=["max_splits"])
 def _decode(
     query, keys, values, decodes, indptr, indices, seq_lens, out, parts, stats, scale,
-    block_stride, max_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    stride, max_splits, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr,
@@ -68,7 +68,7 @@ def _decode(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     num_decodes = tl.load(decodes)
-    num_splits = _num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
+    num_splits = num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
     if (sequence >= num_decodes) | (split >= num_splits):
         return
     length = tl.load(seq_lens + sequence)
@@ -88,8 +88,8 @@ def _decode(
     for start in range(begin, end, BLOCK_N):
         position = start + tl.arange(0, BLOCK_N)
         ok = position < end
-        row = _rows(indices, first, position, block_stride, NUM_KV_HEADS * HEAD_DIM, ok, BLOCK_SIZE)
-        row += kv_head * HEAD_DIM
+        block = tl.load(indices + first + position // BLOCK_SIZE, mask=ok, other=0).to(tl.int64)
+        row = rows(block, position, kv_head, stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
         mask = ok[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(keys + row[:, None] + d[None, :], mask=mask, other=0.0)
         v = tl.load(values + row[:, None] + d[None, :], mask=mask, other=0.0)
@@ -127,7 +127,7 @@ def _combine(
     num_decodes = tl.load(decodes)
     if at >= num_decodes * NUM_HEADS:
         return
-    num_splits = _num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
+    num_splits = num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
     ok = s < num_splits
@@ -146,22 +146,26 @@ def _combine(
 
 @triton.jit
 def _tile(
-    total, weight, top, q, keys, values, indices, first, start, end, limit, kv_head, scale,
-    block_stride, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    total, weight, top, q, keys, values, key_scales, value_scales, indices, first, start, end,
+    limit, kv_head, scale, stride, scale_stride, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries over the keys `[start, end)`; `limit`: the last key each query sees.
     Without MASKED there are whole tiles of keys, and every query sees all of them."""
     d = tl.arange(0, BLOCK_D)
-    for n in range(start, end, BLOCK_N):
+    for n in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         position = n + tl.arange(0, BLOCK_N)
         ok = (position < end) | (not MASKED)
-        row = _rows(indices, first, position, block_stride, NUM_KV_HEADS * HEAD_DIM, ok, BLOCK_SIZE)
-        row += kv_head * HEAD_DIM
+        block = tl.load(indices + first + position // BLOCK_SIZE, mask=ok, other=0).to(tl.int64)
+        row = rows(block, position, kv_head, stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
         mask = ok[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(keys + row[:, None] + d[None, :], mask=mask, other=0.0)
         if EXACT:
             score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        elif FP8:
+            factor = scales_at(key_scales, block, position, kv_head, scale_stride, ok, BLOCK_SIZE)
+            score = tl.dot(q, tl.trans(k.to(q.dtype))) * (factor * scale)[None, :]
         else:
             score = tl.dot(q, tl.trans(k)) * scale
         if MASKED:
@@ -172,20 +176,23 @@ def _tile(
         shrink = tl.exp2(top - above)
         weight = weight * shrink + tl.sum(p, axis=1)
         v = tl.load(values + row[:, None] + d[None, :], mask=mask, other=0.0)
+        if FP8:
+            factor = scales_at(value_scales, block, position, kv_head, scale_stride, ok, BLOCK_SIZE)
+            p *= (factor * RAISED)[None, :]
         if EXACT:
             total = total * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
         else:
-            total = tl.dot(p.to(v.dtype), v, total * shrink[:, None])
+            total = tl.dot(p.to(q.dtype), v.to(q.dtype), total * shrink[:, None])
         top = above
     return total, weight, top
 
 
 @triton.jit
 def _prefill(
-    query, keys, values, tiles, cu_q, indptr, indices, seq_lens, out, scale, block_stride,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, EXACT: tl.constexpr,
+    query, keys, values, key_scales, value_scales, tiles, cu_q, indptr, indices, seq_lens, out,
+    scale, stride, scale_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(tiles + tl.program_id(1) * 2)
     if sequence < 0:
@@ -203,6 +210,8 @@ def _prefill(
     q_mask = (m < count)[:, None] & (d < HEAD_DIM)[None, :]
     q_at = ((at + m).to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(query + q_at, mask=q_mask, other=0.0)
+    if FP8:
+        q = q.to(tl.float16)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -210,20 +219,23 @@ def _prefill(
     end = tl.minimum(length, history + m0 + BLOCK_M)
     limit = history + m
     total, weight, top = _tile(
-        total, weight, top, q, keys, values, indices, first, 0, whole, limit, kv_head, scale,
-        block_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, False, EXACT,
+        total, weight, top, q, keys, values, key_scales, value_scales, indices, first, 0, whole,
+        limit, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
+        BLOCK_N, False, EXACT, FP8, STAGES,
     )  # fmt: skip
     total, weight, top = _tile(
-        total, weight, top, q, keys, values, indices, first, whole, end, limit, kv_head, scale,
-        block_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, True, EXACT,
+        total, weight, top, q, keys, values, key_scales, value_scales, indices, first, whole, end,
+        limit, kv_head, scale, stride, scale_stride, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
+        BLOCK_N, True, EXACT, FP8, STAGES,
     )  # fmt: skip
-    tl.store(out + q_at, (total / weight[:, None]).to(q.dtype), mask=q_mask)
+    if FP8:
+        weight *= RAISED
+    tl.store(out + q_at, (total / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)
 
 
 def attend(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
     batch: FlatBatch,
     scaling: float,
 ) -> torch.Tensor:
@@ -232,10 +244,10 @@ def attend(
     beside = has_decodes and has_prompts and query.is_cuda
     branch = _Branch(query.device) if beside and torch.cuda.is_current_stream_capturing() else None
     if has_prompts:  # first: their programs need most of a multiprocessor, those of decodes little
-        _launch_prefill(query, keys, values, batch, scaling, out)
+        _launch_prefill(query, layer, batch, scaling, out)
     if has_decodes:
         with branch or contextlib.nullcontext():
-            _launch_decode(query, keys, values, batch, scaling, out)
+            _launch_decode(query, layer, batch, scaling, out)
     return out
 
 
@@ -267,13 +279,12 @@ def _branch_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _launch_decode(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
     batch: FlatBatch,
     scaling: float,
     out: torch.Tensor,
 ) -> None:
-    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     num_heads, count = query.shape[1], batch.shape.num_decodes
     # Beside prompts there may be room for more decodes than there are: parts for a quarter of them.
     programs = NUM_PROGRAMS_BESIDE if batch.shape.num_tiles else NUM_PROGRAMS
@@ -285,15 +296,22 @@ def _launch_decode(
     if splits > 1:
         parts = query.new_empty(count * num_heads * splits * block_d, dtype=torch.float32)
         stats = query.new_empty(count * num_heads * splits * 2, dtype=torch.float32)
-    _decode[(count, num_kv_heads, splits)](
-        query, keys, values, batch.decodes, batch.indptr, batch.indices, batch.seq_lens, out,
-        parts, stats, scaling * LOG2E, keys.stride(0), splits, NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads,
-        BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)), HEAD_DIM=head_dim,
-        BLOCK_D=block_d, BLOCK_SIZE=block_size, BLOCK_N=32 if exact else 64, SPLIT=splits > 1,
-        EXACT=exact, NUM_PROGRAMS=programs, num_warps=4,
-        num_stages=2 if exact or batch.shape.num_tiles else 3,
-    )  # fmt: skip
+    sizes = {
+        "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "GROUP": num_heads // num_kv_heads,
+        "HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_SIZE": block_size, "SPLIT": splits > 1,
+        "NUM_PROGRAMS": programs,
+    }  # fmt: skip
+    grid, scale = (count, num_kv_heads, splits), scaling * LOG2E
+    if layer.keys.scales is not None:
+        decode_fp8(grid, query, layer, batch, out, parts, stats, scale, sizes)
+    else:
+        _decode[grid](
+            query, layer.keys.numbers, layer.values.numbers, batch.decodes, batch.indptr,
+            batch.indices, batch.seq_lens, out, parts, stats, scale, layer.keys.numbers.stride(0),
+            splits, **sizes, BLOCK_G=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
+            BLOCK_N=32 if exact else 64, EXACT=exact, num_warps=4,
+            num_stages=2 if exact or batch.shape.num_tiles else 3,
+        )  # fmt: skip
     if splits > 1:
         _combine[(count * num_heads,)](
             parts, stats, out, batch.decodes, splits, NUM_HEADS=num_heads,
@@ -302,31 +320,47 @@ def _launch_decode(
         )  # fmt: skip
 
 
+class _Tiling(NamedTuple):
+    """Keys of a tile, and how many warps and stages work on it."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
 @functools.cache
-def _prompt_stages(device: torch.device, block_d: int) -> int:
-    """Of the pipeline over keys: blocks are looked up one stage ahead of their keys, so 7 bring two
-    tiles ahead of the one that is summed, where there is memory for them."""
+def _prompt_tiling(device: torch.device, block_d: int) -> _Tiling:
+    """Blocks are looked up one stage ahead of their keys, so 7 stages bring two tiles ahead of the
+    one that is summed, where there is memory for them."""
+    if device.type == "cpu":
+        return _Tiling(64, 8, 2)
     has = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return 7 if has >= 170_000 and block_d <= 128 else 3
+    return _Tiling(64, 8, 7 if has >= 170_000 and block_d <= 128 else 3)
 
 
 def _launch_prefill(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
     batch: FlatBatch,
     scaling: float,
     out: torch.Tensor,
 ) -> None:
-    block_size, num_kv_heads, head_dim = keys.shape[1:]
-    exact = query.dtype == torch.float32
+    block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
+    is_fp8 = layer.keys.scales is not None
+    exact = query.dtype == torch.float32 and not is_fp8
     block_d = triton.next_power_of_2(head_dim)
-    stages = 2 if exact or not query.is_cuda else _prompt_stages(query.device, block_d)
+    tiling = FP8_PROMPTS if is_fp8 else _prompt_tiling(query.device, block_d)
+    if exact:
+        tiling = _Tiling(32, 4, 2)
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
     _prefill[(query.shape[1], batch.shape.num_tiles)](
-        query, keys, values, batch.tiles, batch.cu_q, batch.indptr, batch.indices, batch.seq_lens,
-        out, scaling * LOG2E, keys.stride(0), NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size,
-        BLOCK_M=batch.tile_size, BLOCK_N=32 if exact else 64, EXACT=exact,
-        num_warps=4 if exact else 8, num_stages=stages,
+        query, *pointers(layer), batch.tiles, batch.cu_q, batch.indptr, batch.indices,
+        batch.seq_lens, out, scaling * LOG2E, *strides(layer), NUM_HEADS=query.shape[1],
+        NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size,
+        BLOCK_M=batch.tile_size, BLOCK_N=tiling.block_n, EXACT=exact, FP8=is_fp8,
+        STAGES=tiling.num_stages if is_fp8 else None, num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )  # fmt: skip
+
+
+FP8_PROMPTS = _Tiling(128, 8, 3)  # the best that was measured on an H200; its pipeline has scales

@@ -26,7 +26,7 @@ from epd.engine.kernels.torch_ops import FP8, LARGEST, SMALLEST_MAXIMUM, Scaled
 FEW, BLOCK_N = 64, 64  # rows that this kernel multiplies at most; channels of a tile
 NUM_PROGRAMS = 132  # multiprocessors of a Hopper device
 MAX_TILES = 4096
-_PART, _SMALLEST = tl.constexpr(1 / LARGEST), tl.constexpr(SMALLEST_MAXIMUM)
+PART, SMALLEST = tl.constexpr(1 / LARGEST), tl.constexpr(SMALLEST_MAXIMUM)
 
 
 def empty(shape: Sequence[int], like: torch.Tensor) -> Scaled:
@@ -40,7 +40,7 @@ def empty(shape: Sequence[int], like: torch.Tensor) -> Scaled:
 def store_scaled(value, out, scale, inside):  # noqa: ANN201 - a kernel's part
     """A row, whole in this program; zero outside."""
     wide = value.to(tl.float32)
-    factor = tl.maximum(tl.max(tl.abs(wide), axis=0), _SMALLEST) * _PART
+    factor = tl.maximum(tl.max(tl.abs(wide), axis=0), SMALLEST) * PART
     tl.store(scale, factor)
     tl.store(out, (wide * tl.div_rn(1.0, factor)).to(tl.float8e4nv), mask=inside)
 

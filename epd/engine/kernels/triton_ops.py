@@ -9,6 +9,7 @@ Functions and arguments are those of `torch_ops`.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,7 +17,18 @@ import triton.language as tl
 
 from epd.engine.kernels.torch_ops import Scaled
 from epd.engine.kernels.triton_attention import attend
-from epd.engine.kernels.triton_fp8 import empty, scaled, scaled_product, store_scaled
+from epd.engine.kernels.triton_fp8 import (
+    PART,
+    SMALLEST,
+    empty,
+    scaled,
+    scaled_product,
+    store_scaled,
+)
+from epd.engine.kernels.triton_paged import pointers, strides
+
+if TYPE_CHECKING:
+    from epd.engine.kv_pool import KvLayer
 
 __all__ = [
     "add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "scaled",
@@ -125,10 +137,27 @@ def silu_mul(gate_up: torch.Tensor, *, fp8: bool = False) -> torch.Tensor | Scal
 
 
 @triton.jit
+def _store_kv(place, factors, low, high, slot, stored, FP8: tl.constexpr, HALF: tl.constexpr):
+    """Both halves of the rows of some heads; `factors`: where each row's goes, a column."""
+    if FP8:
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        peak = tl.maximum(tl.max(tl.abs(a), axis=1), tl.max(tl.abs(b), axis=1))
+        factor = tl.maximum(peak, SMALLEST)[:, None] * PART
+        tl.store(factors, factor, mask=slot >= 0)
+        inverse = tl.div_rn(1.0, factor)
+        tl.store(place, (a * inverse).to(tl.float8e4nv), mask=stored)
+        tl.store(place + HALF, (b * inverse).to(tl.float8e4nv), mask=stored)
+    else:
+        tl.store(place, low, mask=stored)
+        tl.store(place + HALF, high, mask=stored)
+
+
+@triton.jit
 def _rope_and_store(
-    qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, eps, block_stride,
-    NORM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, key_scales, value_scales, eps,
+    stride, scale_stride, NORM: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUP  # of the heads of q, k and v side by side
@@ -141,11 +170,13 @@ def _rope_and_store(
     kind = low.dtype
     slot = tl.load(slots + token).to(tl.int64)
     stored = inside & (slot >= 0)  # a padded row has no slot
-    row = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * NUM_KV_HEADS * HEAD_DIM
+    row = (slot // BLOCK_SIZE) * stride + (slot % BLOCK_SIZE) * NUM_KV_HEADS * HEAD_DIM
+    scale_at = (slot // BLOCK_SIZE) * scale_stride + slot % BLOCK_SIZE
     if first >= NUM_HEADS + NUM_KV_HEADS:
-        place = values + row + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM + at
-        tl.store(place, low, mask=stored)
-        tl.store(place + HALF, high, mask=stored)
+        kv_head = head - NUM_HEADS - NUM_KV_HEADS
+        factors = value_scales + scale_at + kv_head * BLOCK_SIZE
+        place = row + kv_head * HEAD_DIM + at
+        _store_kv(values + place, factors, low, high, slot, stored, FP8, HALF)
     else:
         a, b = low.to(tl.float32), high.to(tl.float32)
         if NORM:
@@ -167,13 +198,14 @@ def _rope_and_store(
         s = tl.load(sin + angle + HALF, mask=at < HALF, other=0.0).to(tl.float32)
         high = (b * c + a * s).to(kind)
         if first >= NUM_HEADS:
-            place = keys + row + (head - NUM_HEADS) * HEAD_DIM + at
-            tl.store(place, low, mask=stored)
-            tl.store(place + HALF, high, mask=stored)
+            kv_head = head - NUM_HEADS
+            factors = key_scales + scale_at + kv_head * BLOCK_SIZE
+            place = row + kv_head * HEAD_DIM + at
+            _store_kv(keys + place, factors, low, high, slot, stored, FP8, HALF)
         else:
-            place = query + (token * NUM_HEADS + head) * HEAD_DIM + at
-            tl.store(place, low, mask=inside)
-            tl.store(place + HALF, high, mask=inside)
+            place = (token * NUM_HEADS + head) * HEAD_DIM + at
+            tl.store(query + place, low, mask=inside)
+            tl.store(query + place + HALF, high, mask=inside)
 
 
 def rope_and_store(
@@ -183,20 +215,19 @@ def rope_and_store(
     cos: torch.Tensor,
     sin: torch.Tensor,
     slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    layer: KvLayer,
 ) -> torch.Tensor:
-    block_size, num_kv_heads, head_dim = keys.shape[1:]
+    block_size, num_kv_heads, head_dim = layer.keys.numbers.shape[1:]
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     group = math.gcd(num_heads, num_kv_heads)
     group = min(16, group & -group)  # a power of two that divides both
     query = qkv.new_empty(qkv.shape[0], num_heads, head_dim)
     q_weight, k_weight = norms or (qkv, qkv)
     _rope_and_store[(qkv.shape[0], (num_heads + 2 * num_kv_heads) // group)](
-        qkv, q_weight, k_weight, cos, sin, slots, query, keys, values, eps, keys.stride(0),
+        qkv, q_weight, k_weight, cos, sin, slots, query, *pointers(layer), eps, *strides(layer),
         NORM=norms is not None, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, GROUP=group,
         HEAD_DIM=head_dim, HALF=head_dim // 2, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
-        BLOCK_SIZE=block_size, num_warps=2,
+        BLOCK_SIZE=block_size, FP8=layer.keys.scales is not None, num_warps=2,
     )  # fmt: skip
     return query
 

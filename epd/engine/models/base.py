@@ -18,6 +18,7 @@ from torch import nn
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.graphs import Recorder
+from epd.engine.kv_pool import layer_nbytes
 from epd.messages import KvLayout, PixelBounds, RowContract
 
 _COUPLED_ROPES = ("dynamic", "longrope")
@@ -110,7 +111,7 @@ class ModelAdapter:
         text = self.text_config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads, layers = int(text.num_key_value_heads), int(text.num_hidden_layers)
-        nbytes = layers * 2 * block_size * heads * int(head_dim) * dtype.itemsize
+        nbytes = layers * layer_nbytes(block_size, heads, int(head_dim), dtype)
         name = str(dtype).removeprefix("torch.")
         shape = (layers, block_size, heads, int(head_dim), name, nbytes)
         return KvLayout(*shape, max_layer_groups)
