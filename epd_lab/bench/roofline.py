@@ -42,6 +42,7 @@ class Roofline:
     config: Mapping[str, Any]
     preprocessor: Mapping[str, Any]
     is_fp8: bool = False
+    has_fp8_kv: bool = False
 
     def request_s(self, stream: Stream, prompt_tokens: float) -> tuple[float, float] | None:
         """Seconds of arithmetic and of reading for one request; None: not known."""
@@ -51,7 +52,7 @@ class Roofline:
         shape = stream.shape
         if shape.images and "depth" not in vision:
             return None
-        layers, head, kv = _sizes(text)
+        layers, head, kv = _sizes(text, NUMBER_NBYTES - self.has_fp8_kv)
         rate = self.card.fp8_flops if self.is_fp8 else self.card.flops
         arithmetic_s = 2 * layers * prompt_tokens / rate
         causal = 2 * prompt_tokens**2 * text["num_attention_heads"] * text["head_dim"]
@@ -82,13 +83,13 @@ class Roofline:
         return float(products + depth * attention)
 
 
-def _sizes(text: Mapping[str, Any]) -> tuple[int, int, int]:
+def _sizes(text: Mapping[str, Any], kv_nbytes: int) -> tuple[int, int, int]:
     """Weights of the layers, weights of the head, and bytes of a token's keys and values."""
     hidden, head_dim = text["hidden_size"], text["head_dim"]
     query, kv = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
     layer = 2 * hidden * (query + kv) + 3 * hidden * text["intermediate_size"]
     count = text["num_hidden_layers"]
-    return count * layer, hidden * text["vocab_size"], count * 2 * kv * NUMBER_NBYTES
+    return count * layer, hidden * text["vocab_size"], count * 2 * kv * kv_nbytes
 
 
 def card_of(names: list[str]) -> Card | None:

@@ -92,4 +92,5 @@ def _roofline(args: argparse.Namespace, names: list[str]) -> Roofline | None:
     if card is None or not directory.is_dir():
         return None
     config, preprocessor = read_config(directory), read_preprocessor(directory)
-    return Roofline(card, config, preprocessor, given.get("engine.quantization") == "fp8")
+    fp8 = (given.get(f"engine.{name}") == "fp8" for name in ("quantization", "kv_cache_dtype"))
+    return Roofline(card, config, preprocessor, *fp8)

@@ -148,6 +148,12 @@ def test_the_roofline_is_that_of_the_design(tmp_path: Path) -> None:
     eight = Roofline(CARDS["H200"], *configs, is_fp8=True)
     (stream,) = NAMED["1x1080p"].streams
     assert eight.requests_per_s(stream, 2106) > 1.2 * roofline.requests_per_s(stream, 2106)  # type: ignore[operator]
+    (stream,) = NAMED["text"].streams
+    reading_s = [
+        Roofline(CARDS["H200"], *configs, has_fp8_kv=kv).request_s(stream, 1024)
+        for kv in (False, True)
+    ]
+    assert reading_s[0][1] - reading_s[1][1] == pytest.approx(5.05e-3, rel=0.08)  # half of 43.5 GB
     assert roofline.requests_per_s(NAMED["mixed"].streams[1], 9000) is None
     assert card_of(["NVIDIA H200, driver 1"]) is CARDS["H200"]
     assert card_of(["a"]) is None and card_of(["NVIDIA H200"] * 2) is None

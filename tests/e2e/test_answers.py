@@ -11,7 +11,7 @@ import pytest
 import epd.tiny
 from epd_lab.tiny.tasks import TASKS, Sample, exact_match, fresh_samples
 from tests.e2e.client import post_all
-from tests.e2e.server import Server
+from tests.e2e.server import Server, serving
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -54,3 +54,16 @@ async def test_answers_are_those_of_one_process_and_right(
     rate = right / len(said)
     print(f"{right} of {len(said)} right; the evaluation's table has {evaluated():.3f}")
     assert rate >= 0.95 * evaluated()
+
+
+async def test_kv_in_eight_bits_moves_between_processes() -> None:
+    """What decode reads is what prefill wrote, scales too: all answers are those of one process,
+    and nearly all are right."""
+    asked = samples(4)
+    said = []
+    for topology in ("1e1p1d", "1epd"):
+        with serving(topology, engine__kv_cache_dtype="fp8") as server:
+            said.append(await answers(server, asked))
+    assert said[0] == said[1]
+    right = sum(exact_match(a, sample.answer) for a, sample in zip(said[0], asked, strict=True))
+    assert right / len(asked) >= 0.95 * evaluated()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from epd.config import EngineConfig
@@ -14,6 +15,7 @@ from epd.engine import fp8
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.fp8 import Fp8Linear
 from epd.engine.kernels import torch_ops
+from epd.engine.kv_pool import SCALE_NBYTES
 from tests.engine.driver import Driver
 from tests.engine.test_decoder import fuse
 from tests.engine.test_equality import NEW_TOKENS, cases
@@ -115,3 +117,43 @@ async def test_both_paths_say_the_same(family: str, model_dir: Callable[[str], P
         plain.release(requests)
     same = sum(a == b for a, b in zip(*texts, strict=True))
     assert same >= len(texts[0]) - 1
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "embedded"])
+async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -> None:
+    """Near the plain pool; both paths alike; in chunks of any size, since what was stored is what
+    is read; and half of the bytes."""
+    directory = model_dir(family)
+    config = EngineConfig(threads=1, kv_nbytes=16 << 20, kv_cache_dtype="fp8")
+    executor = build_executor(config)
+    vision = build_vision(directory, config, executor)
+    languages = [
+        build_language(directory, replace(config, kv_cache_dtype=kind), executor)
+        for kind in ("auto", "fp8", "fp8")
+    ]
+    languages[2].forward = fuse(languages[2])
+    plain, eight, fused = (Driver(directory, vision, language) for language in languages)
+    layout, other = (language.kv_layout for language in languages[:2])
+    assert other.dtype == "float8_e4m3fn" and layout != other  # who joins is asked for the same
+    head = layout.head_dim
+    assert other.block_nbytes * 4 * head == layout.block_nbytes * (head + SCALE_NBYTES)
+    assert languages[1].num_blocks > 3 * languages[0].num_blocks  # of float32
+    for prompt, images in cases(family):
+        found = []
+        for serving in (plain, eight, fused):
+            request = await serving.request("r", prompt, images)
+            found += serving.language.logits([request.next_step(4096)])
+            serving.release([request])
+        error = float((found[1] - found[0]).norm() / found[0].norm())
+        assert 0 < error < 0.2, error
+        assert float((found[2] - found[1]).norm() / found[1].norm()) < 0.02
+    texts = []
+    for chunk in (4096, 16):
+        requests = [
+            await eight.request(str(i), prompt, images, max_tokens=NEW_TOKENS)
+            for i, (prompt, images) in enumerate(cases(family))
+        ]
+        texts.append(await eight.run(requests, chunk))
+        eight.release(requests)
+    same = sum(a == b for a, b in zip(*texts, strict=True))
+    assert same >= len(texts[0]) - 1  # a number in the middle of two steps may go to either
