@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from epd.engine.eight_bits import Scaled
 from epd.engine.flat_batch import FlatBatch
 from epd.engine.fp8 import Fp8Linear
-from epd.engine.kernels.torch_ops import Scaled
 from epd.engine.kv_pool import KvPool
 
 _PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})

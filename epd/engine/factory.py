@@ -19,12 +19,12 @@ from epd.engine.base import Progress, StepSequence, no_progress
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.decoder import FusedDecoder
+from epd.engine.eight_bits import FP8
 from epd.engine.executor import DeviceExecutor
 from epd.engine.forward import Forward, FusedForward, SeamForward
 from epd.engine.graphs import CudaRecorder
 from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.kernels import kernels_for
-from epd.engine.kernels.torch_ops import FP8
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
 from epd.engine.loading import dtype_of, load_stage

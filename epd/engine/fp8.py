@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from epd.config import ConfigError
+from epd.engine.eight_bits import Scaled, scaled
 from epd.engine.kernels import kernels_for
-from epd.engine.kernels.torch_ops import Scaled, scaled
 
 logger = logging.getLogger(__name__)
 LAYERS = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())

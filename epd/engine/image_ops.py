@@ -6,12 +6,8 @@ Of preparing an image only the decoder (JPEG, PNG) needs a CPU.  The rest is mem
 arithmetic that a GPU does in a tenth of a millisecond, and the image's bytes are a sixteenth of
 its patches in fp32, so decoded pixels are uploaded as they are, one byte per channel.
 
-The processor of the Qwen families resizes with Pillow (bicubic, antialiased, rounded to bytes),
-then scales, normalises and cuts patches in the order of merge blocks.  `interpolate` with
-`antialias=True` has the same filter.  Pillow works along one axis first and clips to bytes before
-it works along the other, so this does too; its weights are fixed point, so a byte may still differ
-by one step.  Which axis comes first depends on the sizes (`height_first`), and is seen where the
-filter overshoots 0 or 255: at edges of full contrast.
+The processor of the Qwen families resizes with Pillow (bicubic, antialiased, rounded to bytes;
+`image_resize`), then scales, normalises and cuts patches in the order of merge blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import interpolate
+
+from epd.engine.image_resize import resized
 
 
 def rgb_bytes(image: Any) -> np.ndarray[Any, Any]:
@@ -33,12 +30,6 @@ def rgb_bytes(image: Any) -> np.ndarray[Any, Any]:
     if "return_numpy" in inspect.signature(convert_to_rgb).parameters:
         return np.asarray(convert_to_rgb(image, return_numpy=True))
     return np.asarray(convert_to_rgb(image))
-
-
-def height_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
-    """Whether Pillow 13 resizes the height first, both (height, width): where it loses more than
-    twice as many pixels as the width.  Seen in what it gives, for thousands of sizes."""
-    return to[0] < size[0] and size[0] - to[0] > 2 * (size[1] - to[1])
 
 
 class QwenImageOps:
@@ -71,9 +62,9 @@ class QwenImageOps:
         """
         frames, rows, columns = grid_thw
         images = pixels if pixels.ndim == 4 else pixels[None]
-        images = self.resized(images, *self.size_of(grid_thw))
+        images = resized(images, *self.size_of(grid_thw)).permute(0, 3, 1, 2)
         gain, offset = self._constants(pixels.device)
-        images = torch.addcmul(offset, images, gain).to(dtype)
+        images = torch.addcmul(offset, images.float(), gain).to(dtype)
         if missing := frames * self._frames - len(images):
             last = images[-1:].expand(missing + 1, -1, -1, -1)  # a view: an image is not copied
             images = torch.cat([images[:-1], last]) if len(images) > 1 else last
@@ -89,19 +80,6 @@ class QwenImageOps:
     def num_rows(self, grid_thw: tuple[int, int, int]) -> int:
         """Embedding rows of a grid."""
         return grid_thw[0] * grid_thw[1] * grid_thw[2] // self._merge**2
-
-    def resized(self, pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """uint8 `[frames, height, width, 3]` to fp32 `[frames, 3, height, width]`, whole numbers
-        from 0 to 255."""
-        images = pixels.permute(0, 3, 1, 2).float()
-        tall, narrow = images.shape[2:]
-        first = height_first((tall, narrow), (height, width))
-        between = (height, narrow) if first else (tall, width)
-        for size in (between, (height, width)):
-            if images.shape[2:] != size:
-                images = interpolate(images, size, mode="bicubic", antialias=True)
-                images = images.round_().clamp_(0, 255)
-        return images
 
     def _constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         if device not in self._on:

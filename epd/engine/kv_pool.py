@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from epd.engine.kernels.torch_ops import FP8, scaled
+from epd.engine.eight_bits import FP8, scaled
 from epd.messages import KvLayout
 
 SCALE_NBYTES = 4

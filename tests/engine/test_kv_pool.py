@@ -7,7 +7,7 @@ import mmap
 import pytest
 import torch
 
-from epd.engine.kernels.torch_ops import FP8
+from epd.engine.eight_bits import FP8
 from epd.engine.kv_pool import KvPool, layer_nbytes
 from epd.messages import KvLayout
 

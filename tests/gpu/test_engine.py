@@ -251,5 +251,4 @@ def test_images_on_the_device(cuda: str, model_dir: Callable[[str], Path]) -> No
 
     adapter = adapter_for(read_checkpoint(model_dir("qwen3_vl")))
     processor = adapter.image_processor()
-    worst, share = check_images((adapter, processor, QwenImageOps(processor)), NUM_IMAGES, cuda)
-    assert worst <= 2 and share < 1e-4
+    assert check_images((adapter, processor, QwenImageOps(processor)), NUM_IMAGES, cuda) <= 1

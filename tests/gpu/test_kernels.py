@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from epd.engine.eight_bits import FP8
 from epd.engine.flat_batch import FlatBatch, FlatSequence, Shape, pack, shape_of, view
 from epd.engine.kernels import kernels_for, torch_ops
-from epd.engine.kernels.torch_ops import FP8
 from epd.engine.kv_pool import KvPart, KvPool, layer_nbytes
 from epd.messages import KvLayout
 

@@ -8,33 +8,21 @@ as `Scaled` (`fp8`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+from epd.engine.eight_bits import Scaled, scaled
 
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
     from epd.engine.kv_pool import KvLayer
 
-
-FP8 = torch.float8_e4m3fn
-LARGEST = 448.0  # of its numbers
-SMALLEST_MAXIMUM = 1e-12  # of a row: the scale of a row of zeros
-
-
-class Scaled(NamedTuple):
-    """Rows of e4m3, each with a scale: what they mean is `values * scales`."""
-
-    values: torch.Tensor  # [T, H]
-    scales: torch.Tensor  # float32 [T, 1]
-
-
-def scaled(x: torch.Tensor) -> Scaled:
-    """`[T, H]` in eight bits: the largest of a row becomes the largest that there is."""
-    wide = x.float()
-    scales = wide.abs().amax(-1, keepdim=True).clamp(min=SMALLEST_MAXIMUM) * (1 / LARGEST)
-    return Scaled((wide * scales.reciprocal()).clamp(-LARGEST, LARGEST).to(FP8), scales)
+__all__ = [
+    "add_rms_norm", "attend", "rms_norm", "rope_and_store", "rotate_pair", "scaled",
+    "scaled_product", "silu_mul",
+]  # fmt: skip
 
 
 def scaled_product(

@@ -64,9 +64,7 @@ def _decode(
     BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_decodes = tl.load(decodes)
     num_splits = num_parts(num_decodes, max_splits, NUM_KV_HEADS, NUM_PROGRAMS)
     if (sequence >= num_decodes) | (split >= num_splits):
@@ -96,7 +94,8 @@ def _decode(
         k = tl.load(keys + row[:, None] + d[None, :], mask=k_mask, other=0.0)
         row = rows(block, position, kv_head, pair_stride, NUM_KV_HEADS, HEAD_DIM // 2, BLOCK_SIZE)
         v_mask = ok[:, None] & (pair < HEAD_DIM // 2)[None, :]
-        v_even, v_odd = _pairs(tl.load(values + row[:, None] + pair[None, :], mask=v_mask, other=0))
+        v = tl.load(values + row[:, None] + pair[None, :], mask=v_mask, other=0)
+        v_even, v_odd = _pairs(v)
         k_scale = scales_at(key_scales, block, position, kv_head, scale_stride, ok, BLOCK_SIZE)
         v_scale = scales_at(value_scales, block, position, kv_head, scale_stride, ok, BLOCK_SIZE)
         score = tl.dot(k.to(tl.float16), q) * (k_scale * scale)[:, None]
@@ -116,8 +115,8 @@ def _decode(
         tl.store(stats + at * 2, top, mask=g < GROUP)
         tl.store(stats + at * 2 + 1, weight, mask=g < GROUP)
     else:
-        weight = tl.where(weight > 0, weight, 1.0)
-        tl.store(out + q_at, (total / weight[:, None]).to(out.dtype.element_ty), mask=q_mask)
+        total /= tl.where(weight > 0, weight, 1.0)[:, None]
+        tl.store(out + q_at, total.to(out.dtype.element_ty), mask=q_mask)
 
 
 def decode_fp8(

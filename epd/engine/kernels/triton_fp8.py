@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels.torch_ops import FP8, LARGEST, SMALLEST_MAXIMUM, Scaled
+from epd.engine.eight_bits import FP8, LARGEST, SMALLEST_MAXIMUM, Scaled
 
 FEW, BLOCK_N = 64, 64  # rows that this kernel multiplies at most; channels of a tile
 NUM_PROGRAMS = 132  # multiprocessors of a Hopper device

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from epd.engine.kernels.torch_ops import Scaled
+from epd.engine.eight_bits import Scaled
 from epd.engine.kernels.triton_attention import attend
 from epd.engine.kernels.triton_fp8 import (
     PART,
