@@ -44,9 +44,8 @@ class Access:
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(fits):
             what = "is not known here" if sent else "is missing"
-            raise ApiError(
-                401, f"the API key {what}; send Authorization: Bearer KEY", code="invalid_api_key"
-            )
+            message = f"the API key {what}; send Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers=[CHALLENGE])
 
     def cross_origin(self, exchange: Exchange) -> Headers:
         """Headers of every answer, for a page of another origin; empty if it may not read it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,12 +20,15 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
+        """`headers`: of the response, besides."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.headers = headers
 
     @property
     def may_be_retried(self) -> bool:

@@ -199,9 +199,9 @@ class Exchange:
     async def respond_json(self, status: int, value: Any, headers: Headers | None = None) -> None:
         await self.respond(status, _encode(value), JSON, headers)
 
-    async def respond_error(self, error: ApiError, *headers: tuple[bytes, bytes]) -> None:
+    async def respond_error(self, error: ApiError) -> None:
         """The error in the API's form, with Retry-After where there is one."""
-        all_headers = list(headers)
+        all_headers = list(error.headers)
         if error.may_be_retried:
             all_headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         body = self.error_body(error, self.request_id.decode())

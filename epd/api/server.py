@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from epd import __version__
 from epd.api import web
-from epd.api.access import CHALLENGE, Access, tls_context, warning
+from epd.api.access import Access, tls_context, warning
 from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.body import Intake
 from epd.api.completions import Completions
@@ -42,14 +42,6 @@ ABORT_S = 1.0  # for generations to end early, then for handlers to see their co
 
 Handler = Callable[[Exchange], Awaitable[None]]
 log = logging.getLogger(__name__)
-
-
-class MethodNotAllowed(ApiError):
-    """405, which says what is allowed."""
-
-    def __init__(self, message: str, allowed: str) -> None:
-        super().__init__(405, message, code="method_not_allowed")
-        self.allowed = allowed
 
 
 class ApiServer:
@@ -160,11 +152,7 @@ class ApiServer:
             await handler(exchange)
         except ClientGone:
             log.debug("%s: the client left", exchange)
-        except MethodNotAllowed as error:
-            await exchange.respond_error(error, (b"allow", error.allowed.encode()))
         except ApiError as error:
-            if error.status == 401:
-                exchange.more_headers.append(CHALLENGE)
             await _fail(exchange, error)
         except asyncio.CancelledError:
             # Only the end of the loop cancels handlers, after `close` dropped their connections.
@@ -194,7 +182,8 @@ class ApiServer:
         if handler is None:
             allowed = ", ".join(methods)
             message = f"{exchange.path} takes {allowed}, not {exchange.method}"
-            raise MethodNotAllowed(message, allowed)
+            headers = [(b"allow", allowed.encode())]
+            raise ApiError(405, message, code="method_not_allowed", headers=headers)
         if method == "POST" and self._is_draining:
             message = "the gateway is shutting down and takes no new requests"
             raise ApiError(503, message, code="unavailable")

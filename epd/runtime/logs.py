@@ -39,12 +39,8 @@ def _one_word(value: object) -> str:
     return text if _WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(TextFormatter):
     """One object per line: at_s (wall-clock seconds), level, instance, logger, text, and fields."""
-
-    def __init__(self, instance_id: str) -> None:
-        super().__init__()
-        self._instance_id = instance_id
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

@@ -34,21 +34,8 @@ log = logging.getLogger(__name__)
 MAX_MESSAGES_PER_WAKE = 256
 
 
-class LocalBusHub:
+class LocalBusHub(dict[str, "LocalBus"]):
     """The buses of one process, by instance id."""
-
-    def __init__(self) -> None:
-        self._buses: dict[str, LocalBus] = {}
-
-    def attach(self, bus: LocalBus) -> None:
-        self._buses[bus.address.instance_id] = bus
-
-    def detach(self, bus: LocalBus) -> None:
-        if self._buses.get(bus.address.instance_id) is bus:
-            del self._buses[bus.address.instance_id]
-
-    def find(self, instance_id: str) -> LocalBus | None:
-        return self._buses.get(instance_id)
 
 
 class LocalBus:
@@ -78,7 +65,7 @@ class LocalBus:
         self._context = contextvars.copy_context()
         self._scheduled = False
         self._closed = False
-        hub.attach(self)
+        hub[instance_id] = self
 
     def connect(self, peer: Address) -> None:
         """Learn a peer; its endpoint is its name in the hub."""
@@ -90,7 +77,7 @@ class LocalBus:
     def disconnect(self, instance_id: str) -> None:
         """Forget a peer and take back what it has not received yet."""
         if self._peers.pop(instance_id, None) is not None:
-            bus = self._hub.find(instance_id)
+            bus = self._hub.get(instance_id)
             if bus is not None:
                 bus._discard_from(self.address)
 
@@ -105,7 +92,7 @@ class LocalBus:
         received = self._received(peer, message, tuple(payloads))
         if received is None:
             return False
-        bus = self._hub.find(instance_id)
+        bus = self._hub.get(instance_id)
         if bus is None or peer.epoch not in (0, bus.address.epoch):
             self.dropped["stale_target"] += 1
             return True
@@ -124,7 +111,8 @@ class LocalBus:
     async def close(self) -> None:
         """Leave the hub.  What this bus has sent is already with its receivers."""
         self._closed = True
-        self._hub.detach(self)
+        if self._hub.get(self.address.instance_id) is self:
+            del self._hub[self.address.instance_id]
         self._inbox.clear()
         self._queued.clear()
         self._deliver = None

@@ -99,8 +99,7 @@ def set_up(config: MooncakeConfig) -> None:
     """The library's environment, for engines that are made in this process from now on; ports are
     those of the first one, for it reads them once."""
     for end, port in (("MIN", config.min_port), ("MAX", config.max_port)):
-        for word in ("RPC", "PRC"):  # releases before 0.3.13 spell it so
-            os.environ[f"MC_{end}_{word}_PORT"] = str(port)
+        os.environ[f"MC_{end}_RPC_PORT"] = str(port)
     if config.protocol == "rdma":
         os.environ.pop(FORCE_TCP, None)
     else:
