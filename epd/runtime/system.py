@@ -28,8 +28,5 @@ class SystemRandom:
     def __init__(self) -> None:
         self._source = random.SystemRandom()
 
-    def uniform(self, *key: object) -> float:
-        return self._source.random()
-
     def integer(self, *key: object) -> int:
         return self._source.getrandbits(63)

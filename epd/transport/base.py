@@ -56,9 +56,6 @@ class TimerHandle(Protocol):
 class Random(Protocol):
     """Keyed randomness: equal keys give equal draws in the simulator, in any order of calls."""
 
-    def uniform(self, *key: object) -> float:
-        """In [0, 1)."""
-
     def integer(self, *key: object) -> int:
         """In [0, 2**63)."""
 
