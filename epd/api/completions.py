@@ -40,7 +40,6 @@ from epd.api.port import (
 from epd.api.prepare import Preparer, Prompt
 from epd.api.response_answer import ResponseAnswer
 from epd.api.response_request import read_response
-from epd.api.sse import end_events, send_events
 from epd.api.telemetry import Telemetry
 from epd.api.time_limits import read_time_limits
 from epd.api.tools import CallPiece
@@ -284,7 +283,7 @@ class Completions:
         self, exchange: Exchange, asked: Asked, answer: Answer, choices: list[Choice]
     ) -> None:
         await self._each(choices, lambda choice: self._stream(exchange, asked, answer, choice))
-        await end_events(exchange, answer.end(choices))
+        await exchange.send_events(answer.end(choices), more=False)
 
     async def _stream(
         self, exchange: Exchange, asked: Asked, answer: Answer, choice: Choice
@@ -297,7 +296,7 @@ class Completions:
             opening = b"" if is_begun else answer.opening(choice)
             is_begun = True
             if events := opening + answer.events(choice, delta, extras):
-                await send_events(exchange, events)
+                await exchange.send_events(events)
 
     async def _updates(self, exchange: Exchange, choice: Choice) -> list[GenerationUpdate]:
         """Wait for news, then take all that is there.  Raises ApiError if the generation failed."""

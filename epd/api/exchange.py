@@ -5,6 +5,11 @@ large, too slow) ends with a lingering close: the response leaves whole, then wh
 sends is dropped for a moment, because closing with unread bytes would reset the connection and
 destroy the answer on its way.
 
+A streamed answer is server-sent events (fault F34).  Its status line leaves with the first one and
+not before, so that what fails earlier is answered with its own status.  After it, an error can only
+be told in-band: an event with an error object, and none that says that the answer is whole
+(`[DONE]`), so that no client takes it for that.
+
 A client that leaves is known only to whoever waits in `receive`: `on_disconnect` keeps one task per
 exchange there.  It ends by itself, with the connection or with the response.
 """
@@ -32,6 +37,11 @@ T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
+EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy must not collect events
+]
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")  # printable ASCII: safe in a header and in a log line
 LINGER_S = 1.0
 LINGER_NBYTES = 16 << 20
@@ -223,6 +233,16 @@ class Exchange:
             return  # a reader left behind by the failure of its sibling
         self._is_answered = not more
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def send_events(self, events: bytes, *, more: bool = True) -> None:
+        """One write of any number of whole events; the first one brings the headers."""
+        if not self.started:
+            await self.start(200, list(EVENTS))
+        await self.write(events, more=more)
+
+    async def fail_events(self, error: ApiError) -> None:
+        """An error after the headers: told in-band, and the stream ends unfinished."""
+        await self.write(self.failure(error), more=False)
 
     async def _linger(self) -> None:
         """Drop what the client still sends, for a bounded time and size."""

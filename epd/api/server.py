@@ -30,7 +30,6 @@ from epd.api.metrics import CONTENT_TYPE, exposition
 from epd.api.openapi import document
 from epd.api.port import Frontend, TimeLimits
 from epd.api.prepare import Preparer
-from epd.api.sse import fail_events
 from epd.api.telemetry import Telemetry
 from epd.api.tokenizing import Tokenizing
 from epd.api.tracing import Tracer
@@ -311,7 +310,7 @@ class ApiServer:
 
 async def _fail(exchange: Exchange, error: ApiError) -> None:
     if exchange.started:
-        await fail_events(exchange, error)
+        await exchange.fail_events(error)
     else:
         await exchange.respond_error(error)
 
