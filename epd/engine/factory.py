@@ -27,7 +27,7 @@ from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.kernels import kernels_for
 from epd.engine.kv_pool import KvPool
 from epd.engine.language import TorchLanguageEngine
-from epd.engine.loading import dtype_of, load_stage
+from epd.engine.loading import DTYPES, load_stage
 from epd.engine.logit_rules import SampleRequest
 from epd.engine.memory_plan import kv_blocks, log_table
 from epd.engine.models.base import ModelAdapter
@@ -49,16 +49,11 @@ def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
     has to itself, all but one, which the event loop needs.  Raises ConfigError.
     """
     device = engine_config.device
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise ConfigError(
-            f"engine.device {device!r} is not supported; use cpu, or cuda:0 and so on"
-        )
     num_cpus = len(os.sched_getaffinity(0))
     share = num_cpus - 1 if engine_config.cpu_affinity else num_cpus // 2
     threads = engine_config.threads or max(1, share)
     torch.set_num_threads(threads)
-    if kind == "cpu":
+    if device == "cpu":
         return DeviceExecutor(device, num_pool_threads=threads)
     if not torch.cuda.is_available():
         raise ConfigError(f"engine.device is {device} but torch finds no CUDA device; use cpu")
@@ -93,7 +88,7 @@ def build_vision(
     `max_pixels`: larger images are refused before they are decoded.  `max_batch_patches`: memory
     for so many is touched.  Raises ModelError and ConfigError.
     """
-    dtype = dtype_of(engine_config.dtype)
+    dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config))
     if not adapter.has_vision:
@@ -130,7 +125,7 @@ def build_language(
     way from a GPU to another instance, reserved here.  Raises ModelError and ConfigError, also when
     `kv_nbytes` is less than one block.
     """
-    dtype = dtype_of(engine_config.dtype)
+    dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
     device = engine_config.device

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from epd.config import ConfigError
 from epd.engine import stored_fp8
 from epd.engine.base import Progress, no_progress
 from epd.engine.checkpoint import Checkpoint, ModelError
@@ -44,13 +43,6 @@ STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 _patching = threading.Lock()
 _register = nn.Module.register_parameter
 _NAMED = 3  # tensors named in an error
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """torch dtype of a configured name.  Raises ConfigError."""
-    if name not in DTYPES:
-        raise ConfigError(f"engine.dtype {name!r} is not supported; use one of {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 @contextmanager

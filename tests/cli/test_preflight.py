@@ -49,8 +49,6 @@ def test_a_cpu_asks_nobody() -> None:
 @pytest.mark.parametrize(
     ("device", "has_cuda", "ask", "words"),
     [
-        ("tpu", True, two_gpus, ["tpu", "use cpu"]),
-        ("cuda:x", True, two_gpus, ["cuda:x", "cuda:0"]),
         ("cuda", False, two_gpus, ["CPU build", "--device cpu", "CONTRIBUTING"]),
         ("cuda", True, no_driver, ["install it", "--device cpu"]),
         ("cuda:2", True, two_gpus, ["cuda:2", "cuda:0, cuda:1", "CUDA_VISIBLE_DEVICES"]),
