@@ -28,8 +28,7 @@ def device_sizes(library: Any = None) -> list[int]:
                 f"{LIBRARY}, a part of NVIDIA's driver, is not here: install the driver, or give "
                 "the container its GPUs (docker run --gpus all)"
             ) from None
-    if error := library.cuInit(0):
-        raise NoCuda(f"NVIDIA's driver reports error {error}: nvidia-smi tells what is wrong")
+    _ask(library.cuInit(0))
     count = ctypes.c_int()
     _ask(library.cuDeviceGetCount(ctypes.byref(count)))
     return [_size(library, index) for index in range(count.value)]

@@ -92,19 +92,13 @@ class Copier:
             return checksum_of(views)
         return await asyncio.get_running_loop().run_in_executor(self._pool, checksum_of, views)
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Wait for the copies in flight; False if some are not done in time."""
-        if self.in_flight:
-            await asyncio.wait(self.in_flight, timeout=timeout_s)
-        return not self.in_flight
-
     async def settle(self, timeout_s: float) -> bool:
         """Wait for the copies that are in flight now; False if some are not done in time."""
         begun = set(self.in_flight)
         return not begun or not (await asyncio.wait(begun, timeout=timeout_s))[1]
 
     def close(self) -> None:
-        """No further copies; does not wait (see `drain`)."""
+        """No further copies; does not wait (see `settle`)."""
         self._pool.shutdown(wait=False)
 
     def _finished(self, future: asyncio.Future[int]) -> None:

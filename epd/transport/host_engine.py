@@ -111,7 +111,7 @@ class HostEngine(ABC):
             self.revoke(region)
         if open_ends := {*self._writes, *self._answers}:  # severed: they end now
             await asyncio.wait(open_ends, timeout=CLOSE_TIMEOUT_S)
-        await self._copier.drain(CLOSE_TIMEOUT_S)
+        await self._copier.settle(CLOSE_TIMEOUT_S)
         self._copier.close()
 
 

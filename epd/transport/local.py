@@ -162,7 +162,7 @@ class LocalTransferEngine:
     async def close(self) -> None:
         """Wait for own writes, revoke own regions.  Idempotent."""
         self._closed = True
-        await self._copier.drain(CLOSE_TIMEOUT_S)
+        await self._copier.settle(CLOSE_TIMEOUT_S)
         for region in self._memory.of(self._life):
             self.revoke(region)
         self._copier.close()

@@ -149,7 +149,7 @@ class ShmTransferEngine:
         if self._closed:
             return
         self._closed = True
-        drained = await self._copier.drain(CLOSE_TIMEOUT_S)
+        drained = await self._copier.settle(CLOSE_TIMEOUT_S)
         for region, _ in list(self._own.values()):
             self.revoke(region)
         self._unmap(lambda _: True)

@@ -30,7 +30,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-async def test_drain_waits_for_a_cancelled_copy(gate: threading.Event) -> None:
+async def test_settling_waits_for_a_cancelled_copy(gate: threading.Event) -> None:
     copier = Copier(checksums=False, inline_nbytes=0)
     memory = memoryview(bytearray(8))
     task = asyncio.create_task(copier.copy(memory, [(0, memoryview(b"x"))]))
@@ -38,9 +38,9 @@ async def test_drain_waits_for_a_cancelled_copy(gate: threading.Event) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
-    assert not await copier.drain(0.05)
+    assert not await copier.settle(0.05)
     gate.set()
-    assert await copier.drain(2)
+    assert await copier.settle(2)
     copier.close()
 
 
