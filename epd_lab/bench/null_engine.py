@@ -80,9 +80,6 @@ class NullLanguage:
     def attach_rows(self, buffer: memoryview) -> None:
         """Nothing is ever read."""
 
-    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
-        return [memoryview(bytes(LAYOUT.block_nbytes)) for _ in blocks]
-
     async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
         return [memoryview(bytes(LAYOUT.slot_nbytes)) for _ in slots]
 
