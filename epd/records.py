@@ -139,8 +139,6 @@ class Load(Record):
 
     open_requests: int = 0
     free_kv_blocks: int = 0
-    free_slots: int = 0
-    queued_images: int = 0
     live: tuple[tuple[str, int], ...] = ()  # what its roles own now, by kind; zero when idle
     totals: tuple[tuple[str, int], ...] = ()  # what they have counted since the start, by kind
     cache_sequence: int = 0  # of the last batch of cache events

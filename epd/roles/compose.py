@@ -156,13 +156,10 @@ class Instance:
         return any(any(component.live().values()) for component in components)
 
     def load(self) -> Load:
-        live = self.live()
-        requests, embeddings = self.requests, self.embeddings
+        live, requests = self.live(), self.requests
         return Load(
             open_requests=live.get("requests", 0),
             free_kv_blocks=requests.pool.num_free if requests is not None else 0,
-            free_slots=embeddings.pool.num_free if embeddings is not None else 0,
-            queued_images=self.encode.num_queued if self.encode is not None else 0,
             live=tuple(sorted(live.items())),
             totals=tuple(sorted(requests.totals.items())) if requests is not None else (),
             cache_sequence=self.encode.events.sequence if self.encode is not None else 0,
