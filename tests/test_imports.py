@@ -68,7 +68,11 @@ AREAS = {
     "epd.failure": Area(("epd.records",), not_stdlib=NOT_PURE),
     "epd.messages": Area(("epd.failure", "epd.records"), packages("msgspec"), NOT_PURE),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
-    "epd.fsm": Area(("epd.fsm", *DATA), packages("transitions"), NOT_PURE),
+    "epd.fsm": Area(
+        ("epd.fsm", "epd.api.port", "epd.scheduling.placement", *DATA),
+        packages("transitions"),
+        NOT_PURE,
+    ),
     "epd.scheduling": Area(("epd.scheduling", *LEAVES), not_stdlib=NOT_PURE),
     "epd.transport.base": Area(("epd.errors", "epd.messages"), not_stdlib=NOT_PURE),
     "epd.engine.base": Area(

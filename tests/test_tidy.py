@@ -25,6 +25,15 @@ ROWS = ("    Row(", "    Ignore(")  # as tables in epd/fsm have them
 # where a whole process ends, or where nothing but the end of a child is waited for
 MAY_CANCEL_TASKS = ("epd/roles/base.py", "epd/cli/", "epd/runtime/", "epd_lab/sim/")
 PURE = ("epd/roles/", "epd/fsm/", "epd/scheduling/")
+# Lines that say `Any`, at most, and why: what has no type must not spread to what has one.
+ANY = {
+    "epd/api/shapes.py": (1, "of a shape msgspec knows any JSON value by no other name"),
+    "epd/setting.py": (6, "values of settings, whose kinds are checked by msgspec"),
+    "epd/cli/": (42, "JSON of other servers, and values of settings"),
+    "epd/engine/": (160, "tensors, modules and configurations of torch and transformers"),
+    "epd/runtime/": (2, "a driver without types"),
+    "epd/transport/": (30, "sockets, and memory that is a buffer or a reference"),
+}
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,18 @@ def no_task_is_cancelled(source: Source) -> Iterator[Finding]:
                 yield node.lineno, f"{owner}.cancel(): let it finish, or fire an event"
 
 
+def lines_with_any(source: Source) -> set[int]:
+    return {n.lineno for n in source.walk() if isinstance(n, ast.Name) and n.id == "Any"}
+
+
+@rule("epd/", breaks="x: dict[str, Any] = {}\n")
+def any_is_what_a_library_forces(source: Source) -> Iterator[Finding]:
+    """And then it stands in `ANY`, with its reason."""
+    if not source.path.startswith(tuple(ANY)):
+        for line in lines_with_any(source):
+            yield line, "Any: name the type, or take an object and narrow it"
+
+
 # --- roles, machines, scheduling ------------------------------------------------------------------
 
 
@@ -228,6 +249,14 @@ def test_each_rule_can_fail(name: str) -> None:
         assert list(check(parse(where[0], "for x in set(names):\n    print(x)\n")))
     assert list(check(parse(f"{where[0]}broken.py", breaks)))
     assert not list(check(parse(f"{where[0]}fine.py", '"""A fine module."""\n\nx = 1\n')))
+
+
+@pytest.mark.parametrize("where", ANY)
+def test_any_does_not_spread(where: str) -> None:
+    most, _ = ANY[where]
+    found = sum(len(lines_with_any(s)) for s in sources() if s.path.startswith(where))
+    assert found <= most, f"{where} has {found} lines with Any; at most {most}"
+    assert found > most // 2, f"{where} has {found} lines with Any: bring its bound down"
 
 
 def test_no_module_is_called_utils() -> None:

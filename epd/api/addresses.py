@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from typing import Any
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -32,12 +31,12 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 
-def public_socket(address: tuple[Any, ...]) -> socket.socket:
+def public_socket(address: tuple[int, int, int, str, tuple[str | int, ...]]) -> socket.socket:
     """A socket for one entry of getaddrinfo; raises OSError where that is no public address.
 
     A connector's `socket_factory`: it is asked for every connection, and for nothing else.
     """
     family, kind, protocol, _, (host, *_) = address
-    if not is_public(host):
+    if not is_public(str(host)):
         raise OSError(None, "it leads to a private or local address")  # which one is not told
     return socket.socket(family, kind, protocol)

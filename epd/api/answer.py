@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
 from epd.api.errors import ApiError, failure_event
+from epd.api.port import JsonObject
 from epd.messages import TokenLogprobs
 
 TokenText = Callable[[int], tuple[str, bytes]]
@@ -22,9 +22,9 @@ class Extras:
     timeline: bool = False
     transfer_params: bool = False
 
-    def of(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def of(self, choices: Sequence[Choice]) -> JsonObject:
         """Fields to add to an object that holds these choices."""
-        added: dict[str, Any] = {}
+        added: JsonObject = {}
         if self.timeline:
             added["epd"] = {"timeline": _timeline(choices)}
         if self.transfer_params:
@@ -79,10 +79,10 @@ class Answer(ABC):
         return failure_event(error)
 
 
-def token_logprobs(entry: TokenLogprobs, token_text: TokenText) -> dict[str, Any]:
+def token_logprobs(entry: TokenLogprobs, token_text: TokenText) -> JsonObject:
     """One token and the likeliest ones of its place, as OpenAI tells them."""
 
-    def told(token_id: int, logprob: float) -> dict[str, Any]:
+    def told(token_id: int, logprob: float) -> JsonObject:
         text, raw = token_text(token_id)
         return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
 
@@ -97,7 +97,7 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> JsonObject:
     """Prompt tokens include the rows of images; completion tokens are of all choices.  Cached are
     tokens of the prompt that were computed for no choice.
 
@@ -105,7 +105,7 @@ def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, Any]:
     OpenAI's names; wrong ones are in no other count.
     """
     num_tokens = sum(choice.num_tokens for choice in choices)
-    counts: dict[str, Any] = {
+    counts: JsonObject = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
@@ -130,14 +130,14 @@ def _num_cached(choices: Sequence[Choice]) -> int:
     return sum(least.values())
 
 
-def _timeline(choices: Sequence[Choice]) -> list[dict[str, Any]]:
+def _timeline(choices: Sequence[Choice]) -> list[JsonObject]:
     """For X-EPD-Timeline; with several choices each entry says whose it is."""
     entries = []
     for choice in choices:
         timeline = choice.stream.timeline()
         start_s = timeline[0].at_s if timeline else 0.0
         for one in timeline:
-            entry: dict[str, Any] = {
+            entry: JsonObject = {
                 "machine": f"{one.machine}@{one.instance}",
                 "key": one.key,
                 "state": one.state,

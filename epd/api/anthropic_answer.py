@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from epd.api.choice import Choice
 from epd.api.errors import ApiError
 from epd.api.parts import Kind, Part, PartsAnswer, event
+from epd.api.port import JsonObject
 from epd.messages import TokenLogprobs
 
 _STOP = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -36,17 +36,17 @@ class MessageAnswer(PartsAnswer):
 
     def opening(self, choice: Choice) -> bytes:
         message = self._message(choice, [], None)
-        message["usage"]["output_tokens"] = 0
+        message["usage"] = {**self._usage(choice), "output_tokens": 0}
         return event({"type": "message_start", "message": message}) + event({"type": "ping"})
 
     def failure(self, error: ApiError) -> bytes:
         return event(error_body(error))
 
-    def _complete(self, choice: Choice) -> dict[str, Any]:
+    def _complete(self, choice: Choice) -> JsonObject:
         content = [_block(part) for part in self._parts]
         return self._message(choice, content, self._stop_reason(choice)) | self._extras
 
-    def _message(self, choice: Choice, content: list[Any], reason: str | None) -> dict[str, Any]:
+    def _message(self, choice: Choice, content: list[JsonObject], reason: str | None) -> JsonObject:
         return {
             "id": f"msg_{self._facts.request_id}",
             "type": "message",
@@ -65,7 +65,7 @@ class MessageAnswer(PartsAnswer):
             return "tool_use"  # of a function that was named
         return _STOP.get(choice.finish_reason, "end_turn")
 
-    def _usage(self, choice: Choice) -> dict[str, Any]:
+    def _usage(self, choice: Choice) -> JsonObject:
         """Here what was found in the cache is not among the input's tokens."""
         return {
             "input_tokens": self._facts.num_prompt_tokens - choice.num_cached,
@@ -97,7 +97,7 @@ class MessageAnswer(PartsAnswer):
         return event(last | self._extras) + event({"type": "message_stop"})
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: Part) -> JsonObject:
     if part.kind is Kind.TEXT:
         return {"type": "text", "text": part.text}
     if part.kind is Kind.REASONING:
@@ -106,7 +106,7 @@ def _block(part: Part) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": part.name, "input": _arguments(part.text)}
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def _arguments(text: str) -> JsonObject:
     """A call that was cut off by its number of tokens has none that can be read."""
     try:
         value = msgspec.json.decode(text or "{}")
@@ -115,7 +115,7 @@ def _arguments(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def error_body(error: ApiError, request_id: str = "") -> dict[str, Any]:
+def error_body(error: ApiError, request_id: str = "") -> JsonObject:
     """As Anthropic's; the code and the field are told besides."""
     told = {
         "type": _ERRORS.get(error.status, "api_error" if error.status >= 500 else _ERRORS[400]),
@@ -123,5 +123,5 @@ def error_body(error: ApiError, request_id: str = "") -> dict[str, Any]:
         "param": error.param,
         "code": error.code,
     }
-    body: dict[str, Any] = {"type": "error", "error": told}
+    body: JsonObject = {"type": "error", "error": told}
     return body | ({"request_id": request_id} if request_id else {})

@@ -6,7 +6,7 @@ Names that Anthropic does not have (`seed`, `min_p`, ...) are taken as in chat c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -14,7 +14,8 @@ from epd.api.asked import Asked, ModelFacts
 from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
 from epd.api.parameters import SIMPLE
-from epd.api.shapes import Shape, read_shape
+from epd.api.port import JsonObject
+from epd.api.shapes import JsonValue, Shape, read_shape
 from epd.api.tools import NAME
 from epd.api.translation import Conversation, Parts, as_json, image_part, text_part
 from epd.config import Limits
@@ -28,13 +29,13 @@ REFUSED = {
 
 
 NOT_EMPTY = Meta(min_length=1)
-Hint = dict[str, Any]  # cache_control: prompts are found in the cache by their content
+Hint = dict[str, JsonValue]  # cache_control: prompts are found in the cache by their content
 
 
 class Text(Shape, tag="text", tag_field="type"):
     text: str
     cache_control: Hint | None = None
-    citations: Any = None
+    citations: JsonValue = None
 
 
 class Base64(Shape, tag="base64", tag_field="type"):
@@ -54,9 +55,9 @@ class Image(Shape, tag="image", tag_field="type"):
 class ToolUse(Shape, tag="tool_use", tag_field="type"):
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, JsonValue]
     cache_control: Hint | None = None
-    caller: Any = None
+    caller: JsonValue = None
 
 
 class ToolResult(Shape, tag="tool_result", tag_field="type"):
@@ -85,7 +86,7 @@ class SystemMessage(Shape, tag="system", tag_field="role"):
 
 class Tool(Shape):
     name: Annotated[str, Meta(pattern=NAME)]
-    input_schema: dict[str, Any]
+    input_schema: dict[str, JsonValue]
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
@@ -113,7 +114,7 @@ class ThinkingConfig(Shape):
 
 class Format(Shape):
     type: Literal["json_schema"]
-    schema: dict[str, Any]
+    schema: dict[str, JsonValue]
 
 
 class OutputConfig(Shape):
@@ -140,7 +141,7 @@ class Request(Prompt, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
-def read_message(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def read_message(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/messages.  Raises ApiError."""
     present = _present(body)
     own = {name: v for name, v in present.items() if name not in PASSED or name == "max_tokens"}
@@ -153,21 +154,21 @@ def read_message(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Ask
     return _read(request, chat, model, limits)
 
 
-def read_counted(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def read_counted(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/messages/count_tokens.  Raises ApiError."""
     present = _present(body)
     chat = {name: present.pop(name) for name in ("model",) if name in present}
     return _read(read_shape(present, Prompt), chat, model, limits)
 
 
-def _present(body: Mapping[str, Any]) -> dict[str, Any]:
+def _present(body: Mapping[str, object]) -> JsonObject:
     for name, reason in REFUSED.items():
         if body.get(name):
             raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
     return {k: v for k, v in body.items() if v is not None and k not in REFUSED}
 
 
-def _read(request: Prompt, chat: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def _read(request: Prompt, chat: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     talk = Conversation()
     talk.names.paths |= {"stop": "stop_sequences", "user": "metadata.user_id"}
     if request.system is not None:
@@ -206,7 +207,7 @@ def _content(content: str | list[Text], path: str) -> Parts | str:
     return [(text_part(block.text), f"{path}[{i}]") for i, block in enumerate(content)]
 
 
-def _image(image: Image, path: str) -> tuple[dict[str, Any], str]:
+def _image(image: Image, path: str) -> tuple[JsonObject, str]:
     source = image.source
     if isinstance(source, Url):
         return image_part(source.url), f"{path}.source"
@@ -266,7 +267,7 @@ def _assistant(talk: Conversation, message: AssistantMessage, path: str) -> None
         talk.call(block.id, block.name, as_json(block.input), place)
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: Tool) -> JsonObject:
     function = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
@@ -281,8 +282,8 @@ def _tool_names(count: int) -> dict[str, str]:
     return names
 
 
-def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
-    chat: dict[str, Any] = {}
+def _tool_choice(choice: ToolChoice) -> JsonObject:
+    chat: JsonObject = {}
     if choice.type == "tool":
         if choice.name is None:
             raise bad_request("tool_choice.name is missing", "tool_choice.name")

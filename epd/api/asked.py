@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from epd.api.chat_message import ChatMessage
 from epd.api.errors import ApiError, bad_request
 from epd.api.staged import WHOLE, Staged
 from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
-from epd.api.tools import ToolUse
+from epd.api.tools import Tool, ToolUse
 from epd.messages import SamplingParams
 
 SEED_MASK = 2**63 - 1
@@ -25,7 +26,7 @@ class ModelFacts(Protocol):
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    defaults: Mapping[str, Any]  # of fields of `Asked`, as the model's publisher wants them
+    defaults: Mapping[str, object]  # of fields of `Asked`, as the model's publisher wants them
 
 
 def _as_it_is(error: ApiError) -> ApiError:
@@ -36,7 +37,7 @@ def _as_it_is(error: ApiError) -> ApiError:
 class Asked:
     """One validated request of either kind; fields as in OpenAI's API where names agree."""
 
-    messages: list[dict[str, Any]] | None = None  # chat
+    messages: list[ChatMessage] | None = None  # chat
     prompts: tuple[str | list[int], ...] = ()  # completion: each has `n` choices
     tells_prompt: bool = False  # completion (`echo`): the prompt is told ahead of the answer
     no_tokens: bool = False  # the prompt alone is told
@@ -74,7 +75,7 @@ class Asked:
     template_flags: TemplateFlags = NO_FLAGS  # chat
     staged: Staged = WHOLE
     told: Callable[[ApiError], ApiError] = _as_it_is  # names fields as the client's API does
-    echo: Mapping[str, Any] = field(default_factory=dict)  # what that API's answers repeat of it
+    echo: Mapping[str, object] = field(default_factory=dict)  # what that API's answers repeat of it
 
     @property
     def num_choices(self) -> int:
@@ -120,7 +121,7 @@ class Asked:
         )
 
     @property
-    def tools(self) -> tuple[dict[str, Any], ...]:
+    def tools(self) -> tuple[Tool, ...]:
         return self.tool_use.tools if self.tool_use is not None else ()
 
     @property

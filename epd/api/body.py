@@ -23,13 +23,13 @@ import re
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
 from epd.api.data_url import DataUrl
 from epd.api.errors import ApiError, bad_request
-from epd.api.port import Metric
+from epd.api.port import JsonObject, Metric
 from epd.config import Limits
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class Body:
 
     # --- arrived ----------------------------------------------------------------------------------
 
-    async def parse(self) -> dict[str, Any]:
+    async def parse(self) -> JsonObject:
         """The JSON object; long data: URLs in it are `DataUrl`s.  Raises ApiError 400 or 413."""
         if self._data is not None or self._short is not None:
             self._end_data()
@@ -171,7 +171,7 @@ class Body:
         self._is_small = len(text) <= INLINE_NBYTES
         return await self.work(self._read, text)
 
-    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def work(self, function: Callable[..., T], *arguments: object) -> T:
         """Call it, on a thread if the text is long.  Raises ApiError."""
         try:
             if self._is_small:
@@ -187,7 +187,7 @@ class Body:
         self._nbytes = 0
         self._found.clear()
 
-    def _read(self, text: bytes) -> dict[str, Any]:
+    def _read(self, text: bytes) -> JsonObject:
         if not self._is_small:
             self._count(text)
         value = parse_object(text)
@@ -212,26 +212,30 @@ class Body:
             code="request_too_large",
         )
 
-    def _put_back(self, body: dict[str, Any]) -> None:
+    def _put_back(self, body: JsonObject) -> None:
         """Each DataUrl in the place of its mark.  Raises ApiError 400 or 413."""
-        left: list[tuple[Any, str, str]] = [(body, "", "")]
+        left: list[tuple[JsonObject | list[object], str, str]] = [(body, "", "")]
         while left:
             holder, path, name = left.pop()
-            is_list = isinstance(holder, list)
-            for key, value in list(enumerate(holder) if is_list else holder.items()):
-                if not is_list and self._nonce in key:
+            members = enumerate(holder) if isinstance(holder, list) else holder.items()
+            for key, value in [*members]:
+                if isinstance(key, int):
+                    field, place = name, f"{path}[{key}]"
+                elif self._nonce in key:
                     raise bad_request("a long data: URL cannot be the name of a field")
-                field = name if is_list else key
-                place = f"{path}[{key}]" if is_list else f"{path}.{key[:80]}".lstrip(".")
+                else:
+                    field, place = key, f"{path}.{key[:80]}".lstrip(".")
                 if isinstance(value, list | dict):
                     left.append((value, place, field))
                 elif isinstance(value, str) and self._nonce in value:
                     url = self._found.get(value.rpartition(",")[2])
                     if url is None:  # there was a quote in its data
                         url = DataUrl.broken(value, self._nonce)
-                    is_source = key == "data" and holder.get("type") == "base64"
+                    source = holder.get("type") if isinstance(holder, dict) else None
+                    is_source = key == "data" and source == "base64"
                     is_medium = is_source or field in _MEDIA_FIELDS
-                    holder[key] = url if is_medium else self._as_text(url, place)
+                    put = cast("dict[int | str, object]", holder)  # or a list, by number
+                    put[key] = url if is_medium else self._as_text(url, place)
 
     def _as_text(self, url: DataUrl, param: str) -> str:
         """Of data that is no medium.  Raises ApiError 400 or 413."""
@@ -242,7 +246,7 @@ class Body:
         return text
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> JsonObject:
     """Decode a JSON object.  Raises ApiError 400 that says where it is broken."""
     try:
         value = msgspec.json.decode(body)

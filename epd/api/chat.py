@@ -9,21 +9,24 @@ number of images, or videos: text that spells a placeholder out is refused, not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from epd.api.chat_message import ChatMessage
 from epd.api.chat_template import ChatTemplate, find_template, read_template
 from epd.api.errors import ApiError, bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.api.tokenizer import load_tokenizer, special_tokens
+from epd.api.tools import Tool
 from epd.engine.checkpoint import ModelError, read_config, read_json
 
 _TOKENS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id",
     "vision_end_token_id",
 )  # fmt: skip
-_IMAGE = [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "?"}]}]
+_IMAGE: Sequence[ChatMessage] = [
+    {"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "?"}]}
+]
 
 
 class ChatRenderer:
@@ -83,8 +86,8 @@ class ChatRenderer:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
         flags: TemplateFlags = NO_FLAGS,
     ) -> str:
         """The prompt's text, one placeholder per image and video.  Raises ApiError 400."""

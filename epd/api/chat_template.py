@@ -13,12 +13,18 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
+from epd.api.chat_message import ChatMessage
 from epd.api.errors import bad_request
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
-from epd.api.tools import CLOSE, OPEN
+from epd.api.tools import CLOSE, OPEN, Tool
 from epd.engine.checkpoint import ModelError, read_json
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
 
 _PROBE = "epd probes this template"
 _MEDIA = {"image_url": {"type": "image"}, "video": {"type": "video"}}
@@ -36,8 +42,8 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
         flags: TemplateFlags = NO_FLAGS,
     ) -> str:
         """The prompt's text, one image placeholder for each image.  Raises ApiError 400.
@@ -58,9 +64,9 @@ class ChatTemplate:
 
     def _render(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] = MappingProxyType({}),
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, object] = MappingProxyType({}),
         *,
         is_answered: bool = True,
     ) -> str:
@@ -76,7 +82,7 @@ class ChatTemplate:
         )
         return rendered
 
-    def _shows(self, content: Any) -> bool:
+    def _shows(self, content: object) -> bool:
         """Whether a message with this content is rendered as its text, not dropped or quoted."""
         try:
             text = self._render([{"role": "user", "content": content}])
@@ -84,7 +90,7 @@ class ChatTemplate:
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
 
-    def _adapt(self, message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    def _adapt(self, message: ChatMessage, index: int) -> Mapping[str, object]:
         """In the form that the template takes; to it an image is `{"type": "image"}`, a video
         `{"type": "video"}`."""
         content = message["content"]
@@ -119,7 +125,7 @@ def read_template(path: Path) -> str:
         raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
 
 
-def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+def find_template(directory: Path, tokenizer_config: Mapping[str, object]) -> str | None:
     """The template's source, from wherever checkpoints keep it.  Raises ModelError."""
     path = directory / "chat_template.jinja"
     if path.is_file():
@@ -135,7 +141,7 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str |
     return template if isinstance(template, str) else None
 
 
-def _compile(source: str) -> tuple[Any, frozenset[str]]:
+def _compile(source: str) -> tuple[Template, frozenset[str]]:
     """With the settings of `transformers.utils.chat_template_utils`; and the names it reads."""
     from jinja2 import TemplateError, meta
     from jinja2.ext import Extension
@@ -146,7 +152,7 @@ def _compile(source: str) -> tuple[Any, frozenset[str]]:
 
         tags = {"generation"}  # noqa: RUF012 (as jinja declares it)
 
-        def parse(self, parser: Any) -> Any:
+        def parse(self, parser: Parser) -> list[Node]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -166,7 +172,7 @@ def _compile(source: str) -> tuple[Any, frozenset[str]]:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

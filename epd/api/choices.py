@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from epd.api.asked import Asked
 from epd.api.choice import Choice
 from epd.api.echo import Echo
+from epd.api.port import GenerationStream
 from epd.api.prepare import Preparer, Prompt
 from epd.api.reasoning import Place, ReasoningParser
 
 
 def make_choices(
-    streams: Sequence[Any],
+    streams: Sequence[GenerationStream],
     asked: Asked,
     prompts: Sequence[Prompt],
     model: Preparer,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts, finite, token_logpr
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
 from epd.api.echo import prompt_logprobs
+from epd.api.port import JsonObject
 from epd.api.tools import whole_calls
 from epd.messages import TokenLogprobs
 
@@ -117,11 +117,11 @@ class OpenAIAnswer(Answer):
 
     # --- what differs -----------------------------------------------------------------------------
 
-    def _scored(self, choice: Choice) -> dict[str, Any]:
+    def _scored(self, choice: Choice) -> JsonObject:
         """What is told of the prompt beside the choices."""
         return {}
 
-    def _prompt_logprobs(self, choice: Choice) -> dict[str, Any]:
+    def _prompt_logprobs(self, choice: Choice) -> JsonObject:
         num_top = self._asked.num_prompt_logprobs
         if num_top < 0:
             return {}
@@ -129,7 +129,7 @@ class OpenAIAnswer(Answer):
         return {"prompt_logprobs": told}
 
     @abstractmethod
-    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+    def _said(self, choice: Choice, delta: Delta) -> JsonObject:
         """The part of a whole choice that holds the text."""
 
     @abstractmethod
@@ -137,7 +137,7 @@ class OpenAIAnswer(Answer):
         """The part of a chunk's choice that holds the text, with a comma ahead of it."""
 
     @abstractmethod
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None: ...
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> JsonObject | None: ...
 
 
 class ChatAnswer(OpenAIAnswer):
@@ -150,11 +150,11 @@ class ChatAnswer(OpenAIAnswer):
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return b"".join((self._head, b"%d" % choice.index, role, self._tail))
 
-    def _scored(self, choice: Choice) -> dict[str, Any]:
+    def _scored(self, choice: Choice) -> JsonObject:
         return self._prompt_logprobs(choice)
 
-    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+    def _said(self, choice: Choice, delta: Delta) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": delta.text, "refusal": None}
         if delta.calls:
             message["content"] = delta.text or None
             message["tool_calls"] = whole_calls(delta.calls)
@@ -165,14 +165,14 @@ class ChatAnswer(OpenAIAnswer):
     def _new(self, choice: Choice, delta: Delta) -> bytes:
         if delta.text and not (delta.calls or delta.reasoning):
             return b',"delta":{"content":' + _json(delta.text) + b"}"
-        said: dict[str, Any] = _reasoning(delta.reasoning) if delta.reasoning else {}
+        said: JsonObject = _reasoning(delta.reasoning) if delta.reasoning else {}
         if delta.text or not (choice.is_parsed or delta.finish_reason):
             said["content"] = delta.text
         if delta.calls:
             said["tool_calls"] = [piece.delta() for piece in delta.calls]
         return b',"delta":' + _json(said)
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> JsonObject | None:
         if self._num_logprobs < 0:
             return None
         content = [token_logprobs(entry, self._facts.token_text) for entry in entries]
@@ -184,13 +184,13 @@ class CompletionAnswer(OpenAIAnswer):
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
-    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+    def _said(self, choice: Choice, delta: Delta) -> JsonObject:
         return {"text": delta.text, **self._prompt_logprobs(choice)}
 
     def _new(self, choice: Choice, delta: Delta) -> bytes:
         return b',"text":' + _json(delta.text)
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> JsonObject | None:
         if self._num_logprobs < 0:
             return None
         offset = self._offsets.get(index, 0)
@@ -218,6 +218,6 @@ class CompletionAnswer(OpenAIAnswer):
         return top
 
 
-def _reasoning(text: str) -> dict[str, Any]:
+def _reasoning(text: str) -> JsonObject:
     """Under vLLM's name, and the older one of it and others."""
     return {"reasoning": text, "reasoning_content": text}

@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from epd.api.answer import Answer, Extras, Facts
 from epd.api.anthropic_answer import MessageAnswer
@@ -33,6 +33,7 @@ from epd.api.port import (
     GenerationError,
     GenerationStream,
     GenerationUpdate,
+    JsonObject,
     Leave,
     Refused,
     TimeLimits,
@@ -49,7 +50,7 @@ from epd.config import Limits
 from epd.messages import TokenLogprobs
 
 T = TypeVar("T")
-Reader = Callable[[dict[str, Any], ModelFacts, Limits], Asked]
+Reader = Callable[[JsonObject, ModelFacts, Limits], Asked]
 NO_TRACER = Tracer()
 
 
@@ -75,7 +76,7 @@ class Completions:
         self._limits = intake.limits
         self._time_limits = time_limits
         self._open: dict[str, list[GenerationStream]] = {}  # by request id
-        self._readers: set[asyncio.Task[Any]] = set()  # kept alive until they end
+        self._readers: set[asyncio.Task[object]] = set()  # kept alive until they end
 
     async def chat(self, exchange: Exchange) -> None:
         """POST /v1/chat/completions.  Raises ApiError, ClientGone."""
@@ -129,7 +130,7 @@ class Completions:
             _cancel(streams, Leave.FAULT, "the gateway is shutting down")
 
     def _num_encoders(self) -> int:
-        return sum("encode" in i.get("roles", ()) for i in self._frontend.ready().instances)
+        return sum("encode" in i["roles"] for i in self._frontend.ready().instances)
 
     async def _read(self, exchange: Exchange, read: Reader) -> Asked:
         value = await exchange.read_json(self._intake, self._limits.read_timeout_s)
@@ -327,7 +328,7 @@ class Completions:
         return ApiError(error.status, error.message, code=error.kind)
 
     async def _each(
-        self, choices: list[Choice], read: Callable[[Choice], Coroutine[Any, Any, T]]
+        self, choices: list[Choice], read: Callable[[Choice], Coroutine[object, object, T]]
     ) -> list[T]:
         """Read all choices side by side; the first failure is raised at once.
 
@@ -348,7 +349,7 @@ class Completions:
             for reader in readers:
                 reader.add_done_callback(self._reader_ended)
 
-    def _reader_ended(self, reader: asyncio.Task[Any]) -> None:
+    def _reader_ended(self, reader: asyncio.Task[object]) -> None:
         """Look at the outcome: of a reader left behind nobody else does."""
         self._readers.discard(reader)
         if not reader.cancelled():

@@ -8,11 +8,10 @@ Timers are per connection and per stall, never per token.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from epd.api.errors import bad_request
@@ -36,7 +35,9 @@ class Connection(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._head_nbytes = 0
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(  # type: ignore[override]  # as uvicorn declares it
+        self, transport: asyncio.Transport
+    ) -> None:
         super().connection_made(transport)
         self._arm_head()
 
@@ -82,7 +83,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Not HTTP, or a head that is too large; inside a response there is nothing to say."""
-        cycle: Any = self.cycle  # None before the first request
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         if cycle is None or cycle.response_complete or not cycle.response_started:
             text = (
                 f"the request is not valid HTTP/1.1, its head is over {MAX_HEAD_NBYTES} bytes, or "

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from epd.api.port import JsonObject
 from epd.messages import TokenLogprobs
 
 
@@ -28,15 +28,15 @@ class Echo:
 
 def prompt_logprobs(
     prompt: Sequence[TokenLogprobs], num_top: int, token_text: Callable[[int], tuple[str, bytes]]
-) -> list[dict[str, Any] | None]:
+) -> list[JsonObject | None]:
     """In vLLM's form: of each token a dictionary by id, its own and the likeliest ones."""
 
-    def told(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+    def told(token_id: int, logprob: float, rank: int) -> JsonObject:
         return {"logprob": logprob, "rank": rank, "decoded_token": token_text(token_id)[0]}
 
-    positions: list[dict[str, Any] | None] = [None]
+    positions: list[JsonObject | None] = [None]
     for entry in prompt:
-        found = {str(entry.token_id): told(entry.token_id, entry.logprob, entry.rank)}
+        found: JsonObject = {str(entry.token_id): told(entry.token_id, entry.logprob, entry.rank)}
         for rank, (token_id, logprob) in enumerate(entry.top[:num_top], 1):
             found.setdefault(str(token_id), told(token_id, logprob, rank))
         positions.append(found)

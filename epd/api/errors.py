@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
+
+from epd.api.port import JsonObject
 
 RETRY_AFTER_S = 1  # whoever is told to try again is told when: places come back all the time
 
@@ -36,7 +37,7 @@ class ApiError(Exception):
         return self.status in (429, 503)
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         """The JSON object of the response, or of the in-band event of a stream, as OpenAI's."""
         return {
             "error": {
@@ -67,7 +68,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def openai_body(error: ApiError, request_id: str = "") -> dict[str, Any]:
+def openai_body(error: ApiError, request_id: str = "") -> JsonObject:
     """The JSON object of a response; OpenAI tells the request's id in a header only."""
     return error.body
 

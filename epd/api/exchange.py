@@ -20,21 +20,43 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, Required, TypedDict, TypeVar
 
 import msgspec
 
 from epd.api.body import Body, Intake
 from epd.api.errors import RETRY_AFTER_S, ApiError, bad_request, failure_event, openai_body
+from epd.api.port import JsonObject
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class Scope(TypedDict, total=False):
+    """What ASGI says of a request; these are all that is read."""
+
+    type: Required[str]
+    method: Required[str]
+    path: Required[str]
+    scheme: str
+    headers: Required[Headers]
+
+
+class Message(TypedDict, total=False):
+    """What ASGI says meanwhile, and is told."""
+
+    type: Required[str]
+    body: bytes
+    more_body: bool
+    status: int
+    headers: Headers
+
+
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 P = ParamSpec("P")
 T = TypeVar("T")
-Headers = list[tuple[bytes, bytes]]
 
 JSON = b"application/json"
 EVENTS: Headers = [
@@ -133,7 +155,7 @@ class Exchange:
         else:
             self.request_id = request_id.encode()
 
-    async def read_json(self, intake: Intake, timeout_s: float) -> dict[str, Any]:
+    async def read_json(self, intake: Intake, timeout_s: float) -> JsonObject:
         """The body as a JSON object.  Raises ApiError 400, 408, 413, 415, 429, or ClientGone."""
         self._check_headers()
         length = self.headers.get(b"content-length", b"")
@@ -206,7 +228,9 @@ class Exchange:
             await self._linger()
             await self.write(b"", more=False)
 
-    async def respond_json(self, status: int, value: Any, headers: Headers | None = None) -> None:
+    async def respond_json(
+        self, status: int, value: object, headers: Headers | None = None
+    ) -> None:
         await self.respond(status, _encode(value), JSON, headers)
 
     async def respond_error(self, error: ApiError) -> None:

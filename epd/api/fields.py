@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from epd.api.errors import ApiError, bad_request
+from epd.api.port import JsonObject
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 128
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """JSON's word for a value."""
     if isinstance(value, bool):
         return "a boolean"
@@ -30,7 +30,7 @@ def kind(value: Any) -> str:
     return "null" if value is None else "an object"
 
 
-def expected(name: str, what: str, value: Any) -> ApiError:
+def expected(name: str, what: str, value: object) -> ApiError:
     return bad_request(f"{name} must be {what}, not {kind(value)}", name, "invalid_type")
 
 
@@ -39,7 +39,7 @@ def shown(value: float) -> str:
     return str(value) if abs(value) < 10**18 else "a number of many digits"
 
 
-def integer(value: Any, name: str, low: int, high: int | None = None) -> int:
+def integer(value: object, name: str, low: int, high: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise expected(name, "an integer", value)
     if value < low or (high is not None and value > high):
@@ -48,7 +48,9 @@ def integer(value: Any, name: str, low: int, high: int | None = None) -> int:
     return value
 
 
-def number(value: Any, name: str, low: float, high: float, *, low_excluded: bool = False) -> float:
+def number(
+    value: object, name: str, low: float, high: float, *, low_excluded: bool = False
+) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise expected(name, "a number", value)
     if not (low <= value <= high) or (low_excluded and value == low) or not math.isfinite(value):
@@ -57,26 +59,27 @@ def number(value: Any, name: str, low: float, high: float, *, low_excluded: bool
     return float(value)
 
 
-def boolean(value: Any, name: str) -> bool:
+def boolean(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise expected(name, "true or false", value)
     return value
 
 
-def string(value: Any, name: str) -> str:
+def string(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise expected(name, "a string", value)
     return value
 
 
-def one_of(value: Any, name: str, values: Sequence[str]) -> str:
-    if string(value, name) not in values:
-        message = f"{name} must be one of {', '.join(values)}, not '{value[:40]}'"
+def one_of(value: object, name: str, values: Sequence[str]) -> str:
+    text = string(value, name)
+    if text not in values:
+        message = f"{name} must be one of {', '.join(values)}, not '{text[:40]}'"
         raise bad_request(message, name, "out_of_range")
-    return str(value)
+    return text
 
 
-def array(value: Any, name: str) -> list[Any]:
+def array(value: object, name: str) -> list[object]:
     if not isinstance(value, list):
         raise expected(name, "an array", value)
     if not value:
@@ -84,13 +87,13 @@ def array(value: Any, name: str) -> list[Any]:
     return value
 
 
-def mapping(value: Any, name: str) -> dict[str, Any]:
+def mapping(value: object, name: str) -> JsonObject:
     if not isinstance(value, dict):
         raise expected(name, "an object", value)
     return value
 
 
-def only(value: Mapping[str, Any], name: str, keys: Sequence[str]) -> None:
+def only(value: Mapping[str, object], name: str, keys: Sequence[str]) -> None:
     """Refuse, by name, what is set besides `keys`."""
     for key, field in value.items():
         if key not in keys and field is not None:
@@ -99,7 +102,7 @@ def only(value: Mapping[str, Any], name: str, keys: Sequence[str]) -> None:
 
 
 def logit_bias(
-    value: Any, vocab_size: int, name: str = "logit_bias"
+    value: object, vocab_size: int, name: str = "logit_bias"
 ) -> tuple[tuple[int, float], ...]:
     """`{"<token id>": bias}`, sorted by id."""
     biases = {}
@@ -111,7 +114,7 @@ def logit_bias(
     return tuple(sorted(biases.items()))
 
 
-def token_ids(value: Any, name: str, vocab_size: int, most: int = MAX_STOPS) -> tuple[int, ...]:
+def token_ids(value: object, name: str, vocab_size: int, most: int = MAX_STOPS) -> tuple[int, ...]:
     """An array of ids, which may be empty."""
     if not isinstance(value, list):
         raise expected(name, "an array of token ids", value)

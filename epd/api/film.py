@@ -9,13 +9,16 @@ always on a thread, and until a deadline.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from epd.api.errors import ApiError, bad_request
 from epd.api.image_size import check_size
 from epd.config import Limits
 from epd.engine.container import container_of, open_container
 from epd.engine.video import ASSUMED_FPS, CONTAINERS
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
 
 HEADER_TIMEOUT_S = 5.0
 
@@ -58,7 +61,7 @@ def read_film(data: bytes, limits: Limits, param: str) -> Film:
     return film
 
 
-def _measured(opened: Any, container: str, limits: Limits, param: str) -> Film:
+def _measured(opened: InputContainer, container: str, limits: Limits, param: str) -> Film:
     if not opened.streams.video:
         raise bad_request(f"{param} holds no video stream", param)
     stream = opened.streams.video[0]

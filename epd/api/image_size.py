@@ -9,13 +9,16 @@ decodes: a header of 30 bytes can promise gigabytes.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING
 
 from epd.api.errors import ApiError, bad_request
 from epd.config import Limits
 from epd.engine.base import MediaError
 from epd.engine.geometry import MAX_SIDE_RATIO
 from epd.engine.image_opening import load_pillow, open_image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 HEADER_TIMEOUT_S = 2.0
 _ORIENTATION = 0x0112
@@ -49,7 +52,7 @@ def _refused(width: int, height: int, why: str, param: str) -> ApiError:
     return bad_request(f"{param} is {width} x {height} pixels; {why}", param)
 
 
-def _is_turned(image: Any, data: bytes) -> bool:
+def _is_turned(image: Image.Image, data: bytes) -> bool:
     """Whether the decoder will swap the sides: EXIF orientations 5 to 8."""
     pillow = load_pillow()
     if image.format == "TIFF":

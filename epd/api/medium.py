@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -67,7 +66,7 @@ class Medium:
 class Measurer:
     """What one model makes of images and videos."""
 
-    def __init__(self, directory: Path, config: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, directory: Path, config: Mapping[str, object], limits: Limits) -> None:
         """`config`: config.json of the model directory."""
         self._config = config
         self._limits = limits

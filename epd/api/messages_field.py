@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from epd.api import fields
+from epd.api.chat_message import ChatMessage, MessagePart
 from epd.api.errors import bad_request
+from epd.api.port import JsonObject
 from epd.api.video_field import read_video_part
 from epd.engine.video import DEFAULT_SAMPLING, Sampling
 from epd.messages import PixelBounds
@@ -22,7 +24,7 @@ ROLES = {
 }
 REASONING = ("reasoning_content", "reasoning")  # of an answer of ours, sent back as it came
 # Without effect: names and hints of clients, in messages and parts.
-INERT: dict[str, Callable[[Any, str], Any]] = {
+INERT: dict[str, Callable[[object, str], object]] = {
     "cache_control": fields.mapping,
     "id": fields.string,
     "type": fields.string,
@@ -39,8 +41,8 @@ class Asks(NamedTuple):
 
 
 def read_messages(
-    value: Any, sampling: Sampling = DEFAULT_SAMPLING, bounds: PixelBounds | None = None
-) -> list[dict[str, Any]]:
+    value: object, sampling: Sampling = DEFAULT_SAMPLING, bounds: PixelBounds | None = None
+) -> list[ChatMessage]:
     """Plain dicts of `role` and `content`, a string or a list of text, image_url and video parts.
 
     `sampling`: what the request asks for all its videos (`video_field` tells a part's form);
@@ -56,7 +58,7 @@ def read_messages(
     ]
 
 
-def _message(value: Any, name: str, asks: Asks) -> dict[str, Any]:
+def _message(value: object, name: str, asks: Asks) -> ChatMessage:
     message = fields.mapping(value, name)
     role = fields.string(message.get("role"), f"{name}.role")
     if role not in ROLES:
@@ -68,30 +70,31 @@ def _message(value: Any, name: str, asks: Asks) -> dict[str, Any]:
     more = {"assistant": ("tool_calls", *REASONING), "tool": ("tool_call_id",)}.get(role, ())
     fields.only(present, name, ("role", "content", "name", *INERT, *more))
     _check_inert(present, name)
-    read: dict[str, Any] = {"role": ROLES[role]}
+    read: ChatMessage = {"role": ROLES[role], "content": ""}
     if "tool_calls" in present:
         path = f"{name}.tool_calls"
         calls = fields.array(present["tool_calls"], path)
         read["tool_calls"] = [_call(call, f"{path}[{i}]") for i, call in enumerate(calls)]
-    for key in ("tool_call_id", "name"):
-        if key in present:
-            read[key] = fields.string(present[key], f"{name}.{key}")
+    if "tool_call_id" in present:
+        read["tool_call_id"] = fields.string(present["tool_call_id"], f"{name}.tool_call_id")
+    if "name" in present:
+        read["name"] = fields.string(present["name"], f"{name}.name")
     for key in REASONING:
         if key in present:  # templates know the older name
             read["reasoning_content"] = fields.string(present[key], f"{name}.{key}")
     is_call = "tool_calls" in read and message.get("content") is None
-    path = f"{name}.content"
-    read["content"] = "" if is_call else _content(message.get("content"), path, role, asks)
+    if not is_call:
+        read["content"] = _content(message.get("content"), f"{name}.content", role, asks)
     return read
 
 
-def _check_inert(present: Mapping[str, Any], name: str) -> None:
+def _check_inert(present: Mapping[str, object], name: str) -> None:
     for key, read in INERT.items():
         if present.get(key) is not None:
             read(present[key], f"{name}.{key}")
 
 
-def _content(content: Any, path: str, role: str, asks: Asks) -> str | list[dict[str, Any]]:
+def _content(content: object, path: str, role: str, asks: Asks) -> str | list[MessagePart]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -102,7 +105,7 @@ def _content(content: Any, path: str, role: str, asks: Asks) -> str | list[dict[
     ]
 
 
-def _call(value: Any, name: str) -> dict[str, Any]:
+def _call(value: object, name: str) -> JsonObject:
     call = fields.mapping(value, name)
     fields.only(call, name, ("function", "index", *INERT))
     path = f"{name}.function"
@@ -118,7 +121,7 @@ def _call(value: Any, name: str) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": read}
 
 
-def _part(value: Any, name: str, role: str, asks: Asks) -> dict[str, Any]:
+def _part(value: object, name: str, role: str, asks: Asks) -> MessagePart:
     part = fields.mapping(value, name)
     kind = fields.string(part.get("type"), f"{name}.type")
     _check_inert(part, name)
@@ -135,11 +138,16 @@ def _part(value: Any, name: str, role: str, asks: Asks) -> dict[str, Any]:
     if kind != "image_url":
         return read_video_part(part, name, asks.sampling, (*INERT,))
     fields.only(part, name, ("image_url", *INERT))
-    read = {"type": "image_url", "image_url": {"url": _url(part, f"{name}.image_url")}}
-    return read if asks.bounds is None else {**read, "bounds": asks.bounds}
+    read: MessagePart = {
+        "type": "image_url",
+        "image_url": {"url": _url(part, f"{name}.image_url")},
+    }
+    if asks.bounds is not None:
+        read["bounds"] = asks.bounds
+    return read
 
 
-def _url(part: dict[str, Any], name: str) -> str:
+def _url(part: JsonObject, name: str) -> str:
     image = part.get("image_url")
     if isinstance(image, str):
         return image

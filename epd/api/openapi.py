@@ -7,11 +7,11 @@ example that can be sent as it is.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from epd import __version__
 from epd.api.access import OPEN
 from epd.api.asked import ModelFacts
+from epd.api.port import JsonObject
 from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, components, record, ref
 from epd.config import Limits
 
@@ -55,7 +55,7 @@ class Operation:
     summary: str
     answer: Schema
     body: str = ""  # the name of its schema
-    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    examples: dict[str, JsonObject] = field(default_factory=dict)
     streams: bool = False
     error: str = "Error"
     content_type: str = "application/json"
@@ -189,9 +189,9 @@ OPERATIONS = (
 )
 
 
-def document(model: ModelFacts, limits: Limits) -> dict[str, Any]:
+def document(model: ModelFacts, limits: Limits) -> JsonObject:
     """The whole of it, of a server with this model."""
-    paths: dict[str, Any] = {}
+    paths: dict[str, JsonObject] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, model)
     return {
@@ -209,12 +209,12 @@ def document(model: ModelFacts, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, model: ModelFacts) -> dict[str, Any]:
-    content: dict[str, Any] = {operation.content_type: {"schema": operation.answer}}
+def _described(operation: Operation, model: ModelFacts) -> JsonObject:
+    content: JsonObject = {operation.content_type: {"schema": operation.answer}}
     if operation.streams:
         content["text/event-stream"] = {"schema": record(_EVENT, closed=False)}
-    answers: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
-    described: dict[str, Any] = {
+    answers: JsonObject = {"200": {"description": "the answer", "content": content}}
+    described: JsonObject = {
         "tags": [operation.tag],
         "summary": operation.summary,
         "operationId": f"{operation.method} {operation.path}",

@@ -21,8 +21,9 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from epd import __version__
@@ -30,6 +31,9 @@ from epd.api.otel_spans import SpanData, spans_of
 from epd.api.port import Metric
 from epd.api.tracing import Record, Tracer
 from epd.config import ConfigError
+
+S = TypeVar("S")
+R = TypeVar("R", bound=Enum)
 
 MAX_RECORDS = 256  # requests whose spans are to be made
 MAX_SPANS = 8192  # of requests, made and not yet exported
@@ -71,13 +75,14 @@ class OtelTracer(Tracer):
 
         self._counts: Counter[str] = Counter()
         self._num_made = 0  # spans that were given to the processor
-        self._exporter: Any = OTLPSpanExporter(endpoint=endpoint or None)  # its stop is untyped
-        _count_exports(self._exporter, self._counts)
+        exporter = OTLPSpanExporter(endpoint=endpoint or None)
+        exporter.export = _counted(exporter.export, self._counts)  # type: ignore[assignment, method-assign]
+        self._stop_exporting: Callable[[], None] = exporter.shutdown
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "epd"}
         resource = Resource.create({**named, "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._processor = BatchSpanProcessor(
-            self._exporter, max_queue_size=MAX_SPANS, max_export_batch_size=MAX_BATCH
+            exporter, max_queue_size=MAX_SPANS, max_export_batch_size=MAX_BATCH
         )
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("epd", __version__)
@@ -89,7 +94,7 @@ class OtelTracer(Tracer):
 
     # --- on the loop ------------------------------------------------------------------------------
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Any:
+    def begin(self, headers: Mapping[bytes, bytes]) -> object:
         from opentelemetry.trace import SpanKind
 
         carrier = {
@@ -101,7 +106,10 @@ class OtelTracer(Tracer):
         root = self._tracer.start_span("request", context=parent, kind=SpanKind.SERVER)
         return root if root.is_recording() else None
 
-    def response_header(self, context: Any) -> bytes:
+    def response_header(self, context: object) -> bytes:
+        from opentelemetry.trace import Span
+
+        assert isinstance(context, Span)  # it began here
         known = context.get_span_context()
         return b"00-%032x-%016x-%02x" % (known.trace_id, known.span_id, known.trace_flags)
 
@@ -127,7 +135,7 @@ class OtelTracer(Tracer):
 
         def wait() -> None:
             if not self._ended.wait(CLOSE_S):
-                self._exporter.shutdown()  # nothing is tried again; its threads end soon
+                self._stop_exporting()  # nothing is tried again; its threads end soon
             loop.call_soon_threadsafe(ended.set)
 
         try:
@@ -152,6 +160,8 @@ class OtelTracer(Tracer):
         self._ended.set()
 
     def _emit(self, record: Record) -> None:
+        from opentelemetry.trace import Span, Status, StatusCode
+
         data = spans_of(record)
         num_spans = sum(1 for _ in data)
         waiting = self._num_made - self._counts["exported"] - self._counts["failed"]
@@ -160,14 +170,17 @@ class OtelTracer(Tracer):
             return
         self._num_made += num_spans
         root = record.context
+        assert isinstance(root, Span)  # it began here
         root.update_name(data.name)
         self._fill(root, data)
-        _set_status(root, record)
+        if (why := _fault(record)) is not None:
+            root.set_status(Status(StatusCode.ERROR, why))
         root.end(_ns(data.ended_s))
 
-    def _fill(self, span: Any, data: SpanData) -> None:
-        from opentelemetry.trace import set_span_in_context
+    def _fill(self, span: object, data: SpanData) -> None:
+        from opentelemetry.trace import Span, set_span_in_context
 
+        assert isinstance(span, Span)
         span.set_attributes(data.attributes)
         within = set_span_in_context(span)
         for child in data.children:
@@ -180,20 +193,18 @@ def _ns(at_s: float) -> int:
     return int(at_s * 1e9)
 
 
-def _set_status(root: Any, record: Record) -> None:
-    """Errors of ours; that a client sent nonsense, or left, is none (HTTP conventions)."""
-    from opentelemetry.trace import Status, StatusCode
-
+def _fault(record: Record) -> str | None:
+    """Of ours; that a client sent nonsense, or left, is none (HTTP conventions)."""
     kind, message = record.error
-    if kind and not 400 <= record.status < 500:
-        root.set_status(Status(StatusCode.ERROR, message))
+    return message if kind and not 400 <= record.status < 500 else None
 
 
-def _count_exports(exporter: Any, counts: Counter[str]) -> None:
-    """Count what an exporter does, span by span."""
-    export = exporter.export
+def _counted(
+    export: Callable[[Sequence[S]], R], counts: Counter[str]
+) -> Callable[[Sequence[S]], R]:
+    """Counts what an exporter does, span by span."""
 
-    def counting(spans: Sequence[Any]) -> Any:
+    def counting(spans: Sequence[S]) -> R:
         done = False
         try:
             result = export(spans)
@@ -202,4 +213,4 @@ def _count_exports(exporter: Any, counts: Counter[str]) -> None:
             counts["exported" if done else "failed"] += len(spans)
         return result
 
-    exporter.export = counting
+    return counting

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from epd.api.port import TimelineEntry
-from epd.api.tracing import Record
+from epd.api.tracing import Attribute, Record
 from epd.records import STAGES
 
 LATENCIES = {  # vLLM's attributes: sums of these spans of the language model
@@ -31,7 +30,7 @@ class SpanData:
     name: str
     began_s: float
     ended_s: float
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Attribute] = field(default_factory=dict)
     children: list[SpanData] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[SpanData]:
@@ -83,7 +82,7 @@ def _stays(timeline: list[TimelineEntry]) -> Iterator[SpanData]:
                 yield SpanData(name, entry.at_s, ended_s, _where(entry))
 
 
-def _where(entry: TimelineEntry) -> dict[str, Any]:
+def _where(entry: TimelineEntry) -> dict[str, Attribute]:
     return {
         "epd.instance": entry.instance,
         "epd.state": f"{entry.machine} {entry.state}",
@@ -123,7 +122,7 @@ def _add_latencies(root: SpanData) -> None:
         found = [
             span.ended_s - span.began_s
             for span in root.children
-            if span.name == name and span.attributes["epd.state"].startswith("REQUEST")
+            if span.name == name and str(span.attributes["epd.state"]).startswith("REQUEST")
         ]
         if found:
             root.attributes[attribute] = sum(found)

@@ -8,14 +8,15 @@ answers that nobody asked for.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from epd.api.errors import bad_request
 from epd.api.fields import MAX_BAD_WORDS, MAX_STOP_CHARS, MAX_STOPS
-from epd.api.shapes import read_shape
+from epd.api.port import JsonObject
+from epd.api.shapes import JsonValue, read_shape
 from epd.api.structured import SPELLINGS
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -25,7 +26,7 @@ Word = Annotated[str, Meta(pattern=r"\S", max_length=MAX_STOP_CHARS)]
 Tokens = Annotated[int, Meta(ge=1)]
 
 # Read one by one into the field of `Asked` that has their name.
-SIMPLE: dict[str, Any] = {
+SIMPLE: JsonObject = {
     "bad_words": Annotated[tuple[Word, ...], Meta(max_length=MAX_BAD_WORDS)],
     "frequency_penalty": Penalty,
     "ignore_eos": bool,
@@ -47,8 +48,8 @@ SIMPLE: dict[str, Any] = {
     "user": str,
 }
 # Accepted, and without effect on the answer: they name, tag or cache, or are hints to other models.
-INERT: dict[str, Any] = {
-    "metadata": dict[str, Any],
+INERT: JsonObject = {
+    "metadata": dict[str, JsonValue],
     "prompt_cache_key": str,
     "prompt_cache_retention": str,
     "request_id": str,
@@ -59,7 +60,7 @@ INERT: dict[str, Any] = {
 }
 _READ = msgspec.defstruct("Parameters", [(n, kind, None) for n, kind in (SIMPLE | INERT).items()])
 # Accepted at these values only, which change nothing.
-HARMLESS: dict[str, tuple[Any, ...]] = {
+HARMLESS: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "function_call": ("none",),
     "functions": ([],),
@@ -71,14 +72,14 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 # Likewise, of one kind of request: the defaults of flags.
-CHAT_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {
+CHAT_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
 }
-COMPLETION_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {"add_special_tokens": (True,)}
+COMPLETION_HARMLESS: dict[str, tuple[object, ...]] = HARMLESS | {"add_special_tokens": (True,)}
 # Known elsewhere, and why not here.
 REFUSED = {
     "add_generation_prompt": "the prompt always ends where an answer begins",
@@ -111,7 +112,9 @@ COMPLETION = _SHARED | {"echo", "prompt"}
 
 
 def check_names(
-    present: Mapping[str, Any], known: Collection[str], harmless: Mapping[str, tuple[Any, ...]]
+    present: Mapping[str, object],
+    known: Collection[str],
+    harmless: Mapping[str, tuple[object, ...]],
 ) -> None:
     """Refuse by name what is none of `known` and not `harmless`.  Raises ApiError 400."""
     for name, value in present.items():
@@ -124,7 +127,7 @@ def check_names(
         raise bad_request(f"{name} is not supported: {reason}", name, "unsupported_parameter")
 
 
-def read_simple(present: Mapping[str, Any]) -> dict[str, Any]:
+def read_simple(present: Mapping[str, object]) -> JsonObject:
     """The values of `SIMPLE`; those of `INERT` are looked at and left.  Raises ApiError 400."""
     given = {name: present[name] for name in present if name in SIMPLE or name in INERT}
     found = read_shape(given, _READ)
@@ -134,6 +137,6 @@ def read_simple(present: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _is_one_of(value: Any, harmless: tuple[Any, ...]) -> bool:
+def _is_one_of(value: object, harmless: tuple[object, ...]) -> bool:
     """1 is not true here."""
     return any(value == one and type(value) is type(one) for one in harmless)

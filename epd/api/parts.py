@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
 
 import msgspec
 
 from epd.api.answer import NO_EXTRAS, Answer, Extras, Facts
 from epd.api.asked import Asked
 from epd.api.choice import Choice, Delta
+from epd.api.port import JsonObject
 from epd.api.tools import CallPiece
 from epd.messages import TokenLogprobs
 
@@ -53,7 +53,7 @@ class PartsAnswer(Answer):
         self._parts: list[Part] = []
         self._open: Part | None = None
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
-        self._extras: dict[str, Any] = {}
+        self._extras: JsonObject = {}
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]], extras: Extras = NO_EXTRAS) -> bytes:
         ((choice, delta),) = choices
@@ -74,7 +74,7 @@ class PartsAnswer(Answer):
     # --- what differs -----------------------------------------------------------------------------
 
     @abstractmethod
-    def _complete(self, choice: Choice) -> dict[str, Any]:
+    def _complete(self, choice: Choice) -> JsonObject:
         """The object of a request that does not stream."""
 
     @abstractmethod
@@ -135,6 +135,6 @@ class PartsAnswer(Answer):
             yield self._closed(part)
 
 
-def event(value: dict[str, Any]) -> bytes:
+def event(value: JsonObject) -> bytes:
     """A server-sent event that is named after its type."""
-    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), _json(value))
+    return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), _json(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from epd.api import fields
 from epd.api.errors import bad_request
@@ -13,7 +12,7 @@ from epd.messages import PixelBounds
 PIXELS = ("min_pixels", "max_pixels")
 
 
-def read_bounds(present: Mapping[str, Any], limits: Limits) -> PixelBounds | None:
+def read_bounds(present: Mapping[str, object], limits: Limits) -> PixelBounds | None:
     """None: as the model's.  Raises ApiError 400."""
     name = "mm_processor_kwargs"
     asked = fields.mapping(present.get(name, {}), name)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypedDict
 
 from epd.messages import Clip, PixelBounds, SamplingParams, TokenLogprobs, end_of
+
+JsonObject = dict[str, object]
+"""As it comes and goes: a reader (`epd.api.fields`) says what its values are."""
 
 Stage = Literal["", "encode", "prefill"]
 """What of a request is wanted, where somebody else drives its stages; empty: all of it."""
@@ -70,6 +73,19 @@ class Generation:
     encoded_at: Mapping[str, str] = field(default_factory=dict)  # hash to encoder, by who asks
 
 
+class Timeouts(Protocol):
+    """Of the settings (`epd.config.Timing`)."""
+
+    @property
+    def first_token_timeout_s(self) -> float: ...
+
+    @property
+    def token_timeout_s(self) -> float: ...
+
+    @property
+    def request_timeout_s(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
     """How long a client waits, in seconds: for the first token, for each further one, in all."""
@@ -79,8 +95,7 @@ class TimeLimits:
     total_s: float
 
     @classmethod
-    def of(cls, timing: Any) -> TimeLimits:
-        """`timing`: `epd.config.Timing`."""
+    def of(cls, timing: Timeouts) -> TimeLimits:
         first_s, token_s = timing.first_token_timeout_s, timing.token_timeout_s
         return cls(first_s, token_s, timing.request_timeout_s)
 
@@ -124,8 +139,8 @@ class TimelineEntry:
 class TransferParams:
     """How rows and KV of the present attempt move, in the ecosystem's words (JSON values)."""
 
-    ec: dict[str, dict[str, Any]] = field(default_factory=dict)  # by mm_hash
-    kv: dict[str, Any] = field(default_factory=dict)
+    ec: dict[str, JsonObject] = field(default_factory=dict)  # by mm_hash
+    kv: JsonObject = field(default_factory=dict)
 
 
 class GenerationStream(Protocol):
@@ -146,13 +161,37 @@ class GenerationStream(Protocol):
         """Nobody reads any more, also while the prompt is prepared; gives the place back."""
 
 
+class Client(Protocol):
+    """Who waits for the answer: the other end of a `GenerationStream`."""
+
+    client_request_id: str
+
+    def push(self, update: GenerationUpdate) -> None: ...
+
+    def conclude(self) -> None: ...
+
+
+class InstanceFacts(TypedDict):
+    """What /ready shows of one instance."""
+
+    instance: str
+    epoch: int
+    pid: int
+    roles: list[str]
+    state: str
+    assigned: int
+    transports: Mapping[str, str]
+    cached_images: int
+    silent_peers: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """Whether a topology can serve now; `reason` says what is missing."""
 
     ok: bool
     reason: str
-    instances: list[dict[str, Any]]
+    instances: list[InstanceFacts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from epd.api.chat import ChatRenderer
+from epd.api.chat_message import ChatMessage, MessagePart
 from epd.api.data_url import Bound, data_nbytes, image_bound, is_data_url, video_bound
 from epd.api.detokenize import Detokenizer, Vocabulary
 from epd.api.errors import bad_request
@@ -20,11 +21,11 @@ from epd.api.exchange import while_wanted
 from epd.api.identity import scope_of
 from epd.api.media import MediaFetcher
 from epd.api.medium import Measurer, Medium, Source
-from epd.api.port import PreparedItem
+from epd.api.port import JsonObject, PreparedItem
 from epd.api.reasoning import Place, place_of
 from epd.api.structured import Constraint
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
-from epd.api.tools import ToolUse
+from epd.api.tools import Tool, ToolUse
 from epd.config import GatewayConfig
 from epd.engine.checkpoint import read_eos_token_ids, read_json
 from epd.engine.container import load_av
@@ -97,8 +98,7 @@ class Preparer:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="epd-prepare")
         # Of its own: a text does not wait for somebody's video.
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="epd-render")
-        model = self._renderer.config
-        text = model.get("text_config", model)
+        text = self._renderer.config.get("text_config", self._renderer.config)
         self.model_name = config.model_name or directory.resolve().name
         self.served_names = (self.model_name, *config.model_aliases)
         self.max_context = int(text.get("max_position_embeddings", 4096))
@@ -111,7 +111,7 @@ class Preparer:
         path = directory / "generation_config.json"
         generation = read_json(path) if path.is_file() else {}
         self.eos_token_ids = read_eos_token_ids(directory)
-        self.defaults: Mapping[str, Any] = _sampling_defaults(generation)
+        self.defaults: Mapping[str, object] = _sampling_defaults(generation)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -122,8 +122,8 @@ class Preparer:
 
     async def chat(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
         tenant: str = "",
         flags: TemplateFlags = NO_FLAGS,
     ) -> Prompt:
@@ -138,7 +138,7 @@ class Preparer:
         scope = self._scope(tenant)
         fetches: list[tuple[float, float]] = []
 
-        async def fetch(part: _Part) -> Any:
+        async def fetch(part: _Part) -> Medium:
             began_s = time.time()
             medium = await self._medium(part, scope)
             fetches.append((began_s, time.time()))
@@ -153,8 +153,8 @@ class Preparer:
 
     def _build(
         self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
         flags: TemplateFlags,
         media: Sequence[Medium],
     ) -> tuple[tuple[int, ...], tuple[PreparedItem, ...], Place]:
@@ -225,7 +225,7 @@ class Preparer:
         expanded, _, _ = self._renderer.expand(ids, (), param="prompt")
         return tuple(expanded)
 
-    async def _text_work(self, weight: int, function: Callable[..., T], *arguments: Any) -> T:
+    async def _text_work(self, weight: int, function: Callable[..., T], *arguments: object) -> T:
         """Call it, on a thread if that takes long."""
         if weight <= INLINE_CHARS:
             return function(*arguments)
@@ -344,7 +344,7 @@ def _item(medium: Medium, offset: int, *others: int) -> PreparedItem:
     )
 
 
-def _weight(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
+def _weight(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> int:
     """About so many characters are to be rendered; no more than `INLINE_CHARS` are counted."""
     weight = PART_CHARS * (len(messages) + 8 * len(tools))
     for message in messages:
@@ -357,7 +357,7 @@ def _weight(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]])
     return weight
 
 
-def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[_Part]:
+def _media_parts(messages: Sequence[ChatMessage]) -> Iterator[_Part]:
     """Every image and video, in order."""
     return (
         _media_part(part, f"messages[{i}].content[{j}]")
@@ -368,7 +368,7 @@ def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[_Part]:
     )
 
 
-def _media_part(part: dict[str, Any], name: str) -> _Part:
+def _media_part(part: MessagePart, name: str) -> _Part:
     if part["type"] == "image_url":
         return _Part((part["image_url"]["url"],), f"{name}.image_url", bounds=part.get("bounds"))
     return _Part(
@@ -380,7 +380,7 @@ def _media_part(part: dict[str, Any], name: str) -> _Part:
     )
 
 
-def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+def _sampling_defaults(generation: JsonObject) -> JsonObject:
     """What its publisher wants where a request says nothing; fields of `validation.Asked`.
 
     A model that is not meant to be sampled answers greedily, as under generate.

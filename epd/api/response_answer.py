@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from epd.api.answer import Facts, token_logprobs
 from epd.api.asked import Asked
 from epd.api.choice import Choice
 from epd.api.errors import ApiError
 from epd.api.parts import Kind, Part, PartsAnswer, event
+from epd.api.port import JsonObject
 from epd.messages import TokenLogprobs
 
 _ITEMS = {Kind.REASONING: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
@@ -42,7 +42,7 @@ class ResponseAnswer(PartsAnswer):
         told = {"code": code, "message": error.message}
         return self._event("failed", response=self._response("failed", error=told))
 
-    def _complete(self, choice: Choice) -> dict[str, Any]:
+    def _complete(self, choice: Choice) -> JsonObject:
         is_cut = choice.finish_reason == "length"
         return self._response(
             "incomplete" if is_cut else "completed",
@@ -54,9 +54,9 @@ class ResponseAnswer(PartsAnswer):
 
     def _ended(self, choice: Choice) -> bytes:
         response = self._complete(choice)
-        return self._event(response["status"], response=response)
+        return self._event(str(response["status"]), response=response)
 
-    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+    def _response(self, status: str, **more: object) -> JsonObject:
         return {
             "id": f"resp_{self._facts.request_id}",
             "object": "response",
@@ -72,7 +72,7 @@ class ResponseAnswer(PartsAnswer):
             **more,
         }
 
-    def _usage(self, choice: Choice) -> dict[str, Any]:
+    def _usage(self, choice: Choice) -> JsonObject:
         """How many tokens were reasoning is told where there was none, and not counted else."""
         num_prompt_tokens = self._facts.num_prompt_tokens
         reasoned = any(part.kind is Kind.REASONING for part in self._parts)
@@ -86,7 +86,7 @@ class ResponseAnswer(PartsAnswer):
 
     # --- items ------------------------------------------------------------------------------------
 
-    def _item(self, part: Part) -> dict[str, Any]:
+    def _item(self, part: Part) -> JsonObject:
         status = "completed" if part.is_whole else "incomplete"
         if part is self._open:
             status = "in_progress"
@@ -102,18 +102,18 @@ class ResponseAnswer(PartsAnswer):
     def _item_id(self, part: Part) -> str:
         return f"{_ITEMS[part.kind]}_{self._facts.request_id}-{part.index}"
 
-    def _content(self, part: Part) -> dict[str, Any]:
+    def _content(self, part: Part) -> JsonObject:
         if part.kind is Kind.REASONING:
             return {"type": "reasoning_text", "text": part.text}
         logprobs = self._told(part.logprobs)
         return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
 
-    def _told(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    def _told(self, entries: Sequence[TokenLogprobs]) -> list[JsonObject]:
         return [token_logprobs(entry, self._facts.token_text) for entry in entries]
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _event(self, kind: str, /, **fields: Any) -> bytes:
+    def _event(self, kind: str, /, **fields: object) -> bytes:
         number = self._num_events
         self._num_events += 1
         return event({"type": f"response.{kind}", "sequence_number": number, **fields})
@@ -133,7 +133,7 @@ class ResponseAnswer(PartsAnswer):
     def _closed(self, part: Part) -> bytes:
         place = self._place(part)
         if part.kind is Kind.CALL:
-            told = {"name": part.name, "arguments": part.text}
+            told: JsonObject = {"name": part.name, "arguments": part.text}
             said = self._event("function_call_arguments.done", **place, **told)
         else:
             content = self._content(part)
@@ -144,6 +144,6 @@ class ResponseAnswer(PartsAnswer):
             "output_item.done", output_index=part.index, item=self._item(part)
         )
 
-    def _place(self, part: Part) -> dict[str, Any]:
+    def _place(self, part: Part) -> JsonObject:
         place = {"item_id": self._item_id(part), "output_index": part.index}
         return place if part.kind is Kind.CALL else {**place, "content_index": 0}

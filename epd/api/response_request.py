@@ -7,7 +7,8 @@ taken.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +16,8 @@ from msgspec import Meta
 from epd.api.asked import Asked, ModelFacts
 from epd.api.errors import bad_request
 from epd.api.parameters import INERT, SIMPLE
-from epd.api.shapes import Shape, read_shape
+from epd.api.port import JsonObject
+from epd.api.shapes import JsonValue, Shape, read_shape
 from epd.api.tools import NAME
 from epd.api.translation import Conversation, Parts, image_part, text_part
 from epd.config import Limits
@@ -41,8 +43,8 @@ class InputText(Shape, tag="input_text", tag_field="type"):
 
 class OutputText(Shape, tag="output_text", tag_field="type"):
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: list[JsonValue] | None = None
+    logprobs: list[JsonValue] | None = None
 
 
 class Refusal(Shape, tag="refusal", tag_field="type"):
@@ -52,6 +54,9 @@ class Refusal(Shape, tag="refusal", tag_field="type"):
 class InputImage(Shape, tag="input_image", tag_field="type"):
     image_url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+Content = InputText | InputImage | OutputText | Refusal
 
 
 class Message(Shape, tag="message", tag_field="type"):
@@ -83,7 +88,7 @@ class ReasoningText(Shape, tag="reasoning_text", tag_field="type"):
 
 class ReasoningItem(Shape, tag="reasoning", tag_field="type"):
     id: str | None = None
-    summary: list[Any] | None = None
+    summary: list[JsonValue] | None = None
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
     status: str | None = None
@@ -93,7 +98,7 @@ class TextFormat(Shape):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema: dict[str, Any] | None = None
+    schema: dict[str, JsonValue] | None = None
     strict: bool | None = None
 
 
@@ -113,7 +118,7 @@ class Reasoning(Shape):
 class Tool(Shape):
     type: Literal["function"]
     name: Annotated[str, Meta(pattern=NAME)]
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, JsonValue] | None = None
     description: str | None = None
     strict: bool | None = None
 
@@ -150,7 +155,7 @@ class Request(Shape):
     truncation: Literal["disabled"] | None = None
 
 
-def read_response(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def read_response(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/responses.  Raises ApiError."""
     for name, reason in REFUSED.items():
         if body.get(name) not in (None, False):
@@ -173,7 +178,7 @@ def read_response(body: dict[str, Any], model: ModelFacts, limits: Limits) -> As
     return asked
 
 
-def _typed(items: Any) -> Any:
+def _typed(items: object) -> object:
     """A message may come without its type."""
     if not isinstance(items, list):
         return items
@@ -194,21 +199,21 @@ def _add(talk: Conversation, item: Item, path: str) -> None:
         talk.think("".join(part.text for part in item.content or ()))
 
 
-def _content(content: str | list[Any], path: str) -> Parts | str:
+def _content(content: str | Sequence[Content], path: str) -> Parts | str:
     if isinstance(content, str):
         return content
     return [(_part(part), f"{path}[{i}]") for i, part in enumerate(content)]
 
 
-def _part(part: InputText | InputImage | OutputText | Refusal) -> dict[str, Any]:
+def _part(part: Content) -> JsonObject:
     if isinstance(part, InputImage):
         return image_part(part.image_url)
     return text_part(part.refusal if isinstance(part, Refusal) else part.text)
 
 
-def _chat(request: Request) -> dict[str, Any]:
+def _chat(request: Request) -> JsonObject:
     """What it says besides its messages."""
-    chat: dict[str, Any] = {"max_tokens": request.max_output_tokens}
+    chat: JsonObject = {"max_tokens": request.max_output_tokens}
     if request.reasoning is not None:
         chat["reasoning_effort"] = request.reasoning.effort
     if request.tools:
@@ -222,13 +227,13 @@ def _chat(request: Request) -> dict[str, Any]:
         kind = told.pop("type")
         chat["response_format"] = {"type": kind}
         if kind == "json_schema":
-            chat["response_format"]["json_schema"] = told
+            chat["response_format"] = {"type": kind, "json_schema": told}
     if LOGPROBS in (request.include or ()) or request.top_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     return chat
 
 
-def _tool_choice(choice: str | NamedTool | AllowedTools | None) -> Any:
+def _tool_choice(choice: str | NamedTool | AllowedTools | None) -> object:
     if isinstance(choice, NamedTool):
         return {"type": "function", "function": {"name": choice.name}}
     if isinstance(choice, AllowedTools):
@@ -237,7 +242,7 @@ def _tool_choice(choice: str | NamedTool | AllowedTools | None) -> Any:
     return choice
 
 
-def _said(shape: Shape) -> dict[str, Any]:
+def _said(shape: Shape) -> JsonObject:
     """Its fields that were sent."""
     return {k: v for k, v in msgspec.structs.asdict(shape).items() if v is not None}
 
@@ -257,7 +262,7 @@ def _names(request: Request) -> dict[str, str]:
     return names
 
 
-def _echo(request: Request, present: dict[str, Any], asked: Asked) -> dict[str, Any]:
+def _echo(request: Request, present: JsonObject, asked: Asked) -> JsonObject:
     """What the object of an answer repeats."""
     form = request.text.format if request.text is not None else None
     choice = request.tool_choice

@@ -7,7 +7,7 @@ what is read by hand (messages, tools) is described by hand, of the same constan
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,6 +25,7 @@ from epd.api.parameters import (
     SIMPLE,
 )
 from epd.api.pixel_bounds import PIXELS
+from epd.api.port import JsonObject
 from epd.api.structured import GUIDED, SPELLINGS
 from epd.api.template_flags import EFFORTS
 from epd.api.tools import MAX_TOOLS, NAME
@@ -32,7 +33,8 @@ from epd.api.validation import MAX_ALLOWED, MAX_TOP_LOGPROBS
 from epd.api.video_field import SAMPLING
 from epd.config import Limits
 
-Schema = dict[str, Any]
+Schema = JsonObject
+Fields = Mapping[str, object]  # by name
 REF = "#/components/schemas/"
 
 
@@ -40,7 +42,7 @@ def ref(name: str) -> Schema:
     return {"$ref": REF + name}
 
 
-def record(fields: Schema, *, closed: bool = True) -> Schema:
+def record(fields: Fields, *, closed: bool = True) -> Schema:
     """An object; a name that ends in `?` may be absent.  `closed`: there are no other names."""
     schema: Schema = {
         "type": "object",
@@ -53,7 +55,7 @@ def record(fields: Schema, *, closed: bool = True) -> Schema:
     return schema
 
 
-def optional(fields: Schema) -> Schema:
+def optional(fields: Fields) -> JsonObject:
     """The same, all of which may be absent."""
     return {f"{name}?": field for name, field in fields.items()}
 
@@ -67,7 +69,7 @@ BOOLEAN: Schema = {"type": "boolean"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 ANYTHING: Schema = {}
 OBJECT: Schema = {"type": "object"}
-HINTS: dict[Any, Schema] = {fields.mapping: OBJECT, fields.string: STRING}
+HINTS: dict[object, Schema] = {fields.mapping: OBJECT, fields.string: STRING}
 LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}
 
 
@@ -82,10 +84,10 @@ def _names(model: ModelFacts) -> Schema:
 # --- chat and plain completions -------------------------------------------------------------------
 
 
-def _shared(model: ModelFacts, limits: Limits) -> Schema:
+def _shared(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
     """By name, what is more than one value."""
     token_id = _token_id(model)
-    constraints = {
+    constraints: dict[str, Schema] = {
         "json": {"type": ["object", "boolean", "string"]},
         "regex": STRING,
         "choice": array(STRING, minItems=1),
@@ -118,7 +120,7 @@ def _shared(model: ModelFacts, limits: Limits) -> Schema:
     }
 
 
-def _chat(model: ModelFacts, limits: Limits) -> Schema:
+def _chat(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
     sampling = optional({name: {"type": "number"} for name in SAMPLING})
     area = {"type": "integer", "minimum": 1, "maximum": limits.max_pixels}
     pixels = optional(dict.fromkeys(PIXELS, area))
@@ -148,7 +150,7 @@ def _chat(model: ModelFacts, limits: Limits) -> Schema:
     }
 
 
-def _completion(model: ModelFacts, limits: Limits) -> Schema:
+def _completion(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
     ids = array(_token_id(model), minItems=1)
     text = {"type": "string", "minLength": 1}
     several = [array(one, minItems=1) for one in (text, ids)]
@@ -161,8 +163,8 @@ def _completion(model: ModelFacts, limits: Limits) -> Schema:
 
 def _body(
     names: set[str],
-    harmless: dict[str, tuple[Any, ...]],
-    described: Schema,
+    harmless: dict[str, tuple[object, ...]],
+    described: dict[str, Schema],
     required: str,
 ) -> Schema:
     """All names that are taken; null is the same as absence, but for what must be there."""
@@ -172,7 +174,7 @@ def _body(
     return record(needed | optional({k: _or_null(v) for k, v in properties.items()}))
 
 
-def _one(name: str, described: Schema) -> Schema:
+def _one(name: str, described: Mapping[str, Schema]) -> Schema:
     is_read = name in SIMPLE or name in INERT
     return _of(name) if is_read else described.get(name, ANYTHING)
 
@@ -181,12 +183,12 @@ def _of(name: str) -> Schema:
     return msgspec.json.schema((SIMPLE | INERT)[name])
 
 
-def _unique(values: tuple[Any, ...]) -> list[Any]:
+def _unique(values: tuple[object, ...]) -> list[object]:
     """To JSON 1 and 1.0 are one value."""
     return [value for i, value in enumerate(values) if value not in values[:i]]
 
 
-def _or_null(schema: Schema) -> Schema:
+def _or_null(schema: object) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -199,7 +201,7 @@ def _messages() -> dict[str, Schema]:
     hints = optional({name: HINTS[read] for name, read in MESSAGE_INERT.items() if name != "type"})
     hints = {name: _or_null(schema) for name, schema in hints.items()}
 
-    def part(kind: str, value: Schema, more: Schema) -> Schema:
+    def part(kind: str, value: object, more: Fields) -> Schema:
         return record({"type": {"const": kind}, kind: value, **more, **hints})
 
     text = part("text", STRING, {})
@@ -213,11 +215,11 @@ def _messages() -> dict[str, Schema]:
     )
     call = record({"function": called, "type?": STRING, **hints})
 
-    def message(roles: list[str], content: Schema, more: Schema) -> Schema:
+    def message(roles: list[str], content: Fields, more: Fields) -> Schema:
         fields = {"role": {"enum": roles}, **content, "name?": _or_null(STRING), **more, **hints}
         return record(fields)
 
-    def said(*parts: Schema) -> Schema:
+    def said(*parts: Schema) -> Fields:
         return {"content": {"anyOf": [STRING, array({"anyOf": [*parts]}, minItems=1)]}}
 
     thought = optional({name: _or_null(STRING) for name in REASONING})
@@ -245,14 +247,20 @@ def _messages() -> dict[str, Schema]:
 # --- the other APIs -------------------------------------------------------------------------------
 
 
-def _of_shapes(prefix: str, passed: Schema, *shapes: type[Any]) -> dict[str, Schema]:
+def _of_shapes(prefix: str, passed: Fields, *shapes: type[object]) -> dict[str, Schema]:
     """Components of these shapes; the first one takes what is passed on to chat as well."""
     _, components = msgspec.json.schema_components(shapes, ref_template=REF + prefix + "{name}")
     components[shapes[0].__name__]["properties"] |= {k: _or_null(v) for k, v in passed.items()}
     return {prefix + name: schema for name, schema in components.items()}
 
 
-def _passed(names: set[str], model: ModelFacts, limits: Limits) -> Schema:
+def _properties(schema: Schema) -> dict[str, Schema]:
+    properties = schema["properties"]
+    assert isinstance(properties, dict)
+    return properties
+
+
+def _passed(names: set[str], model: ModelFacts, limits: Limits) -> Fields:
     described = _chat(model, limits)
     return {name: _one(name, described) for name in sorted(names)}
 
@@ -265,16 +273,19 @@ def components(model: ModelFacts, limits: Limits) -> dict[str, Schema]:
         anthropic_request.Request,
         anthropic_request.Prompt,
     )
-    message["MessagePrompt"]["properties"]["model"] = _or_null(_names(model))
+    _properties(message["MessagePrompt"])["model"] = _or_null(_names(model))
     response = _of_shapes(
         "Response", _passed(response_request.PASSED, model, limits), response_request.Request
     )
-    response["ResponseMessage"]["required"].remove("type")
+    said = response["ResponseMessage"]
+    required = said["required"]
+    assert isinstance(required, list)
+    required.remove("type")
     tokens = _of_shapes("", {}, tokenizing.TokenizeRequest, tokenizing.DetokenizeRequest)
     for shape in tokens.values():
-        shape["properties"]["model"] = _or_null(_names(model))
+        _properties(shape)["model"] = _or_null(_names(model))
     tokens["TokenizeRequest"]["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
-    tokens["DetokenizeRequest"]["properties"]["tokens"] = array(_token_id(model))
+    _properties(tokens["DetokenizeRequest"])["tokens"] = array(_token_id(model))
     return {
         "ChatRequest": _body(CHAT, CHAT_HARMLESS, _chat(model, limits), "messages"),
         "CompletionRequest": _body(
@@ -321,7 +332,7 @@ def _answers() -> dict[str, Schema]:
     }
 
 
-def _completed(kind: str, said: Schema) -> Schema:
+def _completed(kind: str, said: Fields) -> Schema:
     usage = {
         "prompt_tokens": COUNT,
         "completion_tokens": COUNT,

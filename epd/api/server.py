@@ -28,7 +28,7 @@ from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
 from epd.api.metrics import CONTENT_TYPE, exposition
 from epd.api.openapi import document
-from epd.api.port import Frontend, TimeLimits
+from epd.api.port import Frontend, JsonObject, TimeLimits
 from epd.api.prepare import Preparer
 from epd.api.telemetry import Telemetry
 from epd.api.tokenizing import Tokenizing
@@ -225,7 +225,7 @@ class ApiServer:
 
     # --- small answers ----------------------------------------------------------------------------
 
-    def _model(self, name: str) -> dict[str, object]:
+    def _model(self, name: str) -> JsonObject:
         assert self._preparer is not None
         return {
             "id": name,

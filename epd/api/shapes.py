@@ -16,6 +16,7 @@ from epd.api.errors import ApiError, bad_request
 from epd.api.fields import shown
 
 T = TypeVar("T")
+JsonValue = Any  # of a shape: what msgspec calls any JSON value; `object` it takes for a class
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)  # names have any text
 _WORDS = {
     "array": "an array",
@@ -33,7 +34,7 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
     """A JSON object: every field that is not declared is refused by name."""
 
 
-def read_shape(value: Mapping[str, Any], shape: type[T]) -> T:
+def read_shape(value: Mapping[str, object], shape: type[T]) -> T:
     """The value as that shape.  Raises ApiError 400."""
     try:
         return msgspec.convert(value, shape)
@@ -41,7 +42,7 @@ def read_shape(value: Mapping[str, Any], shape: type[T]) -> T:
         raise _complaint(str(error), value, shape) from None
 
 
-def _complaint(text: str, value: Mapping[str, Any], shape: type[Any]) -> ApiError:
+def _complaint(text: str, value: Mapping[str, object], shape: type[object]) -> ApiError:
     found = _AT.fullmatch(text)
     assert found is not None  # the second half is optional
     what, path = found["what"], found["path"] or ""
@@ -70,7 +71,7 @@ def _complaint(text: str, value: Mapping[str, Any], shape: type[Any]) -> ApiErro
     return bad_request(f"{path}: {what} ({SEE})", path)
 
 
-def _allowed(shape: type[Any], name: str) -> str:
+def _allowed(shape: type[object], name: str) -> str:
     """The values that a field may have, in words; empty if bounds do not tell."""
     _, found = msgspec.json.schema_components([shape])
     schema = found[shape.__name__]["properties"].get(name, {})

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from epd.api import fields
 from epd.api.errors import bad_request
@@ -49,7 +48,7 @@ class Staged:
 WHOLE = Staged()
 
 
-def read_staged(present: Mapping[str, Any]) -> Staged:
+def read_staged(present: Mapping[str, object]) -> Staged:
     """Both parameters.  Raises ApiError 400."""
     if KV not in present and EC not in present:
         return WHOLE
@@ -65,10 +64,11 @@ def read_staged(present: Mapping[str, Any]) -> Staged:
     return Staged("prefill" if holds else "", _encoded_at(present), claim)
 
 
-def _encoded_at(present: Mapping[str, Any]) -> dict[str, str]:
+def _encoded_at(present: Mapping[str, object]) -> dict[str, str]:
     found = {}
     for mm_hash, said in fields.mapping(present.get(EC, {}), EC).items():
         path = f"{EC}.{mm_hash[:64]}"
-        fields.only(fields.mapping(said, path), path, EC_KEYS)
-        found[mm_hash] = fields.string(said.get("remote_engine_id"), f"{path}.remote_engine_id")
+        told = fields.mapping(said, path)
+        fields.only(told, path, EC_KEYS)
+        found[mm_hash] = fields.string(told.get("remote_engine_id"), f"{path}.remote_engine_id")
     return found

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from epd.api import fields
 from epd.api.errors import bad_request
+from epd.api.port import JsonObject
 
 MAX_CHARS = 64 << 10  # of a schema or grammar: compiling is work that any client could ask for
 ANY_OBJECT = {"type": "object"}
@@ -41,7 +42,7 @@ class Constraint:
     """What an answer must be; `value` is checked for its JSON type only."""
 
     kind: str  # json, regex, choice, grammar
-    value: Any
+    value: object
     param: str  # where it stood, for complaints
 
     def checked_grammar(self, fault: Callable[[str], str]) -> str:
@@ -49,7 +50,7 @@ class Constraint:
         return checked_grammar(self, fault)
 
 
-def read_constraint(present: Mapping[str, Any]) -> Constraint | None:
+def read_constraint(present: Mapping[str, object]) -> Constraint | None:
     """The one constraint of a request, if any.  Raises ApiError 400."""
     found = [
         constraint
@@ -70,38 +71,40 @@ def read_constraint(present: Mapping[str, Any]) -> Constraint | None:
     return found[0] if found else None
 
 
-def _response_format(value: Any) -> Constraint | None:
+def _response_format(value: object) -> Constraint | None:
     if value is None:
         return None
     name = "response_format"
-    kind = fields.string(fields.mapping(value, name).get("type"), f"{name}.type")
+    form = fields.mapping(value, name)
+    kind = fields.string(form.get("type"), f"{name}.type")
     if kind in ("text", "json_object"):
-        fields.only(value, name, ("type",))
+        fields.only(form, name, ("type",))
         return None if kind == "text" else Constraint("json", ANY_OBJECT, name)
     if kind != "json_schema":
         message = f"{name}.type '{kind[:40]}' is unknown; use text, json_object or json_schema"
         raise bad_request(message, f"{name}.type", "unsupported_parameter")
-    fields.only(value, name, ("type", "json_schema"))
+    fields.only(form, name, ("type", "json_schema"))
     path = f"{name}.json_schema"
-    wrapper = fields.mapping(value.get("json_schema"), path)
+    wrapper = fields.mapping(form.get("json_schema"), path)
     fields.only(wrapper, path, ("name", "description", "schema", "strict"))
     return _of("json", wrapper.get("schema"), f"{path}.schema")
 
 
-def _structured_outputs(value: Any) -> Iterator[Constraint | None]:
+def _structured_outputs(value: object) -> Iterator[Constraint | None]:
     if value is None:
         return
     name = "structured_outputs"
-    fields.only(fields.mapping(value, name), name, (*GUIDED, "json_object"))
+    outputs = fields.mapping(value, name)
+    fields.only(outputs, name, (*GUIDED, "json_object"))
     for kind in GUIDED:
-        if value.get(kind) is not None:
-            yield _of(kind, value[kind], f"{name}.{kind}")
-    wanted = value.get("json_object")
+        if outputs.get(kind) is not None:
+            yield _of(kind, outputs[kind], f"{name}.{kind}")
+    wanted = outputs.get("json_object")
     if wanted is not None and fields.boolean(wanted, f"{name}.json_object"):
         yield Constraint("json", ANY_OBJECT, f"{name}.json_object")
 
 
-def _of(kind: str, value: Any, param: str) -> Constraint:
+def _of(kind: str, value: object, param: str) -> Constraint:
     if kind == "json":
         if isinstance(value, str):
             try:
@@ -132,12 +135,17 @@ def to_grammar(constraint: Constraint) -> str:
     kind, value = constraint.kind, constraint.value
     if kind == "json":
         schema = ({} if value else {"not": {}}) if isinstance(value, bool) else value
-        return LLMatcher.grammar_from_json_schema(schema, defaults=SPACING)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=SPACING)
     if kind == "choice":
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+        return LLMatcher.grammar_from_lark(f"start: {_choices(value)}")
     if kind == "regex":
-        return LLMatcher.grammar_from_regex(value)
-    return LLMatcher.grammar_from_lark(_as_lark(value, constraint.param))
+        return LLMatcher.grammar_from_regex(str(value))
+    return LLMatcher.grammar_from_lark(_as_lark(str(value), constraint.param))
+
+
+def _choices(value: object) -> str:
+    assert isinstance(value, list)  # as it was read
+    return " | ".join(map(json.dumps, value))
 
 
 def _as_lark(text: str, param: str) -> str:
@@ -158,7 +166,7 @@ def as_rule(constraint: Constraint) -> str:
         schema = value if isinstance(value, dict) else {} if value else {"not": {}}
         return f"%json {json.dumps({**schema, 'x-guidance': SPACING})}"
     if kind == "choice":
-        return "(" + " | ".join(map(json.dumps, value)) + ")"
+        return f"({_choices(value)})"
     if kind == "regex":
         (grammar,) = json.loads(to_grammar(constraint))["grammars"]
         return str(grammar["lark_grammar"]).removeprefix("start: ")
@@ -181,10 +189,10 @@ def checked_grammar(constraint: Constraint, fault: Callable[[str], str]) -> str:
     raise bad_request(f"{where} cannot be followed: {told}", constraint.param, "invalid_schema")
 
 
-def _place(root: Any, part: Any, fault: Callable[[Any], str]) -> str:
+def _place(root: object, part: object, fault: Callable[[object], str]) -> str:
     """Path below `part` to the smallest schema that is refused by itself."""
     for path, child in _children(part):
-        shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        shared = {name: at for name, at in _members(root).items() if name in _DEFINING}
         alone = shared | child if isinstance(child, dict) and path[0] not in _DEFINING else child
         if fault(alone):
             return "".join(f".{step}" for step in path) + _place(root, child, fault)
@@ -194,17 +202,19 @@ def _place(root: Any, part: Any, fault: Callable[[Any], str]) -> str:
 _DEFINING = ("$defs", "definitions")
 
 
-def _children(schema: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if not isinstance(schema, dict):
-        return
+def _members(schema: object) -> JsonObject:
+    return schema if isinstance(schema, dict) else {}
+
+
+def _children(schema: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    members = _members(schema)
     for name in _NAMED:
-        if isinstance(schema.get(name), dict):
-            for key, child in schema[name].items():
-                yield (name, key), child
+        for key, child in _members(members.get(name)).items():
+            yield (name, key), child
     for name in _MANY:
-        if isinstance(schema.get(name), list):
-            for index, child in enumerate(schema[name]):
+        if isinstance(several := members.get(name), list):
+            for index, child in enumerate(several):
                 yield (name, str(index)), child
     for name in _ONE:
-        if isinstance(schema.get(name), dict):
-            yield (name,), schema[name]
+        if isinstance(child := members.get(name), dict):
+            yield (name,), child

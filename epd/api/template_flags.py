@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from epd.api import fields
 from epd.api.errors import bad_request
+from epd.api.port import JsonObject
 
 KWARGS, EFFORT = "chat_template_kwargs", "reasoning_effort"
 OWN = ("messages", "tools", "documents", "add_generation_prompt")  # said elsewhere in the request
@@ -25,11 +25,11 @@ SWITCHES = ("enable_thinking", "thinking")
 class TemplateFlags:
     """As asked; checked against a template when there is one."""
 
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, object] = field(default_factory=dict)
     effort: str = ""
     is_answered: bool = True  # the text ends where an answer begins
 
-    def for_template(self, names: Collection[str]) -> dict[str, Any]:
+    def for_template(self, names: Collection[str]) -> JsonObject:
         """The variables for a template that reads `names`.  Raises ApiError 400."""
         for name, value in self.variables.items():
             if name not in names and value not in (None, False):
@@ -38,21 +38,21 @@ class TemplateFlags:
                 raise bad_request(message, path, "unsupported_parameter")
         return self._from_effort(names) | dict(self.variables)
 
-    def _from_effort(self, names: Collection[str]) -> dict[str, Any]:
+    def _from_effort(self, names: Collection[str]) -> JsonObject:
         switches = [name for name in SWITCHES if name in names]
         if EFFORT not in names and not switches and self.effort not in ("", "none"):
             message = f"{EFFORT} is not supported: the model's chat template has no such setting"
             raise bad_request(message, EFFORT, "unsupported_parameter")
         if not self.effort:
             return {}
-        read: dict[str, Any] = dict.fromkeys(switches, self.effort != "none")
+        read: JsonObject = dict.fromkeys(switches, self.effort != "none")
         return read | ({EFFORT: self.effort} if EFFORT in names else {})
 
 
 NO_FLAGS = TemplateFlags()
 
 
-def read_flags(present: Mapping[str, Any]) -> TemplateFlags:
+def read_flags(present: Mapping[str, object]) -> TemplateFlags:
     """Raises ApiError 400."""
     variables = fields.mapping(present.get(KWARGS, {}), KWARGS)
     for name in OWN:

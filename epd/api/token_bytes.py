@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any
+
+from tokenizers import Tokenizer
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -18,7 +19,7 @@ _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenBytes:
     """Bytes by token id, of a `tokenizers.Tokenizer`."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
         self._is_byte_level = '"ByteLevel"' in json.dumps(

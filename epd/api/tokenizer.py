@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from epd.api.port import JsonObject
 from epd.engine.checkpoint import ModelError, read_json
 
 _SPECIAL_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def load_tokenizer(directory: Path, tokenizer_config: Mapping[str, Any]) -> Tokenizer:
+def load_tokenizer(directory: Path, tokenizer_config: Mapping[str, object]) -> Tokenizer:
     """Raises ModelError.
 
     Some files carry the truncation and padding of their training, which would cut prompts without a
@@ -31,15 +31,20 @@ def load_tokenizer(directory: Path, tokenizer_config: Mapping[str, Any]) -> Toke
         raise ModelError(f"{path} cannot be read ({error}); restore the file") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    added = tokenizer_config.get("added_tokens_decoder") or {}
+    added = _members(tokenizer_config.get("added_tokens_decoder"))
     for _, token in sorted(added.items(), key=lambda entry: int(entry[0])):
-        if tokenizer.token_to_id(token["content"]) is None:
-            flags = {name: token[name] for name in _ADDED_TOKEN_FLAGS if name in token}
-            tokenizer.add_tokens([AddedToken(token["content"], **flags)])
+        said = _members(token)
+        if tokenizer.token_to_id(content := str(said["content"])) is None:
+            flags = {name: bool(said[name]) for name in _ADDED_TOKEN_FLAGS if name in said}
+            tokenizer.add_tokens([AddedToken(content, **flags)])
     return tokenizer
 
 
-def special_tokens(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def _members(value: object) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def special_tokens(directory: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
     """Texts of the tokens that templates call by name: `bos_token` and the like, and own ones."""
     path = directory / "special_tokens_map.json"
     older = read_json(path) if path.is_file() else {}
@@ -48,7 +53,7 @@ def special_tokens(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict
     if isinstance(own, dict):
         found |= own
     return {
-        name: token["content"] if isinstance(token, dict) else token
+        name: str(token["content"] if isinstance(token, dict) else token)
         for name, token in found.items()
         if token is not None
     }

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from epd.api import fields
 from epd.api.anthropic_request import read_counted
@@ -20,8 +20,9 @@ from epd.api.body import Intake
 from epd.api.errors import ApiError, bad_request
 from epd.api.exchange import Exchange
 from epd.api.identity import tenant_of
+from epd.api.port import JsonObject
 from epd.api.prepare import Preparer
-from epd.api.shapes import Shape, read_shape
+from epd.api.shapes import JsonValue, Shape, read_shape
 from epd.api.validation import check_model, read_chat
 
 T = TypeVar("T")
@@ -40,11 +41,11 @@ class TokenizeRequest(Shape):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    media_io_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: list[dict[str, JsonValue]] | None = None
+    tools: list[dict[str, JsonValue]] | None = None
+    media_io_kwargs: dict[str, JsonValue] | None = None
+    mm_processor_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
     reasoning_effort: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -92,7 +93,7 @@ class Tokenizing:
                 value["token_strings"] = await asyncio.to_thread(self._preparer.token_names, ids)
             await exchange.respond_json(200, value)
 
-    def _read_tokenize(self, body: dict[str, Any]) -> _Asked:
+    def _read_tokenize(self, body: JsonObject) -> _Asked:
         request = read_shape(body, TokenizeRequest)
         check_model(body, self._preparer)
         names = bool(request.return_token_strings)
@@ -129,7 +130,7 @@ class Tokenizing:
             ids = await self._read(exchange, self._read_detokenize)
             await exchange.respond_json(200, {"prompt": await self._preparer.text(ids)})
 
-    def _read_detokenize(self, body: dict[str, Any]) -> list[int]:
+    def _read_detokenize(self, body: JsonObject) -> list[int]:
         request = read_shape(body, DetokenizeRequest)
         check_model(body, self._preparer)
         for i, token_id in enumerate(request.tokens):
@@ -151,7 +152,7 @@ class Tokenizing:
                 raise asked.told(error) from None
             await exchange.respond_json(200, {"input_tokens": len(prompt.token_ids)})
 
-    async def _read(self, exchange: Exchange, read: Callable[[dict[str, Any]], T]) -> T:
+    async def _read(self, exchange: Exchange, read: Callable[[JsonObject], T]) -> T:
         body = await exchange.read_json(self._intake, self._limits.read_timeout_s)
         present = {name: value for name, value in body.items() if value is not None}
         assert exchange.body is not None

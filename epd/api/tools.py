@@ -16,11 +16,12 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Literal, Required, TypedDict, cast
 
 from epd.api import fields
 from epd.api.errors import bad_request
+from epd.api.port import JsonObject
 from epd.api.stop import overlap
 from epd.api.structured import MAX_CHARS, SPACING, Constraint, as_rule, checked_grammar
 
@@ -30,11 +31,25 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of a function
 
 
+class Function(TypedDict, total=False):
+    """As OpenAI writes it."""
+
+    name: Required[str]
+    description: str | None
+    parameters: JsonObject | None
+    strict: bool | None
+
+
+class Tool(TypedDict):
+    type: Literal["function"]
+    function: Function
+
+
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request; with `forced` names the answer is calls of these and nothing else."""
 
-    tools: tuple[dict[str, Any], ...]  # as OpenAI writes them, validated
+    tools: tuple[Tool, ...]
     forced: tuple[str, ...] = ()
     parallel: bool = True
     is_named: bool = False  # one function by name: OpenAI ends such an answer with "stop"
@@ -72,7 +87,7 @@ class ToolUse:
         )
 
 
-def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _call_schema(name: str, parameters: Mapping[str, object]) -> JsonObject:
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     return {
         "type": "object",
@@ -86,7 +101,7 @@ def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 # --- the request ----------------------------------------------------------------------------------
 
 
-def read_tools(present: Mapping[str, Any]) -> ToolUse | None:
+def read_tools(present: Mapping[str, object]) -> ToolUse | None:
     """`tools`, `tool_choice` and `parallel_tool_calls`.  Raises ApiError 400."""
     offered = present.get("tools") or []
     if not isinstance(offered, list):
@@ -117,7 +132,7 @@ def read_tools(present: Mapping[str, Any]) -> ToolUse | None:
     return ToolUse(tools, (_named(choice, names),), parallel, is_named=True)
 
 
-def _allowed(choice: dict[str, Any], names: Sequence[str]) -> tuple[str, list[str]]:
+def _allowed(choice: JsonObject, names: Sequence[str]) -> tuple[str, list[str]]:
     """`allowed_tools`: its mode, and the names of the tools that are shown and may be called."""
     name = "tool_choice.allowed_tools"
     fields.only(choice, "tool_choice", ("type", "allowed_tools"))
@@ -134,23 +149,24 @@ def _allowed(choice: dict[str, Any], names: Sequence[str]) -> tuple[str, list[st
     return mode, allowed
 
 
-def _among(value: Any, path: str, names: Sequence[str]) -> str:
+def _among(value: object, path: str, names: Sequence[str]) -> str:
     name = fields.string(value, path)
     if name not in names:
         raise bad_request(f"{path} '{name[:64]}' is not among the tools", path)
     return name
 
 
-def _named(choice: Any, names: Sequence[str]) -> str:
+def _named(choice: object, names: Sequence[str]) -> str:
     if isinstance(choice, str):
         message = f"tool_choice '{choice[:40]}' is unknown; use none, auto, required or a function"
         raise bad_request(message, "tool_choice")
-    fields.only(fields.mapping(choice, "tool_choice"), "tool_choice", ("type", "function"))
-    function = fields.mapping(choice.get("function"), "tool_choice.function")
+    wanted = fields.mapping(choice, "tool_choice")
+    fields.only(wanted, "tool_choice", ("type", "function"))
+    function = fields.mapping(wanted.get("function"), "tool_choice.function")
     return _among(function.get("name"), "tool_choice.function.name", names)
 
 
-def _tool(value: Any, name: str) -> dict[str, Any]:
+def _tool(value: object, name: str) -> Tool:
     tool = fields.mapping(value, name)
     fields.only(tool, name, ("type", "function", "cache_control"))
     fields.mapping(tool.get("cache_control") or {}, f"{name}.cache_control")
@@ -169,7 +185,7 @@ def _tool(value: Any, name: str) -> dict[str, Any]:
         fields.mapping(function["parameters"], f"{path}.parameters")
     if len(json.dumps(function)) > MAX_CHARS:
         raise bad_request(f"{path} has more than {MAX_CHARS} characters; shorten it", path)
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": cast("Function", function)}
 
 
 # --- the answer -----------------------------------------------------------------------------------
@@ -184,7 +200,7 @@ class CallPiece:
     call_id: str = ""
     name: str = ""
 
-    def delta(self) -> dict[str, Any]:
+    def delta(self) -> JsonObject:
         """As OpenAI streams it."""
         function = {"arguments": self.arguments}
         if not self.name:
@@ -204,16 +220,15 @@ def _merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
     return merged
 
 
-def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+def whole_calls(pieces: Sequence[CallPiece]) -> list[JsonObject]:
     """As OpenAI puts them into a message."""
-    calls: list[dict[str, Any]] = []
+    whole: list[CallPiece] = []
     for piece in pieces:
         if piece.name:
-            calls.append(piece.delta())
-            del calls[-1]["index"]
+            whole.append(replace(piece))
         else:
-            calls[-1]["function"]["arguments"] += piece.arguments
-    return calls
+            whole[-1].arguments += piece.arguments
+    return [{k: v for k, v in call.delta().items() if k != "index"} for call in whole]
 
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,64})"\s*,\s*"arguments"\s*:\s*(?=\{)')

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from epd.api.port import Metric, TimelineEntry
+from epd.api.port import GenerationStream, Metric, TimelineEntry
 
 if TYPE_CHECKING:
     from epd.api.asked import Asked
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from epd.api.prepare import Prompt
 
 CLIENT_LEFT = 499  # nginx's status for a client that closed the connection
+Attribute = str | float | Sequence[str]
 
 
 class Tracer:
     """Where records go.  This one samples nothing: nobody wants to know."""
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Any:
+    def begin(self, headers: Mapping[bytes, bytes]) -> object:
         """The context of a new trace, or of the one that the client's headers name; None: this
         request is not sampled."""
         return None
 
-    def response_header(self, context: Any) -> bytes:
+    def response_header(self, context: object) -> bytes:
         """How a client finds the trace: W3C's traceresponse."""
         return b""
 
@@ -49,12 +50,12 @@ class Record:
     """One request; times are wall-clock seconds."""
 
     tracer: Tracer
-    context: Any
+    context: object
     operation: str  # of gen_ai: chat, text_completion
     began_s: float = field(default_factory=time.time)
     ended_s: float = 0.0
     first_token_s: float = 0.0
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Attribute] = field(default_factory=dict)
     fetches: tuple[tuple[float, float], ...] = ()  # of images, by the gateway
     timelines: list[list[TimelineEntry]] = field(default_factory=list)  # of choices
     status: int = 0  # of HTTP
@@ -68,7 +69,7 @@ class Record:
     def is_sampled(self) -> bool:
         return self.context is not None
 
-    def watch(self, stream: Any) -> None:
+    def watch(self, stream: GenerationStream) -> None:
         """Wait for the end of a generation, too."""
         if not self.is_sampled:
             return
@@ -80,7 +81,7 @@ class Record:
 
         stream.on_concluded = concluded
 
-    def describe(self, **attributes: Any) -> None:
+    def describe(self, **attributes: Attribute) -> None:
         """Attributes of GenAI: `request_model` is gen_ai.request.model."""
         for name, value in attributes.items():
             self.attributes["gen_ai." + name.replace("_", ".", 1)] = value

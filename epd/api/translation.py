@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from epd.api.asked import Asked, ModelFacts
 from epd.api.errors import ApiError
+from epd.api.port import JsonObject
 from epd.api.validation import read_chat
 from epd.config import Limits
 
-Parts = list[tuple[dict[str, Any], str]]
+Parts = list[tuple[JsonObject, str]]
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Conversation:
     """Messages of a chat request, written one after the other."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[JsonObject] = []
         self.names = Names()
         self._images: Parts = []  # of results of tools
         self._reasoning = ""
@@ -57,7 +57,7 @@ class Conversation:
         self.flush()
         name = f"messages[{len(self.messages)}]"
         self.names.paths[name] = path
-        message: dict[str, Any] = {"role": role, "content": content}
+        message: JsonObject = {"role": role, "content": content}
         if not isinstance(content, str):
             message["content"] = [part for part, _ in content]
             for i, (part, own_path) in enumerate(content):
@@ -78,6 +78,7 @@ class Conversation:
         if not self.messages or self.messages[-1]["role"] != "assistant" or self._reasoning:
             self.say("assistant", "", path)
         calls = self.messages[-1].setdefault("tool_calls", [])
+        assert isinstance(calls, list)  # by this very line
         place = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
         self.names.paths[place] = self.names.paths[f"{place}.function"] = path
         function = {"name": name, "arguments": arguments}
@@ -88,7 +89,7 @@ class Conversation:
         images, self._images = self._images, []
         if not isinstance(content, str):
             images += [part for part in content if part[0]["type"] != "text"]
-            content = "\n".join(part["text"] for part, _ in content if part["type"] == "text")
+            content = "\n".join(str(part["text"]) for part, _ in content if part["type"] == "text")
         self.say("tool", content, path)
         self.messages[-1]["tool_call_id"] = call_id
         self._images = images
@@ -99,7 +100,7 @@ class Conversation:
             images, self._images = self._images, []
             self.say("user", images, images[0][1])
 
-    def read(self, body: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+    def read(self, body: Mapping[str, object], model: ModelFacts, limits: Limits) -> Asked:
         """`body`: what else the chat request says.  Raises ApiError."""
         self.flush()
         try:
@@ -110,14 +111,14 @@ class Conversation:
         return asked
 
 
-def text_part(text: str) -> dict[str, Any]:
+def text_part(text: str) -> JsonObject:
     return {"type": "text", "text": text}
 
 
-def image_part(url: str) -> dict[str, Any]:
+def image_part(url: str) -> JsonObject:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """Arguments of a call, as a model writes them."""
     return json.dumps(value, ensure_ascii=False)

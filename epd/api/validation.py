@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from epd.api import fields
 from epd.api.asked import Asked, ModelFacts
@@ -24,6 +23,7 @@ from epd.api.parameters import (
     read_simple,
 )
 from epd.api.pixel_bounds import read_bounds
+from epd.api.port import JsonObject
 from epd.api.staged import Staged, read_staged
 from epd.api.structured import Constraint, read_constraint
 from epd.api.template_flags import read_flags
@@ -35,7 +35,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_ALLOWED = 1024  # token ids
 
 
-def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def read_chat(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/chat/completions.  Raises ApiError 400, or 404 for another model's name."""
     present = _present(body)
     check_names(present, CHAT, CHAT_HARMLESS)
@@ -53,14 +53,14 @@ def read_chat(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
     return asked
 
 
-def read_encode(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def read_encode(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /encode/v1/chat/completions: a chat request of which only its images are wanted."""
     asked = read_chat(body, model, limits)
     _take_stage(asked, Staged("encode"))
     return asked
 
 
-def read_completion(body: dict[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def read_completion(body: JsonObject, model: ModelFacts, limits: Limits) -> Asked:
     """POST /v1/completions.  Raises ApiError 400, or 404 for another model's name."""
     present = _present(body)
     check_names(present, COMPLETION, COMPLETION_HARMLESS)
@@ -88,14 +88,16 @@ def read_completion(body: dict[str, Any], model: ModelFacts, limits: Limits) -> 
 # --- parameters -----------------------------------------------------------------------------------
 
 
-def _present(body: Mapping[str, Any]) -> dict[str, Any]:
+def _present(body: Mapping[str, object]) -> JsonObject:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _read(present: Mapping[str, Any], model: ModelFacts, limits: Limits) -> Asked:
+def _read(present: Mapping[str, object], model: ModelFacts, limits: Limits) -> Asked:
     """What both kinds of request share."""
     check_model(present, model)
-    asked = Asked(**{**model.defaults, **read_simple(present)})
+    asked = Asked()
+    for name, value in {**model.defaults, **read_simple(present)}.items():
+        setattr(asked, name, value)
     asked.n = fields.integer(present.get("n", 1), "n", 1, limits.max_choices)
     asked.top_k = 0 if asked.top_k < 0 else min(asked.top_k, model.vocab_size)
     asked.logit_bias = fields.logit_bias(present.get("logit_bias", {}), model.vocab_size)
@@ -129,7 +131,7 @@ def _take_stage(asked: Asked, staged: Staged) -> None:
     asked.max_tokens = 1
 
 
-def check_model(present: Mapping[str, Any], model: ModelFacts) -> None:
+def check_model(present: Mapping[str, object], model: ModelFacts) -> None:
     """Raises ApiError 404 for another model's name."""
     name = fields.string(present.get("model", model.model_name), "model")
     if name not in model.served_names:
@@ -142,20 +144,20 @@ def unknown_model(name: str, model: ModelFacts) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def _check_max_completion_tokens(asked: Asked, present: Mapping[str, Any]) -> None:
+def _check_max_completion_tokens(asked: Asked, present: Mapping[str, object]) -> None:
     """The newer name of max_tokens: either, or both with one value."""
     value = present.get("max_completion_tokens")
     if value is None:
         return
     name = "max_completion_tokens"
-    fields.integer(value, name, 1)
+    value = fields.integer(value, name, 1)
     if asked.max_tokens not in (None, value):
         message = f"{name} {value} and max_tokens {asked.max_tokens} differ; send one of them"
         raise bad_request(message, name)
     asked.max_tokens = value
 
 
-def _stream_options(present: Mapping[str, Any], *, stream: bool) -> tuple[bool, bool]:
+def _stream_options(present: Mapping[str, object], *, stream: bool) -> tuple[bool, bool]:
     """Whether usage is told in a last chunk, and whether in every chunk too."""
     name = "stream_options"
     options = fields.mapping(present.get(name, {}), name)
@@ -173,7 +175,7 @@ def _stream_options(present: Mapping[str, Any], *, stream: bool) -> tuple[bool, 
     return include, continuous
 
 
-def _constraint(asked: Asked, present: Mapping[str, Any]) -> Constraint | None:
+def _constraint(asked: Asked, present: Mapping[str, object]) -> Constraint | None:
     """What the answer must be; it ends where it is complete."""
     constraint = read_constraint(present)
     if constraint is not None:
@@ -189,7 +191,7 @@ def _check_unshaped(asked: Asked, by: str) -> None:
             raise bad_request(message, name)
 
 
-def _chat_logprobs(present: Mapping[str, Any]) -> int:
+def _chat_logprobs(present: Mapping[str, object]) -> int:
     logprobs, top = present.get("logprobs"), present.get("top_logprobs")
     wanted = logprobs is not None and fields.boolean(logprobs, "logprobs")
     num_top = 0 if top is None else fields.integer(top, "top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -198,7 +200,7 @@ def _chat_logprobs(present: Mapping[str, Any]) -> int:
     return num_top if wanted else -1
 
 
-def _prompt_logprobs(present: Mapping[str, Any], *, stream: bool) -> int:
+def _prompt_logprobs(present: Mapping[str, object], *, stream: bool) -> int:
     name = "prompt_logprobs"
     value = present.get(name)
     if value is None:
@@ -209,7 +211,7 @@ def _prompt_logprobs(present: Mapping[str, Any], *, stream: bool) -> int:
     return count
 
 
-def _prompts(value: Any, vocab_size: int) -> tuple[str | list[int], ...]:
+def _prompts(value: object, vocab_size: int) -> tuple[str | list[int], ...]:
     """A string, token ids, or several of either."""
     name = "prompt"
     if isinstance(value, str):
@@ -224,13 +226,13 @@ def _prompts(value: Any, vocab_size: int) -> tuple[str | list[int], ...]:
     return (_ids(prompts, name, vocab_size),)
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: object, name: str) -> str:
     if not fields.string(value, name):
         raise bad_request(f"{name} is empty; send at least one token", name)
     return str(value)
 
 
-def _ids(value: Any, name: str, vocab_size: int) -> list[int]:
+def _ids(value: object, name: str, vocab_size: int) -> list[int]:
     return [
         fields.integer(token_id, f"{name}[{i}]", 0, vocab_size - 1)
         for i, token_id in enumerate(fields.array(value, name))

@@ -10,12 +10,13 @@ A video is a file, `{"type": "video_url", "video_url": {"url": ...}}`, or its fr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from epd.api import fields
+from epd.api.chat_message import MessagePart
 from epd.api.data_url import DataUrl
 from epd.api.errors import bad_request
 from epd.api.pixel_bounds import PIXELS
+from epd.api.port import JsonObject
 from epd.engine.video import Sampling
 
 MAX_FPS = 1000.0
@@ -27,20 +28,21 @@ _FRAMES_URL = "data:video/jpeg;base64,"
 
 
 def read_video_part(
-    part: dict[str, Any], name: str, asked: Sampling, inert: Sequence[str] = ("type",)
-) -> dict[str, Any]:
+    part: JsonObject, name: str, asked: Sampling, inert: Sequence[str] = ("type",)
+) -> MessagePart:
     """`{"type": "video", "field", "urls", "is_file", "sampling"}` of a part of either type.
 
     `field`: the part's field that holds the video, for messages.  `inert`: fields of any part.
     """
-    if part["type"] == "video_url":
+    kind = fields.string(part["type"], f"{name}.type")
+    if kind == "video_url":
         fields.only(part, name, ("video_url", *inert, *SAMPLING))
         path = f"{name}.video_url"
         video = part.get("video_url")
         if not isinstance(video, dict):
             raise fields.expected(path, 'an object {"url": ...}', video)
         fields.only(video, path, ("url",))
-        source: Any = fields.string(video.get("url"), f"{path}.url")
+        source: object = fields.string(video.get("url"), f"{path}.url")
     else:
         fields.only(part, name, ("video", *inert, *SAMPLING))
         path = f"{name}.video"
@@ -52,11 +54,11 @@ def read_video_part(
         urls = [fields.string(url, f"{path}[{i}]") for i, url in enumerate(values)]
         is_file = False
     if not is_file:  # they are all taken
-        fields.only(part, name, (part["type"], *inert, "fps"))
+        fields.only(part, name, (kind, *inert, "fps"))
     sampling = _merged(read_sampling(part, name), asked)
     return {
         "type": "video",
-        "field": part["type"],
+        "field": kind,
         "urls": urls,
         "is_file": is_file,
         "sampling": sampling,
@@ -73,7 +75,7 @@ def _split(url: str) -> tuple[list[str], bool]:
     return [f"data:image/jpeg;base64,{frame}" for frame in frames], False
 
 
-def read_request_sampling(body: Mapping[str, Any]) -> Sampling:
+def read_request_sampling(body: Mapping[str, object]) -> Sampling:
     """What the whole request asks for."""
     name = "media_io_kwargs"
     media = fields.mapping(body.get(name) or {}, name)
@@ -90,21 +92,23 @@ def read_request_sampling(body: Mapping[str, Any]) -> Sampling:
     return _merged(read_sampling(processing, name), first)
 
 
-def read_sampling(value: dict[str, Any], name: str) -> Sampling:
+def read_sampling(value: JsonObject, name: str) -> Sampling:
     """The fields of `SAMPLING`, and `do_sample_frames` where it is taken."""
-    found: dict[str, Any] = {}
-    if value.get("fps") is not None:
-        found["fps"] = fields.number(value["fps"], f"{name}.fps", 0, MAX_FPS, low_excluded=True)
-    for key in _COUNTS:
-        if value.get(key) is not None:
-            found[key] = fields.integer(value[key], f"{name}.{key}", 1, MAX_FRAMES)
-    if "fps" in found and "num_frames" in found:
+    fps = value.get("fps")
+    if fps is not None:
+        fps = fields.number(fps, f"{name}.fps", 0, MAX_FPS, low_excluded=True)
+    frames, fewest, most = (
+        None
+        if value.get(key) is None
+        else fields.integer(value[key], f"{name}.{key}", 1, MAX_FRAMES)
+        for key in _COUNTS
+    )
+    if fps is not None and frames is not None:
         path = f"{name}.num_frames"
         raise bad_request(f"{path} and {name}.fps exclude each other; send one of them", path)
-    if value.get("do_sample_frames") is not None:
-        path = f"{name}.do_sample_frames"
-        found["every_frame"] = not fields.boolean(value["do_sample_frames"], path)
-    return Sampling(**found)
+    is_thinned = value.get("do_sample_frames")
+    every = is_thinned is not None and not fields.boolean(is_thinned, f"{name}.do_sample_frames")
+    return Sampling(fps, frames, fewest, most, every)
 
 
 def _merged(first: Sampling, second: Sampling) -> Sampling:

@@ -137,7 +137,12 @@ class Scoring:
 
 @dataclass(slots=True)
 class StepSequence:
-    """One request's part of a step: a chunk of its tokens, prompt or generated."""
+    """One request's part of a step: a chunk of its tokens, prompt or generated.
+
+    Derived from the request when its step is launched (`roles/step.py`), and gone with the step.
+    It stands apart because the device's threads read it while the request goes on on the loop: it
+    gets tokens, may end, and is in the next step already.
+    """
 
     request_id: str
     token_ids: Sequence[int]  # the chunk; (PENDING,) where its one token is still being sampled

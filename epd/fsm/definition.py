@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple, cast
 
 import transitions
 
-from epd.fsm.rows import Action, Effect, Event, Guard, Ignore, Owned, Row, State, Timers
+from epd.fsm.rows import Effect, Event, Guard, Ignore, Owned, Row, State, Timers
 
 
 class TableError(Exception):
@@ -44,10 +44,18 @@ class GuardCall:
         return self.guard(event_data.model, event)
 
 
-Compiled = dict[
-    type[Event], tuple[tuple[Guard | None, Action | None, tuple[Effect, ...], Any], ...]
-]
-_IGNORED: tuple[tuple[Guard | None, Action | None, tuple[Effect, ...], Any], ...] = ()
+class Edge(NamedTuple):
+    """A transition of one source on one event; functions of any machine and event, since the table
+    is asked only for those of its own."""
+
+    when: Callable[[object, Event], bool] | None
+    do: Callable[[object, Event], None] | None
+    effects: tuple[Effect, ...]
+    target: State | None
+
+
+Compiled = dict[type[Event], tuple[Edge, ...]]
+_IGNORED: tuple[Edge, ...] = ()
 
 
 class Definition:
@@ -152,12 +160,14 @@ class Definition:
                     dispatch[state][event_type] = _IGNORED
         return dispatch
 
-    def _edge(self, edge: transitions.Transition) -> Any:
+    def _edge(self, edge: transitions.Transition) -> Edge:
         guards = [condition.func.guard for condition in edge.conditions]
         (call,) = edge.before
         row: Row = call.row
         target = None if edge.dest is None else self.state(edge.dest)
-        return (guards[0] if guards else None, row.do, call.effects, target)
+        when = cast("Callable[[object, Event], bool] | None", guards[0] if guards else None)
+        do = cast("Callable[[object, Event], None] | None", row.do)
+        return Edge(when, do, call.effects, target)
 
     def state(self, name: str) -> State:
         return self.states[0].__class__[name]

@@ -29,8 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from epd.api.port import Client, TimeLimits
+from epd.api.port import Generation as Prompt
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import (
     NULL_JOURNAL,
@@ -47,6 +49,7 @@ from epd.fsm.kernel import (
     unless,
 )
 from epd.records import TokenChunk
+from epd.scheduling.placement import Placement
 
 
 class Do(Effect):
@@ -123,7 +126,7 @@ class Abandoned(Event):
 
 @dataclass(slots=True)
 class Placed(Event):
-    placement: Any
+    placement: Placement
 
 
 @dataclass(slots=True)
@@ -248,7 +251,7 @@ def begin_attempt(generation: Generation, event: Placed) -> None:
     generation.attempt += 1
     generation.accepted = False
     generation.num_before = len(generation.token_ids)
-    generation.placement = event.placement
+    generation.placed = event.placement
 
 
 def note_accepted(generation: Generation, event: Accepted) -> None:
@@ -303,17 +306,11 @@ _UNPLACED = (S.PREPARING, S.MIGRATING)
 _ENDED = (S.FINISHED, S.CANCELLED, S.FAILED, S.REJECTED)
 _TELL_FAILURE = (Do.ANSWER_ERROR, Do.LOG_FAILURE)
 _MAY_BE_RETRIED = (TokensMissed, AttemptFailed, AttemptTimedOut)
-_STOPPED = (
-    AbortConfirmed,
-    FinalTokensArrived,
-    AttemptFailed,
-    AttemptRefused,
-    AbortTimedOut,
-    DeadlinePassed,
-)
 
 # One line per row, as the table that it is.
 # fmt: off
+_SAID_ONCE = (CancelRequested, StopRequested, Refused, Abandoned)  # by the API
+_STOPPED = (AbortConfirmed, FinalTokensArrived, AttemptFailed, AttemptRefused, AbortTimedOut, DeadlinePassed)
 ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
@@ -344,8 +341,6 @@ ROWS = (
     Row(S.STOPPING, _STOPPED, S.FINISHED, note="likewise"),
 )
 
-_SAID_ONCE = (CancelRequested, StopRequested, Refused, Abandoned)  # by the API
-
 IGNORES = (
     Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, *_SAID_ONCE), "nobody reads it any more"),
     Ignore((S.MIGRATING,), (Accepted,), "a late confirmation"),
@@ -372,6 +367,7 @@ class Generation(Machine):
     __slots__ = (
         "accepted",
         "admitted_s",
+        "asked",
         "attempt",
         "avoided",
         "cause",
@@ -382,8 +378,7 @@ class Generation(Machine):
         "max_attempts",
         "num_before",
         "pending_aborts",
-        "placement",
-        "prompt",
+        "placed",
         "stream",
         "token_due_s",
         "token_ids",
@@ -393,8 +388,9 @@ class Generation(Machine):
         self,
         request_id: str,
         max_attempts: int,
+        limits: TimeLimits,
+        stream: Client,
         journal: Journal = NULL_JOURNAL,
-        limits: Any = None,
     ) -> None:
         super().__init__(request_id, journal)
         self.admitted_s = journal.now_s()
@@ -404,16 +400,26 @@ class Generation(Machine):
         self.max_attempts = max_attempts
         self.failures: dict[FailureKind, int] = {}  # of attempts
         self.avoided: set[str] = set()  # where they failed: taken again only if there is no other
-        self.prompt: Any = None  # what the API prepared
-        self.placement: Any = None
+        self.asked: Prompt | None = None  # what the API prepared, when it has
+        self.placed: Placement | None = None  # where the latest attempt is
         self.accepted = False
         self.token_ids: list[int] = []  # delivered so far, over all attempts
         self.num_before = 0  # of them, by earlier attempts
         self.finish_reason = ""
         self.failure: Failure | None = None  # the last one
-        self.cause = ""  # what had failed before
+        self.cause = ""  # what had failed before it
         self.pending_aborts: set[str] = set()
-        self.stream: Any = None
+        self.stream = stream
+
+    @property
+    def prompt(self) -> Prompt:
+        assert self.asked is not None  # it was prepared
+        return self.asked
+
+    @property
+    def placement(self) -> Placement:
+        assert self.placed is not None  # it has an attempt
+        return self.placed
 
     @property
     def token_ids_of_attempt(self) -> int:

@@ -46,7 +46,7 @@ caller turns it into the object's own fault, never into the death of the process
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from epd.fsm.definition import Definition, GuardCall, RowCall, TableError
 from epd.fsm.entry import StoryEntry
@@ -120,6 +120,7 @@ class Table(Definition):
 
 
 STORY_LENGTH = 48
+_Told = tuple[float, State, type[Event], State, int]  # as in StoryEntry
 
 
 class Machine:
@@ -133,11 +134,11 @@ class Machine:
         self.key = key
         self._journal = journal
         self._state = self.table.initial
-        self._story: deque[list[Any]] = deque(maxlen=STORY_LENGTH)  # the fields of StoryEntry
+        self._story: deque[_Told] = deque(maxlen=STORY_LENGTH)
         journal.opened(self)
 
     @property
-    def state(self) -> Any:
+    def state(self) -> State:
         return self._state
 
     @property
@@ -167,9 +168,9 @@ class Machine:
             journal, story = self._journal, self._story
             # what repeats (tokens, retries) must not push out what happened
             if target is source and story and (last := story[-1])[2] is kind and last[1] is source:
-                last[4] += 1
+                story[-1] = (last[0], source, kind, last[3], last[4] + 1)
             else:
-                story.append([journal.now_s(), source, kind, target, 1])
+                story.append((journal.now_s(), source, kind, target, 1))
             journal.observe(self, event, source, target)
             return effects
         return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Never, Self
 
 
 class Effect(Enum):
@@ -55,8 +55,9 @@ class Event:
 Timers = Mapping[type[Event], tuple[Effect, ...]]
 """What arms each of a machine's timers, by the event that it fires; nothing: it runs from birth."""
 
-Guard = Callable[[Any, Any], bool]
-Action = Callable[[Any, Any], None]
+# Of a machine and events that the row says; a test compares (tests/fsm/test_every_cell.py).
+Guard = Callable[[Never, Never], bool]
+Action = Callable[[Never, Never], None]
 
 
 class Unless:
@@ -68,7 +69,7 @@ class Unless:
         self.predicate = predicate
         self.__name__ = f"not {predicate.__name__}"
 
-    def __call__(self, machine: Any, event: Any) -> bool:
+    def __call__(self, machine: Never, event: Never) -> bool:
         return not self.predicate(machine, event)
 
 

@@ -15,7 +15,7 @@ from typing import Never
 from epd.fsm.generation import Generation
 from epd.messages import Address
 from epd.roles.base import Actor, Component
-from epd.scheduling.placement import Candidate, Placement, Shares
+from epd.scheduling.placement import Candidate, Shares
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.prefix_record import PrefixRecord
 
@@ -58,13 +58,13 @@ class Affinity(Component[Never]):
 
     def sent(self, machine: Generation) -> None:
         """Its present attempt went out; `shares` was asked before."""
-        placement: Placement = machine.placement
+        placement = machine.placement
         for address in dict.fromkeys((placement.prefill, placement.decode)):
             self._note(machine, address)
 
     def ended(self, machine: Generation) -> None:
         """The generation is over; what it has said is known where it was decoded."""
-        placement: Placement | None = machine.placement
+        placement = machine.placed
         if placement is not None and machine.token_ids_of_attempt:
             self._note(machine, placement.decode)
         self._keys.pop(machine.key, None)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Never, TypeVar
 
 from epd.engine.base import DeviceLost
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
@@ -46,8 +46,10 @@ from epd.transport.base import (
     Storage,
 )
 
-F = TypeVar("F", bound=Callable[..., Any])
-M = TypeVar("M", bound=Machine)
+F = TypeVar("F", bound=Callable[..., object])
+M = TypeVar("M", bound=Machine, contravariant=True)  # noqa: PLC0105 (as it is called everywhere)
+T = TypeVar("T")
+Work = Coroutine[object, None, T]  # that a task does
 
 
 def receives(*messages: type[Message]) -> Callable[[F], F]:
@@ -100,7 +102,7 @@ class Actor:
         self.journal = ports.journal
         self.log = ports.log
         self.address = ports.bus.address
-        self.components: list[Component[Any]] = []
+        self.components: list[Component[Never]] = []
         self.counters: Counter[str] = Counter()
         self.times = StageTimes()
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
@@ -122,7 +124,7 @@ class Actor:
         self._serial = 0
         self.on_device_lost: Callable[[str], None] = lambda reason: None
 
-    def add(self, component: Component[Any]) -> None:
+    def add(self, component: Component[Never]) -> None:
         self.components.append(component)
         for message, name in component.handlers.items():
             if message in self._handlers:
@@ -213,8 +215,8 @@ class Actor:
     def spawn(
         self,
         name: str,
-        work: Coroutine[Any, Any, Any],
-        then: Callable[[Any], None] | None = None,
+        work: Work[T],
+        then: Callable[[T], None] | None = None,
     ) -> None:
         """Run a supervised task; its result comes to the inbox, for `then`.  A failure is counted
         and logged, never lost."""
@@ -227,8 +229,8 @@ class Actor:
         self,
         key: str,
         name: str,
-        work: Coroutine[Any, Any, Any],
-        then: Callable[[Any], None] | None,
+        work: Work[T],
+        then: Callable[[T], None] | None,
     ) -> None:
         try:
             result = await work

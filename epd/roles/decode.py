@@ -164,7 +164,7 @@ class DecodeRole(Component[Request]):
         self._landing.release(incoming.key)
 
     def withdraw_lease(self, incoming: Incoming) -> None:
-        self._requests.leave_queue(incoming.key)
+        self._requests.leave_queue(incoming.owner)
         self._landing.leave(incoming.key)
 
     def concluded(self, incoming: Incoming, failure: Failure | None) -> None:

@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from epd.api.port import Generation as Prepared
-from epd.api.port import TransferParams
+from epd.api.port import JsonObject, TransferParams
 from epd.config import Timing
 from epd.fsm.generation import Generation
 from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
@@ -144,13 +142,13 @@ class Dispatcher:
 
     def send(self, machine: Generation) -> bool:
         """Send the present attempt to its instances.  False: prefill takes no messages."""
-        placement: Placement = machine.placement
+        placement = machine.placement
         self._of(machine).give_up_s = None
         self._book(machine, placement)
         deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
         token_due_s = min(deadline_s, self._at(machine.token_due_s + DEADLINE_GRACE_S))
         items = self._send_encodes(machine, placement, token_due_s)
-        prompt: Prepared = machine.prompt
+        prompt = machine.prompt
         if prompt.stage == "encode":
             return True
         if self._affinity is not None:
@@ -216,19 +214,19 @@ class Dispatcher:
 
     def needed(self, machine: Generation) -> tuple[Address, ...]:
         """Instances whose loss ends the attempt; that of others is told by these."""
-        placement: Placement = machine.placement
+        placement = machine.placement
         if machine.prompt.stage == "encode":
             return placement.encoders
         return placement.prefill, placement.decode
 
     def transfer_params(self, machine: Generation) -> TransferParams:
         """How rows and KV of the latest attempt move."""
-        placement: Placement | None = machine.placement
+        placement = machine.placed
         if placement is None:
             return TransferParams()
         prefill, decode = placement.prefill, placement.decode
         over = self._registry.transport_between
-        ec = {
+        ec: dict[str, JsonObject] = {
             item.mm_hash: {
                 "remote_engine_id": encoder.instance_id,
                 "transport": over(encoder, prefill),
@@ -236,7 +234,7 @@ class Dispatcher:
             }
             for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
         }
-        kv: dict[str, Any] = {
+        kv: JsonObject = {
             "do_remote_prefill": prefill.instance_id != decode.instance_id,
             "remote_engine_id": prefill.instance_id,
             "remote_request_id": machine.key,

@@ -11,7 +11,6 @@ references.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
@@ -296,9 +295,9 @@ class Embeddings(Component[Embedding]):
         embedding = self._embeddings.get(incoming.owner)
         if failure is None:
             assert embedding is not None  # who has left waits for the outcome too: ABANDONED
-            rows: Any = self.region.views(incoming.slots, incoming.nbytes)
-            if isinstance(rows[0], Reference):  # made in this process
-                rows = rows[0].holder
+            views = self.region.views(incoming.slots, incoming.nbytes)
+            is_here = isinstance(views[0], Reference)  # made in this process
+            rows: object = views[0].holder if is_here else views
             self.fire(embedding, Loaded(rows, incoming.slots))
         elif embedding is not None and embedding.room == incoming.key:
             self.fire(embedding, _load_outcome(incoming, failure))

@@ -11,10 +11,10 @@ where it lies goes through the send ring (`send_ring`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 from epd.config import EncodeConfig, Timing
-from epd.engine.base import EncodeFailure, MediaError, Rows, VisionEngine
+from epd.engine.base import EncodeFailure, MediaError, Patches, Rows, VisionEngine
 from epd.failure import Failure, FailureKind
 from epd.fsm import encoding as encoding_fsm
 from epd.fsm.encoding import Do, Encoding
@@ -257,7 +257,7 @@ class EncodeRole(Component[Encoding]):
         while self._num_batches < self._engine.max_batches and (batch := self._next_batch()):
             self._num_batches += 1
             try:
-                patches = [encoding.patches for encoding in batch]
+                patches = [cast(Patches, encoding.patches) for encoding in batch]  # its own
                 for encoding in batch:
                     self.fire(encoding, encoding_fsm.BatchStarted())
                 for encoding, outcome in zip(batch, await self._encode(patches), strict=True):
@@ -273,7 +273,7 @@ class EncodeRole(Component[Encoding]):
         keys = next_batch(line, max_patches, is_behind=is_behind)
         return [self._prepared.pop(key) for key in keys]
 
-    async def _encode(self, patches: list[Any]) -> list[Event]:
+    async def _encode(self, patches: list[Patches]) -> list[Event]:
         try:
             results = await self._engine.encode(patches)
         except Exception as error:

@@ -56,7 +56,7 @@ class FailureLog:
             self._num_left_out += 1
             return
         assert machine.failure is not None  # as above
-        placement = machine.placement
+        placement = machine.placed
         fields: dict[str, object] = {
             "request": machine.key,
             "kind": machine.failure.kind.value,

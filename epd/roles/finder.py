@@ -9,7 +9,7 @@ encoder's cache; storage is listed now and then for that, because anybody may wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Never
+from typing import Never
 
 from epd.engine.base import EncodeFailure, EngineError, Patches, Rows
 from epd.messages import Clip, PixelBounds, RowContract
@@ -30,7 +30,7 @@ class NoTower:
 
     async def preprocess(
         self,
-        image: Any,
+        image: object,
         grid_thw: tuple[int, int, int],
         clip: Clip | None = None,
         bounds: PixelBounds | None = None,

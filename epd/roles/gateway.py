@@ -55,7 +55,7 @@ from epd.roles.profiling import Profiles
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
 from epd.roles.timeline import Timelines
-from epd.scheduling.placement import Placement, Unplaceable
+from epd.scheduling.placement import Unplaceable
 from epd.transport.base import Received
 
 WHEN_LEFT = {
@@ -108,20 +108,20 @@ class GatewayRole(Component[Generation]):
         limits = limits or self._time_limits
         self._serial += 1
         request_id = f"{self.actor.address.instance_id}-{self.actor.address.epoch:x}-{self._serial}"
-        machine = Generation(request_id, self._timing.max_attempts, self.actor.journal, limits)
-        limit = self._limits.max_open_requests
-        if len(self._open) >= limit:
-            reason = f"the gateway has {limit} requests open, its limit; try again later"
-            self.fire(machine, generation_fsm.Refused(reason))
-            self.outcomes["rejected"] += 1
-            raise Refused(429, reason)
         stream = Stream(
             request_id,
             lambda why, reason: self.fire(machine, WHEN_LEFT[why](reason)),
             lambda: self._dispatcher.transfer_params(machine),
             lambda: self._timelines.of(machine),
         )
-        machine.stream = stream
+        max_attempts, journal = self._timing.max_attempts, self.actor.journal
+        machine = Generation(request_id, max_attempts, limits, stream, journal)
+        limit = self._limits.max_open_requests
+        if len(self._open) >= limit:
+            reason = f"the gateway has {limit} requests open, its limit; try again later"
+            self.fire(machine, generation_fsm.Refused(reason))
+            self.outcomes["rejected"] += 1
+            raise Refused(429, reason)
         self._open[request_id] = machine
         self.fire(machine, generation_fsm.Admitted())
         return stream
@@ -131,7 +131,7 @@ class GatewayRole(Component[Generation]):
         machine = self._open.get(stream.request_id)
         if machine is None:
             return  # its deadline passed while it was prepared; the stream says so
-        machine.prompt = prepared
+        machine.asked = prepared
         self._place(machine)
 
     def submit(self, prepared: Prepared, limits: TimeLimits | None = None) -> Stream:
@@ -323,7 +323,7 @@ class GatewayRole(Component[Generation]):
     def _instance_lost(self, lost: Address) -> None:
         """Fail the attempts that still need it; an encoder's loss is prefill's to tell."""
         for machine in list(self._open.values()):
-            placement: Placement | None = machine.placement
+            placement = machine.placed
             if placement is None or lost not in self._dispatcher.needed(machine):
                 continue
             if lost == placement.decode or not machine.token_ids_of_attempt:
@@ -374,7 +374,7 @@ class GatewayRole(Component[Generation]):
 
     @performs(Do.ABORT_ATTEMPT)
     def abort_attempt(self, machine: Generation, event: Event) -> None:
-        placement: Placement = machine.placement
+        placement = machine.placement
         self._dispatcher.withdraw(machine)
         targets = {a.instance_id: a for a in (placement.prefill, placement.decode)}
         machine.pending_aborts = set(targets)

@@ -5,9 +5,8 @@ docs/observability.md lists the names."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
-from epd.api.port import Metric, histogram
+from epd.api.port import InstanceFacts, Metric, histogram
 from epd.fsm.instance import Instance
 from epd.records import Histogram
 from epd.roles.base import Actor
@@ -97,8 +96,7 @@ def _cache_metrics(instance: Instance) -> Iterator[Metric]:
 
 def instance_facts(
     instance: Instance, assigned: int, transports: Mapping[str, str], cached_images: int
-) -> dict[str, Any]:
-    """What /ready shows of one instance."""
+) -> InstanceFacts:
     return {
         "instance": instance.info.address.instance_id,
         "epoch": instance.info.address.epoch,

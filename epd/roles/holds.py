@@ -39,7 +39,7 @@ class Holds:
 
     def ended(self, machine: Generation) -> None:
         """If it was answered, and for its prompt alone, that is held now."""
-        if machine.prompt is None or not self.lease_s(machine) or not machine.finish_reason:
+        if machine.asked is None or not self.lease_s(machine) or not machine.finish_reason:
             return
         until_s = self._actor.clock.now_s() + self._timing.kv_lease_s
         if len(self._holds) >= MAX_HOLDS:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 Item = Callable[..., object]
 
@@ -35,15 +34,15 @@ class Mailbox:
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._on_error = on_error
-        self._inbox: deque[tuple[str, Item, tuple[Any, ...]]] = deque()
-        self._caused: deque[tuple[str, Item, tuple[Any, ...]]] = deque()
+        self._inbox: deque[tuple[str, Item, tuple[object, ...]]] = deque()
+        self._caused: deque[tuple[str, Item, tuple[object, ...]]] = deque()
         self._wanted: set[Item] = set()  # of those, what is done once however often it is caused
         self._is_taking = False
         self._is_finishing = False
         self._turn: asyncio.Handle | None = None  # of the loop, for the next batch
         self.performs = False  # an effect is being performed
 
-    def put(self, name: str, item: Item, *arguments: Any) -> None:
+    def put(self, name: str, item: Item, *arguments: object) -> None:
         """From outside: at once, or in its turn."""
         if self._is_taking or self._turn is not None:
             self._inbox.append((name, item, arguments))
@@ -70,7 +69,7 @@ class Mailbox:
     def _take_soon(self) -> None:
         self._turn = asyncio.get_running_loop().call_soon(self._take)
 
-    def append(self, name: str, item: Item, *arguments: Any) -> None:
+    def append(self, name: str, item: Item, *arguments: object) -> None:
         """Caused by the item at hand; at once, if nothing is being performed."""
         self._caused.append((name, item, arguments))
         if not self.performs:
@@ -93,7 +92,7 @@ class Mailbox:
             self.do(name, item, *arguments)
         self._is_finishing = False
 
-    def do(self, name: str, item: Item, *arguments: Any) -> None:
+    def do(self, name: str, item: Item, *arguments: object) -> None:
         """Now, and as what it is called."""
         try:
             item(*arguments)

@@ -9,7 +9,6 @@ if decode lives here too, the hand-over is a row of the table and no bytes move.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from epd.config import PrefillConfig
 from epd.failure import Failure, FailureKind
@@ -128,7 +127,7 @@ class PrefillRole(Component[Request]):
         request.missing = {item.room for item in message.items}
         request.min_early_tokens = self._config.min_early_tokens
 
-        def ready(room: str, rows: Any) -> None:
+        def ready(room: str, rows: object) -> None:
             self._requests.fire(request, EmbeddingReady(room, rows))
 
         def failed(item: MediaItem, failure: Failure) -> None:

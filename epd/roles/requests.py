@@ -38,7 +38,7 @@ from epd.roles.signs_of_life import SignsOfLife
 from epd.roles.speculation import Speculation
 from epd.roles.step import new_tokens, token_event, until_end
 from epd.roles.step_loop import Part, Plan, StepLoop
-from epd.scheduling.batching import BatchScheduler, Bounds, Entry
+from epd.scheduling.batching import BatchScheduler, Bounds
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
@@ -48,7 +48,6 @@ Granted = Callable[[tuple[int, ...], int], None]
 MAX_TOMBSTONES = 4096
 PRIORITY_S = 10.0  # that a step of priority is worth
 TOKEN_S = 0.00025  # that a token of a prompt costs: who needs little passes who needs much
-RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
 
 
 class Requests(Component[Request]):
@@ -78,7 +77,7 @@ class Requests(Component[Request]):
         self._cost = StepCost(
             config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_step_tokens
         )
-        self._scheduler = BatchScheduler(
+        self._scheduler = BatchScheduler[Request](
             self.pool,
             engine.kv_layout.block_size,
             Bounds(
@@ -155,17 +154,12 @@ class Requests(Component[Request]):
     def reserve(self, request: Request, granted: Granted) -> None:
         """Call `granted(blocks, num_held)` when the blocks for its KV, which will be received, are
         leased; the first `num_held` have theirs already, the last of the prompt never does."""
-        room = request.kv_room
-        self._on_reserved[room] = granted
-        num_tokens = request.num_tokens + 1  # the first token comes with the KV
-        entry = Entry(room, num_tokens, request.rank - RECEIVED_BONUS_S, reserves_only=True)
-        entry.max_tokens = self._promised_tokens(request)
-        entry.keys = self._keys(request, len(request.prompt) - 1)
-        self._scheduler.add(entry)
+        self._on_reserved[request.key] = granted
+        self._scheduler.reserve(request, self._keys(request, request.num_tokens))
         self.actor.mailbox.append_once("batch", self.pump)
 
     def leave_queue(self, key: str) -> None:
-        """A request, or a room of KV, leaves queue or batch; who stood behind it may enter now."""
+        """A request leaves queues and batch; who stood behind it may enter now."""
         self._on_reserved.pop(key, None)
         if self._scheduler.remove(key):
             self.actor.mailbox.append_once("batch", self.pump)
@@ -176,19 +170,13 @@ class Requests(Component[Request]):
 
     def pump(self) -> None:
         """Something may fit now."""
-        for admission in self._scheduler.admissions():
-            key = admission.entry.key
-            if admission.entry.reserves_only:
-                self.totals["prefix_cache_queried_tokens"] += admission.entry.num_tokens - 1
-                self.totals["prefix_cache_hit_tokens"] += admission.num_cached
-                num_held = self.num_blocks_for(admission.num_cached)
-                self._on_reserved.pop(key)(admission.blocks, num_held)
+        for request, blocks, num_cached, reserves in self._scheduler.admissions():
+            self.totals["prefix_cache_queried_tokens"] += request.num_tokens
+            self.totals["prefix_cache_hit_tokens"] += num_cached
+            if reserves:
+                self._on_reserved.pop(request.key)(blocks, self.num_blocks_for(num_cached))
             else:
-                request = self._requests[key]
-                self.totals["prefix_cache_queried_tokens"] += request.num_tokens
-                self.totals["prefix_cache_hit_tokens"] += admission.num_cached
-                self.fire(request, request_fsm.Scheduled(admission.blocks, admission.num_cached))
-                admission.entry.num_ready = request.num_ready()
+                self.fire(request, request_fsm.Scheduled(blocks, num_cached))
         if self._scheduler.num_running:
             self._loop.wake()
 
@@ -218,9 +206,9 @@ class Requests(Component[Request]):
 
     def plan(self, *, alone: bool) -> Plan:
         """The next step; empty: nothing to compute, or who must give way is in a step."""
-        for entry in self._scheduler.decoding:
-            has_room = self._scheduler.has_spare_places
-            self._speculation.draft(self._requests[entry.key], entry, has_room=has_room)
+        has_room = self._scheduler.has_spare_places
+        for request in self._scheduler.decoding:
+            self._speculation.draft(request, has_room=has_room)
         if not self._make_room() and not alone:
             return []
         self.pump()
@@ -231,23 +219,23 @@ class Requests(Component[Request]):
         it is in a step, and cannot give way now."""
         could = True
         while could and (victim := self._scheduler.victim()) is not None:
-            self.fire(self._requests[victim.key], request_fsm.Preempted())
-            could = self._scheduler.get(victim.key) is not victim
+            self.fire(victim, request_fsm.Preempted())
+            could = self._scheduler.waits(victim.key)
             self.totals["preemptions"] += could
-        for entry, blocks in self._scheduler.growth():
-            self.fire(self._requests[entry.key], request_fsm.Grown(blocks))
+        for request, blocks in self._scheduler.growth():
+            self.fire(request, request_fsm.Grown(blocks))
         return could
 
-    def begin_decoding(self, entry: Entry) -> None:
-        self._scheduler.add_decoding(entry)
+    def begin_decoding(self, request: Request) -> None:
+        self._scheduler.add_decoding(request)
 
     def layers_computed(self, request: Request, start: int, num_layers: int) -> None:
         self.fire(request, request_fsm.LayersComputed(start, num_layers))
 
-    def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
+    def settle(self, parts: list[tuple[Part, Outcome]], elapsed_s: float) -> None:
         """A step is over: each outcome is an event of its own; tokens leave together."""
         self._settling = True
-        for part, outcome in zip(parts, outcomes, strict=True):
+        for part, outcome in parts:
             if not part.decoding:
                 self.reports.note_chunk(part.request, elapsed_s, part.count)
             self._settle(part, outcome)
@@ -256,7 +244,8 @@ class Requests(Component[Request]):
 
     def _settle(self, part: Part, outcome: Outcome) -> None:
         """One sequence's outcome as its own event; a request that ended meanwhile only lets go."""
-        request, entry, count = part.request, part.entry, part.count
+        request, count = part.request, part.count
+        request.returned(count, ahead=part.ahead)
         if request.ended_for_client:
             self.fire(request, request_fsm.StepReturned())
             return
@@ -268,21 +257,20 @@ class Requests(Component[Request]):
         else:
             tokens = outcome if isinstance(outcome, tuple) else (outcome,)
             said = until_end(request, tokens)
-            self._publish(request, entry, request.num_tokens)
+            self._publish(request, request.num_tokens)
             if part.decoding and count > 1:
-                self._speculation.verified(request, entry, count - 1, said)
+                self._speculation.verified(request, count - 1, said)
             self.fire(request, token_event(request, count, said, decoding=part.decoding))
-            entry.num_tokens = max(entry.num_tokens, request.num_tokens)  # or one more is coming
 
-    def _publish(self, request: Request, entry: Entry, num_computed: int) -> None:
+    def _publish(self, request: Request, num_computed: int) -> None:
         """Its new full blocks can be found by others: a token was sampled behind them, so that they
         are finite is known; a bad one would fail everybody who finds it."""
-        first, num_full = entry.num_published, num_computed // self.engine.kv_layout.block_size
+        first, num_full = request.num_published, num_computed // self.engine.kv_layout.block_size
         if self.caching and num_full > first:
             keys = self._keys(request, num_computed)[first:num_full]
             for block, key in zip(request.block_table[first:], keys, strict=False):
                 self.pool.publish(block, key)
-            entry.num_published = num_full
+            request.num_published = num_full
 
     def _keys(self, request: Request, num_tokens: int) -> Sequence[Key]:
         keys = request.prefix if self.caching else None
@@ -292,38 +280,13 @@ class Requests(Component[Request]):
 
     @performs(Do.ENQUEUE)
     def enqueue(self, request: Request, event: Event) -> None:
-        self._scheduler.add(self._entry(request))
+        keys = () if is_scored(request) else self._keys(request, request.num_tokens)
+        self._scheduler.add(request, keys)
         self._loop.wake()
-
-    def _entry(self, request: Request) -> Entry:
-        return Entry(
-            request.key,
-            request.num_tokens,
-            request.rank,
-            max_tokens=self._promised_tokens(request),
-            num_computed=request.num_computed,
-            num_ready=request.num_ready(),
-            recomputable=not request.message.items,
-            keys=() if is_scored(request) else self._keys(request, request.num_tokens),
-        )
-
-    def _promised_tokens(self, request: Request) -> int:
-        """Tokens that it must have blocks for from the start: with images, all that it can need.
-
-        Once its prompt is computed their rows are gone, and it cannot give way any more.  The last
-        token of an answer is never computed.  No more than `_refusal` of the roles compares with
-        the pool, or it would wait for ever.
-        """
-        if not request.decode_here or not request.message.items:
-            return 0
-        return len(request.prompt) + int(request.sampling.max_tokens) - request.num_emitted - 1
 
     @performs(Do.EXTEND)
     def extend_ready(self, request: Request, event: Event) -> None:
-        entry = self._scheduler.get(request.key)
-        if entry is not None:
-            entry.num_ready = request.num_ready()
-            self._loop.wake()
+        self._loop.wake()
 
     @performs(Do.DEQUEUE)
     def dequeue(self, request: Request, event: Event) -> None:
@@ -331,11 +294,8 @@ class Requests(Component[Request]):
 
     @performs(Do.START_DECODING)
     def start_decoding(self, request: Request, event: Event) -> None:
-        entry = self._scheduler.get(request.key) or self._entry(request)
-        entry.num_blocks = len(request.block_table)
-        entry.num_tokens = max(entry.num_tokens, request.num_tokens)  # or one more is coming
-        self._publish(request, entry, request.num_computed)
-        self._scheduler.add_decoding(entry)
+        self._publish(request, request.num_computed)
+        self._scheduler.add_decoding(request)
         self._loop.wake()
 
     @performs(Do.RELEASE_BLOCKS)

@@ -8,8 +8,8 @@ miss and is encoded anew, and one that cannot be written is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 from epd.config import EncodeConfig
 from epd.engine.base import Rows, VisionEngine
@@ -29,7 +29,7 @@ from epd.fsm.encoding import (
 )
 from epd.fsm.kernel import Event
 from epd.messages import CacheTier, RowContract
-from epd.roles.base import Actor, Component, performs
+from epd.roles.base import Actor, Component, Work, performs
 from epd.roles.cache_events import CachePublisher
 from epd.scheduling.slots import CACHE_ROWS, sized
 from epd.scheduling.tiers import Tier, TierBooks, TierCounts
@@ -126,13 +126,13 @@ class RowTiers(Component[Encoding]):
         encoding.rows = None
 
     @performs(Do.START_DEMOTION)
-    def start_demotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
+    def start_demotion(self, encoding: Encoding, event: Event) -> Work[Event]:
         self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.host)
         self._bound(encoding, CopyTimedOut())
         return self._copy(encoding, self._engine.to_host, DemotionSucceeded)
 
     @performs(Do.START_PROMOTION)
-    def start_promotion(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, Event]:
+    def start_promotion(self, encoding: Encoding, event: Event) -> Work[Event]:
         self.books.place(encoding.key, rows_of(encoding).nbytes, self.books.device)
         self._bound(encoding, CopyTimedOut())
         return self._copy(encoding, self._engine.to_device, PromotionSucceeded)
@@ -140,7 +140,7 @@ class RowTiers(Component[Encoding]):
     async def _copy(
         self,
         encoding: Encoding,
-        copy: Callable[[Rows], Coroutine[Any, Any, Rows]],
+        copy: Callable[[Rows], Work[Rows]],
         succeeded: Callable[[Rows], Event],
     ) -> Event:
         try:
@@ -174,7 +174,7 @@ class RowTiers(Component[Encoding]):
         return LoadSucceeded(Rows(found, encoding.num_rows, nbytes))
 
     @performs(Do.STORE_ROWS)
-    def store_rows(self, encoding: Encoding, event: Event) -> Coroutine[Any, Any, None] | None:
+    def store_rows(self, encoding: Encoding, event: Event) -> Work[None] | None:
         return None if self._storage is None else self._store(encoding, rows_of(encoding))
 
     async def _store(self, encoding: Encoding, rows: Rows) -> None:

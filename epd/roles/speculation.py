@@ -14,45 +14,40 @@ from collections.abc import Sequence
 from epd.config import SpeculativeConfig
 from epd.fsm.request import Request
 from epd.messages import TokenLogprobs
-from epd.scheduling.batching import Entry
 from epd.scheduling.speculation import PromptLookup
 
 
 class Speculation:
-    """Fills the drafts of entries that decode, and counts what they were worth."""
+    """Fills the drafts of requests that decode, and counts what they were worth."""
 
     def __init__(self, config: SpeculativeConfig, totals: Counter[str]) -> None:
         self._config = config
         self._totals = totals
 
-    def draft(self, request: Request, entry: Entry, *, has_room: bool) -> None:
+    def draft(self, request: Request, *, has_room: bool) -> None:
         """What it may say next; asked before each step is planned.  Without room for drafts in
         steps, nobody waits for them.
 
         Fewer than it may still say: a token of the model's own follows the last draft.
         """
-        if not self._config.method or entry.num_left < 0:  # its drafts are under way
+        if not self._config.method or request.num_left < 0:  # its drafts are under way
             return
         if request.lookup is None:
             placeholders = {request.prompt[item.offset] for item in request.message.items}
             shortest, longest = self._config.prompt_lookup_min, self._config.prompt_lookup_max
             request.lookup = PromptLookup(shortest, longest, placeholders)
         left = int(request.sampling.max_tokens) - request.num_emitted - len(request.output)
-        on_its_way = entry.num_tokens - request.num_tokens
+        on_its_way = request.num_coming
         limit = min(self._config.num_speculative_tokens + on_its_way, left - 1)
         drafts = request.lookup.draft(request.tokens, request.num_tokens, limit)
-        waits = bool(on_its_way) and has_room and len(drafts) > 1
-        entry.num_ready = request.num_tokens if waits else None
-        entry.drafts = () if on_its_way else drafts
+        request.awaits_token = bool(on_its_way) and has_room and len(drafts) > 1
+        request.drafts = () if on_its_way else drafts
 
-    def verified(
-        self, request: Request, entry: Entry, count: int, said: Sequence[TokenLogprobs]
-    ) -> None:
+    def verified(self, request: Request, count: int, said: Sequence[TokenLogprobs]) -> None:
         """A step has computed the first `count` drafts, and this is what the request says."""
-        drafts = entry.drafts[:count]
+        drafts = request.drafts[:count]
         right = zip(drafts, said, strict=False)
         accepted = sum(draft == token.token_id for draft, token in right)
-        entry.num_computed -= count + 1 - len(said)
         request.num_accepted += accepted
         request.num_rejected += count - accepted
         self._totals["spec_decode_num_drafts"] += 1

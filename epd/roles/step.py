@@ -7,7 +7,6 @@ a chunk may begin in one and end in the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from epd.engine.base import PENDING, MediaLayout, RowSpan, StepSequence
 from epd.fsm.kernel import Event
@@ -16,13 +15,12 @@ from epd.messages import MediaItem, TokenChunk, TokenLogprobs
 from epd.roles.prompt_scores import scoring_of
 
 
-def sequence_of(
-    request: Request, start: int, count: int, drafts: Sequence[int] = ()
-) -> StepSequence:
-    """Its tokens `[start, start + count)`; one that the step under way samples is PENDING.
+def sequence_of(request: Request, count: int, drafts: Sequence[int] = ()) -> StepSequence:
+    """Its next `count` tokens; one that the step under way samples is PENDING.
 
     `drafts` of what it says next stand behind them.
     """
+    start = request.num_computed + request.num_under_way
     stop = start + count
     num_prompt = len(request.prompt)
     sampling = request.sampling
@@ -114,7 +112,7 @@ def token_event(
     return TokenSampled(token, tuple(accepted))
 
 
-def _positions(request: Request, start: int, stop: int) -> Any:
+def _positions(request: Request, start: int, stop: int) -> list[Sequence[int]] | None:
     """`[3][stop - start]` where the prompt has positions of its own; None: index + delta."""
     known = request.positions
     num_prompt = len(request.prompt)

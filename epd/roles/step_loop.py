@@ -36,10 +36,10 @@ from epd.engine.base import LanguageEngine, Outcome, StepFailure, StepResult
 from epd.fsm.request import Request
 from epd.roles.base import Actor
 from epd.roles.step import runs_ahead, sequence_of
-from epd.scheduling.batching import Entry
+from epd.scheduling.batching import Share
 from epd.scheduling.step_cost import StepCost
 
-Plan = list[tuple[Entry, int]]
+Plan = list[Share[Request]]
 
 
 class Batch(Protocol):
@@ -50,9 +50,7 @@ class Batch(Protocol):
         (`alone`: there is none)."""
         ...
 
-    def get(self, key: str) -> Request | None: ...
-
-    def begin_decoding(self, entry: Entry) -> None:
+    def begin_decoding(self, request: Request) -> None:
         """A step that samples its first token is under way, and it goes on here."""
         ...
 
@@ -60,19 +58,23 @@ class Batch(Protocol):
         """The first layers of a prompt's last chunk, which begins at `start`, are computed."""
         ...
 
-    def settle(self, parts: list[Part], outcomes: list[Outcome], elapsed_s: float) -> None:
+    def settle(self, parts: list[tuple[Part, Outcome]], elapsed_s: float) -> None:
         """A step is over; it took so long on the device (0: it failed)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A request's part of a step: `count` tokens of it, the next of its answer or of its prompt."""
+    """A request's part of a step: `count` tokens of it, the next of its answer or of its prompt.
+
+    `ahead`: the next step may take the token that this one samples.  It is kept beside the request
+    until the step returns, since a request has several steps under way.
+    """
 
     request: Request
-    entry: Entry
     count: int
     decoding: bool
+    ahead: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +131,17 @@ class StepLoop:
         parts: list[Part] = []
         sequences = []
         leaving: list[tuple[Request, int]] = []  # whose KV others wait for
-        for entry, count in plan:
-            request = self._batch.get(entry.key)
-            assert request is not None  # who is in the batch is served
-            decoding = entry.decoding
-            drafts = entry.drafts[: count - 1] if decoding else ()
-            known = count - len(drafts)
-            sequence = sequence_of(request, entry.num_computed, known, drafts)
+        for request, count, decoding in plan:
+            drafts = request.drafts[: count - 1] if decoding else ()
+            sequence = sequence_of(request, count - len(drafts), drafts)
             ahead = self._depth > 1 and runs_ahead(request, sequence)
-            entry.launched(count, ahead=ahead)
+            request.launched(count, ahead=ahead)
             if ahead and not decoding:
-                self._batch.begin_decoding(entry)
-            request.in_flight += 1
+                self._batch.begin_decoding(request)
             sequences.append(sequence)
             if sequence.sample is not None and not (decoding or request.decode_here):
                 leaving.append((request, sequence.start))
-            parts.append(Part(request, entry, count, decoding))
+            parts.append(Part(request, count, decoding, ahead))
         result: asyncio.Future[StepResult]
         try:
             put = self._actor.mailbox.put
@@ -162,19 +159,18 @@ class StepLoop:
                 self._batch.layers_computed(request, start, num_layers)
 
     def _settle(self, step: _Step) -> None:
-        outcomes: list[Outcome]
+        settled: list[tuple[Part, Outcome]]
         elapsed_s = 0.0
         try:
             result = step.result.result()
+            settled = list(zip(step.parts, result.outcomes, strict=True))
         except Exception as error:
             self._actor.fault("step", error)
-            outcomes = [StepFailure(f"the step failed: {error}") for _ in step.parts]
+            settled = [(part, StepFailure(f"the step failed: {error}")) for part in step.parts]
         else:
-            outcomes, elapsed_s = result.outcomes, result.elapsed_s
+            elapsed_s = result.elapsed_s
             self._observe(step.parts, elapsed_s)
-        for part in step.parts:
-            part.request.in_flight -= 1
-        self._batch.settle(step.parts, outcomes, elapsed_s)
+        self._batch.settle(settled, elapsed_s)
 
     def _observe(self, parts: list[Part], elapsed_s: float) -> None:
         num_prompt = sum(part.count for part in parts if not part.decoding)

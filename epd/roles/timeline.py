@@ -30,7 +30,7 @@ class Timelines:
 
     def of(self, machine: Generation) -> list[TimelineEntry]:
         """All stages of the request so far; empty unless it was asked for."""
-        if not machine.prompt or not machine.prompt.wants_timeline:
+        if machine.asked is None or not machine.asked.wants_timeline:
             return []
         own = [(self._actor.address.instance_id, span) for span in self._actor.spans(machine)]
         spans = sorted([*own, *self._reports.get(machine.key, ())], key=lambda pair: pair[1].at_s)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
 
 from epd.fsm.kernel import Event, Machine
 from epd.roles.mailbox import Mailbox
@@ -167,7 +166,5 @@ class Timers:
 
 
 def _name(timer: _Timer) -> str:
-    key: Any = timer.key
-    if timer.owner is None:
-        return str(key.__qualname__)
-    return f"{timer.owner.table.name} {timer.owner.key} {key.__name__}"
+    name = str(getattr(timer.key, "__qualname__", timer.key))
+    return name if timer.owner is None else f"{timer.owner.table.name} {timer.owner.key} {name}"

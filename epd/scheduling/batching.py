@@ -2,7 +2,9 @@
 
 Theory of operation
 -------------------
-Policy only: no I/O, no clock, no tensors.  The step loop asks in this order, between two steps:
+Policy only: no I/O, no clock, no tensors, and no copy of a request: what is known of one is asked
+of the request itself (`Schedulable`), and kept here is only in which queue it stands, or that it
+runs.  The step loop asks in this order, between two steps:
 
 1. `victim`: running sequences need one more block for their next token and the pool has none.
    The youngest gives its own up and is computed again later (preemption by recompute).
@@ -21,9 +23,9 @@ images' rows are gone once its prompt is computed) gets all blocks that it can e
 the oldest sequence always goes on: everybody who holds blocks either is younger and gives way, or
 ends by itself.  Nobody lives on promises, and the pool cannot livelock (fault F24).
 
-A prompt whose next image is not here (`num_ready`) is passed over and keeps its place and blocks.
-So is one with few tokens before that image, where a step costs as much for few tokens as for
-many (`min_partial_tokens`): a GPU that launches kernels longer than it computes.
+A prompt whose next image is not here (`lacks_rows`) is passed over and keeps its place and
+blocks.  So is one with few tokens before that image, where a step costs as much for few tokens
+as for many (`min_partial_tokens`): a GPU that launches kernels longer than it computes.
 
 A step may be planned while one is under way.  So tokens count as computed when the step that does
 it is launched, and as known when it is certain that they will be: a token that is being sampled
@@ -40,80 +42,120 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from epd.scheduling.block_pool import BlockPool, Key
 from epd.scheduling.step_cost import StepCost
 
 WATERMARK_SHARE = 0.01  # of the pool: left to those who run, or a newcomer would be thrown out
 PROMPT_SHARE = 0.125  # of the budget, and of several places: prompts have it, however many decode
+RECEIVED_BONUS_S = 10.0  # KV that will be received goes before prompts: it is being computed
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One request as the scheduler sees it; tokens are of the prompt and of what was generated."""
+class Schedulable(Protocol):
+    """A request as the scheduler sees it.  It is asked, and nothing is written into it: what is
+    decided here comes back to it as events (blocks, a part in a step)."""
 
-    key: str
-    num_tokens: int  # known or on their way; the last of them is the last to be computed
-    rank: float = 0.0
-    max_tokens: int = 0  # reserved at admission, if more than `num_tokens`
-    num_computed: int = 0  # or being computed, in steps that are under way
-    num_ready: int | None = None  # tokens that may be computed, if an image or token lacks
-    num_blocks: int = 0  # leased
-    recomputable: bool = True  # may be preempted while it decodes
-    reserves_only: bool = False  # wants blocks and no place in the batch: KV that will be received
-    decoding: bool = False
-    keys: Sequence[Key] = ()  # of the full blocks of `num_tokens`
-    num_published: int = 0  # blocks that others can find
-    drafts: Sequence[int] = ()  # tokens that may follow: computed where there is room
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def rank(self) -> float: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt and of what was generated, as far as they are known."""
+        ...
+
+    @property
+    def num_expected(self) -> int:
+        """Known or on their way; the last of them is the last to be computed."""
+        ...
 
     @property
     def num_left(self) -> int:
-        """Tokens that could be computed now."""
-        ready = self.num_tokens if self.num_ready is None else min(self.num_ready, self.num_tokens)
-        return ready - self.num_computed
+        """Of them, those that could be computed now, beside those that steps under way compute;
+        negative while draft tokens are verified."""
+        ...
 
-    def launched(self, count: int, *, ahead: bool) -> None:
-        """A step with its next `count` tokens is under way; `ahead`: the next step may take the
-        token that this one samples, before it is known here."""
-        self.num_computed += count
-        self.num_tokens += ahead
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether what could be computed ends at an image whose rows are not here."""
+        ...
+
+    @property
+    def num_promised(self) -> int:
+        """Tokens whose blocks it must have from the start, if more than it has tokens."""
+        ...
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether it may be preempted while it decodes."""
+        ...
+
+    @property
+    def block_table(self) -> Sequence[int]: ...
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """Tokens that may follow: computed where there is room."""
+        ...
 
 
-class Admission(NamedTuple):
-    """An entry enters with these blocks; the first `num_cached` tokens are computed already."""
+T = TypeVar("T", bound=Schedulable)
 
-    entry: Entry
+
+class Admission(NamedTuple, Generic[T]):
+    """A request gets these blocks; the first `num_cached` tokens are computed already.
+
+    `reserves`: for KV that will be received; it has no place in the batch.
+    """
+
+    entry: T
     blocks: tuple[int, ...]
     num_cached: int
+    reserves: bool
+
+
+class Share(NamedTuple, Generic[T]):
+    """What a step computes of a request: so many of its next tokens."""
+
+    entry: T
+    num_tokens: int
+    decodes: bool  # of its answer, not of its prompt
+
+
+class _Waiting(NamedTuple, Generic[T]):
+    """A place in a queue: rank and order of arrival; and what the pool may hold of it already."""
+
+    place: tuple[float, int, str]
+    entry: T
+    keys: Sequence[Key]  # of its full blocks
 
 
 @dataclass(slots=True)
-class _Queue:
-    """Entries by rank, equal ranks in order of arrival."""
+class _Queue(Generic[T]):
+    """Who waits, by rank, equal ranks in order of arrival."""
 
     order: list[tuple[float, int, str]] = field(default_factory=list)
-    places: dict[str, tuple[float, int, str]] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
+    waiting: dict[str, _Waiting[T]] = field(default_factory=dict)
     serial: Iterator[int] = field(default_factory=itertools.count)
 
-    def join(self, entry: Entry) -> None:
-        place = (entry.rank, next(self.serial), entry.key)
+    def join(self, rank: float, entry: T, keys: Sequence[Key]) -> None:
+        place = (rank, next(self.serial), entry.key)
         insort(self.order, place)
-        self.places[entry.key] = place
-        self.entries[entry.key] = entry
+        self.waiting[entry.key] = _Waiting(place, entry, keys)
 
     def leave(self, key: str) -> bool:
         """False if it did not stand here."""
-        place = self.places.pop(key, None)
-        if place is None:
+        waiting = self.waiting.pop(key, None)
+        if waiting is None:
             return False
-        del self.order[bisect_left(self.order, place)]
-        del self.entries[key]
+        del self.order[bisect_left(self.order, waiting.place)]
         return True
 
-    def head(self) -> Entry | None:
-        return self.entries[self.order[0][2]] if self.order else None
+    def head(self) -> _Waiting[T] | None:
+        return self.waiting[self.order[0][2]] if self.order else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +173,7 @@ class Bounds:
     min_partial_tokens: int = 0
 
 
-class BatchScheduler:
+class BatchScheduler(Generic[T]):
     """Admission by rank and blocks, preemption of the youngest, one token budget per step."""
 
     def __init__(
@@ -141,10 +183,10 @@ class BatchScheduler:
         self._block_size = block_size
         self._bounds = bounds
         self._cost = cost
-        self._queue = _Queue()  # prompts
-        self._reservations = _Queue()  # blocks for KV that will be received
-        self._prefilling: dict[str, Entry] = {}
-        self._decoding: dict[str, Entry] = {}
+        self._queue = _Queue[T]()  # prompts
+        self._reservations = _Queue[T]()  # blocks for KV that will be received
+        self._prefilling: dict[str, T] = {}
+        self._decoding: dict[str, T] = {}
         self._first_decode = 0
         self._watermark = int(pool.size * WATERMARK_SHARE)
 
@@ -165,29 +207,27 @@ class BatchScheduler:
         return -(-num_tokens // self._block_size)
 
     @property
-    def decoding(self) -> Iterable[Entry]:
+    def decoding(self) -> Iterable[T]:
         return self._decoding.values()
 
     # --- who is here ------------------------------------------------------------------------------
 
-    def add(self, entry: Entry) -> None:
-        """Join the line, to be computed (for the first time or again) or to receive KV."""
-        (self._reservations if entry.reserves_only else self._queue).join(entry)
+    def add(self, entry: T, keys: Sequence[Key] = ()) -> None:
+        """Join the queue of prompts, to be computed, for the first time or again."""
+        self._queue.join(entry.rank, entry, keys)
 
-    def add_decoding(self, entry: Entry) -> None:
+    def reserve(self, entry: T, keys: Sequence[Key] = ()) -> None:
+        """Join the queue for blocks alone: KV that will be received, and a first token with it."""
+        self._reservations.join(entry.rank - RECEIVED_BONUS_S, entry, keys)
+
+    def add_decoding(self, entry: T) -> None:
         """Join the batch directly: its KV is there and its blocks are leased."""
         self._prefilling.pop(entry.key, None)
-        entry.decoding = True
         self._decoding[entry.key] = entry
-
-    def get(self, key: str) -> Entry | None:
-        """The entry in the batch or in the queue."""
-        running = self._decoding.get(key) or self._prefilling.get(key)
-        return running or self._queue.entries.get(key)
 
     def waits(self, key: str) -> bool:
         """Whether it stands in the queue of prompts, to be computed for the first time or again."""
-        return key in self._queue.entries
+        return key in self._queue.waiting
 
     def remove(self, key: str) -> bool:
         """Whether it stood in a queue: who is behind it may enter now."""
@@ -198,16 +238,16 @@ class BatchScheduler:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def _room(self, entry: Entry) -> int:
-        """Tokens behind its last known one that its blocks have room for."""
-        return entry.num_blocks * self._block_size - entry.num_tokens
+    def _room(self, entry: T) -> int:
+        """Tokens behind its last expected one that its blocks have room for."""
+        return len(entry.block_table) * self._block_size - entry.num_expected
 
-    def _lacking(self) -> list[Entry]:
+    def _lacking(self) -> list[T]:
         """Who decodes and has no place for its next token."""
         size = self._block_size
-        return [e for e in self._decoding.values() if e.num_blocks * size < e.num_tokens]
+        return [e for e in self._decoding.values() if len(e.block_table) * size < e.num_expected]
 
-    def victim(self) -> Entry | None:
+    def victim(self) -> T | None:
         """Who must give its blocks up now, for decodes to take their next token; None: nobody.
 
         The youngest that can be computed again, which may be the one that lacks a block itself.
@@ -215,18 +255,18 @@ class BatchScheduler:
         lacking = self._lacking()
         if len(lacking) <= self._pool.num_free:
             return None
-        running = [*self._prefilling.values(), *self._decoding.values()]
-        young = [entry for entry in running if entry.recomputable or not entry.decoding]
+        decodes = (entry for entry in self._decoding.values() if entry.recomputable)
+        young = [*self._prefilling.values(), *decodes]
         return max(young, key=lambda entry: entry.rank, default=None)
 
-    def growth(self) -> Iterator[tuple[Entry, tuple[int, ...]]]:
+    def growth(self) -> Iterator[tuple[T, tuple[int, ...]]]:
         """Blocks for the next token of those who decode, the oldest first; then, while blocks are
-        not scarce, for drafts that do not fit.  Either is a block that they need soon anyway."""
+        not scarce, for drafts that do not fit.  Either is a block that they need soon anyway.
+        They have them before the next one is asked for, as with `admissions`."""
         for entry in sorted(self._lacking(), key=attrgetter("rank")):
             blocks = self._pool.take(1)
             if blocks is None:
                 return
-            entry.num_blocks += 1
             yield entry, blocks
         for entry in self._decoding.values():
             if len(entry.drafts) <= self._room(entry):
@@ -235,37 +275,36 @@ class BatchScheduler:
                 return
             blocks = self._pool.take(1)
             assert blocks is not None  # one is free at least
-            entry.num_blocks += 1
             yield entry, blocks
 
-    def admissions(self) -> Iterator[Admission]:
+    def admissions(self) -> Iterator[Admission[T]]:
         """Who enters now, strictly by rank: the first that lacks blocks stops those behind it."""
-        while (entry := self._next()) is not None:
-            tokens = max(entry.num_tokens, entry.max_tokens)
-            count = self.blocks_for(tokens)
+        while (line := self._next()) is not None:
+            head = line.head()
+            assert head is not None  # or it would not be its turn
+            entry, reserves = head.entry, line is self._reservations
+            count = self.blocks_for(max(entry.num_tokens + reserves, entry.num_promised))
             spare = len(self._lacking())  # of those who run, for their next token
-            if self.num_running and not entry.reserves_only:
+            if self.num_running and not reserves:
                 spare += self._watermark
             usable = (entry.num_tokens - 1) // self._block_size  # the last token gives the logits
-            taken = self._pool.take_prefix(entry.keys[:usable], count, spare)
+            taken = self._pool.take_prefix(head.keys[:usable], count, spare)
             if taken is None:
                 return
-            self._queue.leave(entry.key)
-            self._reservations.leave(entry.key)
+            line.leave(entry.key)
             blocks, num_found = taken
-            entry.num_blocks = count
-            entry.num_computed = num_found * self._block_size
-            if not entry.reserves_only:
+            if not reserves:
                 self._prefilling[entry.key] = entry
-            yield Admission(entry, blocks, entry.num_computed)
+            yield Admission(entry, blocks, num_found * self._block_size, reserves)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> _Queue[T] | None:
+        """The queue whose head is next."""
         reserving, prompt = self._reservations.head(), self._queue.head()
         if prompt is None or not self._has_place():
-            return reserving
-        if reserving is None or prompt.rank < reserving.rank:
-            return prompt
-        return reserving
+            return self._reservations if reserving is not None else None
+        if reserving is None or prompt.place[0] < reserving.place[0]:
+            return self._queue
+        return self._reservations
 
     def _has_place(self) -> bool:
         """In the batch; who waits for an image takes none."""
@@ -277,8 +316,8 @@ class BatchScheduler:
 
     # --- the step ---------------------------------------------------------------------------------
 
-    def plan(self) -> list[tuple[Entry, int]]:
-        """The next step: `(entry, number of tokens)`, decodes first, then prompts by rank.
+    def plan(self) -> list[Share[T]]:
+        """The next step: decodes first, then prompts by rank.
 
         With more decodes than the step holds, the window rotates, so that none starves.  A decode
         with more than one token is followed by so many of its drafts less one.
@@ -293,24 +332,24 @@ class BatchScheduler:
             places = min(len(prompts), math.ceil((bounds.max_running - 1) * PROMPT_SHARE))
         decodes = self._decodes(min(bounds.max_step_tokens - kept, bounds.max_running - places))
         step = self._with_drafts(decodes, bounds.max_step_tokens - kept - len(decodes))
-        budget = bounds.max_step_tokens - sum(count for _, count in step)
+        budget = bounds.max_step_tokens - sum(share.num_tokens for share in step)
         if self._cost is not None and decodes:
             budget = min(budget, self._cost.max_prompt_tokens(len(step)))
         for entry in prompts[: bounds.max_running - len(step)]:
             chunk = min(entry.num_left, bounds.max_chunk_tokens, budget)
             if chunk <= 0:
                 break
-            step.append((entry, chunk))
+            step.append(Share(entry, chunk, decodes=False))
             budget -= chunk
         return step
 
-    def _num_due(self, entry: Entry) -> int:
+    def _num_due(self, entry: T) -> int:
         """Tokens that are worth a step now."""
-        is_partial = entry.num_ready is not None and entry.num_ready < entry.num_tokens
-        enough = not is_partial or entry.num_left >= self._bounds.min_partial_tokens
-        return entry.num_left if enough else 0
+        num_left = entry.num_left
+        enough = num_left >= self._bounds.min_partial_tokens or not entry.lacks_rows
+        return num_left if enough else 0
 
-    def _with_drafts(self, decodes: list[Entry], budget: int) -> list[tuple[Entry, int]]:
+    def _with_drafts(self, decodes: list[T], budget: int) -> list[Share[T]]:
         """Drafts take what is left of the decodes' share of the budget, and of the places in the
         batch: a step samples in no more places than it could without them, and where many decode
         and a step is dear anyway, nobody drafts."""
@@ -319,15 +358,15 @@ class BatchScheduler:
         for entry in decodes:
             count = max(0, min(len(entry.drafts), spare, self._room(entry)))
             spare -= count
-            step.append((entry, 1 + count))
+            step.append(Share(entry, 1 + count, decodes=True))
         return step
 
-    def _decodes(self, budget: int) -> list[Entry]:
+    def _decodes(self, budget: int) -> list[T]:
         size = self._block_size
         decodes = [
             e
             for e in self._decoding.values()
-            if e.num_left > 0 and e.num_blocks * size >= e.num_tokens
+            if e.num_left > 0 and len(e.block_table) * size >= e.num_expected
         ]
         if len(decodes) > budget:
             start = self._first_decode % len(decodes)

@@ -114,7 +114,7 @@ class Clients:
                 await self._read_answer(record, stream)
                 self._note_patience(record)
             elif await self._read_stage(record, stream):
-                claim = stream.transfer_params().kv.get("remote_request_id", "")
+                claim = str(stream.transfer_params().kv.get("remote_request_id", ""))
             else:
                 break
         if not record.num_answers:  # it leaves between two stages

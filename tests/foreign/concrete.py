@@ -17,7 +17,7 @@ ITEMS = tables.MESSAGE.items  # rooms a and b, tokens 1 and 2 of a prompt of thr
 
 
 def _generation(values: Values) -> generation.Generation:
-    made = generation.Generation("g", values["MAX_ATTEMPTS"])
+    made = generation.Generation("g", values["MAX_ATTEMPTS"], tables.LIMITS, tables.CLIENT)
     made.attempt = values["attempts"]
     made.failures = {FailureKind.LOST: values["failures"]} if values["failures"] else {}
     made.token_ids = [5] if values["said"] else []

@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
+from epd.api.port import TimeLimits
 from epd.failure import Failure, FailureKind
 from epd.fsm import (
     child,
@@ -34,6 +35,8 @@ from epd.records import (
 )
 
 PEER = Address("peer", 1, "")
+LIMITS = TimeLimits(1.0, 1.0, 1.0)
+CLIENT: Any = object()  # who waits for an answer
 CONTRACT = RowContract(8, 16, 1, "f16", 32)
 REGION = RemoteRegion("shm", "peer", 1, "rows", "", 64, 8)
 GRANT = Grant("room", 1, "", REGION, (0, 1), CONTRACT, 4, 9.0)
@@ -101,7 +104,7 @@ def make_event(kind: type[Event], /, **carried: Any) -> Event:
 
 
 def make_generation(journal: Journal = NULL_JOURNAL) -> generation.Generation:
-    return generation.Generation("g", 2, journal)
+    return generation.Generation("g", 2, LIMITS, CLIENT, journal)
 
 
 def make_request(journal: Journal = NULL_JOURNAL) -> request.Request:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import pytest
 import transitions
@@ -178,3 +178,18 @@ def test_an_illegal_event_tells_what_had_happened() -> None:
     machine.fire(make_event(next(e for e in kind.table.events if e.__name__ == "JoinAccepted")))
     with pytest.raises(IllegalEvent, match=r"story: JOINING -JoinAccepted@0.000-> HEALTHY"):
         machine.fire(make_event(next(e for e in kind.table.events if e.__name__ == "JoinRejected")))
+
+
+@each_kind
+def test_guards_and_actions_are_of_the_machine_and_the_events_of_their_row(kind: Kind) -> None:
+    """The kernel calls them by the table alone: what they are written for is checked here."""
+    machine = type(kind.make())
+    for row in kind.table.rows:
+        guard = row.when.predicate if isinstance(row.when, Unless) else row.when
+        for function in filter(None, (row.do, guard)):
+            context, event = list(get_type_hints(function).values())[:2]
+            assert issubclass(machine, get_origin(context) or context), (
+                f"{function.__name__}: {context}"
+            )
+            for fired in row.events:
+                assert issubclass(fired, event), f"{function.__name__}: {fired}"

@@ -13,11 +13,12 @@ from epd.fsm.generation import (
     TokensArrived,
 )
 from epd.messages import TokenChunk
+from tests.fsm.tables import CLIENT, LIMITS
 
 
 def test_a_long_answer_does_not_push_out_its_beginning() -> None:
     """RECEIVED -> PREPARING -> PLACED -> STREAMING (1000 times) -> FINISHED."""
-    generation = Generation("r", 4)
+    generation = Generation("r", 4, LIMITS, CLIENT)
     generation.fire(Admitted())
     generation.fire(Placed("somewhere"))
     for i in range(1001):
@@ -35,7 +36,7 @@ def test_a_long_answer_does_not_push_out_its_beginning() -> None:
 
 
 def test_an_attempt_is_accepted_for_itself() -> None:
-    generation = Generation("r", 4)
+    generation = Generation("r", 4, LIMITS, CLIENT)
     accepted = []
     for event in (
         Admitted(),
@@ -47,4 +48,4 @@ def test_an_attempt_is_accepted_for_itself() -> None:
         generation.fire(event)
         accepted.append(generation.accepted)
     assert accepted == [False, False, True, True, False]
-    assert (generation.attempt, generation.placement) == (2, "there")
+    assert (generation.attempt, generation.placed) == (2, "there")

@@ -55,3 +55,45 @@ def test_what_was_cached_is_counted_when_it_is_first_taken() -> None:
         made.fire(Scheduled(blocks, num_cached))
         assert (made.block_table, made.num_computed, made.num_cached) == (blocks, num_cached, 2)
         made.fire(Preempted())
+
+
+def test_what_a_step_computes_counts_from_its_launch() -> None:
+    """And the token that it samples as on its way, where the next step may take it."""
+    made = make_request()
+    made.num_computed = 2
+    assert (made.num_left, made.num_expected) == (1, 3)
+    made.launched(1, ahead=True)
+    assert (made.in_flight, made.num_computed) == (1, 2)
+    assert (made.num_left, made.num_expected, made.num_tokens) == (1, 4, 3)
+    made.awaits_token = True
+    assert made.num_left == 0
+    made.awaits_token = False
+    made.launched(3, ahead=False)
+    assert made.num_left == -2, "draft tokens are verified"
+    made.returned(1, ahead=True)
+    made.returned(3, ahead=False)
+    assert (made.in_flight, made.num_left, made.num_expected) == (0, 1, 3)
+
+
+def test_an_image_that_lacks_bounds_what_can_be_computed() -> None:
+    made = make_request()
+    image = SimpleNamespace(room="x", offset=1, end=2)
+    made.message = SimpleNamespace(items=(image,), num_emitted=1)
+    made.missing = {"x"}
+    assert (made.num_left, made.lacks_rows, made.recomputable) == (1, True, False)
+    made.missing.clear()
+    assert (made.num_left, made.lacks_rows) == (3, False)
+
+
+def test_who_cannot_be_computed_again_needs_all_its_blocks_at_once() -> None:
+    made = make_request()
+    image = SimpleNamespace(room="x", offset=1, end=2)
+    made.sampling = SimpleNamespace(max_tokens=8)
+    for items, decode_here, num_promised in (
+        ((image,), True, 3 + 8 - 1 - 1),
+        ((image,), False, 0),
+        ((), True, 0),
+    ):
+        made.message = SimpleNamespace(items=items, num_emitted=1)
+        made.decode_here = decode_here
+        assert made.num_promised == num_promised, "the last token is never computed"

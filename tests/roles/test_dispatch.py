@@ -61,13 +61,13 @@ def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not
 def test_a_request_without_a_topology_waits_for_so_long() -> None:
     with gateway() as at:
         books = at.role._dispatcher
-        one: Any = SimpleNamespace(key="g", prompt=None)
+        one: Any = SimpleNamespace(key="g", asked=None)
         assert books.may_wait(one)
         at.cluster.pass_time(TIMING.topology_timeout_s - 0.1)
         assert books.may_wait(one)
         at.cluster.pass_time(0.2)
         assert not books.may_wait(one)
-        later: Any = SimpleNamespace(key="h", prompt=None)
+        later: Any = SimpleNamespace(key="h", asked=None)
         assert books.may_wait(later)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from epd.api.chat_template import ChatTemplate
+from epd.api.port import TimeLimits
 from epd.api.prepare import Preparer
 from epd.api.server import ApiServer
 from epd.config import GatewayConfig
@@ -147,9 +148,9 @@ class Actor:
 
 
 def failure(kind: str = "engine", reason: str = "because") -> Generation:
-    made = Generation("g-1", 2)
+    limits, stream = TimeLimits(1.0, 1.0, 1.0), SimpleNamespace(client_request_id="")
+    made = Generation("g-1", 2, limits, stream)
     made.failure = Failure(FailureKind(kind), reason)
-    made.stream = SimpleNamespace(client_request_id="")
     return made
 
 

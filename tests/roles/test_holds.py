@@ -29,7 +29,12 @@ def machine(key: str, scope: str, stage: Stage = "", claim: str = "", finish: st
     prompt = Generation((1,), (), SamplingParams(1), scope=scope, stage=stage, claim=claim)
     placement = SimpleNamespace(prefill=PREFILL)
     return SimpleNamespace(
-        key=key, prompt=prompt, placement=placement, attempt=2, finish_reason=finish
+        key=key,
+        asked=prompt,
+        prompt=prompt,
+        placement=placement,
+        attempt=2,
+        finish_reason=finish,
     )
 
 
@@ -69,7 +74,7 @@ def test_what_failed_or_was_no_prompt_alone_is_not_held() -> None:
     _, holds = made()
     holds.ended(machine("g-4", "mine", "prefill"))
     holds.ended(machine("g-5", "mine", finish="stop"))
-    holds.ended(SimpleNamespace(prompt=None, key="g-6"))
+    holds.ended(SimpleNamespace(asked=None, key="g-6"))
     for key in ("g-4", "g-5", "g-6"):
         assert holds.claimed_by(machine("g-9", "mine", claim=key)) == ""
 

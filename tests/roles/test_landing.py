@@ -33,9 +33,6 @@ class Staged:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
-        raise AssertionError("no view of a device's memory")
-
     def attach_kv(self, buffer: memoryview) -> None:
         self._landing = buffer
 

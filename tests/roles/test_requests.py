@@ -4,7 +4,6 @@ way."""
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,9 +27,9 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles import requests as roles_requests
-from epd.roles.requests import PRIORITY_S, RECEIVED_BONUS_S, TOKEN_S
+from epd.roles.requests import PRIORITY_S, TOKEN_S
 from epd.roles.step_loop import Part
-from epd.scheduling.batching import Admission, Entry
+from epd.scheduling.batching import RECEIVED_BONUS_S, Admission
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import Desk, desk
@@ -204,45 +203,31 @@ def test_a_rank_is_arrival_and_priority_and_what_the_prompt_costs() -> None:
         assert soon.rank == pytest.approx(calm.rank - 2 * PRIORITY_S)
 
 
-def test_what_the_line_is_told_of_a_request() -> None:
+def test_which_blocks_a_request_may_find() -> None:
+    """Its full blocks; none where the log-probabilities of its prompt are asked for."""
     with requests() as at:
         hang(at)
-        plain = begin(at, "a")
-        entry = at.role._entry(plain)
-        assert (entry.key, entry.num_tokens, entry.rank) == ("a/1", 3, plain.rank)
-        assert (entry.max_tokens, entry.num_computed) == (0, 0)
-        assert entry.recomputable and entry.num_ready is None
         long = tuple(range(20, 29))
-        scored = begin(at, "b", sampling=SamplingParams(8, num_prompt_logprobs=0), token_ids=long)
-        cached = begin(at, "c", token_ids=long)
-        assert not at.role._entry(scored).keys, "every token must be computed"
-        assert len(at.role._entry(cached).keys) == 2
-        cached.num_computed = 2
-        image: Any = SimpleNamespace(offset=4, end=8, room="x", runs=lambda: [(4, 0, 4)])
-        cached.message = SimpleNamespace(items=(image,), num_emitted=1)
-        cached.missing = {"x"}
-        with mock.patch.object(at.role, "_keys", return_value=()):
-            entry = at.role._entry(cached)
-        assert (entry.num_computed, entry.num_ready) == (2, 4) and not entry.recomputable
-        assert entry.max_tokens == 9 + 8 - 1 - 1, "the last token is never computed"
-        cached.message.items = ()
-        assert at.role._promised_tokens(cached) == 0
-        cached.message.items, cached.decode_here = (image,), False
-        assert at.role._promised_tokens(cached) == 0
+        for name, sampling, num_keys in (
+            ("a", SamplingParams(8), 2),
+            ("b", SamplingParams(8, num_prompt_logprobs=0), 0),
+        ):
+            with mock.patch.object(at.role._scheduler, "add") as add:
+                request = begin(at, name, sampling=sampling, token_ids=long)
+            assert add.call_args.args[0] is request and len(add.call_args.args[1]) == num_keys
 
 
 def test_kv_that_will_be_received_goes_before_prompts() -> None:
     with requests() as at:
         hang(at)
         request = begin(at, token_ids=tuple(range(20, 29)))
-        request.kv_room = "r/1/kv"
         granted = mock.Mock()
         with mock.patch.object(at.role, "pump") as pump:
             at.do(at.role.reserve, request, granted)
         assert pump.called
-        entry = at.role._scheduler._reservations.entries["r/1/kv"]
-        assert entry.rank == request.rank - RECEIVED_BONUS_S and entry.reserves_only
-        assert entry.num_tokens == 10 and len(entry.keys) == 2 and entry.max_tokens == 0
+        waiting = at.role._scheduler._reservations.waiting["r/1"]
+        assert waiting.place[0] == request.rank - RECEIVED_BONUS_S
+        assert waiting.entry is request and len(waiting.keys) == 2
         before = Counter(at.role.totals)
         at.do(at.role.pump)
         blocks, num_held = granted.call_args.args
@@ -257,12 +242,15 @@ def test_kv_that_will_be_received_goes_before_prompts() -> None:
 @pytest.mark.parametrize("stood", [True, False])
 def test_who_leaves_the_queue_lets_the_next_one_in(*, stood: bool) -> None:
     with requests() as at:
-        at.role._on_reserved["x"] = mock.Mock()
-        if stood:
-            at.role._scheduler.add(Entry("x", 4, reserves_only=True))
+        hang(at)
+        request = begin(at)
+        at.role._scheduler.remove("r/1")
         with mock.patch.object(at.role, "pump") as pump:
-            at.do(at.role.leave_queue, "x")
-        assert pump.called == stood and "x" not in at.role._on_reserved
+            if stood:
+                at.do(at.role.reserve, request, mock.Mock())
+            pump.reset_mock()
+            at.do(at.role.leave_queue, "r/1")
+        assert pump.called == stood and not at.role._on_reserved
 
 
 def test_blocks_that_come_back_let_the_next_one_in() -> None:
@@ -275,9 +263,8 @@ def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
     with requests() as at:
         hang(at)
         request = begin(at)
-        entry = at.role._scheduler.get("r/1")
         request.in_flight = 1
-        with mock.patch.object(at.role._scheduler, "victim", return_value=entry) as victim:
+        with mock.patch.object(at.role._scheduler, "victim", return_value=request) as victim:
             assert not at.role._make_room()
             assert victim.call_count == 1
             with mock.patch.object(at.role._scheduler, "plan") as plan:
@@ -291,15 +278,19 @@ def test_who_is_in_a_step_cannot_give_way_and_is_asked_once() -> None:
 # --- steps ----------------------------------------------------------------------------------------
 
 
+def launched(request: Request, count: int, *, decoding: bool) -> Part:
+    request.launched(count, ahead=False)
+    return Part(request, count, decoding, ahead=False)
+
+
 def settled(at: Desk, *outcomes: Any) -> list[Request]:
     """A step of as many requests is over so; it is the only one."""
     with mock.patch.object(at.role._loop, "wake"):
         made = [begin(at, f"s{n}") for n in range(len(outcomes))]
         at.do(at.role.pump)
-        entries = [at.role._scheduler.get(request.key) for request in made]
-        parts = [Part(r, e, 3, decoding=False) for r, e in zip(made, entries, strict=True)]
         at.said.clear()
-        at.do(at.role.settle, parts, list(outcomes), 0.1)
+        step = [launched(r, 3, decoding=False) for r in made]
+        at.do(at.role.settle, list(zip(step, outcomes, strict=True)), 0.1)
     return made
 
 
@@ -318,27 +309,17 @@ def test_an_outcome_fails_its_own_request_alone() -> None:
         assert failed.failure == Failure(FailureKind.ENGINE, "bad numbers")
 
 
-def test_an_engine_that_answers_for_fewer_than_it_was_asked_is_a_fault() -> None:
-    with requests() as at:
-        hang(at)
-        request = begin(at)
-        part = Part(request, at.role._scheduler.get("r/1"), 3, decoding=False)
-        with pytest.raises(ValueError, match="shorter"):
-            at.role.settle([part], [], 0.1)
-
-
 def test_what_a_step_computed_for_whom_has_left_only_lets_go() -> None:
     with requests() as at:
         hang(at)
         request = begin(at)
-        entry = at.role._scheduler.get("r/1")
-        request.in_flight = 1
-        at.do(at.role.fire, request, fsm.AbortReceived())
-        request.in_flight = 0
         at.said.clear()
-        at.do(
-            at.role.settle, [Part(request, entry, 3, decoding=False)], [TokenLogprobs(21, 0.0)], 0.1
-        )
+        with mock.patch.object(at.role._loop, "wake"):
+            part = launched(request, 3, decoding=False)
+            at.do(at.role.fire, request, fsm.AbortReceived())
+            at.said.clear()
+            request.in_flight = 1  # the step that hangs is none
+            at.do(at.role.settle, [(part, TokenLogprobs(21, 0.0))], 0.1)
         assert not at.said and request.state is S.FINISHED and at.role.pool.num_leased == 0
 
 
@@ -347,20 +328,18 @@ def test_all_who_decode_may_draft_and_are_told_what_came_of_it() -> None:
         said = TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0)
         both = settled(at, *said)
         speculation = at.role._speculation = mock.Mock()
-        entries = [at.role._scheduler.get(request.key) for request in both]
         with mock.patch.object(at.role._loop, "wake"):
             at.do(lambda: at.role.plan(alone=True))
         assert speculation.draft.call_args_list == [
-            mock.call(request, entry, has_room=True)
-            for request, entry in zip(both, entries, strict=True)
+            mock.call(request, has_room=True) for request in both
         ]
-        parts = [
-            Part(request, entry, count, decoding=True)
-            for request, entry, count in zip(both, entries, (3, 1), strict=True)
+        step = [
+            (launched(both[0], 3, decoding=True), said),
+            (launched(both[1], 1, decoding=True), said[0]),
         ]
         with mock.patch.object(at.role._loop, "wake"):
-            at.do(at.role.settle, parts, [said, said[0]], 0.1)
-        speculation.verified.assert_called_once_with(both[0], entries[0], 2, said)
+            at.do(at.role.settle, step, 0.1)
+        speculation.verified.assert_called_once_with(both[0], 2, said)
 
 
 @pytest.mark.parametrize("received", [True, False])
@@ -369,9 +348,8 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
         hang(at)
         request = begin(at, token_ids=tuple(range(20, 29)))
         at.role.totals.clear()
-        entry = Entry("x" if received else request.key, 10, reserves_only=received)
-        granted = at.role._on_reserved["x"] = mock.Mock()
-        found = [Admission(entry, (1, 2, 3), 5)]
+        granted = at.role._on_reserved[request.key] = mock.Mock()
+        found = [Admission(request, (1, 2, 3), 5, received)]
         with (
             mock.patch.object(at.role._scheduler, "admissions", return_value=found),
             mock.patch.object(at.role, "fire") as fire,
@@ -382,7 +360,6 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
             granted.assert_called_once_with((1, 2, 3), 2)
         else:
             fire.assert_called_once_with(request, fsm.Scheduled((1, 2, 3), 5))
-            assert entry.num_ready == request.num_ready()
 
 
 def test_the_step_loop_is_woken_while_somebody_runs() -> None:

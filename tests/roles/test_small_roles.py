@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from epd.config import Timing
-from epd.engine.base import EngineError
+from epd.engine.base import EngineError, StepFailure, StepResult
 from epd.fsm.outgoing import PeerFenced, WriteSettled
 from epd.fsm.room import RetryDue
 from epd.messages import Address, CacheEvents, CacheEventsWanted, EncodeAccepted, ProfileReport
@@ -20,7 +20,8 @@ from epd.roles.landing import Landing
 from epd.roles.mailbox import Mailbox
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.profiling import ANSWER_TIMEOUT_S, Profiles
-from epd.roles.step_loop import StepLoop
+from epd.roles.step_loop import StepLoop, _Step
+from epd.scheduling.batching import Share
 from epd_lab.sim import golden
 from epd_lab.sim.cluster import GATEWAY
 from tests.roles.desk import desk
@@ -244,16 +245,13 @@ async def test_a_sequence_takes_as_many_drafts_as_its_part_has_room_for() -> Non
     engine.step.side_effect = OSError("planned")
     actor: Any = SimpleNamespace(closing=False, fault=mock.Mock(), mailbox=Mailbox(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    entry: Any = SimpleNamespace(
-        key="a", drafts=(5, 6, 7), decoding=True, num_computed=3, launched=mock.Mock()
-    )
+    request: Any = SimpleNamespace(drafts=(5, 6, 7), launched=mock.Mock())
     for decoding, known, drafts in ((True, 1, (5, 6)), (False, 3, ())):
-        entry.decoding = decoding
         with mock.patch("epd.roles.step_loop.sequence_of") as made:
             made.return_value.sample = None
-            loop._launch([(entry, 3)])
-        made.assert_called_once_with(batch.get.return_value, 3, known, drafts)
-        entry.launched.assert_called_with(3, ahead=False)
+            loop._launch([Share(request, 3, decoding)])
+        made.assert_called_once_with(request, known, drafts)
+        request.launched.assert_called_with(3, ahead=False)
 
 
 @pytest.mark.parametrize(("samples", "here"), [(True, False), (True, True), (False, False)])
@@ -265,21 +263,30 @@ async def test_who_waits_for_kv_hears_of_its_layers_while_its_step_is_under_way(
     engine.step.side_effect = lambda sequences, tell: asyncio.get_running_loop().create_future()
     actor = mock.MagicMock(mailbox=Mailbox(mock.Mock()))
     loop = StepLoop(actor, engine, batch, mock.MagicMock(), runs_ahead=False)
-    request = batch.get.return_value = SimpleNamespace(in_flight=0, decode_here=here)
-    entry: Any = SimpleNamespace(
-        key="a", drafts=(), decoding=False, num_computed=3, launched=mock.Mock()
-    )
+    request: Any = SimpleNamespace(in_flight=1, decode_here=here, launched=mock.Mock())
     with mock.patch("epd.roles.step_loop.sequence_of") as made:
         made.return_value = SimpleNamespace(sample=samples or None, start=3)
-        loop._launch([(entry, 3)])
+        loop._launch([Share(request, 3, decodes=False)])
     tell = engine.step.call_args.args[1]
-    assert (tell is not None) == (samples and not here) and request.in_flight == 1
+    assert (tell is not None) == (samples and not here)
     if tell is not None:
         tell(1)
         batch.layers_computed.assert_called_once_with(request, 3, 1)
         request.in_flight = 0
         tell(2)
         assert batch.layers_computed.call_count == 1
+
+
+async def test_an_engine_that_answers_for_fewer_than_it_was_asked_fails_the_step() -> None:
+    batch, actor = mock.MagicMock(), mock.MagicMock(mailbox=Mailbox(mock.Mock()))
+    loop = StepLoop(actor, mock.MagicMock(), batch, mock.MagicMock(), runs_ahead=False)
+    result = asyncio.get_running_loop().create_future()
+    result.set_result(StepResult([]))
+    part: Any = SimpleNamespace()
+    loop._settle(_Step([part], result))
+    assert actor.fault.called
+    ((failed, outcome),), elapsed_s = batch.settle.call_args.args
+    assert failed is part and isinstance(outcome, StepFailure) and elapsed_s == 0.0
 
 
 # --- landing --------------------------------------------------------------------------------------

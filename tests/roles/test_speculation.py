@@ -19,7 +19,6 @@ from epd.fsm.request import Request
 from epd.messages import SamplingParams
 from epd.roles.compose import Engines, Gateway
 from epd.roles.speculation import Speculation
-from epd.scheduling.batching import Entry
 from epd.tiny import CHECKPOINT
 from tests.roles.cluster import Cluster
 from tests.roles.golden import Question, answer, assert_exact, question
@@ -161,13 +160,16 @@ def test_who_has_something_to_draft_from_waits_for_its_last_token() -> None:
             num_emitted=0,
         )
         request = Request("r/1", message, tuple(text))
-        entry = Entry("r/1", num_tokens=len(text) + 1, num_computed=len(text), decoding=True)
-        speculation.draft(request, entry, has_room=has_room)
-        assert entry.drafts == () and entry.num_left == (0 if waits else 1)
+        request.num_computed = len(text) - 1
+        request.launched(1, ahead=True)
+        speculation.draft(request, has_room=has_room)
+        assert request.drafts == () and request.num_left == (0 if waits else 1)
+        request.returned(1, ahead=True)
+        request.num_computed += 1
         request.prompt = (*text, 3)
-        speculation.draft(request, entry, has_room=has_room)
-        assert entry.num_left == 1
-        assert bool(entry.drafts) == (text[4] == 1)
+        speculation.draft(request, has_room=has_room)
+        assert request.num_left == 1
+        assert bool(request.drafts) == (text[4] == 1)
 
 
 def count_pending(cluster: Cluster) -> list[StepSequence]:

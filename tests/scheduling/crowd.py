@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from epd.scheduling.batching import BatchScheduler, Bounds, Entry
+from epd.scheduling.batching import BatchScheduler, Bounds, Share
 from epd.scheduling.block_pool import BlockPool
+from tests.scheduling.entry import Entry
 
 BLOCK = 4
 
@@ -42,7 +43,7 @@ class Job:
     entry: Entry
     tokens: list[int]
     output: int = 0
-    blocks: tuple[int, ...] = ()
+    reserves: bool = False
     arrives_kv: int = -1
     num_preempted: int = 0
     done: bool = False
@@ -74,7 +75,7 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.num_blocks)
-        self.scheduler = BatchScheduler(self.pool, BLOCK, self.bounds)
+        self.scheduler = BatchScheduler[Entry](self.pool, BLOCK, self.bounds)
         self.memory: dict[int, list[int]] = {}
         self.under_way: list[list[Part]] = []
         self.jobs: dict[str, Job] = {}
@@ -96,15 +97,15 @@ class Crowd:
         self_contained = not images
         job.entry = Entry(
             job.entry.key,
-            len(job.tokens) + receives,
+            len(job.tokens),
             job.entry.rank,
-            max_tokens=0 if self_contained else shape.prompt + shape.output,
+            num_promised=0 if self_contained else shape.prompt + shape.output,
             num_ready=self.ready(job),
             recomputable=self_contained,
-            reserves_only=receives,
-            keys=self.keys(job) if self.caching and not receives else (),
         )
-        self.scheduler.add(job.entry)
+        job.reserves = receives
+        keys = self.keys(job) if self.caching and not receives else ()
+        (self.scheduler.reserve if receives else self.scheduler.add)(job.entry, keys)
 
     def ready(self, job: Job) -> int | None:
         shape = job.shape
@@ -124,8 +125,8 @@ class Crowd:
 
     def let_go(self, job: Job) -> None:
         if not job.in_flight:
-            self.pool.give_back(job.blocks)
-            job.blocks = ()
+            self.pool.give_back(job.entry.block_table)
+            job.entry.block_table = ()
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Crowd:
                 self.receive(job)
         plan = self.plan()
         if plan:
-            self.under_way.append([self.launch(self.jobs[e.key], count) for e, count in plan])
+            self.under_way.append([self.launch(*share) for share in plan])
         if self.under_way and (len(self.under_way) > self.ahead or not plan):
             for part in self.under_way.pop(0):
                 self.settle(part)
@@ -154,13 +155,13 @@ class Crowd:
         right = [job.shape.family * 1000 + known + i for i in range(limit)]
         job.entry.drafts = [-1 if (known + i) % 3 == 0 else t for i, t in enumerate(right)]
 
-    def plan(self) -> list[tuple[Entry, int]]:
+    def plan(self) -> list[Share[Entry]]:
         for entry in self.scheduler.decoding:
             self.draft(self.jobs[entry.key])
         if not self.preempt():
             return []
         for entry, blocks in self.scheduler.growth():
-            self.jobs[entry.key].blocks += blocks
+            entry.block_table += blocks
         self.admit()
         plan = self.scheduler.plan()
         self.check(plan)
@@ -172,13 +173,17 @@ class Crowd:
             job = self.jobs[victim.key]
             if job.in_flight:
                 return False
-            assert not job.shape.image_at or not victim.decoding, "its rows are gone"
-            running = [j.entry for j in self.jobs.values() if j.entry.num_blocks and not j.done]
-            older = [e for e in running if self.scheduler.get(e.key) is e and e.rank > victim.rank]
-            assert all(e.decoding and not e.recomputable for e in older), "an older one gave way"
+            assert not job.shape.image_at or victim.key not in self.scheduler._decoding, (
+                "its rows are gone"
+            )
+            decodes = self.scheduler._decoding
+            running = [*self.scheduler._prefilling.values(), *decodes.values()]
+            older = [e for e in running if e.rank > victim.rank]
+            spared = (e.key in decodes and not e.recomputable for e in older)
+            assert all(spared), "an older one gave way"
             self.scheduler.remove(victim.key)
-            self.pool.give_back(job.blocks)
-            job.blocks = ()
+            self.pool.give_back(job.entry.block_table)
+            job.entry.block_table = ()
             job.num_preempted += 1
             self.num_preempted += 1
             self.enqueue(job)
@@ -188,16 +193,17 @@ class Crowd:
         for admission in self.scheduler.admissions():
             job = self.jobs[admission.entry.key]
             for other in self.jobs.values():  # same kind of line, lower rank: it was overtaken
-                if not other.done and not other.blocks and other is not job:
-                    same = other.entry.reserves_only == admission.entry.reserves_only
+                if not other.done and not other.entry.block_table and other is not job:
+                    same = other.reserves == admission.reserves
                     assert not same or other.entry.rank >= admission.entry.rank, "overtaken"
-            assert not job.blocks
-            job.blocks = admission.blocks
+            assert not job.entry.block_table
+            job.entry.block_table = admission.blocks
             self.num_cached += admission.num_cached
-            if admission.entry.reserves_only:
+            if admission.reserves:
                 job.arrives_kv = self.now + 1 + job.shape.ready_after
             else:
                 assert admission.num_cached < len(job.tokens), "somebody must compute the logits"
+                job.entry.num_computed = admission.num_cached
                 job.entry.num_ready = self.ready(job)
                 self.read(job, admission.num_cached)
 
@@ -211,9 +217,9 @@ class Crowd:
             entry.num_tokens = len(job.tokens)
             self.scheduler.add_decoding(entry)
 
-    def launch(self, job: Job, count: int) -> Part:
-        entry = job.entry
-        drafts = entry.drafts[: count - 1] if entry.decoding else []
+    def launch(self, entry: Entry, count: int, decodes: bool) -> Part:
+        job = self.jobs[entry.key]
+        drafts = entry.drafts[: count - 1] if decodes else []
         start, stop = entry.num_computed, entry.num_computed + count - len(drafts)
         part = Part(job, start, stop, drafts)
         self.read(job, start)
@@ -221,7 +227,7 @@ class Crowd:
         goes_on = job.output + 1 < job.shape.output  # its limit is known before
         ahead = self.ahead and goes_on and stop >= len(job.tokens)  # it samples
         entry.launched(count, ahead=ahead)
-        if ahead and not entry.decoding:
+        if ahead and not decodes:
             self.scheduler.add_decoding(entry)
         job.in_flight += 1
         self.num_computed += count
@@ -240,13 +246,13 @@ class Crowd:
                     self.sample(job)
             if not job.done:
                 job.entry.num_tokens = max(job.entry.num_tokens, len(job.tokens))
-                if not job.entry.decoding:
+                if job.entry.key not in self.scheduler._decoding:
                     self.scheduler.add_decoding(job.entry)
 
     def sample(self, job: Job) -> None:
         if self.caching:
             for index, key in enumerate(self.keys(job)):
-                self.pool.publish(job.blocks[index], key)
+                self.pool.publish(job.entry.block_table[index], key)
         job.output += 1
         job.tokens.append(self.token(job, len(job.tokens)))
         if job.output >= (job.shape.stops_at or job.shape.output):
@@ -260,7 +266,7 @@ class Crowd:
 
     def write(self, job: Job, start: int, tokens: Sequence[int]) -> None:
         for index, token in enumerate(tokens, start):
-            block = job.blocks[index // BLOCK]
+            block = job.entry.block_table[index // BLOCK]
             assert not self.pool.is_published(block), "others can read it"
             if index % BLOCK == 0:
                 self.memory[block] = []
@@ -269,33 +275,35 @@ class Crowd:
             self.memory[block].append(token)
 
     def read(self, job: Job, num_tokens: int) -> None:
-        found = [t for block in job.blocks for t in self.memory.get(block, [None] * BLOCK)]
+        found = [
+            t for block in job.entry.block_table for t in self.memory.get(block, [None] * BLOCK)
+        ]
         wanted = [self.token(job, index) for index in range(num_tokens)]
         assert found[:num_tokens] == wanted, "KV of another text"
 
     # --- laws -------------------------------------------------------------------------------------
 
-    def check(self, plan: list[tuple[Entry, int]]) -> None:
+    def check(self, plan: list[Share[Entry]]) -> None:
         bounds = self.bounds
-        assert sum(n for _, n in plan) <= bounds.max_step_tokens
-        assert all(0 < n <= bounds.max_chunk_tokens or e.decoding for e, n in plan)
-        assert len({entry.key for entry, _ in plan}) == len(plan)
-        for entry, count in plan:
+        assert sum(n for _, n, _ in plan) <= bounds.max_step_tokens
+        assert all(0 < n <= bounds.max_chunk_tokens or decodes for _, n, decodes in plan)
+        assert len({entry.key for entry, _, _ in plan}) == len(plan)
+        for entry, count, decodes in plan:
             job = self.jobs[entry.key]
             assert not job.done
-            known = len(job.tokens) + bool(job.in_flight and entry.decoding)
+            known = len(job.tokens) + bool(job.in_flight and decodes)
             ready = self.ready(job)
-            num_drafts = count - 1 if entry.decoding else 0
+            num_drafts = count - 1 if decodes else 0
             assert num_drafts <= len(entry.drafts)
             assert entry.num_computed + count - num_drafts <= known
             assert ready is None or entry.num_computed + count - num_drafts <= ready
             assert len(job.tokens) <= job.shape.prompt + job.shape.output
-            if not entry.decoding and ready is not None and ready < len(job.tokens):
+            if not decodes and ready is not None and ready < len(job.tokens):
                 assert ready - entry.num_computed >= bounds.min_partial_tokens, "a crumb"
-            assert entry.num_computed + count <= len(job.blocks) * BLOCK
-        sampled = sum(n for e, n in plan if e.decoding)
+            assert entry.num_computed + count <= len(job.entry.block_table) * BLOCK
+        sampled = sum(n for _, n, decodes in plan if decodes)
         assert sampled <= max(self.bounds.max_running, len(plan)), "more rows than places"
-        held = [block for job in self.jobs.values() for block in job.blocks]
+        held = [block for job in self.jobs.values() for block in job.entry.block_table]
         assert self.pool.num_leased == len(set(held)) <= self.pool.size
         assert self.pool.num_free + self.pool.num_leased == self.pool.size
         if not self.caching:

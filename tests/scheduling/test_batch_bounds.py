@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from epd.scheduling.batching import BatchScheduler, Entry
+from epd.scheduling.batching import RECEIVED_BONUS_S, BatchScheduler
 from epd.scheduling.step_cost import UNBOUNDED, StepCost
 from epd.scheduling.vision_batching import next_batch
+from tests.scheduling.entry import Entry, admit, grow
 from tests.scheduling.test_batching import BLOCK, decoding, scheduler_of
 
 
-def plan(scheduler: BatchScheduler) -> list[tuple[str, int]]:
-    return [(entry.key, count) for entry, count in scheduler.plan()]
-
-
-def entered(scheduler: BatchScheduler) -> list[str]:
-    return [admission.entry.key for admission in scheduler.admissions()]
+def plan(scheduler: BatchScheduler[Entry]) -> list[tuple[str, int]]:
+    return [(entry.key, count) for entry, count, _ in scheduler.plan()]
 
 
 # --- the line -------------------------------------------------------------------------------------
@@ -25,7 +22,7 @@ def test_equal_ranks_enter_as_they_came() -> None:
     scheduler = scheduler_of(64, 10, 6, 8)
     for key in "cab":
         scheduler.add(Entry(key, 4))
-    assert entered(scheduler) == ["c", "a", "b"]
+    assert admit(scheduler) == ["c", "a", "b"]
 
 
 def test_of_a_prompt_and_a_reservation_the_older_enters_first() -> None:
@@ -33,9 +30,9 @@ def test_of_a_prompt_and_a_reservation_the_older_enters_first() -> None:
     for rank, order in ((1.0, ["prompt", "kv"]), (2.0, ["kv", "prompt"]), (3.0, ["kv", "prompt"])):
         scheduler = scheduler_of(64, 10, 6, 8)
         scheduler.add(Entry("prompt", 4, rank))
-        scheduler.add(Entry("kv", 4, 2.0, reserves_only=True))
+        scheduler.reserve(Entry("kv", 3, 2.0 + RECEIVED_BONUS_S))
         assert scheduler.num_waiting == 2
-        assert entered(scheduler) == order
+        assert admit(scheduler) == order
         assert scheduler.num_waiting == 0
 
 
@@ -44,27 +41,17 @@ def test_who_leaves_is_known_no_more_and_says_whether_it_stood_in_a_line() -> No
     decoding(scheduler, "d", 5)
     for key in ("prompt", "entering"):
         scheduler.add(Entry(key, 4))
-    scheduler.add(Entry("kv", 4, reserves_only=True))
+    scheduler.reserve(Entry("kv", 3))
     assert scheduler.waits("prompt") and not scheduler.waits("d") and not scheduler.waits("kv")
     assert scheduler.remove("prompt") and scheduler.remove("kv")
-    assert entered(scheduler) == ["entering"]
-    for key in ("d", "entering"):
-        assert scheduler.get(key) is not None
+    assert admit(scheduler) == ["entering"]
+    running = [*scheduler._prefilling, *scheduler._decoding]
+    assert running == ["entering", "d"]
+    for key in running:
         assert not scheduler.remove(key)
+    assert scheduler.num_running == 0
     for key in ("prompt", "kv", "d", "entering", "unknown"):
-        assert scheduler.get(key) is None and not scheduler.waits(key)
-        assert not scheduler.remove(key)
-    scheduler.add(Entry("late", 4))
-    late = scheduler.get("late")
-    assert late is not None and late.key == "late"
-
-
-def test_a_step_that_runs_ahead_knows_its_token() -> None:
-    entry = Entry("e", 5, num_computed=4)
-    entry.launched(1, ahead=False)
-    assert (entry.num_computed, entry.num_tokens, entry.num_left) == (5, 5, 0)
-    entry.launched(0, ahead=True)
-    assert (entry.num_computed, entry.num_tokens, entry.num_left) == (5, 6, 1)
+        assert not scheduler.waits(key) and not scheduler.remove(key)
 
 
 def test_a_place_is_spare_until_all_are_taken() -> None:
@@ -78,7 +65,7 @@ def test_a_place_is_spare_until_all_are_taken() -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def filled(num_free: int) -> BatchScheduler:
+def filled(num_free: int) -> BatchScheduler[Entry]:
     """Of 200 blocks two are left to those who run; one runs and has all but `num_free`."""
     scheduler = scheduler_of(200, 64, 64, 8)
     decoding(scheduler, "d", (200 - num_free) * BLOCK)
@@ -89,32 +76,36 @@ def filled(num_free: int) -> BatchScheduler:
 def test_a_prompt_leaves_blocks_to_those_who_run(num_free: int, enters: bool) -> None:
     scheduler = filled(num_free)
     scheduler.add(Entry("prompt", BLOCK))
-    assert entered(scheduler) == ["prompt"] * enters
+    assert admit(scheduler) == ["prompt"] * enters
 
 
 def test_a_reservation_and_who_is_alone_may_have_all() -> None:
     scheduler = filled(1)
-    scheduler.add(Entry("kv", BLOCK, reserves_only=True))
-    assert entered(scheduler) == ["kv"]
+    scheduler.reserve(Entry("kv", BLOCK - 1))
+    assert admit(scheduler) == ["kv"]
     alone = scheduler_of(200, 64, 64, 8)
     alone.add(Entry("prompt", 200 * BLOCK))
-    assert entered(alone) == ["prompt"]
+    assert admit(alone) == ["prompt"]
 
 
 def test_what_those_who_run_lack_is_not_given_away() -> None:
     scheduler = scheduler_of(3, 64, 64, 8)
     decoding(scheduler, "d", BLOCK).num_tokens += 1
-    scheduler.add(Entry("kv", 2 * BLOCK, reserves_only=True))
-    assert entered(scheduler) == []
+    scheduler.reserve(Entry("kv", 2 * BLOCK - 1))
+    assert admit(scheduler) == []
 
 
 def test_the_oldest_grow_as_far_as_blocks_reach() -> None:
     scheduler = scheduler_of(5, 64, 64, 8)
     for key, rank in (("young", 3.0), ("old", 1.0), ("middle", 2.0)):
         decoding(scheduler, key, BLOCK, rank).num_tokens += 1
-    assert scheduler.victim() is scheduler.get("young")
-    grown = list(scheduler.growth())
-    assert [(entry.key, entry.num_blocks) for entry, _ in grown] == [("old", 2), ("middle", 2)]
+    victim = scheduler.victim()
+    assert victim is not None and victim.key == "young"
+    grown = grow(scheduler)
+    assert [(entry.key, len(entry.block_table)) for entry, _ in grown] == [
+        ("old", 2),
+        ("middle", 2),
+    ]
     assert [blocks for _, blocks in grown] == [(3,), (4,)]
     assert plan(scheduler) == [("old", 1), ("middle", 1)], "no step without a block"
 
@@ -135,20 +126,20 @@ def test_drafts_get_blocks_that_are_not_scarce(num_free: int, grows: bool) -> No
     scheduler = filled(num_free)
     for entry in scheduler.decoding:
         entry.drafts = range(1)
-    assert bool(list(scheduler.growth())) is grows
+    assert bool(grow(scheduler)) is grows
 
 
 def test_drafts_that_fit_take_no_block() -> None:
     scheduler = scheduler_of(64, 64, 64, 8)
     decoding(scheduler, "fits", BLOCK - 2).drafts = range(2)
     decoding(scheduler, "not", BLOCK - 2).drafts = range(3)
-    assert [entry.key for entry, _ in scheduler.growth()] == ["not"]
+    assert [entry.key for entry, _ in grow(scheduler)] == ["not"]
 
 
 def test_what_is_cached_up_to_the_last_token_is_found() -> None:
     scheduler = scheduler_of(8, 64, 64, 8)
     for name, num_tokens, num_cached in (("first", 5, 0), ("again", 5, 4), ("whole", 4, 0)):
-        scheduler.add(Entry(name, num_tokens, keys=[b"k"][: num_tokens // BLOCK]))
+        scheduler.add(Entry(name, num_tokens), [b"k"][: num_tokens // BLOCK])
         (admission,) = scheduler.admissions()
         assert admission.num_cached == num_cached
         scheduler._pool.publish(admission.blocks[0], b"k")
@@ -165,7 +156,9 @@ def test_prompts_keep_an_eighth_of_the_places_that_are_several(
     for number in range(12):
         decoding(scheduler, f"d{number}", 2)
     for number in range(4):
-        scheduler._prefilling[f"p{number}"] = Entry(f"p{number}", 4, float(-number), num_blocks=1)
+        scheduler._prefilling[f"p{number}"] = Entry(
+            f"p{number}", 4, float(-number), block_table=(1,)
+        )
     step = [key for key, _ in plan(scheduler)]
     assert len(step) == max_running
     assert step[max_running - num_prompts :] == ["p3", "p2"][:num_prompts], "the oldest"
@@ -175,18 +168,17 @@ def test_drafts_leave_prompts_their_share() -> None:
     scheduler = scheduler_of(64, 16, 16, 99)
     decoding(scheduler, "d", 2).drafts = range(40)
     scheduler.add(Entry("prompt", 40))
-    assert entered(scheduler) == ["prompt"]
-    assert len(list(scheduler.growth())) == 1
-    entry = scheduler.get("d")
-    assert entry is not None
-    entry.num_blocks = 11
+    assert admit(scheduler) == ["prompt"]
+    assert len(grow(scheduler)) == 1
+    (entry,) = scheduler.decoding
+    entry.block_table = tuple(range(11))
     assert plan(scheduler) == [("d", 14), ("prompt", 2)]
 
 
 def test_a_whole_prompt_is_worth_a_step_however_short() -> None:
     scheduler = scheduler_of(8, 64, 64, 1, 6)
     scheduler.add(Entry("short", 5, num_ready=5))
-    assert entered(scheduler) == ["short"]
+    assert admit(scheduler) == ["short"]
     assert plan(scheduler) == [("short", 5)]
 
 
@@ -194,7 +186,7 @@ def test_who_has_one_token_to_compute_has_a_place() -> None:
     scheduler = scheduler_of(64, 64, 64, 1)
     for key in ("one", "next"):
         scheduler.add(Entry(key, 1))
-    assert entered(scheduler) == ["one"]
+    assert admit(scheduler) == ["one"]
 
 
 def test_images_that_just_fit_go_together() -> None:

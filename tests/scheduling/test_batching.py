@@ -11,24 +11,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epd.scheduling.batching import BatchScheduler, Bounds, Entry, _Queue
+from epd.scheduling.batching import BatchScheduler, Bounds, _Queue
 from epd.scheduling.block_pool import BlockPool
 from epd.scheduling.step_cost import StepCost
 from epd.scheduling.vision_batching import next_batch
 from tests.scheduling.crowd import Crowd, Shape, draw
+from tests.scheduling.entry import Entry, admit, grow
 
 BLOCK = 4
 
 
-def scheduler_of(num_blocks: int, *bounds: int, cost: StepCost | None = None) -> BatchScheduler:
+def scheduler_of(
+    num_blocks: int, *bounds: int, cost: StepCost | None = None
+) -> BatchScheduler[Entry]:
     return BatchScheduler(BlockPool(num_blocks), BLOCK, Bounds(*bounds), cost)
 
 
-def decoding(scheduler: BatchScheduler, key: str, num_tokens: int, rank: float = 0.0) -> Entry:
+def decoding(
+    scheduler: BatchScheduler[Entry], key: str, num_tokens: int, rank: float = 0.0
+) -> Entry:
     """An entry in the middle of its answer, with just the blocks that it needs."""
     entry = Entry(key, num_tokens, rank, num_computed=num_tokens - 1)
-    entry.num_blocks = scheduler.blocks_for(num_tokens)
-    assert scheduler._pool.take(entry.num_blocks) is not None
+    blocks = scheduler._pool.take(scheduler.blocks_for(num_tokens))
+    assert blocks is not None
+    entry.block_table = blocks
     scheduler.add_decoding(entry)
     return entry
 
@@ -38,17 +44,17 @@ def test_decodes_first_then_prompts_in_order_of_rank() -> None:
     decoding(scheduler, "d", 5)
     for key, rank in (("q", 2.0), ("p", 1.0)):
         scheduler.add(Entry(key, 8, rank))
-    assert [a.entry.key for a in scheduler.admissions()] == ["p", "q"]
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("d", 1), ("p", 6), ("q", 3)]
+    assert admit(scheduler) == ["p", "q"]
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("d", 1), ("p", 6), ("q", 3)]
 
 
 def test_admission_stops_at_the_bound() -> None:
     scheduler = scheduler_of(64, 10, 6, 1)
     for key in ("a", "b"):
         scheduler.add(Entry(key, 4))
-    assert [a.entry.key for a in scheduler.admissions()] == ["a"]
+    assert admit(scheduler) == ["a"]
     scheduler.remove("a")
-    assert [a.entry.key for a in scheduler.admissions()] == ["b"]
+    assert admit(scheduler) == ["b"]
 
 
 def test_who_waits_for_an_image_is_passed_and_keeps_its_blocks() -> None:
@@ -56,43 +62,44 @@ def test_who_waits_for_an_image_is_passed_and_keeps_its_blocks() -> None:
     parked = Entry("parked", 12, 0.0, num_ready=5)
     scheduler.add(parked)
     scheduler.add(Entry("other", 8, 1.0))
-    assert [a.entry.key for a in scheduler.admissions()] == ["parked"]
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("parked", 5)]
+    assert admit(scheduler) == ["parked"]
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("parked", 5)]
     parked.num_computed = 5
-    assert [a.entry.key for a in scheduler.admissions()] == ["other"]  # it takes no place
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("other", 8)]
+    assert admit(scheduler) == ["other"]  # it takes no place
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("other", 8)]
     parked.num_ready = 12
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("parked", 7)]  # a step has one place
-    assert parked.num_blocks == 3
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("parked", 7)]  # a step has one place
+    assert len(parked.block_table) == 3
 
 
 def test_a_few_tokens_before_an_image_are_not_worth_a_step() -> None:
     pool = BlockPool(8)
-    scheduler = BatchScheduler(pool, BLOCK, Bounds(64, 64, 1, min_partial_tokens=6))
-    scheduler.add(Entry("waits", 12))
-    (entered,) = scheduler.admissions()
-    entered.entry.num_ready = 5
+    scheduler = BatchScheduler[Entry](pool, BLOCK, Bounds(64, 64, 1, min_partial_tokens=6))
+    waits = Entry("waits", 12)
+    scheduler.add(waits)
+    assert admit(scheduler) == ["waits"]
+    waits.num_ready = 5
     assert scheduler.plan() == []
     scheduler.add(Entry("other", 8))
-    assert [a.entry.key for a in scheduler.admissions()] == ["other"]  # it takes no place
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("other", 8)]
-    entered.entry.num_ready = 6
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 6)]  # a step has one place
-    entered.entry.num_computed = 10
-    entered.entry.num_ready = None  # the end of a prompt is worth one, however short
-    assert [(e.key, n) for e, n in scheduler.plan()] == [("waits", 2)]
+    assert admit(scheduler) == ["other"]  # it takes no place
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("other", 8)]
+    waits.num_ready = 6
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("waits", 6)]  # a step has one place
+    waits.num_computed = 10
+    waits.num_ready = None  # the end of a prompt is worth one, however short
+    assert [(e.key, n) for e, n, _ in scheduler.plan()] == [("waits", 2)]
 
 
 def test_a_step_has_no_more_sequences_than_it_may_and_all_have_their_turn() -> None:
     """KV that arrives enters whatever runs already; prompts keep a share of the places."""
     scheduler = scheduler_of(64, 64, 64, 9)
     for index in range(12):
-        scheduler.add_decoding(Entry(f"d{index}", 4, num_computed=3, num_blocks=2))
-    steps = [[e.key for e, _ in scheduler.plan()] for _ in range(4)]
+        scheduler.add_decoding(Entry(f"d{index}", 4, num_computed=3, block_table=(1, 2)))
+    steps = [[e.key for e, _, _ in scheduler.plan()] for _ in range(4)]
     assert [len(step) for step in steps] == [9, 9, 9, 9]
     assert {key for step in steps[:2] for key in step} == {f"d{index}" for index in range(12)}
-    scheduler._prefilling["prompt"] = Entry("prompt", 8, num_blocks=2)
-    assert [e.key for e, _ in scheduler.plan()][8:] == ["prompt"]
+    scheduler._prefilling["prompt"] = Entry("prompt", 8, block_table=(1, 2))
+    assert [e.key for e, _, _ in scheduler.plan()][8:] == ["prompt"]
 
 
 def test_a_bonus_is_worth_waiting_time() -> None:
@@ -101,7 +108,7 @@ def test_a_bonus_is_worth_waiting_time() -> None:
         scheduler = scheduler_of(2, 8, 8, 1)
         scheduler.add(Entry("late", 8, 15.0 - bonus))
         scheduler.add(Entry("early", 8, 10.0))
-        assert [a.entry.key for a in scheduler.admissions()] == [first]
+        assert admit(scheduler) == [first]
 
 
 def test_drafts_take_what_is_left() -> None:
@@ -115,15 +122,15 @@ def test_drafts_take_what_is_left() -> None:
         scheduler = scheduler_of(64, budget, 8, places)
         for key in ("a", "b"):
             decoding(scheduler, key, 9).drafts = range(5)
-        assert [len(blocks) for _, blocks in scheduler.growth()] == [1, 1]
-        assert [n for _, n in scheduler.plan()] == counts
+        assert [len(blocks) for _, blocks in grow(scheduler)] == [1, 1]
+        assert [n for _, n, _ in scheduler.plan()] == counts
 
 
 def test_drafts_are_cut_where_blocks_are_scarce() -> None:
     scheduler = scheduler_of(3, 16, 8, 8)
     decoding(scheduler, "a", 10).drafts = range(5)
-    assert not list(scheduler.growth())
-    assert [n for _, n in scheduler.plan()] == [3]
+    assert not grow(scheduler)
+    assert [n for _, n, _ in scheduler.plan()] == [3]
 
 
 def test_the_youngest_gives_way_to_the_oldest() -> None:
@@ -151,7 +158,7 @@ def test_more_decodes_than_budget_take_turns() -> None:
     scheduler = scheduler_of(16, 3, 3, 10)
     for number in range(5):
         decoding(scheduler, str(number), 2)
-    served = [entry.key for _ in range(5) for entry, _ in scheduler.plan()]
+    served = [entry.key for _ in range(5) for entry, _, _ in scheduler.plan()]
     assert len(served) == 15
     assert all(served.count(str(number)) == 3 for number in range(5))
 
@@ -161,9 +168,9 @@ def test_prompts_are_not_starved_by_decodes() -> None:
     for number in range(30):
         decoding(scheduler, str(number), 2)
     scheduler.add(Entry("prompt", 40))
-    assert len(list(scheduler.admissions())) == 1
+    assert len(admit(scheduler)) == 1
     step = scheduler.plan()
-    assert sum(n for _, n in step) == 16
+    assert sum(n for _, n, _ in step) == 16
     assert (step[-1][0].key, step[-1][1]) == ("prompt", 2)
 
 
@@ -173,7 +180,7 @@ def test_prompts_may_slow_streams_by_so_much() -> None:
     scheduler = scheduler_of(2000, 1024, 512, 8, cost=cost)
     decoding(scheduler, "d", 2)
     scheduler.add(Entry("p", 4000))
-    list(scheduler.admissions())
+    admit(scheduler)
     assert scheduler.plan()[1][1] == 512  # nothing is known yet
     cost.observe(1, 0, 0.010)
     cost.observe(1, 100, 0.020)
@@ -193,16 +200,16 @@ def test_a_step_ends_within_its_quantum() -> None:
     cost.observe(1, 1000, 0.016)
     prompt = Entry("p", 1378)
     scheduler.add(prompt)
-    list(scheduler.admissions())
+    admit(scheduler)
     pieces = []
     while prompt.num_left:
-        (_, count) = scheduler.plan()[1]
+        (_, count, _) = scheduler.plan()[1]
         prompt.launched(count, ahead=False)
         pieces.append(count)
     assert pieces == [500, 500, 378]
     cost.observe(1, 1000, 1.0)  # decodes alone take longer than the quantum now, say
     scheduler.add(Entry("q", 1000))
-    list(scheduler.admissions())
+    admit(scheduler)
     assert scheduler.plan()[1][1] == 399  # and the decode: 400
 
 
@@ -228,7 +235,7 @@ def test_no_step_is_longer_than_its_bound_nor_emptier_than_it_need_be(
     entries = [Entry(f"p{rank}", count, rank) for rank, count in enumerate(prompts)]
     for entry in entries:
         scheduler.add(entry)
-    list(scheduler.admissions())
+    admit(scheduler)
     fits = int((0.010 - decode_s) / token_s)
     room = max(16, least - num_decodes, fits)
     while any(entry.num_left for entry in entries):
@@ -236,12 +243,12 @@ def test_no_step_is_longer_than_its_bound_nor_emptier_than_it_need_be(
         left = sum(entry.num_left for entry in waiting)
         step = scheduler.plan()
         chunks = step[num_decodes:]
-        assert all(entry.decoding for entry, _ in step[:num_decodes])
-        assert [entry for entry, _ in chunks] == waiting[: len(chunks)]
-        assert all(count == entry.num_left for entry, count in chunks[:-1]), "one waits for another"
-        planned = sum(count for _, count in chunks)
+        assert all(decodes for _, _, decodes in step[:num_decodes])
+        assert [entry for entry, _, _ in chunks] == waiting[: len(chunks)]
+        assert all(n == entry.num_left for entry, n, _ in chunks[:-1]), "one waits for another"
+        planned = sum(count for _, count, _ in chunks)
         assert abs(planned - min(left, room, 8192 - num_decodes)) <= 1  # tokens of a float's edge
-        for entry, count in chunks:
+        for entry, count, _ in chunks:
             entry.launched(count, ahead=False)
 
 
@@ -302,9 +309,9 @@ def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if bug == "the oldest gives way":
         victim = BatchScheduler.victim
 
-        def oldest(self: BatchScheduler) -> Entry | None:
+        def oldest(self: BatchScheduler[Entry]) -> Entry | None:
             running = [*self._prefilling.values(), *self._decoding.values()]
-            young = [e for e in running if e.recomputable or not e.decoding]
+            young = [e for e in running if e.recomputable or e.key not in self._decoding]
             return victim(self) and min(young, key=lambda e: e.rank, default=None)
 
         monkeypatch.setattr(BatchScheduler, "victim", oldest)
@@ -317,11 +324,9 @@ def test_the_laws_notice_a_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
             Crowd(draw(random.Random(seed), 200, 16), 16, Bounds(16, 7, 32)).run()
 
 
-def _first_come(self: _Queue, entry: Entry, join: Any = _Queue.join) -> None:
+def _first_come(self: _Queue[Entry], rank: float, *who: Any, join: Any = _Queue.join) -> None:
     """Joins behind everybody, whatever its rank."""
-    rank, entry.rank = entry.rank, 0.0
-    join(self, entry)
-    entry.rank = rank
+    join(self, 0.0, *who)
 
 
 def time_of_a_step(num_finished: int) -> float:
@@ -334,13 +339,13 @@ def time_of_a_step(num_finished: int) -> float:
         decoding(scheduler, f"d{number}", 60, float(number))
     for number in range(10_056):
         scheduler.add(Entry(f"p{number}", 60, float(number)))
-    assert len(list(scheduler.admissions())) == 56
+    assert len(admit(scheduler)) == 56
     fastest = 1.0
     for _ in range(20):
         started = time.perf_counter()
         scheduler.victim()
-        list(scheduler.growth())
-        list(scheduler.admissions())
+        grow(scheduler)
+        admit(scheduler)
         assert len(scheduler.plan()) > 200
         fastest = min(fastest, time.perf_counter() - started)
     return fastest

@@ -15,6 +15,7 @@ from epd.fsm import encoding, generation, incoming
 from epd.fsm.incoming import Incoming
 from epd.fsm.instance import Instance
 from epd.fsm.kernel import Event
+from epd.fsm.request import Request
 from epd.messages import Address
 from epd.roles.base import Actor
 from epd.roles.dispatch import Dispatcher
@@ -26,7 +27,7 @@ from epd.roles.requests import Requests
 from epd.roles.rooms import Rooms
 from epd.roles.row_tiers import RowTiers
 from epd.roles.run_ahead import RunAhead
-from epd.scheduling.batching import BatchScheduler, Entry
+from epd.scheduling.batching import BatchScheduler, Share
 from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue
 from epd.transport.base import Received
@@ -117,7 +118,7 @@ def a_step_takes_all_who_decode() -> Iterator[None]:
     """F27: KV that arrives enters any step, however many sequences that has."""
     plan = BatchScheduler.plan
 
-    def all_at_once(self: BatchScheduler) -> list[tuple[Entry, int]]:
+    def all_at_once(self: BatchScheduler[Request]) -> list[Share[Request]]:
         with mock.patch.object(self, "_bounds", replace(self._bounds, max_running=1 << 30)):
             return plan(self)
 
@@ -161,7 +162,7 @@ def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
 
     def fail_all(self: GatewayRole, lost: Address) -> None:
         for machine in list(self._open.values()):
-            if machine.placement is not None and lost in machine.placement.addresses():
+            if machine.placed is not None and lost in machine.placed.addresses():
                 name = lost.instance_id
                 failure = Failure(FailureKind.LOST, f"instance {name} was lost")
                 self._attempt_failed(machine, {name}, failure)

@@ -18,7 +18,7 @@ from epd.roles.kv_producer import KvProducer
 from epd.roles.outgoing import Staged
 from epd.roles.step import _spans as spans
 from epd.roles.step import sequence_of
-from epd.scheduling.batching import BatchScheduler, Entry
+from epd.scheduling.batching import BatchScheduler
 from epd.scheduling.prefix_keys import PrefixKeys
 from epd_lab.sim.engines import SimLanguageEngine
 from tests.sim.planting import mutant, row, several
@@ -52,7 +52,7 @@ def preempted_without_its_rows() -> Iterator[None]:
     """F24: who decodes gives way although the rows to compute its prompt again are gone."""
     victim = BatchScheduler.victim
 
-    def anybody(self: BatchScheduler) -> Entry | None:
+    def anybody(self: BatchScheduler[request.Request]) -> request.Request | None:
         running = [*self._prefilling.values(), *self._decoding.values()]
         return victim(self) and max(running, key=lambda entry: entry.rank)
 
@@ -232,10 +232,10 @@ def who_has_ended_stays_in_the_batch() -> Iterator[None]:
 def a_stale_token() -> Iterator[None]:
     """The step ahead takes the last token that the host knows, not the one that is on its way."""
 
-    def stale(machine: request.Request, start: int, count: int) -> StepSequence:
-        sequence = sequence_of(machine, start, count)
+    def stale(machine: request.Request, count: int, *drafts: Sequence[int]) -> StepSequence:
+        sequence = sequence_of(machine, count, *drafts)
         if tuple(sequence.token_ids) == (PENDING,):
-            sequence.token_ids = (machine.output[-1].token_id,)
+            sequence.token_ids = machine.tokens(machine.num_tokens - 1, machine.num_tokens)
         return sequence
 
     with mock.patch("epd.roles.step_loop.sequence_of", stale):

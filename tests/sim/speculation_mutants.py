@@ -11,7 +11,6 @@ from epd.messages import TokenLogprobs
 from epd.roles.requests import Requests
 from epd.roles.speculation import Speculation
 from epd.roles.step_loop import Part
-from epd.scheduling.batching import Entry
 from epd.scheduling.prefix_keys import PrefixKeys
 from tests.sim.planting import mutant
 
@@ -38,15 +37,10 @@ def a_rejected_draft_keeps_its_place() -> Iterator[None]:
     verified = Speculation.verified
 
     def keep(
-        self: Speculation,
-        machine: request.Request,
-        entry: Entry,
-        count: int,
-        said: Sequence[TokenLogprobs],
+        self: Speculation, machine: request.Request, count: int, said: Sequence[TokenLogprobs]
     ) -> None:
-        num_computed = entry.num_computed
-        verified(self, machine, entry, count, said)
-        entry.num_computed = num_computed
+        verified(self, machine, count, said)
+        machine.num_computed += count + 1 - len(said)
 
     with mock.patch.object(Speculation, "verified", keep):
         yield
@@ -60,7 +54,7 @@ def a_rejected_draft_is_published() -> Iterator[None]:
     def hasty(self: Requests, part: Part, outcome: Outcome) -> None:
         machine = part.request
         if part.decoding and not machine.ended_for_client:
-            drafts = part.entry.drafts[: part.count - 1]
+            drafts = machine.drafts[: part.count - 1]
             text = [*machine.tokens(0, machine.num_tokens), *drafts]
             keys = PrefixKeys(
                 self.engine.kv_layout.block_size, machine.message.items, machine.message.scope

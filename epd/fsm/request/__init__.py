@@ -26,23 +26,9 @@ lease may end by time.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
-from typing import Protocol
-
 from epd.failure import Failure, FailureKind
-from epd.fsm.kernel import (
-    NULL_JOURNAL,
-    Event,
-    Ignore,
-    Journal,
-    Machine,
-    Row,
-    State,
-    Table,
-    Timers,
-    unless,
-)
+from epd.fsm.kernel import Event, Ignore, Row, State, Table, Timers, unless
+from epd.fsm.request.context import Context
 from epd.fsm.request.events import (
     AbortReceived,
     ChunkComputed,
@@ -73,8 +59,6 @@ from epd.fsm.request.events import (
     _Failed,
 )
 from epd.fsm.request.states import Do, Own, S
-from epd.messages import KvOffer, PrefillRequest
-from epd.records import TokenLogprobs
 
 __all__ = (
     "TABLE",
@@ -157,6 +141,7 @@ def keep_rows(request: Request, event: EmbeddingReady) -> None:
 
 def keep_blocks(request: Request, event: Scheduled) -> None:
     request.block_table, request.num_computed = event.blocks, event.num_cached
+    request.num_published = 0
     if request.num_cached is None:
         request.num_cached = event.num_cached
 
@@ -303,143 +288,8 @@ TABLE = Table("REQUEST", __doc__ or "", S, S.ARRIVED, _ENDED, ROWS, IGNORES, _HE
 # fmt: on
 
 
-class Keys(Protocol):
-    """The keys of its blocks' contents, made as it grows."""
-
-    def extend(
-        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int
-    ) -> Sequence[bytes]: ...
-
-
-class Lookup(Protocol):
-    """Drafts of what it says next."""
-
-    def draft(
-        self, tokens: Callable[[int, int], Sequence[int]], num_tokens: int, limit: int
-    ) -> Sequence[int]: ...
-
-
-class Request(Machine):
+class Request(Context):
     """One attempt; `key` is `request_id/attempt`."""
 
     table = TABLE
-    __slots__ = (
-        "block_table",
-        "deadline_s",
-        "decode_here",
-        "failure",
-        "finish_reason",
-        "gateway",
-        "in_flight",
-        "kv_room",
-        "lease_s",
-        "lookup",
-        "message",
-        "min_early_tokens",
-        "missing",
-        "num_cached",
-        "num_computed",
-        "num_accepted",
-        "num_rejected",
-        "num_sent",
-        "num_whole",
-        "output",
-        "positions",
-        "prefix",
-        "prompt",
-        "rank",
-        "rope_delta",
-        "rows",
-        "said",
-        "sampling",
-    )
-
-    def __init__(
-        self,
-        key: str,
-        message: PrefillRequest | KvOffer,
-        prompt: tuple[int, ...],
-        journal: Journal = NULL_JOURNAL,
-    ) -> None:
-        super().__init__(key, journal)
-        self.message = message  # PrefillRequest or KvOffer
-        self.prompt = prompt  # token ids; after a migration they end with those already sent
-        self.sampling = message.sampling
-        self.gateway = message.gateway
-        self.deadline_s = message.deadline_s
-        self.decode_here = False
-        self.lease_s = 0.0  # how long its blocks are held for a request that goes on; 0: not
-        self.missing: set[str] = set()  # rooms whose rows are not resident yet
-        self.min_early_tokens = 1  # it begins before its images if so much can be computed
-        self.rows: dict[str, object] = {}  # room to rows
-        self.block_table: tuple[int, ...] = ()
-        self.num_computed = 0
-        self.num_cached: int | None = None  # of its prompt, when prefill first took it
-        self.prefix: Keys | None = None  # the keys of its blocks' contents
-        self.rank = 0.0  # its place in every queue of this instance
-        self.in_flight = 0  # steps under way that use the blocks
-        self.output: list[TokenLogprobs] = []  # tokens sampled in this attempt
-        # Ids of the answer's tokens, if asked; those of earlier attempts first.
-        self.said = array("i")
-        self.num_sent = 0
-        self.lookup: Lookup | None = (
-            None  # drafts of what it says next; None: it does not speculate
-        )
-        self.num_accepted = self.num_rejected = 0  # of its drafts, since tokens were sent last
-        self.positions: Sequence[Sequence[int]] | None = None  # of its prompt, if not linear
-        self.rope_delta = 0
-        self.kv_room = ""
-        self.num_whole: int | None = None  # blocks that were sent before the last chunk began
-        self.finish_reason = ""
-        self.failure: Failure | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self.message.request_id
-
-    @property
-    def attempt(self) -> int:
-        return self.message.attempt
-
-    @property
-    def ended_for_client(self) -> bool:
-        """Nobody reads its tokens any more, whatever still owns its memory."""
-        return self.terminal or self.state in (S.ABORTING, S.CALLED_OFF, S.FINISHING, S.HELD)
-
-    @property
-    def holds_tokens(self) -> bool:
-        """Whether its new tokens may wait for more: nobody reads them one by one."""
-        num_new = len(self.output) - self.num_sent
-        is_few = self.num_sent > 0 and num_new < self.sampling.tokens_per_word
-        return is_few and not self.finish_reason
-
-    def num_ready(self, ready_room: str = "") -> int | None:
-        """Tokens up to the first image that lacks, if one does; `ready_room` does not, whatever
-        is noted."""
-        lacking = (
-            item.offset
-            for item in self.message.items
-            if item.room in self.missing
-            and item.room != ready_room
-            and item.end > self.num_computed
-        )
-        return min(lacking, default=None)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens known so far: the prompt, and what was generated."""
-        return len(self.prompt) + len(self.output)
-
-    def tokens(self, start: int, stop: int) -> list[int]:
-        """Their ids `[start, stop)`."""
-        num_prompt = len(self.prompt)
-        chunk = list(self.prompt[start:stop])
-        if stop > num_prompt:
-            output = self.output[max(0, start - num_prompt) : stop - num_prompt]
-            chunk += [token.token_id for token in output]
-        return chunk
-
-    @property
-    def num_emitted(self) -> int:
-        """Output tokens of earlier attempts, at the end of `prompt`."""
-        return self.message.num_emitted
+    __slots__ = ()

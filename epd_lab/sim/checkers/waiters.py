@@ -22,7 +22,7 @@ from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.requests import Requests
-from epd.scheduling.batching import Entry
+from epd.roles.stream import Stream
 from epd.scheduling.pool import Lease, LeaseQueue
 from epd_lab.sim.cluster import Node
 
@@ -73,7 +73,7 @@ def _placements(node: Node) -> Iterator[str]:
     role, timers = node.gateway.role, node.actor.timers
     for key, machine in role._open.items():
         unplaced = machine.state is generation.S.MIGRATING or (
-            machine.state is generation.S.PREPARING and machine.prompt is not None
+            machine.state is generation.S.PREPARING and machine.asked is not None
         )
         if unplaced and not timers.runs(machine, generation.PlacementTimedOut):
             yield f"{key} is to be placed, and nobody will"
@@ -86,6 +86,7 @@ def _streams(node: Node) -> Iterator[str]:
     assert node.gateway is not None
     for key, machine in node.gateway.role._open.items():
         stream = machine.stream
+        assert isinstance(stream, Stream)
         if stream._updates and stream._news._waiter is not None:
             yield f"the client of {key} waits for what is there"
 
@@ -203,19 +204,16 @@ def _blocks(requests: Requests) -> Iterator[str]:
     """The first of the queue enters as soon as it may; while a step is under way a prompt waits for
     its end."""
     scheduler, pool = requests._scheduler, requests.pool
-    heads = [head for line in (scheduler._reservations, scheduler._queue) if (head := line.head())]
-    if not heads:
+    reserving, prompt = scheduler._reservations.head(), scheduler._queue.head()
+    if reserving is not None and (prompt is None or reserving.place[0] <= prompt.place[0]):
+        first, spare = reserving.entry, 0
+        count = scheduler.blocks_for(max(first.num_tokens + 1, first.num_promised))
+    elif prompt is not None:
+        if requests._loop._under_way or not scheduler._has_place():
+            return
+        first, spare = prompt.entry, scheduler._watermark
+        count = scheduler.blocks_for(max(first.num_tokens, first.num_promised))
+    else:
         return
-    first = min(heads, key=lambda entry: (entry.rank, not entry.reserves_only))
-    is_prompt = not first.reserves_only
-    if is_prompt and (requests._loop._under_way or not scheduler._has_place()):
-        return
-    count = scheduler.blocks_for(max(first.num_tokens, first.max_tokens))
-    if count + _spare(requests, first) <= pool.num_free:
+    if count + spare + len(scheduler._lacking()) <= pool.num_free:
         yield f"{first.key} may have its {count} blocks"
-
-
-def _spare(requests: Requests, entry: Entry) -> int:
-    scheduler = requests._scheduler
-    spare = len(scheduler._lacking())
-    return spare if entry.reserves_only else spare + scheduler._watermark

@@ -17,21 +17,39 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from epd.api.port import GenerationUpdate, TimeLimits
 from epd.failure import Failure, FailureKind
 from epd.fsm import generation as g
 from epd.fsm import request as r
 from epd.fsm.kernel import Event
-from epd.messages import TokenChunk
+from epd.messages import Address, TokenChunk
+from epd.scheduling.placement import Placement
 from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.request import MAX_TOKENS, RequestWorld
 from epd_lab.sim.model.world import World
+
+LIMITS = TimeLimits(1.0, 1.0, 1.0)
+PLACEMENT = Placement((), Address("p0", 1, ""), Address("d0", 1, ""))
+
+
+class _Client:
+    """What is said is counted in the world, not here."""
+
+    client_request_id = ""
+
+    def push(self, update: GenerationUpdate) -> None: ...
+
+    def conclude(self) -> None: ...
+
+
+CLIENT = _Client()
 
 
 class GenerationWorld(World):
     """The gateway's side, the attempts at the instance, and every message ever said."""
 
     def __init__(self, num_items: int, max_attempts: int) -> None:
-        self.generation = g.Generation("id", max_attempts)
+        self.generation = g.Generation("id", max_attempts, LIMITS, CLIENT)
         self.num_items = num_items
         self.attempts: dict[int, RequestWorld] = {}
         self.sent: dict[int, int] = {}  # attempt to the tokens that it starts from
@@ -198,7 +216,7 @@ class GenerationWorld(World):
 
 def _place(world: GenerationWorld) -> None:
     world.placing = False
-    world.fire(g.Placed("placement"))
+    world.fire(g.Placed(PLACEMENT))
 
 
 def _arrive(world: GenerationWorld, number: int) -> None:
