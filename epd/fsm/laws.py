@@ -125,7 +125,8 @@ def _timers(table: Definition) -> str:
 def _exits_by_time(table: Definition) -> str:
     """Whatever led to a state: a timer runs in it that has a way out (or, if it is held, tries
     again), or another machine's clock has."""
-    for state, running in moments(table):
+    begins = (table.initial, table.running[table.initial])  # left at once, or what it has is armed
+    for state, running in (begins, *moments(table)):
         rings = [
             call
             for source, call in table.cells()

@@ -214,6 +214,12 @@ def test_a_timer_runs_where_it_has_a_row_and_changes_nothing_elsewhere() -> None
     assert ignored is not None and "does not run" in ignored.reason
 
 
+def test_the_first_state_has_an_exit_by_time_too() -> None:
+    rows = (Row(S.IDLE, Started, S.BUSY, (Do.WORK,)), Row(S.BUSY, TimePassed, S.DONE))
+    with pytest.raises(TableError, match=r"no exit by time.*IDLE"):
+        table(rows, timers={TimePassed: (Do.WORK,)})
+
+
 def test_what_is_armed_runs() -> None:
     with pytest.raises(TableError, match="arms TimePassed, of which DONE has no row"):
         table(timers={TimePassed: (Do.WORK,)})
