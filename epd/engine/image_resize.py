@@ -7,18 +7,21 @@ sum over its neighbours in the source, as many as an axis shrinks by, times four
 fixed point with 22 bits behind the point.  All of it is integers here too, so nothing depends on a
 device's arithmetic.
 
-Which axis comes first depends on the sizes, and is seen where the filter overshoots 0 or 255: at
-edges of full contrast.
+Which axis comes first depends on the sizes and on Pillow, and is seen where the filter overshoots 0
+or 255: at edges of full contrast.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import math
 from typing import Any
 
 import numpy as np
 import torch
+
+from epd.engine.copies import upload
 
 PRECISION = 22
 
@@ -35,9 +38,17 @@ def resized(images: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def height_first(size: tuple[int, int], to: tuple[int, int]) -> bool:
-    """Whether Pillow 13 resizes the height first, both (height, width): where it loses more than
-    twice as many pixels as the width.  Seen in what it gives, for thousands of sizes."""
+    """Whether Pillow resizes the height first, both (height, width).  Before its version 13 never;
+    since then where the height loses more than twice as many pixels as the width.  Seen in what it
+    gives, for thousands of sizes."""
+    if _pillow() < 13:
+        return False
     return to[0] < size[0] and size[0] - to[0] > 2 * (size[1] - to[1])
+
+
+@functools.cache
+def _pillow() -> int:
+    return int(importlib.metadata.version("pillow").partition(".")[0])
 
 
 def _along(images: torch.Tensor, axis: int, size: int) -> torch.Tensor:
@@ -50,7 +61,7 @@ def _along(images: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     return (total >> PRECISION).clamp_(0, 255).to(torch.uint8)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)
 def _taps(size: int, to: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each pixel of an axis of `to` the neighbours among `size`, and their weights: int64 and
     int32 `[taps, to]`."""
@@ -66,7 +77,7 @@ def _taps(size: int, to: int, device: torch.device) -> tuple[torch.Tensor, torch
     fixed = np.trunc(weights * (1 << PRECISION) + np.copysign(0.5, weights)).astype(np.int32)
     known = fixed.any(1)
     places = np.minimum(places, size - 1)
-    return torch.from_numpy(places[known]).to(device), torch.from_numpy(fixed[known]).to(device)
+    return upload(places[known], device), upload(fixed[known], device)
 
 
 def _bicubic(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
