@@ -93,14 +93,17 @@ class InstanceInfo(Record):
 
 STAGES = {  # what a state of a machine is called in traces and metrics
     ("GENERATION", "PREPARING"): "prepare",
+    ("GENERATION", "AWAITING_TOPOLOGY"): "wait",
     ("GENERATION", "MIGRATING"): "migrate",
     ("GENERATION", "CANCELLING"): "cancel",
     ("GENERATION", "STOPPING"): "cancel",
+    ("ENCODING", "DEFERRED"): "wait",
     ("ENCODING", "LOADING"): "load",
     ("ENCODING", "QUEUED"): "decode-image",
     ("ENCODING", "PREPARED"): "queue",
     ("ENCODING", "ENCODING"): "encode",
     ("OUTGOING", "PARKED"): "wait",
+    ("OUTGOING", "AWAITING_SLOTS"): "wait",
     ("OUTGOING", "WRITING"): "transfer",
     ("REQUEST", "WAITING"): "queue",
     ("REQUEST", "WAITING_FOR_EMBEDDINGS"): "wait",

@@ -7,9 +7,15 @@ rows are resident each room is filled from them (faults F32, F37).  The value is
 embedding and deepstack are one tensor (F12).  An image that cannot be used fails this machine and
 its rooms, nothing else (F13).
 
+Rows that nobody can take yet have to be kept, so work begins only when its turn comes
+(`epd.scheduling.run_ahead`): until then the machine is DEFERRED, and owns a place in that queue.
+From then on it owns a share of what the encoder may run ahead, which it passes on to the rooms that
+are filled: the last one that closes gives it back.
+
 What cannot be interrupted: image decode on the pool, and a batch on the device.  If all rooms leave
 meanwhile the machine is ABANDONED and waits for the outcome; rows that arrive then are kept as
-cache.  Before a batch has taken it (PREPARED) it can simply be dropped.
+cache.  Before work has begun (DEFERRED), and before a batch has taken it (PREPARED), it can simply
+be dropped.
 
 Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and,
 where the instance has one, a storage that other encoders read too.  The first is a GPU's memory, or
@@ -50,6 +56,9 @@ Image = bytes | bytearray | memoryview  # compressed
 
 
 class Do(Effect):
+    AWAIT_TURN = "wait until work on it would not run too far ahead"
+    COUNT_AHEAD = "count its rows among those that are not taken yet"
+    LEAVE_AHEAD = "leave that queue, or that count"
     START_LOAD = "look for the rows in storage"
     START_PREPROCESS = "decode, resize and patchify on the pool"
     ENQUEUE = "offer the patches to the next batch"
@@ -63,11 +72,13 @@ class Do(Effect):
     FILL_ONE = "tell the new room's transfer that its bytes are ready"
     FAIL_ROOMS = "tell every room's transfer that its source failed"
     RELEASE_ROWS = "drop the rows and their share of the budget"
-    ARM_OUTCOME = "bound the wait for the outcome of work that nobody waits for"
+    ARM_OUTCOME = "bound the wait for rows, or for the outcome of work that nobody waits for"
     REPORT_HANG = "the device does not answer: say so in health and log"
 
 
 class Own(Owned):
+    TURN = "a place in the queue of work that may not begin yet", Do.LEAVE_AHEAD
+    SHARE = "a share of what the encoder may run ahead", Do.LEAVE_AHEAD, Do.FILL_ROOMS
     READ = "a thread that reads storage"
     WORK = "a thread or the device that works on it", None, Do.REPORT_HANG
     PATCHES = "patches in the queue for batches", Do.DEQUEUE
@@ -78,10 +89,11 @@ class Own(Owned):
 
 class S(State):
     ABSENT = "nobody has asked"
-    LOADING = "the rows are looked for in storage", Own.READ
-    QUEUED = "the compressed image is decoded and resized", Own.WORK
-    PREPARED = "waits for a batch", Own.PATCHES
-    ENCODING = "in a batch", Own.WORK
+    DEFERRED = "waits for its turn: the encoder would run too far ahead", Own.TURN
+    LOADING = "the rows are looked for in storage", Own.SHARE, Own.READ
+    QUEUED = "the compressed image is decoded and resized", Own.SHARE, Own.WORK
+    PREPARED = "waits for a batch", Own.SHARE, Own.PATCHES
+    ENCODING = "in a batch", Own.SHARE, Own.WORK
     RESIDENT = "in the device tier; rooms may read the rows", Own.ROWS
     DEMOTING = "on its way to the host tier; rooms read the rows", Own.ROWS, Own.COPY_DOWN
     DEMOTED = "in the host tier; rooms may read the rows there", Own.ROWS
@@ -118,6 +130,14 @@ class RoomClosed(Event):
 
 
 @dataclass(slots=True)
+class TurnCame(Event):
+    """Work on it may begin."""
+
+    brings = (Own.SHARE,)
+    ends = (Own.TURN,)
+
+
+@dataclass(slots=True)
 class PreprocessSucceeded(Event):
     ends = (Own.WORK,)
     patches: Patches
@@ -129,13 +149,6 @@ class PreprocessFailed(Event):
 
     ends = (Own.WORK,)
     reason: str
-
-
-@dataclass(slots=True)
-class Withdrawn(Event):
-    """Nobody wanted it any more before its turn came; no work was begun."""
-
-    ends = (Own.READ, Own.WORK)
 
 
 @dataclass(slots=True)
@@ -308,13 +321,17 @@ _IN_THE_MAKING = (*_AT_WORK, S.PREPARED)
 # One line per row, as the table that it is.
 # fmt: off
 ROWS = (
-    Row(S.ABSENT, Requested, S.LOADING, (Do.START_LOAD,), add_room, may_be_stored),
-    Row(S.ABSENT, Requested, S.QUEUED, (Do.START_PREPROCESS,), add_room, unless(may_be_stored)),
+    Row(S.ABSENT, Requested, S.DEFERRED, (Do.AWAIT_TURN, Do.ARM_OUTCOME), add_room),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),
-    Row((S.LOADING, *_IN_THE_MAKING), Requested, None, (), add_room, note="single flight (F37)"),
+    Row((S.DEFERRED, S.LOADING, *_IN_THE_MAKING), Requested, None, (), add_room, note="single flight (F37)"),
+    # May it begin?
+    Row(S.DEFERRED, TurnCame, S.LOADING, (Do.START_LOAD,), when=may_be_stored),
+    Row(S.DEFERRED, TurnCame, S.QUEUED, (Do.START_PREPROCESS,), when=unless(may_be_stored)),
+    Row(_ENDED, TurnCame, None, note="it has left in the same moment"),
     # Is it in storage?
-    Row(S.LOADING, LoadSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS), keep_loaded, note="kept as cache if nobody waits any more (F21)"),
-    Row(S.LOADING, (LoadMissed, LoadTimedOut), S.QUEUED, (Do.START_PREPROCESS,), when=is_made, note="a storage that hangs holds nobody up"),
+    Row(S.LOADING, LoadSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), keep_loaded, unreferenced, "nobody waits any more: kept as cache (F21)"),
+    Row(S.LOADING, LoadSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS, Do.FILL_ROOMS), keep_loaded, unless(unreferenced)),
+    Row(S.LOADING, (LoadMissed, LoadTimedOut), S.QUEUED, (Do.START_PREPROCESS, Do.ARM_OUTCOME), when=is_made, note="a storage that hangs holds nobody up"),
     Row(S.LOADING, (LoadMissed, LoadTimedOut), S.FAILED, (Do.FAIL_ROOMS,), note_absent, unless(is_made), "nobody waits, or nobody can make them here"),
     # Make it.
     Row(S.QUEUED, PreprocessSucceeded, S.PREPARED, (Do.ENQUEUE,), keep_patches),
@@ -323,26 +340,23 @@ ROWS = (
     Row(S.ENCODING, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS), keep_rows),
     Row(_AT_WORK, EncodeFailed, S.FAILED, (Do.FAIL_ROOMS,), note_failure, note="not the image's fault: another encoder may do it"),
     Row(_AT_WORK, EncodeTimedOut, S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME), note_timeout),
-    Row(S.PREPARED, EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),
-    Row((*_IN_THE_MAKING, S.DEMOTED), RoomClosed, None, (), remove_room, others_wait),
+    Row((S.DEFERRED, S.PREPARED), EncodeTimedOut, S.FAILED, (Do.FAIL_ROOMS,), note_timeout),
+    Row((S.DEFERRED, *_IN_THE_MAKING, *_CACHED), RoomClosed, None, (), remove_room, others_wait),
     Row(_AT_WORK, RoomClosed, S.ABANDONED, (), remove_room, unless(others_wait), "a pool thread owns the image, the device the patches"),
-    Row(S.PREPARED, RoomClosed, S.EVICTED, (), drop_patches, unless(others_wait)),
-    Row(S.DEMOTED, RoomClosed, S.PROMOTING, (Do.START_PROMOTION,), remove_room, unless(others_wait), "it was of use again"),
-    Row((S.LOADING, S.ABANDONED, S.RESIDENT, S.DEMOTING, S.PROMOTING), RoomClosed, None, (), remove_room),
+    Row((S.DEFERRED, S.PREPARED), RoomClosed, S.EVICTED, (), drop_patches, unless(others_wait)),
+    Row(S.DEMOTED, RoomClosed, S.PROMOTING, (Do.START_PROMOTION, Do.LEAVE_AHEAD), remove_room, unless(others_wait), "it was of use again"),
+    Row((S.RESIDENT, S.DEMOTING, S.PROMOTING), RoomClosed, None, (Do.LEAVE_AHEAD,), remove_room, unless(others_wait)),
+    Row((S.LOADING, S.ABANDONED), RoomClosed, None, (), remove_room),
     # Nobody waits for it.
-    Row(S.ABANDONED, Requested, S.ENCODING, (), add_room, in_batch, "resurrection (F22)"),
-    Row(S.ABANDONED, Requested, S.QUEUED, (), add_room, unless(in_batch), "resurrection (F22)"),
-    Row(S.ABANDONED, Withdrawn, S.EVICTED),
-    Row(S.LOADING, Withdrawn, S.EVICTED, when=unreferenced),
-    Row(S.LOADING, Withdrawn, None, (Do.START_LOAD,), when=unless(unreferenced), note="wanted again before that was taken"),
-    Row(S.QUEUED, Withdrawn, None, (Do.START_PREPROCESS,), note="wanted again before that was taken"),
+    Row(S.ABANDONED, Requested, S.ENCODING, (Do.COUNT_AHEAD,), add_room, in_batch, "resurrection (F22)"),
+    Row(S.ABANDONED, Requested, S.QUEUED, (Do.COUNT_AHEAD,), add_room, unless(in_batch), "resurrection (F22)"),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_image),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),
     Row(S.ABANDONED, EncodeFailed, S.FAILED, (), note_failure),
     Row(S.ABANDONED, EncodeTimedOut, S.FAILED, (Do.REPORT_HANG,), note_timeout),
     # Keep it.
-    Row(_CACHED, Requested, None, (Do.FILL_ONE,), add_room),
+    Row(_CACHED, Requested, None, (Do.COUNT_AHEAD, Do.FILL_ONE), add_room),
     Row(S.RESIDENT, DemotionRequested, S.DEMOTING, (Do.START_DEMOTION,), when=unreferenced),
     Row(S.RESIDENT, DemotionRequested, None, when=unless(unreferenced), note="not what is still to be sent (F31)"),
     Row(S.DEMOTING, DemotionSucceeded, S.DEMOTED, (Do.KEEP_HOST_ROWS,), keep_copy, unreferenced),
@@ -358,9 +372,9 @@ ROWS = (
 _COPIES = (DemotionSucceeded, PromotionSucceeded, CopyFailed)
 
 IGNORES = (
-    Ignore(_ENDED, (RoomClosed, Withdrawn, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, LoadSucceeded, LoadMissed, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
+    Ignore(_ENDED, (RoomClosed, PreprocessSucceeded, PreprocessFailed, EncodeSucceeded, EncodeFailed, LoadSucceeded, LoadMissed, DemotionRequested, *_COPIES, EvictionRequested, IdleTimePassed), "it has ended; a late outcome is dropped with what it carries"),
     Ignore((*_IN_THE_MAKING, S.ABANDONED, *_CACHED), (LoadSucceeded, LoadMissed), "storage answers late: it was not waited for"),
-    Ignore((S.LOADING, *_IN_THE_MAKING, S.ABANDONED), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore((S.DEFERRED, S.LOADING, *_IN_THE_MAKING, S.ABANDONED), (DemotionRequested, EvictionRequested, IdleTimePassed), "nothing to evict yet"),
     Ignore((S.DEMOTING, S.PROMOTING), (DemotionRequested, EvictionRequested, IdleTimePassed), "on its way already"),
     Ignore((S.DEMOTED,), (DemotionRequested,), "it is there already"),
     Ignore(_AT_REST, _COPIES, "the late end of a copy that was given up"),
@@ -370,7 +384,7 @@ IGNORES = (
 
 _TIMERS: Timers = {
     LoadTimedOut: (Do.START_LOAD,),
-    EncodeTimedOut: (Do.START_PREPROCESS, Do.ARM_OUTCOME),
+    EncodeTimedOut: (Do.ARM_OUTCOME,),
     CopyTimedOut: (Do.START_DEMOTION, Do.START_PROMOTION),
 }
 TABLE = Table("ENCODING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers=_TIMERS)

@@ -16,6 +16,9 @@ token that does not come in time is an error.  When the time for the whole is ov
 said is the answer, with `length` as its end: it was paid for, and the client asked for no more
 time.
 
+Where nothing can serve it, it waits for what may come (AWAITING_TOPOLOGY): of a new gateway the
+instances are about to join, and the only one that there is may be back soon.
+
 Exactly one terminal answer: FINISHED, CANCELLED, REJECTED and FAILED are the only ways out, each
 reached once, and every state has a deadline.  They are also what an operator counts: answers,
 clients that left, what was refused (there was no room, or the request was wrong, whoever noticed
@@ -27,220 +30,83 @@ theirs agree (F43).
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import ClassVar
-
 from epd.api.port import Client, TimeLimits
 from epd.api.port import Generation as Prompt
 from epd.failure import Failure, FailureKind
+from epd.fsm.generation_events import (
+    Abandoned,
+    AbortConfirmed,
+    AbortTimedOut,
+    Accepted,
+    Admitted,
+    AttemptFailed,
+    AttemptRefused,
+    AttemptTimedOut,
+    CancelRequested,
+    DeadlinePassed,
+    Do,
+    FinalTokensArrived,
+    NoTopology,
+    Own,
+    Placed,
+    PlacementDue,
+    PlacementTimedOut,
+    Refused,
+    S,
+    StopRequested,
+    TokensArrived,
+    TokensMissed,
+    TokenTimedOut,
+)
 from epd.fsm.kernel import (
     NULL_JOURNAL,
-    Effect,
     Event,
     Ignore,
     Journal,
     Machine,
-    Owned,
     Row,
-    State,
     Table,
     Timers,
     unless,
 )
-from epd.records import TokenChunk
 from epd.scheduling.placement import Placement
 
-
-class Do(Effect):
-    DISPATCH = "send the attempt to encode and prefill"
-    PLACE = "choose instances for the next attempt, after a pause if several have failed"
-    AWAIT_TOPOLOGY = "try to place it again soon, and not for ever"
-    DELIVER = "hand new tokens to the client"
-    DELIVER_FINAL = "hand the last tokens and the finish reason to the client"
-    ABORT_ATTEMPT = "tell the instances of the attempt to stop"
-    ANSWER_ERROR = "hand the one error to the client"
-    DELIVER_CUT = "hand the client the end of an answer whose time is over: `length`"
-    LOG_FAILURE = "leave a line for the operator"
-    CLOSE = "give the place back"
-    ARM_DEADLINE = "bound the whole"
-    ARM_PATIENCE = "restart the clock that bounds the wait for the next token"
-    ARM_ATTEMPT = "restart the clock that bounds silence of the attempt"
-    ARM_ABORT = "bound the wait for confirmations"
-
-
-class Own(Owned):
-    ATTEMPT = "an attempt at its instances", Do.ABORT_ATTEMPT
-    CLIENT = (
-        "a client that waits for its one answer",
-        None,
-        *(Do.DELIVER_FINAL, Do.DELIVER_CUT, Do.ANSWER_ERROR),
-    )
-    PLACE = "a place among the open requests", Do.CLOSE
-
-
-class S(State):
-    RECEIVED = "asked for", Own.CLIENT
-    PREPARING = (
-        "media are fetched, the prompt is tokenized, then instances are chosen",
-        *(Own.CLIENT, Own.PLACE),
-    )
-    PLACED = (
-        "an attempt was sent to its instances; no token yet",
-        *(Own.ATTEMPT, Own.CLIENT, Own.PLACE),
-    )
-    STREAMING = "tokens arrive", Own.ATTEMPT, Own.CLIENT, Own.PLACE
-    MIGRATING = "the attempt failed; another one is being placed", Own.CLIENT, Own.PLACE
-    CANCELLING = "the client left; instances are asked to stop", Own.PLACE
-    STOPPING = "the client has enough; instances are asked to stop", Own.PLACE
-    FINISHED = "answered"
-    CANCELLED = "the client left before its answer was whole"
-    FAILED = "answered with one clear error, by a fault of ours"
-    REJECTED = "refused: there was no room, or the request was wrong"
-
-
-@dataclass(slots=True)
-class Admitted(Event):
-    pass
-
-
-@dataclass(slots=True)
-class Refused(Event):
-    """There is no room, or the API has answered that the request is wrong."""
-
-    ends = (Own.CLIENT,)
-    reason: str
-
-
-@dataclass(slots=True)
-class Abandoned(Event):
-    """The API has answered with a fault of ours, or cannot answer any more."""
-
-    ends = (Own.CLIENT,)
-    reason: str
-
-    @property
-    def failure(self) -> Failure:
-        return Failure(FailureKind.INTERNAL, self.reason)
-
-
-@dataclass(slots=True)
-class Placed(Event):
-    placement: Placement
-
-
-@dataclass(slots=True)
-class NoTopology(Event):
-    reason: str
-
-
-@dataclass(slots=True)
-class PlacementTimedOut(Event):
-    """No topology came back in time."""
-
-    by_time = True
-    reason: str
-
-
-@dataclass(slots=True)
-class Accepted(Event):
-    pass
-
-
-@dataclass(slots=True)
-class TokensArrived(Event):
-    chunk: TokenChunk
-
-
-@dataclass(slots=True)
-class FinalTokensArrived(Event):
-    ends = (Own.ATTEMPT,)
-    chunk: TokenChunk
-
-
-@dataclass(slots=True)
-class TokensMissed(Event):
-    """A chunk starts beyond the next index: something between was lost, on its way."""
-
-    blamed: ClassVar[Collection[str]] = ()
-    reason: str
-
-    @property
-    def failure(self) -> Failure:
-        return Failure(FailureKind.LOST, self.reason)
-
-
-@dataclass(slots=True)
-class AttemptFailed(Event):
-    """`blamed`: at which instances, by name."""
-
-    failure: Failure
-    blamed: Collection[str] = ()
-
-
-@dataclass(slots=True)
-class AttemptRefused(Event):
-    """An instance found that the request is wrong: no other one will find it right."""
-
-    blamed: ClassVar[Collection[str]] = ()
-    failure: Failure
-
-
-@dataclass(slots=True)
-class AttemptTimedOut(Event):
-    by_time = True
-    reason: str
-    blamed: Collection[str] = ()
-
-    @property
-    def failure(self) -> Failure:
-        return Failure(FailureKind.LOST, self.reason)
-
-
-@dataclass(slots=True)
-class CancelRequested(Event):
-    """The client left."""
-
-    ends = (Own.CLIENT,)
-    reason: str
-
-
-@dataclass(slots=True)
-class StopRequested(Event):
-    """The client has enough: a stop string, or the one tool call."""
-
-    ends = (Own.CLIENT,)
-    reason: str
-
-
-@dataclass(slots=True)
-class AbortConfirmed(Event):
-    pass
-
-
-@dataclass(slots=True)
-class AbortTimedOut(Event):
-    by_time = True
-
-
-@dataclass(slots=True)
-class TokenTimedOut(Event):
-    """The client has waited too long for the first token, or for the one after the last."""
-
-    by_time = True
-    reason: str
-
-
-@dataclass(slots=True)
-class DeadlinePassed(Event):
-    """The time for the whole is over, here or by the clock of an instance."""
-
-    by_time = True
+__all__ = [
+    "TABLE",
+    "Abandoned",
+    "AbortConfirmed",
+    "AbortTimedOut",
+    "Accepted",
+    "Admitted",
+    "AttemptFailed",
+    "AttemptRefused",
+    "AttemptTimedOut",
+    "CancelRequested",
+    "DeadlinePassed",
+    "Do",
+    "FinalTokensArrived",
+    "Generation",
+    "NoTopology",
+    "Own",
+    "Placed",
+    "PlacementDue",
+    "PlacementTimedOut",
+    "Refused",
+    "S",
+    "StopRequested",
+    "TokenTimedOut",
+    "TokensArrived",
+    "TokensMissed",
+]
 
 
 def may_retry(generation: Generation, event: AttemptEnded) -> bool:
     kind = event.failure.kind
     return kind.retryable and generation.failures.get(kind, 0) + 1 < generation.max_attempts
+
+
+def may_come(generation: Generation, event: NoTopology) -> bool:
+    return event.may_come
 
 
 def has_said(generation: Generation, event: Event) -> bool:
@@ -273,8 +139,13 @@ def note_refusal(generation: Generation, event: Refused) -> None:
     generation.failure = Failure(FailureKind.BUSY, event.reason)
 
 
-def note_no_topology(generation: Generation, event: PlacementTimedOut) -> None:
-    _fail_after(generation, FailureKind.UNAVAILABLE, event.reason)
+def note_lacking(generation: Generation, event: NoTopology) -> None:
+    generation.lacking = event.reason
+
+
+def note_no_topology(generation: Generation, event: NoTopology | PlacementTimedOut) -> None:
+    reason = event.reason if isinstance(event, NoTopology) else generation.lacking
+    _fail_after(generation, FailureKind.UNAVAILABLE, reason)
 
 
 def note_cut(generation: Generation, event: Event) -> None:
@@ -302,7 +173,8 @@ def note_abandoned(generation: Generation, event: Abandoned) -> None:
 
 AttemptEnded = TokensMissed | AttemptFailed | AttemptRefused | AttemptTimedOut
 _OPEN = (S.PLACED, S.STREAMING)
-_UNPLACED = (S.PREPARING, S.MIGRATING)
+_BETWEEN = (S.AWAITING_TOPOLOGY, S.MIGRATING)
+_UNPLACED = (S.PREPARING, *_BETWEEN)
 _ENDED = (S.FINISHED, S.CANCELLED, S.FAILED, S.REJECTED)
 _TELL_FAILURE = (Do.ANSWER_ERROR, Do.LOG_FAILURE)
 _MAY_BE_RETRIED = (TokensMissed, AttemptFailed, AttemptTimedOut)
@@ -315,8 +187,11 @@ ROWS = (
     Row(S.RECEIVED, Admitted, S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
     Row(S.RECEIVED, Refused, S.REJECTED, (), note_refusal, note="at once (F39)"),
     Row(_UNPLACED, Placed, S.PLACED, (Do.ARM_ATTEMPT, Do.DISPATCH), begin_attempt),
-    Row(_UNPLACED, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note="of a new gateway the instances are about to join, the only one may be back soon (F19, F20)"),
-    Row(_UNPLACED, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
+    Row((S.PREPARING, S.MIGRATING), NoTopology, S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY), note_lacking, may_come, "F19, F20"),
+    Row(S.AWAITING_TOPOLOGY, NoTopology, None, (Do.AWAIT_TOPOLOGY,), note_lacking, may_come),
+    Row(_UNPLACED, NoTopology, S.FAILED, _TELL_FAILURE, note_no_topology, unless(may_come)),
+    Row(_BETWEEN, PlacementDue, None, (Do.CHOOSE,)),
+    Row(S.AWAITING_TOPOLOGY, PlacementTimedOut, S.FAILED, _TELL_FAILURE, note_no_topology),
     # The attempt.
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
     Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
@@ -327,7 +202,7 @@ ROWS = (
     Row(_OPEN, AttemptRefused, S.REJECTED, (Do.ANSWER_ERROR,), note_failure),
     # The client, or the API for it.
     Row(_UNPLACED, CancelRequested, S.CANCELLED),
-    Row(S.MIGRATING, StopRequested, S.FINISHED, note="it was in what had arrived before"),
+    Row(_BETWEEN, StopRequested, S.FINISHED, note="it was in what had arrived before"),
     Row(_OPEN, CancelRequested, S.CANCELLING, (Do.ARM_ABORT,), note="F43"),
     Row(_OPEN, StopRequested, S.STOPPING, (Do.ARM_ABORT,)),
     Row((*_UNPLACED, *_OPEN), Refused, S.REJECTED, note="of an open one, with another choice of its request"),
@@ -335,17 +210,17 @@ ROWS = (
     # Its time is over.
     Row((*_UNPLACED, *_OPEN), TokenTimedOut, S.FAILED, _TELL_FAILURE, note_late),
     Row((S.RECEIVED, S.PREPARING), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline),
-    Row((S.MIGRATING, *_OPEN), DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT,), note_cut, has_said, "paid for, and all that there is"),
-    Row((S.MIGRATING, *_OPEN), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
+    Row((*_BETWEEN, *_OPEN), DeadlinePassed, S.FINISHED, (Do.DELIVER_CUT,), note_cut, has_said, "paid for, and all that there is"),
+    Row((*_BETWEEN, *_OPEN), DeadlinePassed, S.FAILED, _TELL_FAILURE, note_deadline, unless(has_said)),
     Row(S.CANCELLING, _STOPPED, S.CANCELLED, note="by time: instances end it by its deadline"),
     Row(S.STOPPING, _STOPPED, S.FINISHED, note="likewise"),
 )
 
 IGNORES = (
     Ignore((S.CANCELLING, S.STOPPING), (Accepted, TokensArrived, TokensMissed, *_SAID_ONCE), "nobody reads it any more"),
-    Ignore((S.MIGRATING,), (Accepted,), "a late confirmation"),
-    Ignore((S.MIGRATING,), (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
-    Ignore((S.PLACED, S.STREAMING, S.MIGRATING), (AbortConfirmed,), "of an attempt that was given up"),
+    Ignore(_BETWEEN, (Accepted,), "a late confirmation"),
+    Ignore(_BETWEEN, (TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused), "of the attempt that was given up"),
+    Ignore((*_OPEN, *_BETWEEN), (AbortConfirmed,), "of an attempt that was given up"),
     Ignore(_ENDED, (Accepted, TokensArrived, FinalTokensArrived, TokensMissed, AttemptFailed, AttemptRefused, AbortConfirmed, DeadlinePassed, *_SAID_ONCE), "the one answer was given"),
 )
 
@@ -354,7 +229,8 @@ _TIMERS: Timers = {
     TokenTimedOut: (Do.ARM_PATIENCE,),
     AttemptTimedOut: (Do.ARM_ATTEMPT,),
     AbortTimedOut: (Do.ARM_ABORT,),
-    PlacementTimedOut: (Do.PLACE, Do.AWAIT_TOPOLOGY),
+    PlacementDue: (Do.PLACE, Do.AWAIT_TOPOLOGY),
+    PlacementTimedOut: (Do.ARM_TOPOLOGY,),
 }
 TABLE = Table("GENERATION", __doc__ or "", S, S.RECEIVED, _ENDED, ROWS, IGNORES, timers=_TIMERS)
 # fmt: on
@@ -374,6 +250,7 @@ class Generation(Machine):
         "failure",
         "failures",
         "finish_reason",
+        "lacking",
         "limits",
         "max_attempts",
         "num_before",
@@ -408,6 +285,7 @@ class Generation(Machine):
         self.finish_reason = ""
         self.failure: Failure | None = None  # the last one
         self.cause = ""  # what had failed before it
+        self.lacking = ""  # why it could not be placed
         self.pending_aborts: set[str] = set()
         self.stream = stream
 

@@ -4,7 +4,9 @@ Theory of operation
 -------------------
 `epd.fsm.room` says what a room is.  This end waits for slots (PENDING), grants them to the producer
 and waits for its commit (RESERVED).  What has landed is checked and made visible (PUBLISHING); then
-the slots belong to what was published.  Of parts it learns from the commit only.
+the slots belong to what was published.  Of parts it learns from the commit only.  KV ends in
+blocks: those are waited for first, and where others cannot write them, then slots in front of them
+are (AWAITING_LANDING).
 
 Once granted, slots return by a message of the writer that it will not touch them again, or by a
 fence. A producer that was told of an unknown outcome says that it is in doubt; its peer was lost,
@@ -38,10 +40,11 @@ class Do(Effect):
     SEND_GRANT = "tell the producer where to write"
     SEND_COMMIT_ACK = "tell the producer that the commit arrived"
     SEND_CANCEL = "ask the producer to stop"
+    AWAIT_LANDING = "get memory that the bytes of its blocks can land in, now or in its turn"
     PUBLISH = "check the landed bytes, and make them visible to their owner"
     REPORT_HANG = "tell the operator that publishing does not end"
-    RELEASE_SLOTS = "return the slots to the pool"
-    WITHDRAW_LEASE = "leave the queue for slots"
+    RELEASE_SLOTS = "return what was leased for it"
+    WITHDRAW_LEASE = "leave the queue for that"
     START_FENCE = "find out whether the producer, if it was lost, can still touch the memory"
     CONCLUDE_FAILED = "tell the owner that nothing will arrive"
     CONCLUDE_DELIVERED = "tell the owner that the bytes arrived"
@@ -50,13 +53,15 @@ class Do(Effect):
 
 
 class Own(Owned):
-    LEASE = "a place in the queue for slots", Do.WITHDRAW_LEASE
-    SLOTS = "the slots that were leased", Do.RELEASE_SLOTS
+    LEASE = "a place in the queue for blocks, or for slots", Do.WITHDRAW_LEASE
+    BLOCKS = "blocks that cannot be written by others", Do.RELEASE_SLOTS
+    SLOTS = "the slots that were leased, with what blocks they are for", Do.RELEASE_SLOTS
     GRANT = "a grant that the producer may write by"
 
 
 class S(State):
-    PENDING = "waits for slots", Own.LEASE
+    PENDING = "waits for slots, or for blocks", Own.LEASE
+    AWAITING_LANDING = "has blocks; waits for slots to land in", Own.LEASE, Own.BLOCKS
     RESERVED = "slots leased, grant sent: the bytes are awaited", Own.SLOTS, Own.GRANT
     PUBLISHING = "the bytes are in the slots, and are checked and made visible", Own.SLOTS
     CANCEL_PENDING = "cancelled, the writer's message is awaited", Own.SLOTS, Own.GRANT
@@ -72,11 +77,20 @@ class S(State):
 
 
 @dataclass(slots=True)
+class BlocksLeased(Event):
+    """`num_held`: of the first ones the contents are here already."""
+
+    brings = (Own.BLOCKS,)
+    blocks: tuple[int, ...]
+    num_held: int
+
+
+@dataclass(slots=True)
 class SlotsLeased(Event):
     """`nbytes`: how many are wanted in them."""
 
     brings = (Own.SLOTS,)
-    ends = (Own.LEASE,)
+    ends = (Own.LEASE, Own.BLOCKS)
     slots: tuple[int, ...]
     nbytes: int
 
@@ -139,6 +153,10 @@ def length_matches(incoming: Incoming, event: CommitReceived) -> bool:
     return event.nbytes == incoming.nbytes
 
 
+def keep_blocks(incoming: Incoming, event: BlocksLeased) -> None:
+    incoming.blocks, incoming.num_held = event.blocks, event.num_held
+
+
 def keep_slots(incoming: Incoming, event: SlotsLeased) -> None:
     incoming.slots, incoming.nbytes = event.slots, event.nbytes
 
@@ -169,6 +187,7 @@ def note_bad_bytes(incoming: Incoming, event: PublishFailed) -> None:
 
 # One line per row, as the table that it is.
 # fmt: off
+_UNGRANTED = (S.PENDING, S.AWAITING_LANDING)
 _TOMBSTONES = (S.CANCELLED, S.EXPIRED, S.FAILED)
 _ENDED = (S.DELIVERED, *_TOMBSTONES)
 _PENDING_OUTCOME = (S.CANCEL_PENDING, S.EXPIRE_PENDING)
@@ -177,11 +196,12 @@ _OUT_OF_TIME = (Do.CONCLUDE_FAILED, Do.SEND_CANCEL, Do.ARM_RETRY, Do.ARM_GRACE)
 
 ROWS = (
     # No slots yet.
-    Row(S.PENDING, SlotsLeased, S.RESERVED, (Do.SEND_GRANT, Do.ARM_RETRY), keep_slots),
-    Row(S.PENDING, CancelRequested, S.CANCELLED, _CALLED_OFF, note_cancelled),
-    Row((S.PENDING, S.RESERVED), AbortReceived, S.FAILED, (Do.CONCLUDE_FAILED,), keep_failure),
-    Row(S.PENDING, PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), note_lost),
-    Row(S.PENDING, DeadlinePassed, S.EXPIRED, _CALLED_OFF, note_late),
+    Row(S.PENDING, BlocksLeased, S.AWAITING_LANDING, (Do.AWAIT_LANDING,), keep_blocks),
+    Row(_UNGRANTED, SlotsLeased, S.RESERVED, (Do.SEND_GRANT, Do.ARM_RETRY), keep_slots),
+    Row(_UNGRANTED, CancelRequested, S.CANCELLED, _CALLED_OFF, note_cancelled),
+    Row((*_UNGRANTED, S.RESERVED), AbortReceived, S.FAILED, (Do.CONCLUDE_FAILED,), keep_failure),
+    Row(_UNGRANTED, PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), note_lost),
+    Row(_UNGRANTED, DeadlinePassed, S.EXPIRED, _CALLED_OFF, note_late),
     # Granted.
     Row(S.RESERVED, CommitReceived, S.PUBLISHING, (Do.SEND_COMMIT_ACK, Do.PUBLISH), keep_commit, length_matches),
     Row(S.RESERVED, CommitReceived, S.FAILED, (Do.SEND_COMMIT_ACK, Do.CONCLUDE_FAILED), note_short_commit, unless(length_matches), "the writer is done: the slots are free (F11)"),
@@ -214,11 +234,12 @@ ROWS = (
     # Ended: answer late messages, hand back late slots.
     Row(_ENDED, CommitReceived, None, (Do.SEND_COMMIT_ACK,)),
     Row(_TOMBSTONES, SlotsLeased, None, (), keep_slots),
+    Row(_TOMBSTONES, BlocksLeased, None, (), keep_blocks),
 )
 
 IGNORES = (
-    Ignore((S.PENDING,), (CancelAcked, CommitReceived, DoubtReceived), "nothing was granted: stray messages move nothing"),
-    Ignore((S.PENDING,), (PeerSilent,), "it waits for slots of its own side"),
+    Ignore(_UNGRANTED, (CancelAcked, CommitReceived, DoubtReceived), "nothing was granted: stray messages move nothing"),
+    Ignore(_UNGRANTED, (PeerSilent,), "it waits for slots of its own side"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelRequested, DoubtReceived, PeerSilent), "it is being ended already: the writer's message is awaited"),
     Ignore((S.QUARANTINED,), (PeerLost,), "it is lost or not: only a fence tells more (F7)"),
     Ignore((S.PUBLISHING,), (CancelRequested,), "what has landed is published; its owner decides what to do with it"),
@@ -251,7 +272,7 @@ TABLE = Table(
 class Incoming(Room):
     """The consumer's end of a room."""
 
-    __slots__ = ("deadline_s", "kv", "nbytes", "num_rows", "parts", "slots")
+    __slots__ = ("blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "parts", "slots")
     table = TABLE
 
     def __init__(
@@ -267,6 +288,8 @@ class Incoming(Room):
         super().__init__(room, attempt, peer, owner, journal)
         self.num_rows = num_rows  # wanted: rows, or tokens of KV
         self.deadline_s = deadline_s
+        self.blocks: tuple[int, ...] = ()  # of KV
+        self.num_held = 0  # of them, filled already
         self.slots: tuple[int, ...] = ()
         self.nbytes = 0
         self.parts: tuple[tuple[int, int], ...] = ()  # of each write: bytes and checksum

@@ -21,21 +21,13 @@ from epd.fsm.kernel import (
     Ignore,
     Journal,
     Machine,
+    Owned,
     Row,
     State,
     Table,
     Timers,
 )
 from epd.records import InstanceInfo, Load
-
-
-class S(State):
-    JOINING = "known by name; not checked yet"
-    HEALTHY = "takes work"
-    SUSPECT = "silent; keeps its work, gets no new"
-    DRAINING = "finishes its work, gets no new"
-    LOST = "this epoch is over; its memory is fenced by its peers"
-    LEFT = "said good-bye with nothing open"
 
 
 class Do(Effect):
@@ -46,6 +38,24 @@ class Do(Effect):
     WATCH = "restart the clock of silence, with both its marks"
     WATCH_ON = "restart it from its first mark"
     DISCONNECT = "forget the connection"
+
+
+class Own(Owned):
+    ATTEMPTS = "attempts that use it", Do.FAIL_ATTEMPTS
+    PLACE = "a place among the members, which all know", Do.PUBLISH
+    CONNECTION = "a connection, which a refusal still needs", Do.DISCONNECT, Do.REFUSE
+
+
+_MEMBER = (Own.ATTEMPTS, Own.PLACE, Own.CONNECTION)
+
+
+class S(State):
+    JOINING = "known by name; not checked yet", Own.CONNECTION
+    HEALTHY = "takes work", *_MEMBER
+    SUSPECT = "silent; keeps its work, gets no new", *_MEMBER
+    DRAINING = "finishes its work, gets no new", *_MEMBER
+    LOST = "this epoch is over; its memory is fenced by its peers"
+    LEFT = "said good-bye with nothing open"
 
 
 @dataclass(slots=True)
@@ -99,7 +109,6 @@ def keep_reason(instance: Instance, event: JoinRejected) -> None:
     instance.reason = event.reason
 
 
-_LOSS = (Do.FAIL_ATTEMPTS, Do.PUBLISH, Do.DISCONNECT)
 _ENDED = (S.LOST, S.LEFT)
 
 # One line per row, as the table that it is.
@@ -107,17 +116,15 @@ _ENDED = (S.LOST, S.LEFT)
 ROWS = (
     Row(S.JOINING, JoinAccepted, S.HEALTHY, (Do.WELCOME, Do.PUBLISH, Do.WATCH)),
     Row(S.JOINING, JoinRejected, S.LEFT, (Do.REFUSE,), keep_reason, note="version, model or layout differ"),
-    Row(S.JOINING, HeartbeatsEnded, S.LOST, (Do.DISCONNECT,)),
+    Row((S.JOINING, S.HEALTHY, S.SUSPECT, S.DRAINING), HeartbeatsEnded, S.LOST),
     Row((S.HEALTHY, S.SUSPECT, S.DRAINING), JoinAccepted, None, (Do.WELCOME,), note="its welcome was lost"),
     Row((S.HEALTHY, S.DRAINING), HeartbeatReceived, None, (Do.WATCH,), keep_load),
     Row(S.HEALTHY, HeartbeatMissed, S.SUSPECT, (Do.WATCH_ON,)),
     Row(S.DRAINING, HeartbeatMissed, None, (Do.WATCH_ON,)),
     Row(S.SUSPECT, HeartbeatReceived, S.HEALTHY, (Do.WATCH,), keep_load),
-    Row((S.HEALTHY, S.SUSPECT), HeartbeatsEnded, S.LOST, _LOSS),
     Row((S.HEALTHY, S.SUSPECT), DrainAnnounced, S.DRAINING, (Do.PUBLISH,)),
-    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), EpochReplaced, S.LOST, _LOSS, note="restarted (F44)"),
-    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), LeftReceived, S.LEFT, _LOSS),
-    Row(S.DRAINING, HeartbeatsEnded, S.LOST, _LOSS),
+    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), EpochReplaced, S.LOST, note="restarted (F44)"),
+    Row((S.HEALTHY, S.SUSPECT, S.DRAINING), LeftReceived, S.LEFT),
 )
 
 IGNORES = (

@@ -15,6 +15,8 @@ and what waits for that peer is given up here, to be tried elsewhere.  The peer 
 it may be alive and write, so memory goes the way of a time-out.  The doubt lasts as long as a
 registry counts that life among the living: of one that vanished while there was none, nobody will
 ever say that it is lost.
+
+A doubt owns nothing: the connection is the bus's, and what waits for the peer is its own owners'.
 """
 
 from __future__ import annotations

@@ -31,25 +31,12 @@ from epd.fsm.kernel import (
     Ignore,
     Journal,
     Machine,
+    Owned,
     Row,
     State,
     Table,
     Timers,
 )
-
-
-class S(State):
-    OUTSIDE = "not started; nobody knows it"
-    JOINING = "asks for a place; takes no work, for it cannot read a deadline"
-    MEMBER = "takes work"
-    REJOINING = "takes work; has asked for the registry again"
-    CUT_OFF = "takes work; the gateway is silent, and is asked again and again"
-    DRAINING = "finishes its work, takes no new"
-    DRAINING_REJOINING = "finishes its work; has asked for the registry again"
-    DRAINING_CUT_OFF = "finishes its work; the gateway is silent, and is asked again and again"
-    REJECTED = "never was a member, and does not fit"
-    EXPELLED = "was declared lost: its peers have fenced it"
-    LEFT = "said good-bye"
 
 
 class Do(Effect):
@@ -68,6 +55,27 @@ class Do(Effect):
     SEND_LEAVE = "tell the gateway"
     REJECT = "tell the process that it does not fit"
     EXPEL = "tell the process that this life is over"
+
+
+class Own(Owned):
+    PLACE = "a place at the gateway, had or asked for", Do.SEND_LEAVE
+
+
+class S(State):
+    OUTSIDE = "not started; nobody knows it"
+    JOINING = "asks for a place; takes no work, for it cannot read a deadline", Own.PLACE
+    MEMBER = "takes work", Own.PLACE
+    REJOINING = "takes work; has asked for the registry again", Own.PLACE
+    CUT_OFF = "takes work; the gateway is silent, and is asked again and again", Own.PLACE
+    DRAINING = "finishes its work, takes no new", Own.PLACE
+    DRAINING_REJOINING = "finishes its work; has asked for the registry again", Own.PLACE
+    DRAINING_CUT_OFF = (
+        "finishes its work; the gateway is silent, and is asked again and again",
+        Own.PLACE,
+    )
+    REJECTED = "never was a member, and does not fit"
+    EXPELLED = "was declared lost: its peers have fenced it"
+    LEFT = "said good-bye"
 
 
 @dataclass(slots=True)
@@ -131,6 +139,7 @@ class GatewayFellSilent(Event):
 
 @dataclass(slots=True)
 class Refused(Event):
+    ends = (Own.PLACE,)
     reason: str
 
 
@@ -153,6 +162,7 @@ _WORKING = (S.MEMBER, S.REJOINING, S.CUT_OFF)
 _DRAINING = (S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF)
 _JOINED = (*_WORKING, *_DRAINING)
 _OPEN = (S.JOINING, *_JOINED)
+_HEARING = (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)  # a gateway
 _ENDED = (S.REJECTED, S.EXPELLED, S.LEFT)
 
 
@@ -188,14 +198,14 @@ ROWS = (
     Row(S.JOINING, JoinDue, None, _ASK, note="there may be no gateway yet (F17, F18)"),
     Row(S.JOINING, Welcomed, S.MEMBER, (Do.TAKE_TIME, Do.TELL_SERVING, Do.ARM_SILENCE, Do.BEAT), keep_interval),
     Row(S.JOINING, Refused, S.REJECTED, (Do.REJECT,), note="version, model or layout differ (F11)"),
-    Row(S.JOINING, DrainRequested, S.LEFT, (Do.SEND_LEAVE,), note="it has no work; its welcome may be on its way"),
+    Row(S.JOINING, DrainRequested, S.LEFT, note="it has no work; its welcome may be on its way"),
     *_joined(S.MEMBER, S.REJOINING, S.CUT_OFF),
     Row(S.MEMBER, DrainRequested, S.DRAINING, _DRAIN),
     Row(S.REJOINING, DrainRequested, S.DRAINING_REJOINING, _DRAIN),
     Row(S.CUT_OFF, DrainRequested, S.DRAINING_CUT_OFF, _DRAIN),
     *_joined(S.DRAINING, S.DRAINING_REJOINING, S.DRAINING_CUT_OFF),
-    Row(_DRAINING, DrainTimedOut, S.LEFT, (Do.SEND_LEAVE,)),
-    Row(_OPEN, LeaveRequested, S.LEFT, (Do.SEND_LEAVE,)),
+    Row(_DRAINING, DrainTimedOut, S.LEFT),
+    Row(_OPEN, LeaveRequested, S.LEFT),
     Row(_OPEN, GatewayReplaced, None, (Do.NOTE_FORMER_LOST,)),
     Row(_OPEN, RegistryBegan, None, (Do.ARM_ABSENT,)),
     Row(_OPEN, AbsenceSettled, None, (Do.FORGET_ABSENT,)),
@@ -226,11 +236,12 @@ class Membership(Machine):
     """`key` is `id:epoch`, as the gateway's INSTANCE of this life."""
 
     table = TABLE
-    __slots__ = ("beat_s",)
+    __slots__ = ("beat_s", "gateway_epoch")
 
     def __init__(self, key: str, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(key, journal)
         self.beat_s = 0.0  # how often the gateway wants to hear of us
+        self.gateway_epoch = 0  # of the life that was followed last
 
     @property
     def was_welcomed(self) -> bool:
@@ -241,10 +252,11 @@ class Membership(Machine):
     def is_draining(self) -> bool:
         return self.state in _DRAINING
 
-    @property
-    def hears(self) -> bool:
-        """Whether a gateway speaks: messages of its earlier lives are over."""
-        return self.state in (S.MEMBER, S.REJOINING, S.DRAINING, S.DRAINING_REJOINING)
+    def is_former(self, epoch: int) -> bool:
+        """Whether this is an earlier life of a gateway that speaks: its messages are over (F44).
+        Epochs rise, unless a clock was set back; so one that is silent does not stand in the way of
+        whoever speaks."""
+        return epoch < self.gateway_epoch and self.state in _HEARING
 
     @property
     def objection(self) -> str:

@@ -25,6 +25,7 @@ from epd.fsm.kernel import (
     Ignore,
     Journal,
     Machine,
+    Owned,
     Row,
     State,
     Table,
@@ -34,19 +35,23 @@ from epd.fsm.kernel import (
 T = TypeVar("T")
 
 
-class S(State):
-    OFFERED = "not every encoder has its image; those that have not are asked again"
-    TAKEN = "every encoder has its image"
-    SERVED = "its rows have come, or nobody is left to want them"
-    CALLED_OFF = "the attempt was given up before"
-
-
 class Do(Effect):
     SEND_IMAGES = "send each image that was not taken to its encoder"
     DOUBT = "have the links to those encoders asked for an echo"
     ARM_RETRY = "fire RetryDue later"
     SEND_ABORTS = "tell the encoder of each room that was not served"
     ANSWER = "hand the generation its end: all rows are kept"
+
+
+class Own(Owned):
+    ROOMS = "rooms at encoders, for rows that are wanted", Do.SEND_ABORTS, Do.ANSWER
+
+
+class S(State):
+    OFFERED = "not every encoder has its image; those that have not are asked again", Own.ROOMS
+    TAKEN = "every encoder has its image", Own.ROOMS
+    SERVED = "its rows have come, or nobody is left to want them"
+    CALLED_OFF = "the attempt was given up before"
 
 
 @dataclass(slots=True)
@@ -78,6 +83,7 @@ class Answered(Event):
     """The generation has ended with its answer."""
 
     by_time = True  # GENERATION's clocks end it
+    ends = (Own.ROOMS,)
 
 
 @dataclass(slots=True)
@@ -114,7 +120,7 @@ ROWS = (
     Row(S.OFFERED, RowsKept, S.SERVED, (Do.ANSWER,), note_kept, is_last),
     Row(S.OFFERED, RowsKept, None, (), note_kept, unless(is_last)),
     Row(_OPEN, Answered, S.SERVED),
-    Row(_OPEN, GivenUp, S.CALLED_OFF, (Do.SEND_ABORTS,)),
+    Row(_OPEN, GivenUp, S.CALLED_OFF),
 )
 
 IGNORES = (

@@ -4,8 +4,9 @@ from.
 Theory of operation
 -------------------
 `epd.fsm.room` says what a room is.  Bytes without a grant are PARKED (fault F1); a grant without
-bytes is GRANTED; with both, this end is WRITING, and with all written it keeps the source until the
-commit is acknowledged (WRITTEN).  A consumer of KV is asked for room first (an offer); rows are
+bytes is GRANTED; with both, this end waits until it has memory to write from, if the bytes are to
+be copied for that (AWAITING_SLOTS), and is then WRITING; with all written it keeps the source until
+the commit is acknowledged (WRITTEN).  A consumer of KV is asked for room first (an offer); rows are
 granted unasked.
 
 A source may come in parts (KV, while its prompt is computed): with a grant in hand what is ready is
@@ -45,6 +46,8 @@ from epd.records import Address, RowContract
 class Do(Effect):
     SEND_OFFER = "ask the consumer for slots"
     HOLD_PART = "own what is ready and not written, and nothing else"
+    LEASE_SLOTS = "get memory that the bytes can be written from, now or in its turn"
+    RELEASE_SLOTS = "leave the queue for that memory, or return it"
     START_WRITE = "write what is ready into the granted slots"
     SEND_COMMIT = "tell the consumer that every byte has landed"
     SEND_CANCEL_ACK = "tell the consumer that its slots will not be written again"
@@ -61,19 +64,25 @@ class Do(Effect):
 
 class Own(Owned):
     SOURCE = "the source, or ready parts of it", Do.RELEASE_SOURCE
+    LEASE = "a place in the queue for slots to write from", Do.RELEASE_SLOTS
+    SLOTS = "the slots that its bytes were copied to, if they had to be", Do.RELEASE_SLOTS
     WRITE = "a write that may still move bytes"
+
+
+_WRITE = (Own.SOURCE, Own.SLOTS, Own.WRITE)
 
 
 class S(State):
     PENDING = "neither bytes nor grant"
     GRANTED = "holds a grant, waits for bytes"
     PARKED = "waits for the grant", Own.SOURCE
+    AWAITING_SLOTS = "bytes and a grant; waits for slots to write from", Own.SOURCE, Own.LEASE
     STREAMING = "a write of a part is under way, more are to come", Own.SOURCE, Own.WRITE
-    WRITING = "a write is under way", Own.SOURCE, Own.WRITE
-    WRITTEN = "all has landed; kept until the commit is acknowledged", Own.SOURCE
-    CANCEL_PENDING = "cancelled, the outcome of its write is awaited", Own.SOURCE, Own.WRITE
-    EXPIRE_PENDING = "out of time, the outcome of its write is awaited", Own.SOURCE, Own.WRITE
-    QUARANTINED = "outcome unknown; engine or fence must tell", Own.SOURCE, Own.WRITE
+    WRITING = "a write is under way", *_WRITE
+    WRITTEN = "all has landed; kept until the commit is acknowledged", Own.SOURCE, Own.SLOTS
+    CANCEL_PENDING = "cancelled, the outcome of its write is awaited", *_WRITE
+    EXPIRE_PENDING = "out of time, the outcome of its write is awaited", *_WRITE
+    QUARANTINED = "outcome unknown; engine or fence must tell", *_WRITE
     DELIVERED = "acknowledged"
     CANCELLED = "tombstone of a cancelled room"
     EXPIRED = "tombstone of a room out of time"
@@ -102,6 +111,15 @@ class PartReady(Event):
 @dataclass(slots=True)
 class GrantReceived(Event):
     grant: Grant
+
+
+@dataclass(slots=True)
+class SlotsLeased(Event):
+    """The bytes can be written from these, or, without any, from where they are."""
+
+    brings = (Own.SLOTS,)
+    ends = (Own.LEASE,)
+    slots: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -192,6 +210,10 @@ def keep_grant(outgoing: Outgoing, event: GrantReceived) -> None:
     outgoing.grant = event.grant
 
 
+def keep_slots(outgoing: Outgoing, event: SlotsLeased) -> None:
+    outgoing.slots = event.slots
+
+
 def keep_last_part(outgoing: Outgoing, event: BytesReady) -> None:
     """All is ready, while a part is being written."""
     keep_source(outgoing, event)
@@ -257,6 +279,7 @@ def note_called_off(outgoing: Outgoing, event: CancelReceived) -> None:
 # fmt: off
 _TOMBSTONES = (S.CANCELLED, S.EXPIRED, S.FAILED)
 _ENDED = (S.DELIVERED, *_TOMBSTONES)
+_UNWRITTEN = (S.PENDING, S.GRANTED, S.PARKED, S.AWAITING_SLOTS)
 _UNDER_WAY = (S.STREAMING, S.WRITING)
 _PENDING_OUTCOME = (S.CANCEL_PENDING, S.EXPIRE_PENDING)
 _FAIL = (Do.SEND_ABORT, Do.CONCLUDE_FAILED)
@@ -267,18 +290,20 @@ ROWS = (
     Row(S.PENDING, BytesReady, S.PARKED, (), keep_source, note="bytes before grant (F1)"),
     Row(S.PENDING, GrantReceived, S.GRANTED, (), keep_grant, note="grant before bytes"),
     # No write is under way: time, loss and either end's will end it at once.
-    Row((S.PENDING, S.GRANTED, S.PARKED, S.WRITTEN), CancelReceived, S.CANCELLED, _CALLED_OFF, note_called_off, note="also before the grant (F42)"),
-    Row((S.PENDING, S.GRANTED, S.PARKED), SourceFailed, S.FAILED, (Do.SEND_ABORT,), keep_failure),
-    Row((S.PENDING, S.GRANTED, S.PARKED, S.WRITTEN), PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), note_lost),
-    Row((S.PENDING, S.GRANTED, S.PARKED), DeadlinePassed, S.EXPIRED, _FAIL, note_late, note="the reaper of F1"),
+    Row((*_UNWRITTEN, S.WRITTEN), CancelReceived, S.CANCELLED, _CALLED_OFF, note_called_off, note="also before the grant (F42)"),
+    Row(_UNWRITTEN, SourceFailed, S.FAILED, (Do.SEND_ABORT,), keep_failure),
+    Row((*_UNWRITTEN, S.WRITTEN), PeerLost, S.FAILED, (Do.CONCLUDE_FAILED,), note_lost),
+    Row(_UNWRITTEN, DeadlinePassed, S.EXPIRED, _FAIL, note_late, note="the reaper of F1"),
     # A grant, and no bytes.
     Row(S.GRANTED, PartReady, S.STREAMING, (Do.HOLD_PART, Do.START_WRITE), write_part, is_news, "KV of a prompt that is being computed"),
     Row(S.GRANTED, PartReady, None, when=unless(is_news)),
-    Row(S.GRANTED, BytesReady, S.WRITING, (Do.START_WRITE,), write_source, contract_holds),
+    Row(S.GRANTED, BytesReady, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,), write_source, contract_holds),
     Row(S.GRANTED, BytesReady, S.FAILED, _FAIL, keep_broken, unless(contract_holds), note="contract drift (F11)"),
     # Bytes, and no grant.
-    Row(S.PARKED, GrantReceived, S.WRITING, (Do.START_WRITE,), write_granted, contract_holds),
+    Row(S.PARKED, GrantReceived, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,), write_granted, contract_holds),
     Row(S.PARKED, GrantReceived, S.FAILED, _FAIL, keep_broken, unless(contract_holds), note="contract drift (F11)"),
+    # Both, and nothing is written yet.
+    Row(S.AWAITING_SLOTS, SlotsLeased, S.WRITING, (Do.START_WRITE,), keep_slots),
     # No grant comes: the offer is said again; whose peer answers nothing gives up, and is tried
     # elsewhere (F48).
     Row((S.PENDING, S.PARKED), RetryDue, None, (Do.SEND_OFFER, Do.ARM_RETRY), when=offers, note="the offer may be lost"),
@@ -317,18 +342,19 @@ ROWS = (
     Row(S.WRITTEN, RetryDue, None, (Do.SEND_COMMIT, Do.ARM_RETRY)),
     Row(S.WRITTEN, GrantReceived, None, (Do.SEND_COMMIT,), note="the commit was lost"),
     Row(S.WRITTEN, DeadlinePassed, S.EXPIRED, (Do.CONCLUDE_FAILED,), note_late),
-    # Ended: answer late messages, hand back late bytes.
+    # Ended: answer late messages, hand back late bytes and slots.
     Row(_ENDED, CancelReceived, None, (Do.SEND_CANCEL_ACK,)),
     Row(_TOMBSTONES, GrantReceived, None, (Do.SEND_ABORT,), note="cancel wins (F42)"),
     Row(_TOMBSTONES, BytesReady, None, (), keep_source),
+    Row(_TOMBSTONES, SlotsLeased, None, (), keep_slots),
 )
 
 IGNORES = (
     Ignore((S.PENDING,), (PartReady,), "there is no room for it yet; it is said again when there is"),
-    Ignore((S.GRANTED, *_UNDER_WAY, S.DELIVERED), (GrantReceived,), "a repeated grant"),
-    Ignore((S.GRANTED, *_UNDER_WAY, S.WRITTEN), (PeerSilent,), "the consumer gives up, if it never hears of the bytes"),
-    Ignore((S.PENDING, S.GRANTED, S.PARKED, *_UNDER_WAY), (CommitAcked,), "an answer to nothing this end has said"),
-    Ignore((S.PARKED, S.WRITING, S.WRITTEN), (PartReady,), "all of it is ready"),
+    Ignore((S.GRANTED, S.AWAITING_SLOTS, *_UNDER_WAY, S.DELIVERED), (GrantReceived,), "a repeated grant"),
+    Ignore((S.GRANTED, S.AWAITING_SLOTS, *_UNDER_WAY, S.WRITTEN), (PeerSilent,), "the consumer gives up, if it never hears of the bytes"),
+    Ignore((*_UNWRITTEN, *_UNDER_WAY), (CommitAcked,), "an answer to nothing this end has said"),
+    Ignore((S.PARKED, S.AWAITING_SLOTS, S.WRITING, S.WRITTEN), (PartReady,), "all of it is ready"),
     Ignore((S.WRITTEN,), (SourceFailed,), "the bytes are there: too late to withdraw"),
     Ignore((*_PENDING_OUTCOME, S.QUARANTINED), (CancelReceived,), "it is being cancelled already, and cancel wins (F42)"),
     Ignore(_PENDING_OUTCOME, (GrantReceived,), "it is being cancelled already, and cancel wins (F42)"),
@@ -377,6 +403,7 @@ class Outgoing(Room):
         "part_nbytes",
         "parts",
         "ready_nbytes",
+        "slots",
         "source",
         "written_nbytes",
     )
@@ -387,6 +414,7 @@ class Outgoing(Room):
         self.manifest: Manifest | None = None  # the grant may be faster than the request
         self.source: object = None
         self.grant: Grant | None = None
+        self.slots: tuple[int, ...] = ()  # that it is written from
         self.nbytes = 0
         self.ready_nbytes = 0  # of what is sent, in that order: may be read,
         self.part_nbytes = 0  # is being written,

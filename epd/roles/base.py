@@ -115,8 +115,6 @@ class Actor:
         self.membership: Membership | None = None  # an instance's; a gateway has none
         self.closing = False
         self.doubt: Callable[[Address], None] = lambda peer: None  # its answer did not come
-        # Of a gateway's life that another has followed.
-        self.is_former: Callable[[Received], bool] = lambda received: False
         self._handlers: dict[type[Message], Callable[[Received], None]] = {}
         self.mailbox = Mailbox(self.fault)
         self.timers = Timers(ports.clock, self.mailbox)
@@ -202,6 +200,13 @@ class Actor:
     def knows_time(self) -> bool:
         """An instance does not until it is told."""
         return self.membership is None or self.membership.was_welcomed
+
+    def is_former(self, received: Received) -> bool:
+        """Whether a gateway's life says it that another has followed (MEMBERSHIP)."""
+        if self.membership is None or not self.membership.is_former(received.epoch):
+            return False
+        self.counters["message_of_other_epoch"] += 1
+        return True
 
     def refusal(self, role: str, num_open: int, max_open: int, of: str = "requests") -> str:
         """Why it takes no new work now; empty if it does."""

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from epd.config import DecodeConfig
 from epd.failure import Failure, FailureKind
-from epd.fsm.incoming import CancelRequested, Incoming, Published, PublishFailed, SlotsLeased
+from epd.fsm.incoming import (
+    BlocksLeased,
+    CancelRequested,
+    Incoming,
+    Published,
+    PublishFailed,
+    SlotsLeased,
+)
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, KvFailed, KvOffered, KvWithdrawn, RemoteKvArrived, Request
 from epd.messages import Address, CancelTransfer, Grant, KvOffer
@@ -36,7 +43,8 @@ class DecodeRole(Component[Request]):
         self._requests = requests
         self._config = config
         self._layout = requests.engine.kv_layout
-        self._landing = Landing(requests.engine, requests.return_blocks)
+        self._landing = Landing(requests.engine)
+        requests.on_reserved = self._reserved
         requests.extend(self)
         requests.reports.related.append(self._transfer_of)
 
@@ -104,20 +112,12 @@ class DecodeRole(Component[Request]):
 
     @performs(Do.RESERVE_BLOCKS)
     def reserve_blocks(self, request: Request, event: Event) -> None:
-        def leased(blocks: tuple[int, ...], num_held: int) -> None:
-            assert isinstance(request.message, KvOffer)  # it came by one
-            received = range(
-                num_held, self._requests.num_blocks_for(request.message.num_prompt_tokens)
-            )
-            self._landing.lease(request.kv_room, blocks, received, ready)
+        self._requests.reserve(request)
 
-        def ready(slots: tuple[int, ...]) -> None:
-            incoming = self._rooms.find(request.kv_room)
-            assert incoming is not None  # with its end it left the queue
-            nbytes = len(slots) * self._layout.slot_nbytes
-            self._rooms.fire(incoming, SlotsLeased(slots, nbytes))
-
-        self._requests.reserve(request, leased)
+    def _reserved(self, request: Request, blocks: tuple[int, ...], num_held: int) -> None:
+        incoming = self._rooms.find(request.kv_room)
+        assert incoming is not None  # with its end it left the queue
+        self._rooms.fire(incoming, BlocksLeased(blocks, num_held))
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, request: Request, event: Event) -> None:
@@ -157,23 +157,46 @@ class DecodeRole(Component[Request]):
         checked = await self._rooms.check_bytes(incoming, self._requests.region, slots)
         if isinstance(checked, Published):
             self._requests.region.views((), 0)  # a look: the engine reads the memory alone
-            await self._landing.land(incoming.key)
+            await self._landing.land(incoming.slots, self._received(incoming))
         return checked
 
-    def release_slots(self, incoming: Incoming) -> None:
-        self._landing.release(incoming.key)
+    def _received(self, incoming: Incoming) -> tuple[int, ...]:
+        """Of its blocks, those that the transfer fills."""
+        num_blocks = self._requests.num_blocks_for(incoming.num_rows)
+        return incoming.blocks[incoming.num_held : num_blocks]
+
+    def await_landing(self, incoming: Incoming) -> None:
+        self._landing.join(incoming.key, self._received(incoming))
+        self._let_land()
+
+    def _let_land(self) -> None:
+        for room, slots in self._landing.grants():
+            incoming = self._rooms.find(room)
+            assert incoming is not None  # with its end it left the queue
+            self._rooms.fire(incoming, SlotsLeased(slots, len(slots) * self._layout.slot_nbytes))
 
     def withdraw_lease(self, incoming: Incoming) -> None:
         self._requests.leave_queue(incoming.owner)
         self._landing.leave(incoming.key)
+        self._let_land()
+
+    def release_slots(self, incoming: Incoming) -> None:
+        self._requests.return_blocks(self._take(incoming))
+
+    def _take(self, incoming: Incoming) -> tuple[int, ...]:
+        """Its blocks, which are another's from now on; where they landed is free."""
+        slots, incoming.slots = incoming.slots, ()
+        self._landing.release(slots)
+        self._let_land()
+        blocks, incoming.blocks = incoming.blocks, ()
+        return blocks
 
     def concluded(self, incoming: Incoming, failure: Failure | None) -> None:
         request = self._requests.get(incoming.owner)
         assert request is not None  # it waits for this outcome, also when it was called off
         if failure is None:
             assert incoming.kv is not None  # publishing has looked at it
-            blocks = self._landing.take(incoming.key)
-            outcome: Event = RemoteKvArrived(blocks, incoming.kv)
+            outcome: Event = RemoteKvArrived(self._take(incoming), incoming.kv)
         elif failure.kind is FailureKind.WITHDRAWN:
             outcome = KvWithdrawn()
         else:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from epd.api.port import JsonObject, TransferParams
 from epd.config import Timing
+from epd.failure import FailureKind
 from epd.fsm.generation import Generation
 from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
 from epd.roles.affinity import Affinity
@@ -27,15 +27,6 @@ from epd.scheduling.placement import Candidate, PickEncoder, Placement, Unplacea
 from epd.scheduling.residency import CacheIndex, Flights, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What is known of one generation."""
-
-    booked: tuple[str, ...] = ()  # instances of its present attempt
-    is_absent: bool = False  # storage does not have its images
-    give_up_s: float | None = None  # while there is no topology for it
 
 
 class Dispatcher:
@@ -64,7 +55,7 @@ class Dispatcher:
         self._silent = silent
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
-        self._kept: dict[str, _Kept] = {}  # by generation
+        self._booked: dict[str, tuple[str, ...]] = {}  # by generation: of its present attempt
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -94,7 +85,7 @@ class Dispatcher:
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
         known = Said(self, machine.prompt.encoded_at)
-        is_absent = self._of(machine).is_absent
+        is_absent = _is_absent(machine)
         chosen = place(
             candidates,
             hashes,
@@ -122,28 +113,15 @@ class Dispatcher:
         """Images whose rows this encoder said that it holds."""
         return len(self._index.held(instance_id))
 
-    def may_wait(self, machine: Generation) -> bool:
-        """Whether a generation without a topology has waited less than its bound.
-
-        An encoder that there never was will not return.
-        """
-        kept, now_s = self._of(machine), self._actor.clock.now_s()
-        if kept.is_absent and not self._registry.has_known("encode"):
-            return False
-        if kept.give_up_s is None:
-            kept.give_up_s = now_s + self._timing.topology_timeout_s
-        return now_s < kept.give_up_s
-
-    def not_in_storage(self, machine: Generation) -> None:
-        """Storage did not have one of its images: from now on encoders are asked."""
-        self._of(machine).is_absent = True
+    def may_come(self, machine: Generation) -> bool:
+        """Whether what could not be placed may be placed one day."""
+        return not _is_absent(machine) or self._registry.has_known("encode")
 
     # --- sending ----------------------------------------------------------------------------------
 
     def send(self, machine: Generation) -> bool:
         """Send the present attempt to its instances.  False: prefill takes no messages."""
         placement = machine.placement
-        self._of(machine).give_up_s = None
         self._book(machine, placement)
         deadline_s = self._at(machine.admitted_s + machine.limits.total_s)
         token_due_s = min(deadline_s, self._at(machine.token_due_s + DEADLINE_GRACE_S))
@@ -262,11 +240,10 @@ class Dispatcher:
             self._affinity.ended(machine)
         self.offers.answered(machine)
         self._unbook(machine)
-        self._kept.pop(machine.key, None)
 
     def _book(self, machine: Generation, placement: Placement) -> None:
         self._unbook(machine)
-        names = self._of(machine).booked = tuple(sorted(placement.instances()))
+        names = self._booked[machine.key] = tuple(sorted(placement.instances()))
         encoders = (encoder.instance_id for encoder in placement.encoders)
         hashes = (item.mm_hash for item in machine.prompt.items)
         self._flights.begin(machine.key, zip(hashes, encoders, strict=True))
@@ -274,10 +251,9 @@ class Dispatcher:
 
     def _unbook(self, machine: Generation) -> None:
         self._flights.end(machine.key)
-        if (kept := self._kept.get(machine.key)) is not None:
-            for name in kept.booked:
-                self._assigned[name] -= 1
-            kept.booked = ()
+        self._assigned.subtract(self._booked.pop(machine.key, ()))
 
-    def _of(self, machine: Generation) -> _Kept:
-        return self._kept.setdefault(machine.key, _Kept())
+
+def _is_absent(machine: Generation) -> bool:
+    """Storage did not have one of its images: encoders are asked."""
+    return FailureKind.ABSENT in machine.failures

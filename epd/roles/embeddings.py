@@ -273,6 +273,9 @@ class Embeddings(Component[Embedding]):
             incoming.deadline_s,
         )
 
+    def await_landing(self, incoming: Incoming) -> None:
+        """Rows land where they are read."""
+
     def withdraw_lease(self, incoming: Incoming) -> None:
         self._leases.leave(incoming.key)
 

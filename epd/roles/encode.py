@@ -26,19 +26,19 @@ from epd.messages import (
     EncodeAccepted,
     EncodeRejected,
     EncodeRequest,
-    Grant,
     RequestFailed,
     RowsKept,
 )
 from epd.roles.askers import Asker, Askers
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.cache_events import CachePublisher
-from epd.roles.outgoing import OutgoingRooms, Staged
+from epd.roles.outgoing import OutgoingRooms
+from epd.roles.row_producer import RowProducer
 from epd.roles.row_tiers import RowTiers, rows_of
-from epd.roles.run_ahead import RunAhead
 from epd.roles.send_ring import SendRing
+from epd.scheduling.run_ahead import RunAhead
 from epd.scheduling.vision_batching import next_batch
-from epd.transport.base import Received, Reference
+from epd.transport.base import Received
 
 
 class EncodeRole(Component[Encoding]):
@@ -71,10 +71,13 @@ class EncodeRole(Component[Encoding]):
         self.tiers = RowTiers(actor, engine, config, events, self)
         self.extend(self.tiers)
         device_nbytes = self.tiers.books.device.order.capacity
-        self._ahead = RunAhead(device_nbytes, self._is_granted, actor.counters)
-        self._ring: SendRing | None = None
+        self._ahead = RunAhead(device_nbytes, self._is_granted)
+        ring: SendRing | None = None
         if encodes and config.send_buffer_nbytes:  # what is only found is used where it is
-            self._ring = SendRing(actor, engine, config)
+            ring = SendRing(actor.ports.transfers, engine, config)
+        self.producer = RowProducer(
+            actor, outgoing, engine, ring, self._take_turns, self._close_room
+        )
         self.num_encoded = 0
         self._num_arrived = 0
         self._askers = Askers(actor, timing)
@@ -88,7 +91,7 @@ class EncodeRole(Component[Encoding]):
             "prepared": len(self._prepared),
             "encodes_deferred": len(self._ahead),
             "encode_run_ahead": self._ahead.used,
-            **(self._ring.live() if self._ring is not None else {}),
+            **self.producer.live(),
         }
 
     def fired(self, machine: Encoding, event: Event) -> None:
@@ -98,8 +101,6 @@ class EncodeRole(Component[Encoding]):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
             del self._busy[machine.key]
-        if isinstance(event, encoding_fsm.RoomClosed) and not machine.rooms:
-            self._ahead.leave(machine.key)
         if is_idle:
             copies = not isinstance(event, encoding_fsm.CopyFailed | encoding_fsm.CopyTimedOut)
             self.actor.mailbox.append("tiers", self.tiers.make_room, copies)
@@ -160,7 +161,7 @@ class EncodeRole(Component[Encoding]):
             self.encodings[message.mm_hash] = encoding
             self.tiers.books.miss()
         self.fire(encoding, encoding_fsm.Requested(message.room))
-        self._ahead.pump()  # its grant may have been faster
+        self._take_turns()  # its grant may have been faster
 
     def _open_room(self, message: EncodeRequest) -> Outgoing | None:
         if message.consumer is None:
@@ -169,7 +170,7 @@ class EncodeRole(Component[Encoding]):
             message.room,
             message.attempt,
             message.consumer,
-            self,
+            self.producer,
             message.mm_hash,
             Manifest(self._engine.contract, message.num_rows),
             message.deadline_s,
@@ -207,13 +208,42 @@ class EncodeRole(Component[Encoding]):
             return "the request came without its image"
         return ""
 
+    # --- how far it runs ahead --------------------------------------------------------------------
+
+    @performs(Do.AWAIT_TURN)
+    def await_turn(self, encoding: Encoding, event: Event) -> None:
+        self._ahead.join(encoding, self._nbytes_of(encoding))
+        self._take_turns()
+        if encoding in self._ahead:
+            self.actor.counters["encodes_deferred"] += 1
+
+    @performs(Do.COUNT_AHEAD)
+    def count_ahead(self, encoding: Encoding, event: Event) -> None:
+        self._ahead.count(encoding, self._nbytes_of(encoding))
+
+    @performs(Do.LEAVE_AHEAD)
+    def leave_ahead(self, encoding: Encoding, event: Event) -> None:
+        self._ahead.leave(encoding)
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        for encoding in self._ahead.turns():
+            self.fire(encoding, encoding_fsm.TurnCame())
+
+    def _nbytes_of(self, encoding: Encoding) -> int:
+        return encoding.num_rows * self._engine.contract.row_nbytes
+
+    def _is_granted(self, encoding: Encoding) -> bool:
+        for room in encoding.rooms:
+            outgoing = self._rooms.find(room)
+            if outgoing is not None and outgoing.grant is not None:
+                return True
+        return False
+
     # --- effects of ENCODING ----------------------------------------------------------------------
 
     @performs(Do.START_PREPROCESS)
     async def start_preprocess(self, encoding: Encoding, event: Event) -> Event:
-        self.arm_outcome(encoding, event)
-        if not await self.begin(encoding):
-            return encoding_fsm.Withdrawn()
         try:
             patches = await self._engine.preprocess(
                 encoding.image, encoding.expected, encoding.clip, encoding.bounds
@@ -227,21 +257,6 @@ class EncodeRole(Component[Encoding]):
             self.actor.fault(f"preprocess {encoding.key}", error)
             return encoding_fsm.EncodeFailed(f"the image could not be processed: {error!r}")
         return encoding_fsm.PreprocessSucceeded(patches)
-
-    async def begin(self, encoding: Encoding) -> bool:
-        """Wait until work on it may begin; False: nobody wants it any more."""
-        nbytes = encoding.num_rows * self._engine.contract.row_nbytes
-        while encoding.rooms:
-            if await self._ahead.begin(encoding.key, nbytes):
-                return bool(encoding.rooms)
-        return False
-
-    def _is_granted(self, key: str) -> bool:
-        for room in self.encodings[key].rooms:
-            outgoing = self._rooms.find(room)
-            if outgoing is not None and outgoing.grant is not None:
-                return True
-        return False
 
     @performs(Do.ENQUEUE)
     def enqueue(self, encoding: Encoding, event: Event) -> None:
@@ -296,7 +311,6 @@ class EncodeRole(Component[Encoding]):
     @performs(Do.FILL_ONE)
     def fill_one(self, encoding: Encoding, event: encoding_fsm.Requested) -> None:
         self.tiers.books.hit(encoding.key)
-        self._ahead.count(encoding.key, rows_of(encoding).nbytes)
         self._fill(encoding, event.room)
 
     def _fill(self, encoding: Encoding, room: str) -> None:
@@ -337,37 +351,8 @@ class EncodeRole(Component[Encoding]):
     def ended(self, machine: Encoding) -> None:
         if self.encodings.get(machine.key) is machine:
             del self.encodings[machine.key]
-            self._ahead.leave(machine.key)
 
-    # --- producer of rows -------------------------------------------------------------------------
-
-    def granted(self, outgoing: Outgoing) -> None:
-        self._ahead.pump()
-
-    def hold_part(self, outgoing: Outgoing) -> None:
-        """Rows are ready all at once."""
-
-    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
-        rows, slots = outgoing.source, grant.slots
-        assert isinstance(rows, Rows)
-        if self.actor.ports.transfers.takes_references(grant.region):
-            return Staged([Reference(rows, rows.nbytes)], slots)  # where they lie, on a device too
-        if self._ring is not None:
-            views = await self._ring.stage(outgoing.key, outgoing.peer.instance_id, rows)
-            return Staged(views, slots) if views is not None else None
-        host = rows if rows.on_host else await self._engine.to_host(rows)
-        return Staged([host.buffer()], slots)
-
-    def release_source(self, outgoing: Outgoing) -> None:
-        if self._ring is not None:
-            self._ring.release(outgoing.key)
-        self._close_room(outgoing)
-
-    def concluded(self, outgoing: Outgoing, failure: Failure | None) -> None:
-        if outgoing.source is None:
-            self._close_room(outgoing)
-        elif self._ring is not None:  # the source is released when its outcome is known
-            self._ring.withdraw(outgoing.key)
+    # --- rooms ------------------------------------------------------------------------------------
 
     def _close_room(self, outgoing: Outgoing) -> None:
         encoding = self.encodings.get(outgoing.owner)
@@ -378,6 +363,3 @@ class EncodeRole(Component[Encoding]):
     def _report(self, room: str, encoding: Encoding | None) -> None:
         outgoing = self._rooms.find(room)
         self._askers.closed(room, encoding, outgoing)
-
-    def commit_state(self, outgoing: Outgoing) -> None:
-        """Rows are all that there is."""

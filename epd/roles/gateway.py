@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Set as AbstractSet
-from functools import partial
 
 from epd.api.port import Generation as Prepared
 from epd.api.port import (
@@ -164,12 +163,11 @@ class GatewayRole(Component[Generation]):
 
     def _place(self, machine: Generation) -> None:
         chosen = self._dispatcher.choose(machine)
-        if not isinstance(chosen, Unplaceable):
-            self.fire(machine, generation_fsm.Placed(chosen))
-        elif self._dispatcher.may_wait(machine):
-            self.fire(machine, generation_fsm.NoTopology(chosen.reason))
+        if isinstance(chosen, Unplaceable):
+            may_come = self._dispatcher.may_come(machine)
+            self.fire(machine, generation_fsm.NoTopology(chosen.reason, may_come))
         else:
-            self.fire(machine, generation_fsm.PlacementTimedOut(chosen.reason))
+            self.fire(machine, generation_fsm.Placed(chosen))
 
     @performs(Do.PLACE)
     def place_again(self, machine: Generation, event: Event) -> None:
@@ -177,19 +175,19 @@ class GatewayRole(Component[Generation]):
         (an instance drains and its message is slow, an image that nobody can encode) needs time."""
         pause_s = self._timing.retry_interval_s * (machine.attempt - 1)
         if pause_s:
-            self._place_later(machine, pause_s)
+            self.arm(machine, pause_s, generation_fsm.PlacementDue())
         else:
             self._place(machine)
 
     @performs(Do.AWAIT_TOPOLOGY)
-    def await_topology(self, machine: Generation, event: generation_fsm.NoTopology) -> None:
+    def await_topology(self, machine: Generation, event: Event) -> None:
         """An instance that is restarted is back within seconds, and those of a gateway that was
         restarted join it within seconds: requests need not be lost."""
-        self._place_later(machine, self._timing.retry_interval_s)
+        self.arm(machine, self._timing.retry_interval_s, generation_fsm.PlacementDue())
 
-    def _place_later(self, machine: Generation, pause_s: float) -> None:
-        place = partial(self._place, machine)
-        self.actor.timers.arm(machine, generation_fsm.PlacementTimedOut, pause_s, place)
+    @performs(Do.CHOOSE)
+    def choose(self, machine: Generation, event: Event) -> None:
+        self._place(machine)
 
     @performs(Do.DISPATCH)
     def dispatch(self, machine: Generation, event: Event) -> None:
@@ -283,7 +281,6 @@ class GatewayRole(Component[Generation]):
             return
         if failure.kind is FailureKind.ABSENT:  # nobody's fault
             blamed = set()
-            self._dispatcher.not_in_storage(machine)
         elif failure.kind is FailureKind.TRANSFER:
             blamed.add(received.source)  # either end of it
         self._attempt_failed(machine, blamed, failure)

@@ -18,6 +18,7 @@ from epd.fsm.generation import (
     DeadlinePassed,
     Do,
     Generation,
+    PlacementTimedOut,
     TokenTimedOut,
 )
 from epd.fsm.kernel import Event
@@ -98,6 +99,11 @@ class GatewayTimers(Component[Generation]):
         fire = partial(self._fire, machine, DeadlinePassed())
         delay_s = machine.limits.total_s + DEADLINE_GRACE_S
         self._arm(machine, DeadlinePassed, delay_s, fire)
+
+    @performs(Do.ARM_TOPOLOGY)
+    def arm_topology(self, machine: Generation, event: Event) -> None:
+        fire = partial(self._fire, machine, PlacementTimedOut())
+        self._arm(machine, PlacementTimedOut, self._timing.topology_timeout_s, fire)
 
     @performs(Do.ARM_ABORT)
     def arm_abort(self, machine: Generation, event: Event) -> None:

@@ -43,8 +43,12 @@ from epd.transport.base import Received, Region
 class Consumer(Protocol):
     """Who wants the bytes of a room and owns the slots."""
 
+    def await_landing(self, incoming: Incoming) -> None:
+        """Stand in the queue for slots that its blocks can land in, for `SlotsLeased`."""
+        ...
+
     def withdraw_lease(self, incoming: Incoming) -> None:
-        """Leave the queue for slots."""
+        """Leave the queue for slots or blocks."""
         ...
 
     def grant(self, incoming: Incoming) -> Grant:
@@ -155,6 +159,10 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
                     return PublishFailed(f"checksum of {incoming.key} is {found:#x}, {wrote}")
             at = stop
         return Published()
+
+    @performs(Do.AWAIT_LANDING)
+    def await_landing(self, incoming: Incoming, event: Event) -> None:
+        self._owners[incoming.key].await_landing(incoming)
 
     @performs(Do.WITHDRAW_LEASE)
     def withdraw_lease(self, incoming: Incoming, event: Event) -> None:

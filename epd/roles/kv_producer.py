@@ -172,6 +172,13 @@ class KvProducer(Component[Request]):
         held.update(new)
         self._requests.return_blocks(tuple(landed))
 
+    def lease(self, outgoing: Outgoing) -> bool:
+        """It is written from the pool, or from memory of the engine's own."""
+        return False
+
+    def release_slots(self, outgoing: Outgoing) -> None:
+        """There are none."""
+
     async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
         """The part's bytes: views of the pool on a CPU, a copy in host memory of a device's."""
         start = outgoing.written_nbytes

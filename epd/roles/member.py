@@ -71,14 +71,12 @@ class Member(Component[MembershipMachine]):
         super().__init__(actor)
         key = f"{info.address.instance_id}:{info.address.epoch}"
         self.membership = actor.membership = MembershipMachine(key, actor.journal)
-        actor.is_former = self._is_former
         self._gateway = gateway
         self._info = info
         self._fingerprint = fingerprint
         self._timing = timing
         self._load = load
         self._version = 0
-        self._gateway_epoch = 0
         self._registry_epoch = 0  # whose registry `_listed` is of
         self._listed: set[tuple[str, int]] = set()
         self.on_rejected: Callable[[str], None] = lambda reason: None
@@ -104,7 +102,7 @@ class Member(Component[MembershipMachine]):
     @receives(Welcome)
     def on_welcomed(self, received: Received) -> None:
         message: Welcome = received.message
-        if message.epoch != self._info.address.epoch or self._is_former(received):
+        if message.epoch != self._info.address.epoch or self.actor.is_former(received):
             return
         self._follow(received)
         self._fire(Welcomed(message.cluster_s, message.heartbeat_interval_s))
@@ -112,12 +110,12 @@ class Member(Component[MembershipMachine]):
     @receives(JoinRefused)
     def on_refused(self, received: Received) -> None:
         message: JoinRefused = received.message
-        if message.epoch == self._info.address.epoch and not self._is_former(received):
+        if message.epoch == self._info.address.epoch and not self.actor.is_former(received):
             self._fire(Refused(message.reason))
 
     @receives(HeartbeatAck)
     def on_heartbeat_ack(self, received: Received) -> None:
-        if self._is_former(received):
+        if self.actor.is_former(received):
             return
         message: HeartbeatAck = received.message
         if not message.known:
@@ -127,18 +125,9 @@ class Member(Component[MembershipMachine]):
         else:
             self._fire(Acknowledged(message.cluster_s))
 
-    def _is_former(self, received: Received) -> bool:
-        """Messages of a gateway's earlier life may arrive when the next one has welcomed us: its
-        view of the members is over (F44).  Epochs rise, unless a clock was set back; so one that is
-        silent does not stand in the way of whoever speaks."""
-        if received.epoch >= self._gateway_epoch or not self.membership.hears:
-            return False
-        self.actor.counters["message_of_other_epoch"] += 1
-        return True
-
     def _follow(self, received: Received) -> None:
         """Of a new gateway: it counts anew."""
-        former, self._gateway_epoch = self._gateway_epoch, received.epoch
+        former, self.membership.gateway_epoch = self.membership.gateway_epoch, received.epoch
         if former not in (0, received.epoch):
             self._version = 0
             self._fire(GatewayReplaced(former))
@@ -226,7 +215,7 @@ class Member(Component[MembershipMachine]):
     @receives(Membership)
     def on_membership(self, received: Received) -> None:
         message: Membership = received.message
-        if self._is_former(received):
+        if self.actor.is_former(received):
             return
         self._follow(received)
         if message.version <= self._version:

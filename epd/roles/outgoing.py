@@ -21,6 +21,7 @@ from epd.fsm.outgoing import (
     Manifest,
     Outgoing,
     PeerFenced,
+    SlotsLeased,
     WriteOutcomeUnknown,
     WriteRefused,
     WriteSettled,
@@ -64,10 +65,18 @@ class Producer(Protocol):
         """Own what is ready (`written_nbytes` to `ready_nbytes`) and nothing else."""
         ...
 
+    def lease(self, outgoing: Outgoing) -> bool:
+        """Stand in the queue for slots to write from, for `SlotsLeased`; False: it needs none."""
+        ...
+
+    def release_slots(self, outgoing: Outgoing) -> None:
+        """Leave that queue; nothing reads the slots any more."""
+        ...
+
     async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
         """The bytes from `written_nbytes` on, `part_nbytes` of them, where a write may read them
-        until they are released; None: the room was concluded while this waited for memory.
-        Nothing of them has been written when it raises."""
+        until they are released; None: their owner has ended.  Nothing of them has been written when
+        it raises."""
         ...
 
     def release_source(self, outgoing: Outgoing) -> None:
@@ -173,6 +182,15 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     @performs(Do.HOLD_PART)
     def hold_part(self, outgoing: Outgoing, event: Event) -> None:
         self._owners[outgoing.key].hold_part(outgoing)
+
+    @performs(Do.LEASE_SLOTS)
+    def lease_slots(self, outgoing: Outgoing, event: Event) -> None:
+        if not self._owners[outgoing.key].lease(outgoing):
+            self.fire(outgoing, SlotsLeased(()))
+
+    @performs(Do.RELEASE_SLOTS)
+    def release_slots(self, outgoing: Outgoing, event: Event) -> None:
+        self._owners[outgoing.key].release_slots(outgoing)
 
     @performs(Do.START_WRITE)
     async def start_write(self, outgoing: Outgoing, event: Event) -> Event:

@@ -44,7 +44,7 @@ from epd.scheduling.prefix_keys import PrefixKeys
 from epd.scheduling.step_cost import StepCost
 from epd.transport.base import Received
 
-Granted = Callable[[tuple[int, ...], int], None]
+Reserved = Callable[[Request, tuple[int, ...], int], None]
 MAX_TOMBSTONES = 4096
 PRIORITY_S = 10.0  # that a step of priority is worth
 TOKEN_S = 0.00025  # that a token of a prompt costs: who needs little passes who needs much
@@ -95,7 +95,7 @@ class Requests(Component[Request]):
         self._settling = False  # a step's outcomes are being turned into events
         ahead = config.async_scheduling
         self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=ahead)
-        self._on_reserved: dict[str, Granted] = {}
+        self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching
         self.totals = Counter[str]()  # since the start, for metrics
@@ -151,16 +151,14 @@ class Requests(Component[Request]):
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.engine.kv_layout.block_size)
 
-    def reserve(self, request: Request, granted: Granted) -> None:
-        """Call `granted(blocks, num_held)` when the blocks for its KV, which will be received, are
+    def reserve(self, request: Request) -> None:
+        """Wait for blocks for its KV, which will be received, and tell `on_reserved` when they are
         leased; the first `num_held` have theirs already, the last of the prompt never does."""
-        self._on_reserved[request.key] = granted
         self._scheduler.reserve(request, self._keys(request, request.num_tokens))
         self.actor.mailbox.append_once("batch", self.pump)
 
     def leave_queue(self, key: str) -> None:
         """A request leaves queues and batch; who stood behind it may enter now."""
-        self._on_reserved.pop(key, None)
         if self._scheduler.remove(key):
             self.actor.mailbox.append_once("batch", self.pump)
 
@@ -174,7 +172,7 @@ class Requests(Component[Request]):
             self.totals["prefix_cache_queried_tokens"] += request.num_tokens
             self.totals["prefix_cache_hit_tokens"] += num_cached
             if reserves:
-                self._on_reserved.pop(request.key)(blocks, self.num_blocks_for(num_cached))
+                self.on_reserved(request, blocks, self.num_blocks_for(num_cached))
             else:
                 self.fire(request, request_fsm.Scheduled(blocks, num_cached))
         if self._scheduler.num_running:

@@ -25,7 +25,6 @@ from epd.fsm.encoding import (
     LoadSucceeded,
     LoadTimedOut,
     PromotionSucceeded,
-    Withdrawn,
 )
 from epd.fsm.kernel import Event
 from epd.messages import CacheTier, RowContract
@@ -43,10 +42,6 @@ class Owner(Protocol):
     def fire(self, machine: Encoding, event: Event) -> None: ...
 
     def arm(self, machine: Encoding, delay_s: float, event: Event) -> None: ...
-
-    async def begin(self, encoding: Encoding) -> bool:
-        """Wait until work on it may begin; False: nobody wants it any more."""
-        ...
 
 
 def rows_of(encoding: Encoding) -> Rows:
@@ -157,8 +152,6 @@ class RowTiers(Component[Encoding]):
     @performs(Do.START_LOAD)
     async def start_load(self, encoding: Encoding, event: Event) -> Event:
         assert self._storage is not None  # or the machine would not have asked
-        if not await self._owner.begin(encoding):
-            return Withdrawn()
         self._bound(encoding, LoadTimedOut())
         nbytes = encoding.num_rows * self._engine.contract.row_nbytes
         try:

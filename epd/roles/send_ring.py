@@ -10,83 +10,65 @@ what they need in their hands.  A full ring defers: the write waits in a fair qu
 per peer (a frozen receiver cannot take the ring from the others), while the loop goes on (F4).
 Slots return when the transfer says that nothing reads them any more, and not before (F3).
 
-An item larger than the ring is written without it, from a copy of its own in host memory, and
-counted (`send_ring_oversized`): make the ring larger if it happens.
+An item larger than the ring is written without it, from a copy of its own in host memory: make the
+ring larger if it happens (`send_ring_oversized`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from epd.config import EncodeConfig
 from epd.engine.base import Rows, VisionEngine
-from epd.roles.base import Actor
 from epd.scheduling.pool import Lease, LeaseQueue, Pool
 from epd.scheduling.slots import rows_per_slot
-from epd.transport.base import Buffer
+from epd.transport.base import Buffer, DataPlane
 
-Leased = tuple[int, ...] | None  # None: withdrawn while it waited
+Slots = tuple[int, ...]
 
 
 class SendRing:
     """`config.send_buffer_nbytes` of slots that each hold whole rows."""
 
-    def __init__(self, actor: Actor, engine: VisionEngine, config: EncodeConfig) -> None:
+    def __init__(self, transfers: DataPlane, engine: VisionEngine, config: EncodeConfig) -> None:
         row_nbytes = engine.contract.row_nbytes
-        self._actor = actor
         self._engine = engine
         self._slot_nbytes = rows_per_slot(config.send_slot_nbytes, row_nbytes) * row_nbytes
         num_slots = max(1, config.send_buffer_nbytes // self._slot_nbytes)
-        self.region = actor.ports.transfers.allocate("send", num_slots, self._slot_nbytes)
+        self.region = transfers.allocate("send", num_slots, self._slot_nbytes)
         self.pool = Pool(num_slots)
         quota = max(1, int(num_slots * config.max_send_share_per_peer))
         self._queue = LeaseQueue(self.pool, quota)
-        self._waiting: dict[str, asyncio.Future[Leased]] = {}
-        self._leased: dict[str, tuple[int, ...]] = {}
 
     def live(self) -> dict[str, int]:
-        return {"send_slots": self.pool.num_leased, "send_queue": len(self._waiting)}
+        return {"send_slots": self.pool.num_leased, "send_queue": len(self._queue)}
 
-    async def stage(self, room: str, peer: str, rows: Rows) -> Sequence[Buffer] | None:
-        """The rows' bytes in leased slots; None if the room was withdrawn while it waited."""
-        count = -(-rows.nbytes // self._slot_nbytes)
-        if count > self.pool.size:
-            self._actor.counters["send_ring_oversized"] += 1
-            return [(await self._engine.to_host(rows)).buffer()]
-        slots = await self._lease(Lease(room, count, peer))
-        if slots is None:
-            return None
+    def fits(self, nbytes: int) -> bool:
+        return self._count(nbytes) <= self.pool.size
+
+    def _count(self, nbytes: int) -> int:
+        return -(-nbytes // self._slot_nbytes)
+
+    def join(self, room: str, peer: str, nbytes: int) -> None:
+        """Wait for slots; `grants` tells of them."""
+        self._queue.join(Lease(room, self._count(nbytes), peer))
+
+    def waits(self, room: str) -> bool:
+        return room in self._queue
+
+    def grants(self) -> Iterator[tuple[str, Slots]]:
+        """Whose turn it is, and what to write from; look when one has joined or released."""
+        for lease, slots in self._queue.grants():
+            yield lease.key, slots
+
+    async def copy(self, rows: Rows, slots: Slots) -> Sequence[Buffer]:
+        """The rows' bytes, in leased slots."""
         views = self.region.views(slots, rows.nbytes)
         await self._engine.copy_out(rows, views)
         return views
 
-    async def _lease(self, lease: Lease) -> Leased:
-        future: asyncio.Future[Leased] = asyncio.get_running_loop().create_future()
-        self._waiting[lease.key] = future
-        self._queue.join(lease)
-        self._pump()
-        if not future.done():
-            self._actor.counters["send_ring_deferred"] += 1
-        return await future
-
-    def withdraw(self, room: str) -> None:
-        """The room is not wanted any more: if it still waits for slots, it leaves the queue."""
+    def release(self, room: str, slots: Slots) -> None:
+        """It does not wait any more, and nothing reads the slots, if it has some."""
         self._queue.leave(room)
-        future = self._waiting.pop(room, None)
-        if future is not None:
-            future.set_result(None)
-
-    def release(self, room: str) -> None:
-        """Nothing reads the room's slots any more."""
-        self.withdraw(room)
-        slots = self._leased.pop(room, None)
-        if slots is not None:
-            self._queue.settled(room)
-            self.pool.give_back(slots)
-        self._pump()
-
-    def _pump(self) -> None:
-        for lease, slots in self._queue.grants():
-            self._leased[lease.key] = slots
-            self._waiting.pop(lease.key).set_result(slots)
+        self._queue.settled(room)
+        self.pool.give_back(slots)

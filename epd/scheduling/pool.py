@@ -77,6 +77,10 @@ class LeaseQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, key: str) -> bool:
+        """Whether it waits."""
+        return key in self._waiting
+
     def join(self, lease: Lease) -> None:
         self._waiting[lease.key] = lease
 

@@ -29,9 +29,51 @@ SILENT = frozenset(
 )
 
 
+KEEPS = "require has_rows -- rows are kept that are there"
+FILLS = "require kept != 'nowhere' -- rooms are filled from rows in the books (F21)"
+EFFECTS = {
+    "AWAIT_TURN": ("require turn == 'no' -- it waits for one turn", "turn = 'waits'"),
+    "COUNT_AHEAD": ("turn = 'counts'",),
+    "LEAVE_AHEAD": ("turn = 'no'",),
+    "START_LOAD": (
+        "require not reading -- storage is asked once (F37)",
+        "require turn == 'counts' -- work begins in its turn (F4)",
+        "reading = True",
+    ),
+    "START_PREPROCESS": (
+        "require work == 'none' -- single flight (F37)",
+        "require turn == 'counts' -- work begins in its turn (F4)",
+        "work = 'pool'",
+    ),
+    "ENQUEUE": ("work = 'prepared'",),
+    "DEQUEUE": (
+        "require work == 'prepared' -- what a batch owns is not taken back",
+        "work = 'none'",
+    ),
+    "KEEP_ROWS": (KEEPS, "kept = 'device'"),
+    "KEEP_HOST_ROWS": (KEEPS, "kept = 'host'"),
+    "START_DEMOTION": (
+        f"require kept == 'device' and {UNREAD} -- unread rows are moved (F31)",
+        "kept = 'host'",
+        "copying = 'down'",
+    ),
+    "START_PROMOTION": (
+        f"require kept == 'host' and {UNREAD} -- unread rows are moved (F31)",
+        "kept = 'device'",
+        "copying = 'up'",
+    ),
+    "FILL_ROOMS": (FILLS,),
+    "FILL_ONE": (FILLS,),
+    "FAIL_ROOMS": ("in_a = False", "in_b = False"),
+    "RELEASE_ROWS": (
+        "require kept != 'nowhere' -- what is dropped was kept",
+        f"require {UNREAD} -- unread rows are dropped (F31)",
+        "kept = 'nowhere'",
+    ),
+}
+
+
 def _part(table: Table) -> Part:
-    keeps = "require has_rows -- rows are kept that are there"
-    fills = "require kept != 'nowhere' -- rooms are filled from rows in the books (F21)"
     return Part(
         table,
         guards={
@@ -47,38 +89,11 @@ def _part(table: Table) -> Part:
             "keep_copy": ("has_rows = True",),
             "note_failure": ("in_batch = False",),
         },
-        effects={
-            "START_LOAD": ("require not reading -- storage is asked once (F37)", "reading = True"),
-            "START_PREPROCESS": ("require work == 'none' -- single flight (F37)", "work = 'pool'"),
-            "ENQUEUE": ("work = 'prepared'",),
-            "DEQUEUE": (
-                "require work == 'prepared' -- what a batch owns is not taken back",
-                "work = 'none'",
-            ),
-            "KEEP_ROWS": (keeps, "kept = 'device'"),
-            "KEEP_HOST_ROWS": (keeps, "kept = 'host'"),
-            "START_DEMOTION": (
-                f"require kept == 'device' and {UNREAD} -- unread rows are moved (F31)",
-                "kept = 'host'",
-                "copying = 'down'",
-            ),
-            "START_PROMOTION": (
-                f"require kept == 'host' and {UNREAD} -- unread rows are moved (F31)",
-                "kept = 'device'",
-                "copying = 'up'",
-            ),
-            "FILL_ROOMS": (fills,),
-            "FILL_ONE": (fills,),
-            "FAIL_ROOMS": ("in_a = False", "in_b = False"),
-            "RELEASE_ROWS": (
-                "require kept != 'nowhere' -- what is dropped was kept",
-                f"require {UNREAD} -- unread rows are dropped (F31)",
-                "kept = 'nowhere'",
-            ),
-        },
+        effects=EFFECTS,
         silent=SILENT,
         at_end=(
             "require work != 'prepared' -- no patches are left in the queue for batches",
+            "require turn == 'no' -- nothing of the run-ahead is left",
             # late outcomes find nobody
             "work = 'none'",
             "reading = False",
@@ -124,20 +139,8 @@ def _workers() -> Iterator[Happening]:
     )
     for name, kind, event, doing, after in works:
         yield Happening(name, kind, f"work == '{doing}'", event, 0, (f"work = '{after}'",))
-    yield Happening(
-        "nobody_wanted_it_before_the_pool_began",
-        "fault",
-        "work == 'pool' and (state == ABANDONED or state == QUEUED)",
-        e.Withdrawn,
-        before=("work = 'none'",),
-    )
-    yield Happening(
-        "nobody_wanted_it_before_it_was_looked_for",
-        "fault",
-        "reading and state == LOADING",
-        e.Withdrawn,
-        before=("reading = False",),
-    )
+    came = ("turn = 'counts'",)
+    yield Happening("its_turn_comes", "work", "turn == 'waits'", e.TurnCame, 0, came)
     begun = f"state != ABSENT and state not in {ENDED}"
     yield Happening("work_takes_too_long", "time", begun, e.EncodeTimedOut)
 
@@ -188,6 +191,7 @@ def encoding_model(
             Variable("in_b", (False, True), "room b is open"),
             Variable("in_batch", (False, True), "as the machine notes it"),
             Variable("has_rows", (False, True)),
+            Variable("turn", ("no", "waits", "counts"), "as the run-ahead counts it"),
             Variable("work", ("none", "pool", "prepared", "batch"), "under way"),
             Variable("reading", (False, True), "from storage"),
             Variable("copying", ("no", "down", "up"), "between tiers"),
@@ -200,6 +204,12 @@ def encoding_model(
                 4,
                 "rows are in the books of one tier as long as they are there (F21)",
                 "has_rows == (kept != 'nowhere')",
+            ),
+            Law(
+                "WhatIsWaitedForCounts",
+                4,
+                "rows count as run ahead while rooms wait for them, and no longer (F4)",
+                "not has_rows or (turn == 'counts') == (in_a or in_b)",
             ),
             Law("ItEndsEmpty", 4, "who has ended keeps no rows", f"not ({ended}) or not has_rows"),
             Law(

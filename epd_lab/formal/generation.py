@@ -14,16 +14,18 @@ from epd.fsm.kernel import Event, Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(FINISHED, CANCELLED, FAILED, REJECTED)"
-UNPLACED = "(PREPARING, MIGRATING)"
+UNPLACED = "(PREPARING, AWAITING_TOPOLOGY, MIGRATING)"
 TIMERS: dict[str, type[Event]] = {
     "patience": g.TokenTimedOut,
     "watch": g.AttemptTimedOut,
+    "pause": g.PlacementDue,
+    "topology": g.PlacementTimedOut,
     "abort_timer": g.AbortTimedOut,
 }
 KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
-    "note_accepted note_refusal note_no_topology note_cut note_late note_deadline note_abandoned "
-    "ARM_DEADLINE".split()
+    "note_accepted note_refusal note_lacking note_no_topology note_cut note_late note_deadline "
+    "note_abandoned ARM_DEADLINE".split()
 )
 
 
@@ -42,8 +44,10 @@ def _part(table: Table) -> Part:
                 "require attempts <= MAX_ATTEMPTS -- attempts are bounded",
                 "at_work = True",
             ),
-            "PLACE": ("placing = True",),
-            "AWAIT_TOPOLOGY": ("placing = True",),
+            "PLACE": ("pause = True",),
+            "AWAIT_TOPOLOGY": ("pause = True",),
+            "CHOOSE": ("placing = True",),
+            "ARM_TOPOLOGY": ("topology = True",),
             "DELIVER": (
                 "require answers == 0 and not silent -- no tokens after the end",
                 "require not hole -- a hole in the tokens is not passed on",
@@ -76,9 +80,12 @@ def _gateway() -> Iterator[Happening]:
     yield Happening("is_admitted", "work", "state == RECEIVED", g.Admitted, 0, admitted)
     yield Happening("is_full", "fault", "state == RECEIVED", g.Refused)
     yield Happening("is_placed", "work", waits, g.Placed, 0, ("placing = False",))
-    yield Happening("nobody_is_there", "fault", waits, g.NoTopology, 0, ("placing = False",))
+    for name, hope in (("nobody_is_there", "True"), ("nobody_will_come", "False")):
+        looked, said = ("placing = False",), {"may_come": hope}
+        yield Happening(name, "fault", waits, g.NoTopology, 0, looked, said, said)
     timers: tuple[tuple[str, str, type[Event], tuple[str, ...]], ...] = (
-        ("nobody_comes", f"state in {UNPLACED}", g.PlacementTimedOut, ()),
+        ("pause_is_over", "pause", g.PlacementDue, ("pause = False",)),
+        ("nobody_comes", "topology", g.PlacementTimedOut, ("topology = False",)),
         ("attempt_is_silent", "watch", g.AttemptTimedOut, ("watch = False",)),
         ("token_is_late", "patience", g.TokenTimedOut, ("patience = False",)),
         ("nobody_confirms", "abort_timer", g.AbortTimedOut, ("abort_timer = False",)),
@@ -158,7 +165,13 @@ def _laws() -> tuple[Law, ...]:
             "TheNextTokenIsBounded",
             1,
             "who waits for a token has a clock for it, that began with the last one (F15)",
-            "state not in (PREPARING, MIGRATING, PLACED, STREAMING) or patience",
+            f"state not in {UNPLACED} and state not in (PLACED, STREAMING) or patience",
+        ),
+        Law(
+            "TheWaitForATopologyIsBounded",
+            7,
+            "who waits for a topology has a clock for it, and nobody else has (F15)",
+            "(state == AWAITING_TOPOLOGY) == topology",
         ),
         Law(
             "SilenceIsBounded",

@@ -21,7 +21,7 @@ from epd.fsm.kernel import Event, Table
 from epd_lab.formal.form import Happening, Law, Model, Part, Promise, Variable
 
 ENDED = "(DELIVERED, CANCELLED, EXPIRED, FAILED)"
-MAY_WRITE = "(STREAMING, WRITING, CANCEL_PENDING, EXPIRE_PENDING, QUARANTINED)"
+MAY_WRITE = "(AWAITING_SLOTS, STREAMING, WRITING, CANCEL_PENDING, EXPIRE_PENDING, QUARANTINED)"
 HALVES = (0, 1, 2)
 TO_PRODUCER: dict[str, type[Event]] = {
     "Grant": o.GrantReceived,
@@ -70,9 +70,9 @@ ACTIONS = {
     ),
 }
 SILENT = frozenset(
-    "keep_slots keep_source keep_grant keep_commit keep_broken note_cancelled "
+    "keep_slots keep_blocks keep_source keep_grant keep_commit keep_broken note_cancelled "
     "keep_failure keep_refusal note_short_commit note_bad_bytes note_called_off note_lost "
-    "note_silent note_late SEND_OFFER WITHDRAW_LEASE REPORT_HANG".split()
+    "note_silent note_late SEND_OFFER AWAIT_LANDING WITHDRAW_LEASE REPORT_HANG".split()
 )
 EFFECTS = {
     "SEND_GRANT": ("net_Grant = True",),
@@ -86,6 +86,10 @@ EFFECTS = {
     "SEND_ABORT": ("net_TransferAborted = True",),
     "SEND_DOUBT": ("net_TransferInDoubt = True",),
     "HOLD_PART": ("me.memory = 'owned'",),
+    "LEASE_SLOTS": (
+        "require me.slots == 'none' -- slots to write from are leased once",
+        "me.slots = 'awaited'",
+    ),
     "START_WRITE": (
         "require write not in ('running', 'zombie') -- one write at a time",
         "require landed < 2 -- a room is written once",
@@ -106,6 +110,10 @@ RELEASE = (
 OWN = {
     "producer": {
         "RELEASE_SOURCE": RELEASE,
+        "RELEASE_SLOTS": (
+            "require write not in ('running', 'zombie') -- no write reads slots that are returned",
+            "me.slots = 'none'",
+        ),
         "CONCLUDE_DELIVERED": ("me.concluded = me.concluded + 1",),
     },
     "consumer": {
@@ -159,6 +167,10 @@ def _end(side: str, told: Told) -> Iterator[Variable]:
     yield made("fencing", False, True)
     yield made("concluded", 0, 1, 2, note="outcomes that its owner was told")
     yield made("memory", "none", "owned", "released", "published")
+    if side == "consumer":
+        yield made("blocks", not told.offers, told.offers, note="of KV: were leased")
+    else:
+        yield made("slots", "none", "awaited", "owned", note="to write from")
     yield made("started", False, True, note="bytes were ready, or slots were leased")
     yield made("cancelled", False, True, note="its owner has called it off")
     yield made("settling", False, True)
@@ -248,10 +260,16 @@ def _owners() -> Iterator[Happening]:
     yield Happening("half_is_ready", "work", half, o.PartReady, 0)
     begun = ("producer_started = True", "producer_memory = 'owned'")
     yield Happening("bytes_are_ready", "work", f"producer_alive and {idle}", o.BytesReady, 0, begun)
+    waits = "producer_alive and producer_slots == 'awaited'"
+    got = ("producer_slots = 'owned'",)
+    yield Happening("slots_to_write_from", "work", waits, o.SlotsLeased, 0, got)
     off = "producer_alive and not producer_cancelled and not calm"
     gone = ("producer_cancelled = True",)
     yield Happening("source_fails", "fault", off, o.SourceFailed, 0, gone)
-    waits = "consumer_alive and not consumer_started"
+    lacks = "consumer_alive and not consumer_blocks"
+    blocks = ("consumer_blocks = True", "consumer_memory = 'owned'")
+    yield Happening("blocks_are_leased", "work", lacks, i.BlocksLeased, 1, blocks)
+    waits = "consumer_alive and consumer_blocks and not consumer_started"
     leased = ("consumer_started = True", "consumer_memory = 'owned'")
     yield Happening("slots_are_leased", "work", waits, i.SlotsLeased, 1, leased)
     off = "consumer_alive and not consumer_cancelled and not calm"
@@ -282,6 +300,12 @@ def _laws() -> Iterator[Law]:
         3,
         "no write may read a source that is released (F8)",
         f"not (producer_memory == 'released' and {writable})",
+    )
+    yield Law(
+        "NoSlotsAreLeft",
+        4,
+        "who has ended waits for no slots to write from, and has none (F3)",
+        f"producer_state not in {ENDED} or producer_slots == 'none'",
     )
     for side in SIDES:
         name, ended = side.capitalize(), f"{side}_state in {ENDED}"

@@ -219,7 +219,7 @@ DRILLS: tuple[Drill, ...] = (
         ),
         work=Workload(40, spread_s=1.5),
         fires=(
-            "GENERATION:PREPARING>PREPARING",
+            "GENERATION:PREPARING>AWAITING_TOPOLOGY",
             "LINK:PeerLost",
             "MEMBERSHIP:CUT_OFF>MEMBER",
         ),

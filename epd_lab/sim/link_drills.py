@@ -34,7 +34,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         ("F16", "F48"),
         topology="2e1p1d",
         work=IMAGES,
-        faults=(Fault("mute", "here", point="OUTGOING:PARKED>WRITING", nth=8, other="p0"),),
+        faults=(Fault("mute", "here", point="OUTGOING:PARKED>AWAITING_SLOTS", nth=8, other="p0"),),
         mutants=("no_link_is_doubted",),
         fires=(
             "LINK:MUTE>CARRIES",
@@ -108,7 +108,9 @@ LINK_DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=Workload(24, image_share=1.0, num_images=24, spread_s=5.0),
         data=SLOW_CARD,
-        faults=(Fault("stall", "here", point="OUTGOING:PARKED>WRITING", nth=8, duration_s=6.0),),
+        faults=(
+            Fault("stall", "here", point="OUTGOING:PARKED>AWAITING_SLOTS", nth=8, duration_s=6.0),
+        ),
         settings=Settings(timing=NOBODY_IS_LOST),
         mutants=("grace_frees_slots",),
         fires=(

@@ -24,13 +24,15 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         ("F19", "F41", "F44"),
         topology="2e1p1d",
         work=IMAGES,
-        faults=(Fault("kill", "here", point="OUTGOING:GRANTED>WRITING", nth=8, duration_s=0.4),),
+        faults=(
+            Fault("kill", "here", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=8, duration_s=0.4),
+        ),
         mutants=(
             "grants_reach_the_successor",
             "a_lost_attempt_is_an_error",
         ),
         fires=(
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:PLACED>MIGRATING",
             "INCOMING:QUARANTINED>FAILED",
             "INSTANCE:EpochReplaced",
         ),
@@ -103,8 +105,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         ("F20", "F44"),
         faults=(Fault("kill", "p0", duration_s=0.5),),
         fires=(
-            "GENERATION:NoTopology",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:AWAITING_TOPOLOGY>PLACED",
             "INSTANCE:EpochReplaced",
         ),
         mutants=("nobody_waits_for_a_restart",),
@@ -115,8 +116,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         work=Workload(16, max_tokens=24, spread_s=0.3),
         faults=(Fault("kill", "here", point="MESSAGE:Tokens", nth=20, duration_s=0.5),),
         fires=(
-            "GENERATION:NoTopology",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:AWAITING_TOPOLOGY>PLACED",
             "INSTANCE:EpochReplaced",
         ),
         mutants=(
@@ -130,9 +130,8 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("kill", "p0", duration_s=4.0),),
         mutants=("nobody_waits_for_a_restart", "the_silent_are_lost_late"),
         fires=(
-            "GENERATION:NoTopology",
             "INSTANCE:SUSPECT>LOST",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:AWAITING_TOPOLOGY>PLACED",
         ),
     ),
     Drill(
@@ -141,8 +140,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         topology="1epd",
         faults=(Fault("kill", "epd0", duration_s=0.5),),
         fires=(
-            "GENERATION:NoTopology",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:AWAITING_TOPOLOGY>PLACED",
             "INSTANCE:EpochReplaced",
         ),
         mutants=("nobody_waits_for_a_restart",),
@@ -167,7 +165,9 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         ("F7", "F15", "F41"),
         topology="2e1p1d",
         work=IMAGES,
-        faults=(Fault("stall", "here", point="OUTGOING:GRANTED>WRITING", nth=4, duration_s=8.0),),
+        faults=(
+            Fault("stall", "here", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=4, duration_s=8.0),
+        ),
         settings=Settings(timing=PATIENT),
         may_fail=Excuse(frozenset({"deadline"}), refusals=False),
         why="nobody is declared lost within these deadlines",

@@ -128,10 +128,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
             Fault("block", "d0", point=FIRST_DECODE, other="gateway", duration_s=0.3),
             Fault("drain", "d0", point=FIRST_DECODE),
         ),
-        fires=(
-            "GENERATION:NoTopology",
-            "GENERATION:MIGRATING>PLACED",
-        ),
+        fires=("GENERATION:AWAITING_TOPOLOGY>PLACED",),
         mutants=(
             "no_pause_between_attempts",
             "a_lost_attempt_is_an_error",

@@ -138,6 +138,16 @@ TIER_DRILLS: tuple[Drill, ...] = (
         calm={"settings.encode.cache_device_nbytes": 1 << 20},
     ),
     Drill(
+        "leave-before-the-turn",
+        ("F4", "F43"),
+        topology="2e1p1d",
+        work=Workload(40, spread_s=0.05, image_share=1.0, num_images=40, cancel_share=0.6),
+        settings=Settings(encode=msgspec.structs.replace(MEMORY_ONLY, cache_device_nbytes=256)),
+        fires=("ENCODING:DEFERRED>EVICTED",),
+        mutants=("who_has_left_waits_for_its_turn",),
+        calm={"settings.encode.cache_device_nbytes": 1 << 20},
+    ),
+    Drill(
         "small-send-ring",
         ("F3", "F4", "F18"),
         topology="1e2p1d",
@@ -146,6 +156,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         settings=Settings(encode=RING),
         fires=("send_ring_deferred",),
         mutants=(
+            "a_lease_of_the_ring_is_not_told",
             "ring_slots_return_early",
             "a_full_ring_fails_the_send",
             "messages_wait_for_the_ring",
@@ -170,7 +181,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         data=SLOW_LINK,
         settings=Settings(encode=RING),
         fires=(
-            "send_ring_deferred",
+            "OUTGOING:AWAITING_SLOTS>CANCELLED",
             "INCOMING:RESERVED>CANCEL_PENDING",
         ),
         mutants=("ring_slots_never_return",),
@@ -183,7 +194,9 @@ TIER_DRILLS: tuple[Drill, ...] = (
         work=Workload(16, spread_s=0.3, image_share=1.0, num_images=20),
         data=CARD,
         settings=Settings(encode=RING),
-        faults=(Fault("kill", "peer", point="OUTGOING:PARKED>WRITING", nth=6, duration_s=0.4),),
+        faults=(
+            Fault("kill", "peer", point="OUTGOING:PARKED>AWAITING_SLOTS", nth=6, duration_s=0.4),
+        ),
         fires=(
             "INCOMING:PeerFenced",
             "GENERATION:MIGRATING>PLACED",

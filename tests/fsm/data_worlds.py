@@ -66,10 +66,13 @@ class OutgoingWorld(RoomWorld):
         self.machine = make_outgoing()
         self.writing = False
         self.withdrawn = False
+        self.slots = "none"  # awaited, owned
 
     def choices(self) -> Choices:
         yield from super().choices()
         yield r.RetryDue()
+        if self.slots == "awaited":
+            yield o.SlotsLeased((1,))
         if self.machine.state is o.S.QUARANTINED:
             yield from (o.WriteSettled(), o.PeerFenced())
         if not self.given and not self.withdrawn:
@@ -86,6 +89,8 @@ class OutgoingWorld(RoomWorld):
         if isinstance(event, o.BytesReady):
             self.given = True
             self.own()
+        elif isinstance(event, o.SlotsLeased):
+            self.slots = "owned"
         elif isinstance(event, o.SourceFailed):
             self.withdrawn = True
         elif isinstance(event, o.WriteSucceeded | o.WriteRefused | o.WriteOutcomeUnknown):
@@ -100,6 +105,12 @@ class OutgoingWorld(RoomWorld):
         if effect is o.Do.RELEASE_SOURCE:
             self.need(not self.writing, "released under the write (F6)")
             self.free(effect)
+        elif effect is o.Do.LEASE_SLOTS:
+            self.need(self.slots == "none", "slots are leased once")
+            self.slots = "awaited"
+        elif effect is o.Do.RELEASE_SLOTS:
+            self.need(not self.writing, "slots are returned under the write (F3)")
+            self.slots = "none"
         elif effect is o.Do.HOLD_PART:
             self.own()
         elif effect is o.Do.START_WRITE:
@@ -116,6 +127,7 @@ class OutgoingWorld(RoomWorld):
         told = self.done[o.Do.CONCLUDE_FAILED] + self.done[o.Do.CONCLUDE_DELIVERED]
         self.need(told == 1 or (told == 0 and self.withdrawn), f"the owner is told {told} times")
         self.need(not self.owned, "memory is left over")
+        self.need(self.slots == "none", "slots to write from are left over")
         if not {"PeerLost", "PeerFenced"} & set(self.past):
             said = (o.Do.SEND_ABORT, o.Do.SEND_CANCEL_ACK, o.Do.SEND_COMMIT, o.Do.SEND_DOUBT)
             self.need(any(self.done[message] for message in said), "the consumer hears of no end")
@@ -129,6 +141,8 @@ class IncomingWorld(RoomWorld):
         self.machine = make_incoming()
         self.publishing = False
         self.called_off = False
+        self.blocks = False  # were leased
+        self.granted = False
 
     def choices(self) -> Choices:
         yield from super().choices()
@@ -138,6 +152,8 @@ class IncomingWorld(RoomWorld):
             yield i.PeerFenced()
         if not self.given:
             yield i.SlotsLeased((1, 2), 64)
+            if not self.blocks:
+                yield i.BlocksLeased((3, 4), 1)
         yield i.CancelRequested()
         yield from (i.CancelAcked(), i.AbortReceived(FAILURE), i.DoubtReceived(FAILURE))
         yield from (i.CommitReceived(64, ((64, 1),)), i.CommitReceived(63, ((63, 1),)))
@@ -145,7 +161,10 @@ class IncomingWorld(RoomWorld):
             yield from (i.Published(), i.PublishFailed("checksum"))
 
     def before(self, event: Event) -> None:
-        if isinstance(event, i.SlotsLeased):
+        if isinstance(event, i.BlocksLeased):
+            self.blocks = True
+            self.own()
+        elif isinstance(event, i.SlotsLeased):
             self.given = True
             self.own()
         elif isinstance(event, i.CancelRequested):
@@ -155,13 +174,17 @@ class IncomingWorld(RoomWorld):
 
     def fire(self, event: Event) -> None:
         super().fire(event)
+        if isinstance(event, i.BlocksLeased):
+            self.need(self.machine.blocks == event.blocks, "it does not know what to release")
         if isinstance(event, i.SlotsLeased):
             self.need(self.machine.slots == event.slots, "it does not know what to release")
 
     def perform(self, effect: i.Do, event: Event) -> None:
         if effect is i.Do.RELEASE_SLOTS:
-            self.need(not event.by_time, "time frees memory in use (F7)")
+            self.need(not (event.by_time and self.granted), "time frees memory in use (F7)")
             self.free(effect)
+        elif effect is i.Do.SEND_GRANT:
+            self.granted = True
         elif effect is i.Do.CONCLUDE_FAILED and not self.called_off:
             self.need_failure(event)
         elif effect is i.Do.PUBLISH:
@@ -182,6 +205,7 @@ class EncodingWorld(World):
     def __init__(self, *, stored: bool = False) -> None:
         super().__init__()
         self.machine: e.Encoding = make_encoding(stored=stored)
+        self.turn = "no"  # waits, counts
         self.work = "none"  # none, preprocess, prepared, batch
         self.reads = 0  # of storage, under way
         self.copies: list[e.Do] = []  # between tiers, under way
@@ -196,6 +220,8 @@ class EncodingWorld(World):
         if self.machine.state is not e.S.ABSENT:
             yield from (e.EncodeTimedOut(), e.EvictionRequested(), e.IdleTimePassed())
             yield from (e.DemotionRequested(),)
+        if self.turn == "waits":
+            yield e.TurnCame()
         if self.reads:
             yield from (e.LoadSucceeded("rows"), e.LoadMissed(), e.LoadTimedOut())
         if self.copies:
@@ -207,8 +233,6 @@ class EncodingWorld(World):
         if self.work == "preprocess":
             yield from (e.PreprocessSucceeded("patches"), e.PreprocessFailed("truncated"))
             yield e.EncodeFailed("a bug")
-            if self.machine.state is e.S.ABANDONED:
-                yield e.Withdrawn()
         elif self.work == "prepared":
             yield e.BatchStarted()
         elif self.work == "batch":
@@ -216,7 +240,9 @@ class EncodingWorld(World):
 
     def before(self, event: Event) -> None:
         self.serial += isinstance(event, e.Requested)
-        if isinstance(event, e.PreprocessSucceeded | e.PreprocessFailed):
+        if isinstance(event, e.TurnCame):
+            self.turn = "counts"
+        elif isinstance(event, e.PreprocessSucceeded | e.PreprocessFailed):
             self.work = "none"
         elif isinstance(event, e.LoadSucceeded | e.LoadMissed):
             self.reads -= 1
@@ -235,7 +261,14 @@ class EncodingWorld(World):
 
     def perform(self, effect: e.Do, event: Event) -> None:
         rooms = list(self.machine.rooms)
-        if effect is e.Do.START_LOAD:
+        if effect in (e.Do.START_LOAD, e.Do.START_PREPROCESS):
+            self.need(self.turn == "counts", "work begins before its turn (F4)")
+        if effect is e.Do.AWAIT_TURN:
+            self.need(self.turn == "no", "it waits for a turn that it has")
+            self.turn = "waits"
+        elif effect in (e.Do.COUNT_AHEAD, e.Do.LEAVE_AHEAD):
+            self.turn = "counts" if effect is e.Do.COUNT_AHEAD else "no"
+        elif effect is e.Do.START_LOAD:
             self.need(self.done[effect] == 1, "storage is asked once (F37)")
             self.reads += 1
         elif effect in (e.Do.START_DEMOTION, e.Do.START_PROMOTION):
@@ -271,6 +304,7 @@ class EncodingWorld(World):
     def at_end(self) -> None:
         self.need(not self.kept, f"rows are left over in the {self.kept} tier")
         self.need(self.work != "prepared", "a place in the queue for batches is left over")
+        self.need(self.turn == "no", "a turn, or a place in the queue for one, is left over")
 
 
 class EmbeddingWorld(World):

@@ -29,9 +29,12 @@ class GenerationWorld(World):
         if state is g.S.RECEIVED:
             yield from (g.Admitted(), g.Refused("full"))
             return
-        if state in (g.S.PREPARING, g.S.MIGRATING):
+        if state in (g.S.PREPARING, g.S.AWAITING_TOPOLOGY, g.S.MIGRATING):
             yield from (g.Placed("placement"), g.NoTopology("nobody is left"))
-            yield g.PlacementTimedOut("nobody came back")
+            yield g.NoTopology("there never was one", may_come=False)
+        yield g.PlacementDue()
+        if state is g.S.AWAITING_TOPOLOGY:
+            yield g.PlacementTimedOut()
         yield from (g.DeadlinePassed(), g.TokenTimedOut("late"), g.CancelRequested("hung up"))
         yield from (g.Refused("it is wrong"), g.Abandoned("a fault"))
         if state is not g.S.PREPARING:  # what instances and timers of attempts may still say

@@ -77,6 +77,7 @@ CARRIES: dict[str, Any] = {
     "kv": KV,
     "load": "load",
     "nbytes": 64,
+    "num_held": 1,
     "num_layers": 1,
     "num_tokens": 2,
     "parts": ((64, 11),),

@@ -14,6 +14,7 @@ from tests.fsm.paths import follow
 from tests.fsm.tables import make_generation, make_instance
 
 TELL = (Do.CLOSE, Do.ANSWER_ERROR, Do.LOG_FAILURE)
+WAIT = (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY)
 FAIL = (Do.ABORT_ATTEMPT, *TELL)
 SEND = (Do.ARM_ATTEMPT, Do.DISPATCH)
 
@@ -152,13 +153,13 @@ def test_a_deadline_says_what_had_failed_before(placed: g.Generation) -> None:
 
 
 def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
-    """MIGRATING -> MIGRATING, for a while -> FAILED."""
+    """MIGRATING -> AWAITING_TOPOLOGY, for a while -> FAILED."""
     placed.fire(g.AttemptFailed(Failure(FailureKind.LOST, "p0 is gone")))
     follow(
         placed,
-        (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
-        (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
-        (g.PlacementTimedOut("no prefill"), S.FAILED, TELL),
+        (g.NoTopology("no decode"), S.AWAITING_TOPOLOGY, WAIT),
+        (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY,)),
+        (g.PlacementTimedOut(), S.FAILED, TELL),
     )
     assert placed.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
     assert placed.cause == "p0 is gone"
@@ -168,31 +169,32 @@ def test_with_nobody_left_the_error_says_why(placed: g.Generation) -> None:
     ("then", "state", "effects"),
     [
         (g.Placed("it joined"), S.PLACED, SEND),
-        (g.PlacementTimedOut("no prefill"), S.FAILED, TELL),
+        (g.PlacementTimedOut(), S.FAILED, TELL),
+        (g.NoTopology("no prefill", may_come=False), S.FAILED, TELL),
     ],
-    ids=["somebody joins", "nobody joins"],
+    ids=["somebody joins", "nobody joins", "nobody ever will"],
 )
 def test_a_new_gateway_waits_for_its_instances(
     then: g.Event, state: g.S, effects: tuple[g.Do, ...]
 ) -> None:
-    """F17: PREPARING -> PREPARING, for a while -> PLACED or FAILED."""
+    """F17: PREPARING -> AWAITING_TOPOLOGY, for a while -> PLACED or FAILED."""
     made = make_generation()
     follow(
         made,
         (g.Admitted(), S.PREPARING, (Do.ARM_DEADLINE, Do.ARM_PATIENCE)),
-        (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
-        (g.NoTopology("no prefill"), S.PREPARING, (Do.AWAIT_TOPOLOGY,)),
+        (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, WAIT),
+        (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, (Do.AWAIT_TOPOLOGY,)),
         (then, state, effects),
     )
     assert state is S.PLACED or made.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
 
 
 def test_the_only_instance_may_come_back(placed: g.Generation) -> None:
-    """MIGRATING -> MIGRATING, for a while -> PLACED."""
+    """MIGRATING -> AWAITING_TOPOLOGY -> PLACED."""
     placed.fire(g.AttemptFailed(Failure(FailureKind.LOST, "p0 is gone")))
     follow(
         placed,
-        (g.NoTopology("no prefill"), S.MIGRATING, (Do.AWAIT_TOPOLOGY,)),
+        (g.NoTopology("no prefill"), S.AWAITING_TOPOLOGY, WAIT),
         (g.Placed("p0 again"), S.PLACED, SEND),
     )
 

@@ -7,6 +7,7 @@ import pytest
 from epd.failure import FailureKind
 from epd.fsm.incoming import (
     AbortReceived,
+    BlocksLeased,
     CancelAcked,
     CancelRequested,
     CommitReceived,
@@ -42,6 +43,27 @@ def test_delivery(consumer: Incoming) -> None:
         (COMMITTED, S.PUBLISHING, (Do.SEND_COMMIT_ACK,)),
         (Published(), S.DELIVERED, (Do.CONCLUDE_DELIVERED,)),
         (COMMITTED, S.DELIVERED, (Do.SEND_COMMIT_ACK,)),
+    )
+
+
+def test_kv_waits_for_blocks_and_then_for_slots_to_land_in(consumer: Incoming) -> None:
+    """PENDING -> AWAITING_LANDING -> RESERVED; what knows no grant yet goes back by time, too."""
+    blocks = BlocksLeased((7, 8, 9), 1)
+    follow(
+        consumer,
+        (blocks, S.AWAITING_LANDING, (Do.AWAIT_LANDING,)),
+        (CancelAcked(), S.AWAITING_LANDING, ()),
+        (LEASED, S.RESERVED, (Do.SEND_GRANT, Do.ARM_RETRY)),
+    )
+    assert (consumer.blocks, consumer.num_held, consumer.slots) == ((7, 8, 9), 1, (0, 1))
+    late = make_incoming()
+    late.fire(blocks)
+    freed = (Do.WITHDRAW_LEASE, Do.RELEASE_SLOTS)
+    follow(
+        late,
+        (DeadlinePassed(), S.EXPIRED, (*freed, Do.SEND_CANCEL, Do.CONCLUDE_FAILED)),
+        (LEASED, S.EXPIRED, (Do.RELEASE_SLOTS,)),
+        (blocks, S.EXPIRED, (Do.RELEASE_SLOTS,)),
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from epd.fsm import child as c
 from epd.fsm import embedding as m
+from epd.fsm import encoding as e
 from epd.fsm import generation as g
 from epd.fsm import incoming as i
 from epd.fsm import link as k
@@ -30,7 +31,7 @@ from tests.fsm.test_every_cell import cells, forced, in_cell
 OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "GENERATION": {
         "Admitted": "once, first",
-        "Placed NoTopology PlacementTimedOut": "placing ends with its outcome",
+        "Placed NoTopology": "placing ends with its outcome",
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
@@ -43,20 +44,19 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "ENCODING": {
         "Requested": "a hash that has ended gets a new machine",
         "BatchStarted": "of who is in the queue for batches now",
-        "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed Withdrawn": (
-            "the one work's end"
-        ),
+        "TurnCame": "once, to who is in the queue",
+        "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed": "the one work's end",
     },
     "EMBEDDING": {
         "Wanted": "a hash that has ended gets a new machine",
         "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost": "by the one load",
     },
     "OUTGOING": {
-        "BytesReady": "once",
+        "BytesReady SlotsLeased": "once",
         "WriteSucceeded WriteRefused WriteOutcomeUnknown": "the one write's end",
     },
     "INCOMING": {
-        "SlotsLeased": "once",
+        "BlocksLeased SlotsLeased": "once",
         "Published PublishFailed": "the one publishing's end",
     },
     "INSTANCE": {"JoinRejected": "once, first"},
@@ -76,17 +76,18 @@ ALL_THE_SAME: dict[str, dict[str, str]] = {
         "KvFailed": "ARRIVED WAITING WAITING_FOR_EMBEDDINGS HELD",
     },
     "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost": "ABSENT RESIDENT"},
-    "OUTGOING": {"BytesReady": "PARKED WRITING WRITTEN DELIVERED"},
+    "OUTGOING": {"BytesReady": "PARKED AWAITING_SLOTS WRITING WRITTEN DELIVERED"},
 }
 # Or when it has ended: the outcome is late, or was called off.
 AFTER_THE_END: dict[str, str] = {
     "REQUEST": "Scheduled RemoteKvArrived KvWithdrawn KvDelivered",
-    "ENCODING": "PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed Withdrawn",
+    "ENCODING": "TurnCame PreprocessSucceeded PreprocessFailed EncodeSucceeded EncodeFailed",
     "EMBEDDING": "LeaseGranted",
 }
 # Entering a state arms the clocks that bound the wait in it.
 CLOCKS: dict[State, set[Effect]] = {
     g.S.PREPARING: {g.Do.ARM_DEADLINE, g.Do.ARM_PATIENCE},
+    g.S.AWAITING_TOPOLOGY: {g.Do.AWAIT_TOPOLOGY, g.Do.ARM_TOPOLOGY},
     g.S.PLACED: {g.Do.ARM_ATTEMPT},
     g.S.STREAMING: {g.Do.ARM_ATTEMPT, g.Do.ARM_PATIENCE},
     g.S.CANCELLING: {g.Do.ARM_ABORT},
@@ -95,6 +96,7 @@ CLOCKS: dict[State, set[Effect]] = {
     r.S.CALLED_OFF: {r.Do.ARM_GRACE},
     r.S.FINISHING: {r.Do.ARM_GRACE},
     r.S.HELD: {r.Do.ARM_LEASE},
+    e.S.DEFERRED: {e.Do.ARM_OUTCOME},
     o.S.EXPIRE_PENDING: {o.Do.ARM_GRACE},
     i.S.EXPIRE_PENDING: {i.Do.ARM_GRACE},
     k.S.MUTE: {k.Do.ARM_TIMEOUT},
@@ -190,10 +192,11 @@ def test_a_doubt_begins_with_its_clocks() -> None:
 @each_kind
 def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     """What is said again may be lost again; fence, engine and a new transfer have clocks of their
-    own, a registry begins once, and a pause is shortened once."""
+    own, a registry begins once, a pause is shortened once, and who chooses instances knows at once
+    whether there are any."""
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
             asks = {i.Do.START_FENCE, o.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
-            asks |= {p.Do.FORGET_ABSENT} & effects
+            asks |= {p.Do.FORGET_ABSENT, g.Do.CHOOSE} & effects
             arms = {effect for armed in kind.table.timers.values() for effect in armed}
             assert asks or arms & effects, where

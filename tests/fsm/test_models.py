@@ -132,6 +132,12 @@ BUGS: dict[str, Bug] = {
         [(g.S.PLACED, g.TokensMissed)],
         [Row(g.S.PLACED, g.TokensMissed, None, (g.Do.DELIVER,), append_later_token)],
     ),
+    "F4: rows that nobody waits for any more count as run ahead": (
+        ENCODING,
+        e.Encoding,
+        [(e.S.RESIDENT, e.RoomClosed)],
+        [Row(e.S.RESIDENT, e.RoomClosed, None, (), e.remove_room)],
+    ),
     "F21: rows that nobody waits for are not kept in the books": (
         ENCODING,
         e.Encoding,

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from epd.failure import Failure, FailureKind
+from epd.fsm.kernel import Event
 from epd.fsm.outgoing import (
     BytesReady,
     CancelReceived,
@@ -19,6 +20,7 @@ from epd.fsm.outgoing import (
     PartReady,
     PeerFenced,
     S,
+    SlotsLeased,
     SourceFailed,
     WriteOutcomeUnknown,
     WriteRefused,
@@ -32,6 +34,10 @@ from tests.fsm.tables import CONTRACT, FAILURE, GRANT, OFFER, make_outgoing
 
 READY = BytesReady("source", 64)
 GRANTED = GrantReceived(GRANT)
+LEASED = SlotsLeased((5,))
+RELEASED = (Do.RELEASE_SOURCE, Do.RELEASE_SLOTS)
+DELIVERED = (*RELEASED, Do.CONCLUDE_DELIVERED)
+STOPPED = (*RELEASED, Do.SEND_CANCEL_ACK)
 
 
 @pytest.fixture
@@ -44,9 +50,10 @@ def test_bytes_before_the_grant_are_parked_and_flushed_then(producer: Outgoing) 
     follow(
         producer,
         (READY, S.PARKED, ()),
-        (GRANTED, S.WRITING, (Do.START_WRITE,)),
+        (GRANTED, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,)),
+        (LEASED, S.WRITING, (Do.START_WRITE,)),
         (WriteSucceeded(7), S.WRITTEN, (Do.SEND_COMMIT, Do.ARM_RETRY)),
-        (CommitAcked(), S.DELIVERED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
+        (CommitAcked(), S.DELIVERED, DELIVERED),
     )
     assert (producer.parts, producer.part_nbytes, producer.written_nbytes) == (((64, 7),), 0, 64)
 
@@ -70,7 +77,7 @@ def test_parts_go_while_the_rest_is_made(producer: Outgoing) -> None:
         (WriteSucceeded(3), S.WRITING, (Do.START_WRITE,)),
         (WriteSucceeded(4), S.WRITTEN, (Do.SEND_COMMIT, Do.ARM_RETRY)),
         (PartReady(48), S.WRITTEN, ()),
-        (CommitAcked(), S.DELIVERED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
+        (CommitAcked(), S.DELIVERED, DELIVERED),
     )
     assert producer.parts == ((16, 1), (16, 2), (16, 3), (80, 4))
 
@@ -94,13 +101,43 @@ def test_a_part_under_way_keeps_its_source(
         (PartReady(16), S.STREAMING, (Do.HOLD_PART, Do.START_WRITE)),
         (event, S.CANCEL_PENDING, effects),
         (PartReady(32), S.CANCEL_PENDING, ()),
-        (WriteSucceeded(1), S.CANCELLED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
+        (WriteSucceeded(1), S.CANCELLED, STOPPED),
     )
 
 
 def test_a_grant_before_the_bytes(producer: Outgoing) -> None:
-    """PENDING -> GRANTED -> WRITING."""
-    follow(producer, (GRANTED, S.GRANTED, ()), (READY, S.WRITING, (Do.START_WRITE,)))
+    """PENDING -> GRANTED -> AWAITING_SLOTS -> WRITING."""
+    follow(
+        producer,
+        (GRANTED, S.GRANTED, ()),
+        (READY, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,)),
+        (LEASED, S.WRITING, (Do.START_WRITE,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "told"),
+    [
+        (CancelReceived(), S.CANCELLED, (Do.SEND_CANCEL_ACK, Do.CONCLUDE_FAILED)),
+        (SourceFailed(FAILURE), S.FAILED, (Do.SEND_ABORT,)),
+        (PeerLost(), S.FAILED, (Do.CONCLUDE_FAILED,)),
+        (DeadlinePassed(), S.EXPIRED, (Do.SEND_ABORT, Do.CONCLUDE_FAILED)),
+    ],
+)
+def test_who_waits_for_slots_to_write_from_ends_at_once(
+    producer: Outgoing, end: Event, state: S, told: tuple[Do, ...]
+) -> None:
+    """F3, F4: nothing is written yet; slots that are leased in the same moment go back."""
+    producer.fire(READY)
+    producer.fire(GRANTED)
+    follow(
+        producer,
+        (GRANTED, S.AWAITING_SLOTS, ()),
+        (RetryDue(), S.AWAITING_SLOTS, ()),
+        (end, state, (Do.RELEASE_SOURCE, Do.RELEASE_SLOTS, *told)),
+        (LEASED, state, (Do.RELEASE_SLOTS,)),
+    )
+    assert producer.slots == (5,), "what goes back is known"
 
 
 def test_parked_bytes_have_a_reaper(producer: Outgoing) -> None:
@@ -121,11 +158,12 @@ def test_a_commit_is_repeated_until_acknowledged(producer: Outgoing) -> None:
     follow(
         producer,
         (READY, S.PARKED, ()),
-        (GRANTED, S.WRITING, (Do.START_WRITE,)),
+        (GRANTED, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,)),
+        (LEASED, S.WRITING, (Do.START_WRITE,)),
         (WriteSucceeded(7), S.WRITTEN, again),
         (RetryDue(), S.WRITTEN, again),
         (GRANTED, S.WRITTEN, (Do.SEND_COMMIT,)),
-        (CommitAcked(), S.DELIVERED, (Do.RELEASE_SOURCE, Do.CONCLUDE_DELIVERED)),
+        (CommitAcked(), S.DELIVERED, DELIVERED),
         (CommitAcked(), S.DELIVERED, ()),
     )
 
@@ -135,10 +173,11 @@ def test_a_cancelled_write_keeps_its_source_until_the_write_has_ended(producer: 
     follow(
         producer,
         (READY, S.PARKED, ()),
-        (GRANTED, S.WRITING, (Do.START_WRITE,)),
+        (GRANTED, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,)),
+        (LEASED, S.WRITING, (Do.START_WRITE,)),
         (CancelReceived(), S.CANCEL_PENDING, (Do.CONCLUDE_FAILED,)),
         (CancelReceived(), S.CANCEL_PENDING, ()),
-        (WriteSucceeded(7), S.CANCELLED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
+        (WriteSucceeded(7), S.CANCELLED, STOPPED),
     )
 
 
@@ -150,9 +189,8 @@ def test_an_unknown_outcome_keeps_the_source_until_its_end_is_certain(
     producer: Outgoing, stop: DeadlinePassed, pending: S
 ) -> None:
     """F8: WRITING -> EXPIRE_PENDING or CANCEL_PENDING -> QUARANTINED -> FAILED."""
-    producer.fire(READY)
-    producer.fire(GRANTED)
-    producer.fire(stop)
+    for event in (READY, GRANTED, LEASED, stop):
+        producer.fire(event)
     assert producer.state is pending
     follow(
         producer,
@@ -160,20 +198,20 @@ def test_an_unknown_outcome_keeps_the_source_until_its_end_is_certain(
         (DeadlinePassed(), S.QUARANTINED, ()),
         (CancelReceived(), S.QUARANTINED, ()),
         (RetryDue(), S.QUARANTINED, (Do.SETTLE_WRITE,)),
-        (PeerFenced(), S.FAILED, (Do.RELEASE_SOURCE,)),
+        (PeerFenced(), S.FAILED, RELEASED),
     )
 
 
 def test_a_doubt_is_told_and_ends_when_the_engine_has_settled(producer: Outgoing) -> None:
     """F8: WRITING -> QUARANTINED -> FAILED while the peer lives; the doubt is said again."""
-    producer.fire(READY)
-    producer.fire(GRANTED)
+    for event in (READY, GRANTED, LEASED):
+        producer.fire(event)
     told = (Do.CONCLUDE_FAILED, Do.SEND_DOUBT, Do.SETTLE_WRITE)
     follow(
         producer,
         (WriteOutcomeUnknown("timed out"), S.QUARANTINED, told),
         (GRANTED, S.QUARANTINED, (Do.SEND_DOUBT,)),
-        (WriteSettled(), S.FAILED, (Do.RELEASE_SOURCE, Do.SEND_ABORT)),
+        (WriteSettled(), S.FAILED, (*RELEASED, Do.SEND_ABORT)),
         (CancelReceived(), S.FAILED, (Do.SEND_CANCEL_ACK,)),
         (WriteSettled(), S.FAILED, ()),
     )
@@ -186,11 +224,12 @@ def test_a_write_that_does_not_end_keeps_its_source(producer: Outgoing) -> None:
     follow(
         producer,
         (GRANTED, S.GRANTED, ()),
-        (READY, S.WRITING, (Do.START_WRITE,)),
+        (READY, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,)),
+        (LEASED, S.WRITING, (Do.START_WRITE,)),
         (DeadlinePassed(), S.EXPIRE_PENDING, (Do.CONCLUDE_FAILED, Do.ARM_GRACE)),
         (GraceEnded(), S.EXPIRE_PENDING, (Do.REPORT_HANG, Do.ARM_GRACE)),
         (PeerLost(), S.EXPIRE_PENDING, ()),
-        (WriteRefused("gone"), S.EXPIRED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
+        (WriteRefused("gone"), S.EXPIRED, STOPPED),
     )
 
 
@@ -220,7 +259,7 @@ def test_what_the_consumer_holds_is_not_sent(producer: Outgoing) -> None:
     """Three blocks of KV, of which the consumer knows one: two slots are enough."""
     held = replace(GRANT, num_held=1)
     assert producer.fire(BytesReady("source", 3 * 64)) == ()
-    assert producer.fire(GrantReceived(held)) == (Do.START_WRITE,)
+    assert producer.fire(GrantReceived(held)) == (Do.LEASE_SLOTS,)
     assert producer.sent_nbytes == 2 * 64
 
 
@@ -249,9 +288,10 @@ def test_a_source_that_is_withdrawn_mid_write_stays_until_the_write_ends(
     follow(
         producer,
         (READY, S.PARKED, ()),
-        (GRANTED, S.WRITING, (Do.START_WRITE,)),
+        (GRANTED, S.AWAITING_SLOTS, (Do.LEASE_SLOTS,)),
+        (LEASED, S.WRITING, (Do.START_WRITE,)),
         (SourceFailed(FAILURE), S.CANCEL_PENDING, ()),
-        (WriteSucceeded(7), S.CANCELLED, (Do.RELEASE_SOURCE, Do.SEND_CANCEL_ACK)),
+        (WriteSucceeded(7), S.CANCELLED, STOPPED),
     )
 
 

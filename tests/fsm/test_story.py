@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from epd.fsm.outgoing import BytesReady, CancelReceived, GrantReceived, WriteSucceeded
+from epd.fsm.outgoing import (
+    BytesReady,
+    CancelReceived,
+    GrantReceived,
+    SlotsLeased,
+    WriteSucceeded,
+)
 from epd.fsm.room import RetryDue
 from epd.fsm.story import Change, Moment, RecordingJournal, Transition, changes, timeline
 from tests.fsm.tables import GRANT, make_embedding, make_event, make_outgoing
@@ -62,19 +68,21 @@ def test_ignored_events_leave_no_trace() -> None:
 
 
 def test_a_timeline_merges_machines_by_time() -> None:
-    """PENDING -> PARKED -> WRITING -> WRITTEN, while an EMBEDDING is REQUESTED in between."""
+    """From PENDING to WRITTEN, while an EMBEDDING is REQUESTED in between."""
     journal = RecordingJournal(Clock())
     transfer, embedding = make_outgoing(journal), make_embedding(journal)
     transfer.fire(BytesReady("rows", 64))
     embedding.fire(make_event(type(embedding).table.events[0]))
     transfer.fire(RetryDue())  # stays: not a moment of the timeline
     transfer.fire(GrantReceived(GRANT))
+    transfer.fire(SlotsLeased(()))
     transfer.fire(WriteSucceeded(1))
     assert timeline([changes(transfer), changes(embedding)], start_s=100.0) == [
         Moment("OUTGOING", "room", "PARKED", 250.0),
         Moment("EMBEDDING", "hash", "REQUESTED", 500.0),
-        Moment("OUTGOING", "room", "WRITING", 1000.0),
-        Moment("OUTGOING", "room", "WRITTEN", 1250.0),
+        Moment("OUTGOING", "room", "AWAITING_SLOTS", 1000.0),
+        Moment("OUTGOING", "room", "WRITING", 1250.0),
+        Moment("OUTGOING", "room", "WRITTEN", 1500.0),
     ]
 
 

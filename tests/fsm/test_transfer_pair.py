@@ -13,9 +13,10 @@ from epd.fsm import incoming as i
 from epd.fsm import outgoing as o
 from epd.fsm import room as r
 from epd.fsm.kernel import Event, Row, State, Table, TableError
+from epd_lab.sim.model.ends import Scenario
 from epd_lab.sim.model.explore import Mode, explore
 from epd_lab.sim.model.laws import Violation
-from epd_lab.sim.model.pair import PairModel, Scenario
+from epd_lab.sim.model.pair import PairModel
 from epd_lab.sim.model.scenarios import EVERYTHING, TRANSFER, Search
 from tests.fsm.mutants import patched
 from tests.fsm.searches import searched
@@ -46,10 +47,12 @@ def test_delivery_and_every_kind_of_end_are_reached() -> None:
     space = searched(TRANSFER[0])
     producers = set(o.TABLE.states) - {o.S.STREAMING}
     assert {pair.producer.state for pair in space.parents} == producers
-    assert {pair.consumer.state for pair in space.parents} == set(i.TABLE.states)
+    consumers = set(i.TABLE.states)
+    assert {pair.consumer.state for pair in space.parents} == consumers - {i.S.AWAITING_LANDING}
     parts = searched(next(search for search in TRANSFER if search.name == "kv in parts"))
     streaming = [pair for pair in parts.parents if pair.producer.state is o.S.STREAMING]
     assert any(pair.landed_nbytes for pair in parts.parents) and streaming
+    assert {pair.consumer.state for pair in parts.parents} >= {i.S.AWAITING_LANDING}
     assert any(pair.consumer.memory == "published" for pair in space.parents)
     assert any(pair.write == "zombie" for pair in space.parents)
 
@@ -131,7 +134,15 @@ MUTANTS: dict[str, tuple[Table, list[tuple[State, type[Event]]], list[Row]]] = {
     "F11: a grant of other rows is written to": (
         o.TABLE,
         [(o.S.PARKED, o.GrantReceived)],
-        [Row(o.S.PARKED, o.GrantReceived, o.S.WRITING, (o.Do.START_WRITE,), o.write_granted)],
+        [
+            Row(
+                o.S.PARKED,
+                o.GrantReceived,
+                o.S.AWAITING_SLOTS,
+                (o.Do.LEASE_SLOTS,),
+                o.write_granted,
+            )
+        ],
     ),
     "F28: a commit before the last part has landed": (
         o.TABLE,

@@ -1,7 +1,8 @@
 """README: every decision stands in a validated state machine.
 
-What decides over time and stands outside a table has two shapes: a flag that is set now and asked
-later, and the question whether a timer runs.  Every one that is left in what serves has a reason.
+What decides over time and stands outside a table has four shapes: a flag that is set now and asked
+later, the question whether a timer runs, a time that is compared with now, and a coroutine that
+waits while a machine says something else.  Every one that is left in what serves has a reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ SERVES = [path for part in ("roles", "runtime") for path in sorted((EPD / part).
 FLAGS = {
     "Actor.closing": "the process ends: nothing is decided any more",
     "DecodeRole.decode_here": "as the request is made: its context, which guards read",
-    "Dispatcher.is_absent": "a fact of where rows are: placement, which is pure, reads it",
     "Mailbox._is_taking": "true within one call: an item is being taken",
     "Mailbox._is_finishing": "true within one call: what an item has caused is being done",
     "Component.performs": "of the mailbox, true within one call: what is caused now comes after it",
@@ -35,6 +35,30 @@ ASKS_A_TIMER = {
     "askers.py": "one look at all rooms: the first room arms",
     "signs_of_life.py": "one sign for all requests: the first request arms",
     "rooms.py": "one look at all rooms and tombstones: the first one arms",
+}
+
+
+COMPARES_TIMES = {
+    "holds.py": "a lease that another process grants: who asks for it late places the prompt anew",
+    "links.py": "how long an echo is believed: a doubt (LINK) begins after that",
+    "rooms.py": "a timer for many: which of those behind it are due",
+    "signs_of_life.py": "a timer for all requests: whose turn it is",
+    "timers.py": "what timers are",
+    "child.py": "how often progress is told",
+    "front.py": "the process ends: how long it waits for its last requests",
+}
+WAITS = {
+    "StepLoop._launch": "a step on the device, which REQUEST calls in flight",
+    "Bell.__await__": "what a bell is",
+    "Stream._news": "a client that reads its updates",
+    "_Asked.news": "an operator who waits for a profile",
+    "Instance._idle": "the process ends when nothing is open",
+    "Child.ended": "who stops the supervisor waits for what CHILD says",
+    "Child.served": "who starts the supervisor waits for what CHILD says",
+    "Ending.drain": "the process is told by a signal",
+    "Ending.now": "the process is told by a signal",
+    "ForkedProcess._ended": "the operating system tells of its end",
+    "Zygote._fork": "a process answers through a pipe",
 }
 
 
@@ -86,6 +110,64 @@ def asks_a_timer(text: str) -> bool:
         and len(node.args) > 0
         for node in ast.walk(ast.parse(text))
     )
+
+
+def compares_times(text: str) -> bool:
+    """Whether it compares something with the time that it is."""
+    return any(
+        isinstance(node, ast.Compare)
+        and any(
+            (isinstance(n, ast.Attribute) and n.attr == "now_s")
+            or (isinstance(n, ast.Name) and n.id == "now_s")
+            for n in ast.walk(node)
+        )
+        for node in ast.walk(ast.parse(text))
+    )
+
+
+def waits(text: str) -> set[str]:
+    """`Class.attribute`, or `Class.method`, of what is made for a coroutine to wait for."""
+    found = set()
+    for owner in ast.walk(ast.parse(text)):
+        for part in owner.body if isinstance(owner, ast.ClassDef) else ():
+            for node in ast.walk(part):
+                if isinstance(node, ast.Assign | ast.AnnAssign) and _makes_wait(node.value):
+                    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                    made = ast.unparse(target).removeprefix("self.")
+                    own = part is node or getattr(part, "name", "") == "__init__"
+                    found.add(f"{owner.name}.{made if own else getattr(part, 'name', '')}")
+    return found
+
+
+def _makes_wait(value: ast.expr | None) -> bool:
+    named = {ast.unparse(n).rpartition(".")[2] for n in ast.walk(value)} if value else set()
+    return bool(named & {"create_future", "Bell", "Event", "Condition", "Semaphore", "Queue"})
+
+
+def test_no_time_is_compared_but_for_a_reason() -> None:
+    found = {path.name for path in SERVES if compares_times(path.read_text(encoding="utf-8"))}
+    assert found == COMPARES_TIMES.keys(), "a timer and a state say it; see docs/style.md"
+
+
+def test_no_coroutine_waits_but_for_a_reason() -> None:
+    found = set().union(*(waits(path.read_text(encoding="utf-8")) for path in SERVES))
+    assert found == WAITS.keys(), "a state of a machine says it; see docs/style.md"
+
+
+def test_a_time_that_is_compared_is_noticed() -> None:
+    assert compares_times("if self.actor.clock.now_s() < kept.give_up_s:\n    self.wait()")
+    assert compares_times("return now_s < due_s")
+    assert not compares_times("due_s = self.clock.now_s() + delay_s")
+
+
+def test_a_coroutine_that_waits_is_noticed() -> None:
+    text = (
+        "class Ahead:\n    async def begin(self):\n        turn: F[bool] = loop.create_future()\n"
+    )
+    assert waits(text) == {"Ahead.begin"}
+    assert waits("class Ring:\n    def __init__(self):\n        self.free = asyncio.Event()\n") == {
+        "Ring.free"
+    }
 
 
 def test_no_flag_decides_but_those_with_a_reason() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from epd.api.port import Leave
+from epd.failure import Failure, FailureKind
+from epd.fsm.generation import PlacementTimedOut, S
 from epd.messages import AbortEncode, Address
 from epd.roles.affinity import SHORT_BLOCKS, _num_tokens, _tokens
 from epd.scheduling.placement import Unplaceable
@@ -39,7 +42,7 @@ def test_the_books_are_of_what_is_open() -> None:
         assert books.in_flight(hashes[0]) == (one.encoder(0),)
         one.tokens(0, 21, finish_reason="stop")
         assert books.num_assigned == 0 and books.in_flight(hashes[0]) == ()
-        assert not books._kept and not books.offers.live()["offers"]
+        assert not books._booked and not books.offers.live()["offers"]
 
 
 def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not() -> None:
@@ -60,15 +63,18 @@ def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not
 
 def test_a_request_without_a_topology_waits_for_so_long() -> None:
     with gateway() as at:
-        books = at.role._dispatcher
-        one: Any = SimpleNamespace(key="g", asked=None)
-        assert books.may_wait(one)
-        at.cluster.pass_time(TIMING.topology_timeout_s - 0.1)
-        assert books.may_wait(one)
-        at.cluster.pass_time(0.2)
-        assert not books.may_wait(one)
-        later: Any = SimpleNamespace(key="h", asked=None)
-        assert books.may_wait(later)
+        lacking = Unplaceable("no prefill")
+        with mock.patch.object(at.role._dispatcher, "choose", return_value=lacking):
+            one = Open(at)
+            for waited_s, is_over in ((TIMING.topology_timeout_s - 0.1, False), (0.2, True)):
+                at.cluster.pass_time(waited_s)
+                assert one.machine.terminal == is_over
+        assert one.machine.failure == Failure(FailureKind.UNAVAILABLE, "no prefill")
+        with mock.patch.object(at.role._dispatcher, "choose", return_value=lacking):
+            other = Open(at)
+        at.cluster.pass_time(TIMING.retry_interval_s + 0.1)
+        assert other.machine.state is S.PLACED
+        assert not at.actor.timers.runs(other.machine, PlacementTimedOut)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -82,10 +88,10 @@ def test_rows_that_storage_does_not_have_need_an_encoder_that_there_was(*, known
             else:
                 del at.role._registry._instances[name]
         machine: Any = one.machine
-        assert books.may_wait(machine), "of any other thing"
+        assert books.may_come(machine), "of any other thing"
         assert isinstance(books.choose(machine), Unplaceable)
-        books.not_in_storage(machine)
-        assert books.may_wait(machine) == known
+        machine.failures[FailureKind.ABSENT] = 1
+        assert books.may_come(machine) == known
         chosen = books.choose(machine)
         assert chosen.reason.startswith("the rows of an image are not in the shared storage, and")
 

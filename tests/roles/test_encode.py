@@ -169,10 +169,10 @@ def test_any_of_its_rooms_may_have_the_grant_that_lets_an_image_begin() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         for room in "abc":
             ask(at, room)
-        key = mm_hash_of(IMAGE)
-        assert not at.role._is_granted(key)
+        encoding = at.role.encodings[mm_hash_of(IMAGE)]
+        assert not at.role._is_granted(encoding)
         grant(at, "b")
-        assert at.role._is_granted(key)
+        assert at.role._is_granted(encoding)
 
 
 def test_a_grant_that_was_faster_than_its_request_lets_the_image_begin() -> None:
@@ -218,20 +218,20 @@ def test_who_only_finds_rows_has_no_memory_to_send_them_from() -> None:
             at.role.events,
             encodes=False,
         )
-        assert made._ring is None
+        assert made.producer.ring is None
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_write_that_ends_before_it_began_leaves_the_queue_for_the_ring(*, begun: bool) -> None:
-    """Its source is released when its outcome is known; without one the room is closed."""
+@pytest.mark.parametrize("source", [None, "rows"])
+def test_a_room_that_fails_is_closed_when_its_source_is_released(source: str | None) -> None:
+    """Without a source at once."""
     with desk("1e1p1d", "e0", "encode") as at:
-        transfer: Any = SimpleNamespace(key="a", owner="nobody", source=begun or None)
-        at.role._ring = ring = mock.Mock()
-        with mock.patch.object(at.role, "_close_room") as close:
-            at.role.concluded(transfer, None)
-        assert (ring.withdraw.call_args_list, close.call_args_list) == (
-            ([mock.call("a")], []) if begun else ([], [mock.call(transfer)])
-        )
+        transfer: Any = SimpleNamespace(key="a", owner="nobody", source=source)
+        producer = at.role.producer
+        with mock.patch.object(producer, "_on_closed") as close:
+            producer.concluded(transfer, None)
+            assert close.call_count == (source is None)
+            producer.release_source(transfer)
+            assert close.call_args == mock.call(transfer)
 
 
 def test_a_room_that_is_closed_already_is_not_closed_again() -> None:

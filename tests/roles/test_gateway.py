@@ -87,5 +87,5 @@ def test_a_loss_after_an_attempt_is_not_blamed_for_it() -> None:
         for name in ("d0", "p0"):
             cluster.world.kill(name)
             cluster.pass_time(cluster.settings.timing.lost_after_s + 0.5)
-            assert machine.state is fsm.S.MIGRATING  # there is no other
+            assert machine.state is fsm.S.AWAITING_TOPOLOGY  # there is no other
         assert machine.avoided == {"d0"}

@@ -24,7 +24,7 @@ from epd.messages import (
     Span,
     StageReport,
 )
-from epd.roles.dispatch import DEADLINE_GRACE_S
+from epd.roles.dispatch import DEADLINE_GRACE_S, _is_absent
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
 from tests.roles.desk import Desk, Open, gateway
@@ -67,7 +67,7 @@ def test_whose_failure_it_was(kind: str, culprit: str, blamed: set[str]) -> None
         one = Open(at, "", IMAGES[0])
         one.fails("p0", kind, culprit=culprit)
         assert one.machine.attempt == 2 and avoided(one) == blamed
-        assert at.role._dispatcher._kept[one.key].is_absent == (kind == "absent")
+        assert _is_absent(one.machine) == (kind == "absent")
 
 
 def test_a_mistake_of_the_request_is_the_answer() -> None:

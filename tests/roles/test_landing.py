@@ -82,26 +82,21 @@ class Pooled:
         self.landed = (tuple(slots), tuple(blocks))
 
 
-async def test_the_line_is_in_order_and_lets_go() -> None:
-    returned: list[tuple[int, ...]] = []
+async def test_the_queue_is_in_order_and_lets_go() -> None:
     engine: Any = Pooled()
-    landing = Landing(engine, returned.append)
+    landing = Landing(engine)
     assert engine.kv_layout.slots_per_block == 3
-    leased: dict[str, tuple[int, ...]] = {}
     for room, count in (("a", 3), ("b", 2), ("c", 1)):
-        blocks = tuple(range(10 * count, 10 * count + 5))
-        received = range(1, 1 + count)  # the first block is here already
-        landing.lease(room, blocks, received, lambda slots, room=room: leased.update({room: slots}))
-    assert list(leased) == ["a"], "b is first in the line: c must not overtake it"
+        landing.join(room, tuple(range(10 * count, 11 * count)))
+    leased = dict(landing.grants())
+    assert list(leased) == ["a"], "b is first in the queue: c must not overtake it"
     assert leased["a"] == tuple(range(9)), "three slots of each of three blocks"
-    await landing.land("a")
-    assert engine.landed == ((0, 1, 2), (31, 32, 33))
+    await landing.land(leased["a"], (30, 31, 32))
+    assert engine.landed == ((0, 1, 2), (30, 31, 32))
     landing.leave("b")
-    assert returned == [(20, 21, 22, 23, 24)] and list(leased) == ["a", "c"]
+    leased |= landing.grants()
     assert leased["c"] == (9, 10, 11)
-    assert landing.take("a") == (30, 31, 32, 33, 34)
-    landing.release("c")
-    landing.leave("c")
-    assert returned[1:] == [(10, 11, 12, 13, 14)]
+    for room in "ac":
+        landing.release(leased[room])
     assert landing.num_leased == 0
     assert landing.fits(4) and not landing.fits(5)

@@ -111,7 +111,7 @@ def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None
         news(at, "p0", epoch=2)
         assert at.actor.counters["message_of_other_epoch"] == before + 4
         expelled.assert_not_called()
-        assert at.role._gateway_epoch == 3 and ("p0", 1) not in at.actor.lost
+        assert at.role.membership.gateway_epoch == 3 and ("p0", 1) not in at.actor.lost
         in_state(at.role.membership, S.CUT_OFF)  # it does not speak any more
         assert len(welcome(at, epoch=2)) == 1
 
@@ -184,7 +184,7 @@ def test_who_is_missing_with_a_new_registry_has_not_left_it() -> None:
     with member() as at:
         at.role._version = 50
         news(at, "p0", epoch=2, more=-49)
-        assert (at.role._version, at.role._gateway_epoch) == (1, 2)
+        assert (at.role._version, at.role.membership.gateway_epoch) == (1, 2)
         assert ("p0", 1) not in at.actor.lost and ("p0", 1) in at.actor.listed
         assert at.role._listed == {("e0", 1), ("d0", 1)}
         at.cluster.pass_time(absent_after_s(TIMING) - 0.1)

@@ -221,17 +221,17 @@ def test_kv_that_will_be_received_goes_before_prompts() -> None:
     with requests() as at:
         hang(at)
         request = begin(at, token_ids=tuple(range(20, 29)))
-        granted = mock.Mock()
+        at.role.on_reserved = granted = mock.Mock()
         with mock.patch.object(at.role, "pump") as pump:
-            at.do(at.role.reserve, request, granted)
+            at.do(at.role.reserve, request)
         assert pump.called
         waiting = at.role._scheduler._reservations.waiting["r/1"]
         assert waiting.place[0] == request.rank - RECEIVED_BONUS_S
         assert waiting.entry is request and len(waiting.keys) == 2
         before = Counter(at.role.totals)
         at.do(at.role.pump)
-        blocks, num_held = granted.call_args.args
-        assert len(blocks) == 3 and num_held == 0
+        one, blocks, num_held = granted.call_args.args
+        assert (one, len(blocks), num_held) == (request, 3, 0)
         assert at.role.totals["prefix_cache_queried_tokens"] == (
             before["prefix_cache_queried_tokens"] + 9
         )
@@ -247,10 +247,10 @@ def test_who_leaves_the_queue_lets_the_next_one_in(*, stood: bool) -> None:
         at.role._scheduler.remove("r/1")
         with mock.patch.object(at.role, "pump") as pump:
             if stood:
-                at.do(at.role.reserve, request, mock.Mock())
+                at.do(at.role.reserve, request)
             pump.reset_mock()
             at.do(at.role.leave_queue, "r/1")
-        assert pump.called == stood and not at.role._on_reserved
+        assert pump.called == stood
 
 
 def test_blocks_that_come_back_let_the_next_one_in() -> None:
@@ -348,7 +348,7 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
         hang(at)
         request = begin(at, token_ids=tuple(range(20, 29)))
         at.role.totals.clear()
-        granted = at.role._on_reserved[request.key] = mock.Mock()
+        at.role.on_reserved = granted = mock.Mock()
         found = [Admission(request, (1, 2, 3), 5, received)]
         with (
             mock.patch.object(at.role._scheduler, "admissions", return_value=found),
@@ -357,7 +357,7 @@ def test_what_is_found_in_the_cache_is_counted(*, received: bool) -> None:
             at.do(at.role.pump)
         assert at.role.totals == {"prefix_cache_queried_tokens": 9, "prefix_cache_hit_tokens": 5}
         if received:
-            granted.assert_called_once_with((1, 2, 3), 2)
+            granted.assert_called_once_with(request, (1, 2, 3), 2)
         else:
             fire.assert_called_once_with(request, fsm.Scheduled((1, 2, 3), 5))
 

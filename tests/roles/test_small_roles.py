@@ -292,44 +292,44 @@ async def test_an_engine_that_answers_for_fewer_than_it_was_asked_fails_the_step
 # --- landing --------------------------------------------------------------------------------------
 
 
-def landing(*, in_place: bool, size: int = 4) -> tuple[Landing, list[Any], mock.Mock]:
+def landing(*, in_place: bool, size: int = 4) -> Landing:
     engine: Any = SimpleNamespace(
         num_landing_blocks=size,
         kv_in_place=in_place,
         kv_layout=SimpleNamespace(slots_per_block=2),
         land_kv=mock.AsyncMock(),
     )
-    returned = mock.Mock()
-    made = Landing(engine, returned)
-    return made, [], returned
+    return Landing(engine)
 
 
-def test_kv_lands_where_it_stays_if_it_can() -> None:
-    made, told, returned = landing(in_place=True)
-    made.lease("r", (7, 8, 9), range(1, 3), told.append)
-    assert told == [(16, 17, 18, 19)] and made.num_leased == 0
-    assert made.take("r") == (7, 8, 9)
-    made.lease("s", (7, 8), range(2), told.append)
-    made.release("s")
-    returned.assert_called_once_with((7, 8))
+async def test_kv_lands_where_it_stays_if_it_can() -> None:
+    made = landing(in_place=True)
+    made.join("r", (8, 9))
+    assert made.num_leased == 1
+    assert list(made.grants()) == [("r", (16, 17, 18, 19))] and made.num_leased == 0
+    await made.land((16, 17, 18, 19), (8, 9))
+    made._engine.land_kv.assert_not_awaited()  # type: ignore[attr-defined]
+    made.release((16, 17, 18, 19))
     assert made.fits(4) and not made.fits(5)
 
 
-async def test_who_does_not_fit_the_landing_memory_waits_in_line() -> None:
-    made, told, returned = landing(in_place=False)
+async def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
+    made = landing(in_place=False)
     for name, blocks in (("a", (10, 11, 12)), ("b", (13, 14)), ("c", (15,))):
-        made.lease(name, blocks, range(len(blocks)), lambda slots, name=name: told.append(name))
-    assert told == ["a"] and made.num_leased == 5, "nobody is overtaken"
-    await made.land("a")
+        made.join(name, blocks)
+    ((room, slots),) = made.grants()
+    assert (room, slots) == ("a", (0, 1, 2, 3, 4, 5)), "nobody is overtaken"
+    assert made.num_leased == 5
+    await made.land(slots, (10, 11, 12))
     made._engine.land_kv.assert_awaited_once_with((0, 1, 2), (10, 11, 12))  # type: ignore[attr-defined]
-    assert made.take("a") == (10, 11, 12)
-    assert told == ["a", "b", "c"] and made.num_leased == 3
-    made.lease("d", (16, 17), range(2), lambda slots: told.append("d"))
-    made.lease("e", (18,), range(1), lambda slots: told.append("e"))
-    assert told == ["a", "b", "c"]
+    made.release(slots)
+    assert list(made.grants()) == [("b", (6, 7, 0, 1)), ("c", (2, 3))]
+    made.join("d", (16, 17))
+    made.join("e", (18,))
+    assert list(made.grants()) == []
     made.leave("d")
-    returned.assert_called_once_with((16, 17))
-    assert told[-1] == "e"
+    assert list(made.grants()) == [("e", (4, 5))]
     made.leave("d")
-    made.release("b")
-    assert returned.call_args_list[-1] == mock.call((13, 14)) and made.num_leased == 2
+    for slots in ((6, 7, 0, 1), (2, 3), (4, 5), ()):
+        made.release(slots)
+    assert made.num_leased == 0

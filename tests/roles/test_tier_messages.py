@@ -35,7 +35,7 @@ class Made:
             contract=golden.ROW_CONTRACT, to_host=mock.AsyncMock(), to_device=mock.AsyncMock()
         )
         self.events = mock.Mock()
-        self.owner = mock.Mock(encodings={}, begin=mock.AsyncMock(return_value=True))
+        self.owner = mock.Mock(encodings={})
         config = EncodeConfig(
             cache_device_nbytes=2 * NBYTES,
             cache_host_nbytes=2 * NBYTES if host else 0,
@@ -142,10 +142,6 @@ async def test_storage_is_asked_for_this_very_image_and_has_it_or_not() -> None:
     assert (disk.tier, disk.nbytes, disk.capacity_nbytes) == ("disk", 11, 22)
     assert (disk.hits, disk.misses, disk.evictions, disk.failures) == (1, 2, 33, 0)
     assert (device.tier, host.tier) == ("device", "host")
-    made.owner.begin.return_value = False
-    made.storage.get.reset_mock()
-    assert await made.tiers.start_load(one, None) == fsm.Withdrawn()  # type: ignore[arg-type]
-    assert not made.storage.get.called, "nobody wants it any more"
 
 
 async def test_rows_are_stored_and_a_storage_that_fails_is_told_of_once() -> None:

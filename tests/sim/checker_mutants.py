@@ -26,10 +26,10 @@ from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.roles.rooms import Rooms
 from epd.roles.row_tiers import RowTiers
-from epd.roles.run_ahead import RunAhead
 from epd.scheduling.batching import BatchScheduler, Share
 from epd.scheduling.placement import Placement, Unplaceable
 from epd.scheduling.pool import LeaseQueue
+from epd.scheduling.run_ahead import RunAhead
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row, several
 
@@ -41,7 +41,6 @@ def who_leaves_the_queue_wakes_nobody() -> Iterator[None]:
     """F24, F43: who stood behind a request that left waits until something else happens."""
 
     def leave(self: Requests, key: str) -> None:
-        self._on_reserved.pop(key, None)
         self._scheduler.remove(key)
 
     with mock.patch.object(Requests, "leave_queue", leave):
@@ -88,13 +87,13 @@ def no_peer_has_a_quota() -> Iterator[None]:
 @mutant
 def an_encoder_runs_ahead_for_ever() -> Iterator[None]:
     """F4: whatever is asked of an encoder is begun, and its rows have to be kept."""
-    pump = RunAhead.pump
+    turns = RunAhead.turns
 
-    def begin_all(self: RunAhead) -> None:
+    def begin_all(self: RunAhead[Any]) -> list[Any]:
         with mock.patch.object(self, "capacity_nbytes", 1 << 40):
-            pump(self)
+            return turns(self)
 
-    with mock.patch.object(RunAhead, "pump", begin_all):
+    with mock.patch.object(RunAhead, "turns", begin_all):
         yield
 
 

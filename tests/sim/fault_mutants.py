@@ -10,7 +10,7 @@ from unittest import mock
 import msgspec
 
 from epd.engine.base import Rows
-from epd.fsm import encoding, incoming, instance, outgoing
+from epd.fsm import encoding, incoming, instance, membership, outgoing
 from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import Outgoing
@@ -18,7 +18,6 @@ from epd.fsm.room import Room
 from epd.roles.base import Actor
 from epd.roles.encode import EncodeRole
 from epd.roles.incoming import IncomingRooms
-from epd.roles.member import Member
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.registry import Registry
 from epd.roles.rooms import Rooms
@@ -40,8 +39,6 @@ def a_raise_leaves_its_image_open() -> Iterator[None]:
     """F14: an image whose preparation raises is never heard of again."""
 
     async def start(self: EncodeRole, machine: encoding.Encoding, event: Event) -> Event:
-        if not await self.begin(machine):
-            return encoding.Withdrawn()
         return encoding.PreprocessSucceeded(
             await self._engine.preprocess(
                 machine.image, machine.expected, machine.clip, machine.bounds
@@ -302,7 +299,7 @@ def a_dead_thread_leaves_its_futures() -> Iterator[None]:
 @mutant
 def a_former_gateway_is_believed() -> Iterator[None]:
     """F35, F58: the members that a gateway's earlier life knew count, when it speaks last."""
-    with mock.patch.object(Member, "_is_former", lambda self, received: False):
+    with mock.patch.object(membership.Membership, "is_former", lambda self, epoch: False):
         yield
 
 

@@ -11,12 +11,12 @@ from epd.engine.base import StepFailure
 from epd.fsm import embedding, encoding, generation, incoming, outgoing, request
 from epd.fsm.request import note_late
 from epd.fsm.room import PeerLost, keep_failure, note_lost
-from epd.messages import TokenChunk
+from epd.messages import Grant, TokenChunk
 from epd.roles.base import Actor
 from epd.roles.gateway import GatewayRole
 from epd.roles.incoming import IncomingRooms
 from epd.roles.requests import Requests
-from epd.roles.send_ring import SendRing
+from epd.roles.row_producer import RowProducer
 from epd.roles.step_loop import StepLoop
 from epd.roles.stream import Stream
 from epd.scheduling.prefix_keys import PrefixKeys
@@ -137,26 +137,31 @@ def the_full_say_nothing() -> Iterator[None]:
 @mutant
 def messages_wait_for_the_ring() -> Iterator[None]:
     """F4, F18: who waits for a slot hears nothing meanwhile, not even what would free one."""
-    lease, deliver = SendRing._lease, Actor.deliver
-    unheard: dict[Actor, list[Received]] = {}
+    lease, stage, deliver = RowProducer.lease, RowProducer.stage, Actor.deliver
+    unheard: dict[Actor, tuple[str, list[Received]]] = {}
 
-    async def deaf(self: SendRing, wish: Any) -> Any:
-        waits = wish.count > self.pool.num_free and self._actor not in unheard
-        if waits:
-            unheard[self._actor] = []
-        slots = await lease(self, wish)
-        for received in unheard.pop(self._actor, []) if waits else []:
-            deliver(self._actor, received)
-        return slots
+    def deaf(self: RowProducer, room: outgoing.Outgoing) -> bool:
+        waits = lease(self, room)
+        if self.ring is not None and self.ring.waits(room.key):
+            unheard.setdefault(self._actor, (room.key, []))
+        return waits
+
+    async def hears(self: RowProducer, room: outgoing.Outgoing, grant: Grant) -> Any:
+        if unheard.get(self._actor, ("", []))[0] == room.key:
+            for received in unheard.pop(self._actor)[1]:
+                deliver(self._actor, received)
+        return await stage(self, room, grant)
 
     def later(self: Actor, received: Received) -> None:
         if self in unheard:
-            unheard[self].append(received)
+            unheard[self][1].append(received)
         else:
             deliver(self, received)
 
     with several(
-        mock.patch.object(SendRing, "_lease", deaf), mock.patch.object(Actor, "deliver", later)
+        mock.patch.object(RowProducer, "lease", deaf),
+        mock.patch.object(RowProducer, "stage", hears),
+        mock.patch.object(Actor, "deliver", later),
     ):
         yield
 

@@ -96,12 +96,9 @@ def publish_before_commit() -> Iterator[None]:
 @mutant
 def release_source_early() -> Iterator[None]:
     """F6, F8: the source is given back while the write still reads it."""
-    do, to = (outgoing.Do.START_WRITE, outgoing.Do.RELEASE_SOURCE), OUT.WRITING
-    granted, ready = outgoing.GrantReceived, outgoing.BytesReady
-    with several(
-        row(outgoing.TABLE, OUT.PARKED, granted, to, do, outgoing.write_granted),
-        row(outgoing.TABLE, OUT.GRANTED, ready, to, do, outgoing.write_source),
-    ):
+    do, leased = (outgoing.Do.START_WRITE, outgoing.Do.RELEASE_SOURCE), outgoing.SlotsLeased
+    waits, keep = OUT.AWAITING_SLOTS, outgoing.keep_slots
+    with row(outgoing.TABLE, waits, leased, OUT.WRITING, do, keep):
         yield
 
 

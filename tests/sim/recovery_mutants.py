@@ -22,7 +22,7 @@ from epd.roles.incoming import IncomingRooms
 from epd.roles.member import Member
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
-from epd.roles.run_ahead import RunAhead
+from epd.scheduling.run_ahead import RunAhead
 from epd.transport.base import Received
 from epd_lab.sim.transfer import SimTransferEngine
 from tests.sim.planting import mutant, row, several
@@ -236,7 +236,7 @@ def run_ahead_is_never_given_back() -> Iterator[None]:
     """F4: an encoder counts rows that are gone, and in the end begins only what was granted."""
     leave = RunAhead.leave
 
-    def keep(self: RunAhead, key: str) -> None:
+    def keep(self: RunAhead[Any], key: Any) -> None:
         used = self.used
         leave(self, key)
         self.used = used

@@ -12,7 +12,8 @@ from epd_lab.sim import coverage, drills
 from epd_lab.sim.cli_list import DOCUMENT
 from epd_lab.sim.measure import MISSED, UNMEASURED, Measured, measure, ranked, seeds_needed
 from epd_lab.sim.model.check import check_models
-from epd_lab.sim.model.pair import PairModel, Scenario
+from epd_lab.sim.model.ends import Scenario
+from epd_lab.sim.model.pair import PairModel
 from epd_lab.sim.model.scenarios import TRANSFER, Search
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 from unittest import mock
 
 from epd.engine.base import Rows
-from epd.fsm import encoding
+from epd.failure import Failure, FailureKind
+from epd.fsm import encoding, outgoing
 from epd.fsm.kernel import Event
-from epd.messages import InstanceInfo
-from epd.roles.dispatch import Dispatcher
+from epd.fsm.outgoing import Outgoing
+from epd.messages import Grant, InstanceInfo
+from epd.roles import dispatch
 from epd.roles.encode import EncodeRole
+from epd.roles.outgoing import OutgoingRooms, Staged
+from epd.roles.row_producer import RowProducer
 from epd.roles.row_tiers import RowTiers
 from epd.roles.send_ring import SendRing
 from epd.scheduling import placement
@@ -20,7 +23,7 @@ from epd.transport import whole_file
 from epd.transport.base import Buffer, Received
 from epd_lab.sim.engines import SimVisionEngine
 from epd_lab.sim.storage import SimStorage
-from tests.sim.planting import mutant, row
+from tests.sim.planting import mutant, row, several
 
 ENCODING = encoding.Encoding.table
 S = encoding.S
@@ -115,7 +118,7 @@ def images_need_an_encoder() -> Iterator[None]:
 @mutant
 def storage_is_asked_for_ever() -> Iterator[None]:
     """F40: what storage does not have is looked for there again, not taken to an encoder."""
-    with mock.patch.object(Dispatcher, "not_in_storage", lambda self, machine: None):
+    with mock.patch.object(dispatch, "_is_absent", lambda machine: False):
         yield
 
 
@@ -139,59 +142,79 @@ def absent_rows_are_zeros() -> Iterator[None]:
 def grants_do_not_overtake() -> Iterator[None]:
     """F24, F4: an encoder full of rows that nobody can take yet begins nothing, not even what all
     of them wait for."""
-    with mock.patch.object(EncodeRole, "_is_granted", lambda self, key: False):
+    with mock.patch.object(EncodeRole, "_is_granted", lambda self, machine: False):
+        yield
+
+
+@mutant
+def who_has_left_waits_for_its_turn() -> Iterator[None]:
+    """F43: an image that nobody wants any more keeps its place in the queue, and is made."""
+    with row(ENCODING, S.DEFERRED, encoding.RoomClosed, None, (), encoding.remove_room):
         yield
 
 
 @mutant
 def ring_slots_return_early() -> Iterator[None]:
     """F3: a slot returns to the ring when it is filled, while its send is in flight."""
-    stage = SendRing.stage
+    stage = RowProducer.stage
 
-    async def early(self: SendRing, room: str, peer: str, rows: Rows) -> Sequence[Buffer] | None:
-        views = await stage(self, room, peer, rows)
-        self.release(room)
-        return views
+    async def early(self: RowProducer, room: Outgoing, grant: Grant) -> Staged:
+        staged = await stage(self, room, grant)
+        self.release_slots(room)
+        return staged
 
-    with mock.patch.object(SendRing, "stage", early):
+    with mock.patch.object(RowProducer, "stage", early):
         yield
 
 
 @mutant
 def a_full_ring_fails_the_send() -> Iterator[None]:
     """F4: who finds the ring full is told that it failed, instead of waiting."""
-    lease = SendRing._lease
+    lease = RowProducer.lease
 
-    async def busy(self: SendRing, wish: Any) -> Any:
-        if wish.count > self.pool.num_free:
-            return None
-        return await lease(self, wish)
+    def busy(self: RowProducer, room: Outgoing) -> bool:
+        waits = lease(self, room)
+        if self.ring is not None and self.ring.waits(room.key):
+            failure = Failure(FailureKind.TRANSFER, "the ring is full")
+            self._rooms.fire(room, outgoing.SourceFailed(failure))
+        return waits
 
-    with mock.patch.object(SendRing, "_lease", busy):
+    with mock.patch.object(RowProducer, "lease", busy):
         yield
 
 
 @mutant
 def oversized_waits_for_the_ring() -> Iterator[None]:
     """F4: an item larger than the ring waits for slots that there will never be."""
+    with mock.patch.object(SendRing, "fits", lambda self, nbytes: True):
+        yield
 
-    async def stage(self: SendRing, room: str, peer: str, rows: Rows) -> Sequence[Buffer] | None:
-        from epd.scheduling.pool import Lease
 
-        count = -(-rows.nbytes // self._slot_nbytes)
-        slots = await self._lease(Lease(room, count, peer))
-        if slots is None:
-            return None
-        views = self.region.views(slots, rows.nbytes)
-        await self._engine.copy_out(rows, views)
-        return views
+@mutant
+def a_lease_of_the_ring_is_not_told() -> Iterator[None]:
+    """F4: who has waited for slots of the ring gets them, and does not begin to write."""
+    lease, told = RowProducer.lease, OutgoingRooms.fire
 
-    with mock.patch.object(SendRing, "stage", stage):
+    def quietly(self: OutgoingRooms, room: Outgoing, event: Event) -> None:
+        if not (isinstance(event, outgoing.SlotsLeased) and room.key in waited):
+            told(self, room, event)
+
+    def noted(self: RowProducer, room: Outgoing) -> bool:
+        waits = lease(self, room)
+        if self.ring is not None and self.ring.waits(room.key):
+            waited.add(room.key)
+        return waits
+
+    waited: set[str] = set()
+    with several(
+        mock.patch.object(RowProducer, "lease", noted),
+        mock.patch.object(OutgoingRooms, "fire", quietly),
+    ):
         yield
 
 
 @mutant
 def ring_slots_never_return() -> Iterator[None]:
     """F43: a send that has ended, or is not wanted any more, keeps its slots and its place."""
-    with mock.patch.object(SendRing, "release", lambda self, room: None):
+    with mock.patch.object(SendRing, "release", lambda self, room, slots: None):
         yield

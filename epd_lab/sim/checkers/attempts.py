@@ -144,14 +144,15 @@ class Attempts(Checker):
     def _placed(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
     ) -> None:
-        if not isinstance(machine, generation.Generation) or source is not generation.S.MIGRATING:
+        unplaced = (generation.S.MIGRATING, generation.S.AWAITING_TOPOLOGY)
+        if not isinstance(machine, generation.Generation) or source not in unplaced:
             return
         node = self.context.cluster.nodes[process.name]
         for text in self._elsewhere(node, machine):
             self.violate(f"{machine.key}/{machine.attempt} {text}")
         since_s = entered_s(machine)
         waited_s = machine._story[-1][0] - since_s if since_s is not None else 0.0
-        has_looked = machine._story[-2][2] is generation.NoTopology
+        has_looked = source is generation.S.AWAITING_TOPOLOGY
         pause_s = self._timing.retry_interval_s * (machine.attempt - 2)
         has_run = process.resumed_s < self.world.loop.now_s - waited_s
         if waited_s > pause_s + LATE_S and has_run and not has_looked:

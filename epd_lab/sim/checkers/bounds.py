@@ -153,14 +153,15 @@ def _idle_nbytes(node: Node, name: str, capacity: int) -> Held:
     order = getattr(encode.tiers.books, name).order
     if order.used <= capacity:
         return 0, capacity
-    sizes: dict[str, int] = order._sizes
-    return sum(size for key, size in sizes.items() if encode.tiers._is_idle(key)), capacity
+    machines, sizes = encode.encodings, order._sizes
+    read = {key for key in sizes if key in machines and not encode.tiers._is_idle(key)}
+    return sum(size for key, size in sizes.items() if key not in read), capacity
 
 
 def _ring(node: Node, settings: Settings) -> Held:
     assert node.instance is not None
     assert node.instance.encode is not None
-    ring = node.instance.encode._ring
+    ring = node.instance.encode.producer.ring
     held = ring.pool.num_leased * ring._slot_nbytes if ring is not None else 0
     return held, settings.encode.send_buffer_nbytes
 

@@ -51,7 +51,7 @@ def _heard_s(machine: Machine) -> float | None:
 
 
 def _pause_s(settings: Settings, machine: Machine) -> float:
-    """Before an attempt is placed, and between two tries."""
+    """Before an attempt is placed, and until it is known that it cannot be."""
     assert isinstance(machine, generation.Generation)
     return settings.timing.retry_interval_s * machine.attempt
 
@@ -70,6 +70,7 @@ LASTS = (
     Lasts("timing.accept_timeout_s", generation.S.PLACED, _silent_since_s),
     Lasts("timing.abort_timeout_s", generation.S.CANCELLING),
     Lasts("timing.abort_timeout_s", generation.S.STOPPING),
+    Lasts("timing.topology_timeout_s", generation.S.AWAITING_TOPOLOGY),
     Lasts("timing.topology_timeout_s", generation.S.MIGRATING, more_s=_pause_s),
     Lasts("timing.abort_timeout_s", incoming.S.EXPIRE_PENDING),
     Lasts("prefill.rows_timeout_s", incoming.S.RESERVED, _of_rows_s),

@@ -1,6 +1,6 @@
 """Slots that one peer may write into, or that are read for it, stay within its quota (F41).
 
-What counts is what INCOMING machines own, quarantined or not, and not the books of the line that
+What counts is what machines of rooms own, quarantined or not, and not the books of the queue that
 hands slots out.  A single lease may be larger than the quota: it would never be served else.
 """
 
@@ -37,13 +37,13 @@ def over_quota(node: Node, settings: Settings, leased: Machine | None) -> Iterat
         if leased.key.endswith("/kv") or instance.embeddings is None:
             return
         name, share = "prefill.max_slots_share_per_peer", settings.prefill.max_slots_share_per_peer
-        size, held = instance.embeddings.pool.size, _received(instance.incoming)
+        size, held = instance.embeddings.pool.size, _held(instance.incoming)
     else:
-        ring = instance.encode._ring if instance.encode is not None else None
+        ring = instance.encode.producer.ring if instance.encode is not None else None
         if ring is None:
             return
         name, share = "encode.max_send_share_per_peer", settings.encode.max_send_share_per_peer
-        size, held = ring.pool.size, _sent(instance.outgoing, ring._leased)
+        size, held = ring.pool.size, _held(instance.outgoing)
     quota = max(1, int(size * share))
     for peer, has in held.items():
         if has.num_slots > quota and has.num_leases > 1:
@@ -51,18 +51,9 @@ def over_quota(node: Node, settings: Settings, leased: Machine | None) -> Iterat
             yield name, text
 
 
-def _received(rooms: IncomingRooms) -> dict[str, _Peer]:
+def _held(rooms: IncomingRooms | OutgoingRooms) -> dict[str, _Peer]:
     held: dict[str, _Peer] = {}
     for room in rooms._rooms.values():
         if room.slots and not (room.terminal or room.key.endswith("/kv")):
             held.setdefault(room.peer.instance_id, _Peer()).take(len(room.slots))
-    return held
-
-
-def _sent(rooms: OutgoingRooms, leased: dict[str, tuple[int, ...]]) -> dict[str, _Peer]:
-    held: dict[str, _Peer] = {}
-    for key, slots in leased.items():
-        room = rooms.find(key)
-        if room is not None:
-            held.setdefault(room.peer.instance_id, _Peer()).take(len(slots))
     return held

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from epd.fsm import embedding, generation, offer
+from epd.fsm import embedding, encoding, generation, offer
+from epd.fsm import incoming as receipt
+from epd.fsm import outgoing as transfer
 from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.incoming import IncomingRooms
@@ -27,8 +29,7 @@ from epd.scheduling.pool import Lease, LeaseQueue
 from epd_lab.sim.cluster import Node
 
 PLACES = {
-    "RunAhead.begin": "_begins",
-    "SendRing._lease": "_ring",
+    "EncodeRole._ahead": "_begins",
     "SendRing._queue": "_ring",
     "Embeddings._leases": "_slots",
     "Embeddings._budget": "_promises",
@@ -58,7 +59,7 @@ def overlooked(node: Node) -> Iterator[str]:
         yield from _slots(instance.embeddings, instance.incoming)
         yield from _promises(instance.embeddings)
     if instance.decode is not None:
-        yield from _landing(instance.decode._landing)
+        yield from _landing(instance.decode._landing, instance.incoming)
     if instance.requests is not None:
         yield from _steps(instance.requests)
         yield from _blocks(instance.requests)
@@ -72,10 +73,11 @@ def _placements(node: Node) -> Iterator[str]:
     assert node.gateway is not None
     role, timers = node.gateway.role, node.actor.timers
     for key, machine in role._open.items():
-        unplaced = machine.state is generation.S.MIGRATING or (
+        between = (generation.S.MIGRATING, generation.S.AWAITING_TOPOLOGY)
+        unplaced = machine.state in between or (
             machine.state is generation.S.PREPARING and machine.asked is not None
         )
-        if unplaced and not timers.runs(machine, generation.PlacementTimedOut):
+        if unplaced and not timers.runs(machine, generation.PlacementDue):
             yield f"{key} is to be placed, and nobody will"
     for key, attempt in role._dispatcher.offers._offers.items():
         if attempt.untaken and not timers.runs(attempt, offer.RetryDue):
@@ -95,17 +97,21 @@ def _streams(node: Node) -> Iterator[str]:
 
 
 def _begins(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
+    """Of those that have a place in the queue, and of those whose state says that they have."""
     ahead, is_first = encode._ahead, True
     used = sum(ahead._begun.values())
-    for key, (nbytes, _) in ahead._waiting.items():
+    for machine, nbytes in ahead._waiting.items():
+        key, rooms = machine.key[:8], machine.rooms
         fits = is_first and (not used or used + nbytes <= ahead.capacity_nbytes)
         is_first = False
-        rooms = encode.encodings[key].rooms
         found = (outgoing.find(room) for room in rooms)
-        if fits or any(transfer is not None and transfer.grant is not None for transfer in found):
-            yield f"{key[:8]} may be begun"
+        if fits or any(room is not None and room.grant is not None for room in found):
+            yield f"{key} may be begun"
         elif not rooms:
-            yield f"{key[:8]} waits to be begun, and nobody wants it"
+            yield f"{key} waits to be begun, and nobody wants it"
+    for machine in encode.encodings.values():
+        if (machine.state is encoding.S.DEFERRED) != (machine in ahead._waiting):
+            yield f"{machine.key[:8]} is {machine.state.name}, and the queue for work differs"
 
 
 def _batches(node: Node, encode: EncodeRole) -> Iterator[str]:
@@ -114,13 +120,17 @@ def _batches(node: Node, encode: EncodeRole) -> Iterator[str]:
 
 
 def _ring(encode: EncodeRole, outgoing: OutgoingRooms) -> Iterator[str]:
-    ring = encode._ring
-    if ring is None or not ring._waiting:
+    """By the slots that machines have, and the states of those that have none."""
+    ring, rooms = encode.producer.ring, outgoing._rooms.values()
+    for room in rooms:
+        waits = ring is not None and room.key in ring._queue._waiting
+        if (room.state is transfer.S.AWAITING_SLOTS) != waits:
+            yield f"{room.key} is {room.state.name}, and the queue for slots of the ring differs"
+    if ring is None or not ring._queue._waiting:
         return
     held: Counter[str] = Counter()
-    for room, slots in ring._leased.items():
-        transfer = outgoing.find(room)
-        held[transfer.peer.instance_id if transfer is not None else ""] += len(slots)
+    for room in rooms:
+        held[room.peer.instance_id] += len(room.slots)
     lease = _next_lease(ring._queue, held)
     if lease is not None and lease.count <= ring.pool.num_free:
         yield f"{lease.key} may have its {lease.count} slots of the ring"
@@ -177,10 +187,13 @@ def _promises(embeddings: Embeddings) -> Iterator[str]:
 # --- at prefill and decode ------------------------------------------------------------------------
 
 
-def _landing(landing: Landing) -> Iterator[str]:
-    for room, waiting in landing._queue.items():
-        if len(waiting.received) <= landing._pool.num_free:
-            yield f"{room} may land"
+def _landing(landing: Landing, incoming: IncomingRooms) -> Iterator[str]:
+    for room in incoming._rooms.values():
+        if (room.state is receipt.S.AWAITING_LANDING) != (room.key in landing._queue):
+            yield f"{room.key} is {room.state.name}, and the queue for landing differs"
+    for key, received in landing._queue.items():
+        if len(received) <= landing._pool.num_free:
+            yield f"{key} may land"
         return
 
 

@@ -4,10 +4,10 @@ Every room is a real OUTGOING machine; its consumer is played: it may grant befo
 request comes or never, cancel, acknowledge, be declared lost, or die.  Threads and device are
 played too: they may end well or badly, late, or not before their time is up.
 
-Laws: single flight, of encoding and of reading storage (F37); rows are dropped or moved to another
-tier only when no transfer can still read them (F6, F8, F31);
-rooms are filled from rows that are in the books; an image that fails takes its rooms with it and
-nothing else (F13).
+Laws: work begins in its turn, and its rows count as run ahead while somebody waits for them (F4);
+single flight, of encoding and of reading storage (F37); rows are dropped or moved to another tier
+only when no transfer can still read them (F6, F8, F31); rooms are filled from rows that are in the
+books; an image that fails takes its rooms with it and nothing else (F13).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class EncodingWorld(World):
     ) -> None:
         self.tiers = tiers  # a storage below, and host memory beside the device's
         self.encoding = self._absent()
+        self.turn = "no"  # waits, counts
         self.work = "none"  # none, pool, prepared, batch
         self.reading = False  # from storage
         self.copying = ""  # between tiers: down, up
@@ -50,6 +51,7 @@ class EncodingWorld(World):
         self.asked: set[str] = set()
         self.sources = dict.fromkeys(rooms, "none")  # none, owned, released
         self.writes = dict.fromkeys(rooms, "none")  # none, running, over, zombie
+        self.slots = dict.fromkeys(rooms, "none")  # to write from: none, awaited, owned
         self.granted: set[str] = set()
         self.committed: set[str] = set()
         self.mortal = mortal  # rooms whose consumer may die
@@ -67,10 +69,22 @@ class EncodingWorld(World):
             require(not self.kept, "it ends and its rows are still in the books")
             require(self.work != "prepared", "it ends and its patches wait for a batch")
             self.encoding = self._absent()
+            require(self.turn == "no", "it ends and has a turn, or a place in the queue for one")
             self.work, self.reading, self.copying = "none", False, ""  # late outcomes find nobody
+
+    def await_turn(self, encoding: e.Encoding, event: Event) -> None:
+        require(self.turn == "no", "it waits for a turn that it has")
+        self.turn = "waits"
+
+    def count_ahead(self, encoding: e.Encoding, event: Event) -> None:
+        self.turn = "counts"
+
+    def leave_ahead(self, encoding: e.Encoding, event: Event) -> None:
+        self.turn = "no"
 
     def start_preprocess(self, encoding: e.Encoding, event: Event) -> None:
         require(self.work == "none", "single flight (F37)")
+        require(self.turn == "counts", "work begins before its turn (F4)")
         self.work = "pool"
 
     def enqueue(self, encoding: e.Encoding, event: Event) -> None:
@@ -82,6 +96,7 @@ class EncodingWorld(World):
 
     def start_load(self, encoding: e.Encoding, event: Event) -> None:
         require(not self.reading, "storage is asked once (F37)")
+        require(self.turn == "counts", "storage is asked before its turn (F4)")
         self.reading = True
 
     def keep_rows(self, encoding: e.Encoding, event: Event) -> None:
@@ -143,6 +158,15 @@ class EncodingWorld(World):
         transfer = self.transfers[room]
         self.perform(transfer, transfer.fire(event), event)
 
+    def lease_slots(self, transfer: Outgoing, event: Event) -> None:
+        require(self.slots[transfer.key] == "none", "slots are leased once")
+        self.slots[transfer.key] = "awaited"
+
+    def release_slots(self, transfer: Outgoing, event: Event) -> None:
+        running = self.writes[transfer.key] in ("running", "zombie")
+        require(not running, "slots are returned under the write (F3)")
+        self.slots[transfer.key] = "none"
+
     def start_write(self, transfer: Outgoing, event: Event) -> None:
         require(self.writes[transfer.key] == "none", "a room is written once")
         require(self.sources[transfer.key] == "owned", "writes what it does not hold")
@@ -181,14 +205,12 @@ class EncodingWorld(World):
             yield from self._tiers()
 
     def _workers(self) -> Iterator[Step[EncodingWorld]]:
+        if self.turn == "waits":
+            yield self.act("TurnCame", "work", _come)
         if self.work == "pool":
             yield self._worked(e.PreprocessSucceeded(PATCHES), "work")
             yield self._worked(e.PreprocessFailed("truncated"), "fault")
             yield self._worked(e.EncodeFailed("a bug"), "fault")
-            if self.encoding.state is e.S.ABANDONED:
-                yield self._worked(e.Withdrawn(), "work")
-            elif self.encoding.state is e.S.QUEUED:  # wanted again before that was taken
-                yield self._worked(e.Withdrawn(), "fault")
         elif self.work == "prepared":
             yield self._worked(e.BatchStarted(), "work", "batch")
         elif self.work == "batch":
@@ -208,8 +230,6 @@ class EncodingWorld(World):
         if self.reading:
             yield self._read(e.LoadSucceeded(ROWS), "work", over=True)
             yield self._read(e.LoadMissed(), "fault", over=True)
-            if self.encoding.state is e.S.LOADING:
-                yield self._read(e.Withdrawn(), "fault", over=True)
             yield self._read(e.LoadTimedOut(), "time", over=False)
         if self.copying:
             done = e.DemotionSucceeded if self.copying == "down" else e.PromotionSucceeded
@@ -245,6 +265,9 @@ class EncodingWorld(World):
                 yield self.act(f"{room}'s consumer dies", "fault", die)
             if room in self.committed:
                 yield from self._event(room, t.CommitAcked(), "message")
+        if self.slots[room] == "awaited":
+            leased = partial(_lease, room=room)
+            yield self.act(f"slots for {room} are leased", "work", leased)
         if write == "running":
             yield self._written(room, t.WriteSucceeded(1), "work", "over")
             yield self._written(room, t.WriteRefused("no"), "fault", "over")
@@ -271,9 +294,13 @@ class EncodingWorld(World):
     def check(self) -> None:
         encoding = self.encoding
         require(bool(self.kept) == (encoding.rows is not None), "books and rows differ")
+        if self.kept:
+            counts = self.turn == "counts"
+            require(counts == bool(encoding.rooms), "rows count as run ahead while rooms wait (F4)")
         for room, transfer in self.transfers.items():
             if transfer.terminal:
                 require(self.sources[room] != "owned", f"room {room} ends holding its source")
+                require(self.slots[room] == "none", f"room {room} ends, and its slots do not")
                 require(room not in encoding.rooms, f"room {room} has ended and still pins rows")
             elif room in self.asked:
                 known = room in encoding.rooms or self.sources[room] != "none"
@@ -294,6 +321,11 @@ class EncodingWorld(World):
         return delivered and self.encoding.at_rest
 
 
+def _come(world: EncodingWorld) -> None:
+    world.turn = "counts"
+    world.fire(e.TurnCame())
+
+
 def _ask(world: EncodingWorld, room: str) -> None:
     world.asked.add(room)
     transfer = world.transfers[room]
@@ -306,6 +338,11 @@ def _ask(world: EncodingWorld, room: str) -> None:
 def _grant(world: EncodingWorld, room: str) -> None:
     world.granted.add(room)
     world.fire_room(room, t.GrantReceived(Grant(room, 1, "", _REGION, (0,), None, 4, 9.0)))
+
+
+def _lease(world: EncodingWorld, room: str) -> None:
+    world.slots[room] = "owned"
+    world.fire_room(room, t.SlotsLeased((0,)))
 
 
 def _die(world: EncodingWorld, room: str) -> None:

@@ -60,6 +60,7 @@ class GenerationWorld(World):
         self.admitted = False
         self.logged = 0
         self.placing = False
+        self.pause = False  # before the next look
         self.cut = False  # its time was over before its instances said the end
         self.silent = False  # the client left, or the API has answered
 
@@ -70,13 +71,17 @@ class GenerationWorld(World):
         self.admitted |= isinstance(event, g.Admitted)
         self.perform(generation, generation.fire(event), event)
         generation.failure, generation.cause = None, ""  # messages: no guard reads them
+        generation.lacking = ""
         if generation.terminal:
             generation.failures = {}  # nobody counts them any more
 
     def place(self, generation: g.Generation, event: Event) -> None:
-        self.placing = True
+        self.pause = True
 
     def await_topology(self, generation: g.Generation, event: Event) -> None:
+        self.pause = True
+
+    def choose(self, generation: g.Generation, event: Event) -> None:
         self.placing = True
 
     def dispatch(self, generation: g.Generation, event: Event) -> None:
@@ -143,11 +148,14 @@ class GenerationWorld(World):
         if generation.state is g.S.PREPARING:
             yield self.act("it is placed", "work", _place)
             yield self._event(g.NoTopology("nobody is there"), "fault")
-            yield self._event(g.PlacementTimedOut("nobody came"), "time")
-        if generation.state is g.S.MIGRATING and self.placing:
+        if generation.state in (g.S.MIGRATING, g.S.AWAITING_TOPOLOGY) and self.placing:
             yield self.act("it is placed again", "work", _place)
             yield self._event(g.NoTopology("nobody is left"), "fault")
-            yield self._event(g.PlacementTimedOut("nobody came back"), "time")
+            yield self._event(g.NoTopology("there never was one", may_come=False), "fault")
+        if self.pause:
+            yield self.act("its pause is over", "work", _look)
+        if generation.state is g.S.AWAITING_TOPOLOGY:
+            yield self._event(g.PlacementTimedOut(), "time")
         if not self.silent:
             yield self._api(g.CancelRequested("the client hangs up"))
             yield self._api(g.Refused("the API finds it wrong"))
@@ -212,6 +220,11 @@ class GenerationWorld(World):
     def succeeded(self) -> bool:
         done = self.generation.state is g.S.FINISHED and not self.silent
         return done and self.generation.token_ids == list(range(MAX_TOKENS))
+
+
+def _look(world: GenerationWorld) -> None:
+    world.pause = False
+    world.fire(g.PlacementDue())
 
 
 def _place(world: GenerationWorld) -> None:

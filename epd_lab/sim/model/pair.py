@@ -11,7 +11,7 @@ fenced.  A zombie ends by itself in the end, and its engine says so; or by a fen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,17 +20,16 @@ from epd.fsm import incoming as i
 from epd.fsm import outgoing as o
 from epd.fsm import room as r
 from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, State, Table
-from epd.messages import Grant, KvOffer
-from epd.records import Address, KvLayout, RemoteRegion, SamplingParams
+from epd.messages import KvOffer
+from epd.records import Address, KvLayout, SamplingParams
+from epd_lab.sim.model.ends import NBYTES, End, Pair, Scenario
 from epd_lab.sim.model.laws import Step, require
 
 PRODUCER, CONSUMER = "producer", "consumer"
 TERMINAL = o.TABLE.terminal | i.TABLE.terminal
-WRITES = "STREAMING WRITING CANCEL_PENDING EXPIRE_PENDING QUARANTINED".split()
+WRITES = "AWAITING_SLOTS STREAMING WRITING CANCEL_PENDING EXPIRE_PENDING QUARANTINED".split()
 MAY_WRITE = frozenset(o.S[name] for name in WRITES)
 PEER = Address("peer", 1, "")
-NBYTES = 64
-_REGION = RemoteRegion("sim", "peer", 1, "rows", "", NBYTES, 1)
 _LAYOUT, _SAMPLING = KvLayout(1, 1, 1, 1, "f32", NBYTES), SamplingParams(1)
 _OFFER = KvOffer("room", "r", 1, 4, 0, (), _SAMPLING, _LAYOUT, PEER, 0.0)
 _COUNTS = ("ready_nbytes", "part_nbytes", "written_nbytes")
@@ -68,58 +67,6 @@ BEGINS: dict[Effect, str] = {  # what the owner's process has to do then
     o.Do.SETTLE_WRITE: "settling",
     i.Do.PUBLISH: "publishing",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What both ends were told before the first event."""
-
-    rows_granted: int = 4  # the producer makes 4
-    offers: bool = False
-    commit_is_short: bool = False
-    engine_is_certain: bool = True  # False: a write may end as unknown and go on as a zombie
-    engine_settles: bool = True  # False: it never knows of the end of a zombie
-    may_die: bool = True
-    may_be_declared_lost: bool = True
-    forgetful: bool = False  # messages may be lost for good: only retries can bring them back
-    max_lost: int = 0  # how many, at most; 0: any number
-    in_parts: bool = False  # half of the bytes may be ready, and be sent, before the rest
-
-    @property
-    def grant(self) -> Grant:
-        return Grant("room", 1, "", _REGION, (0,), None, self.rows_granted, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """One end: its machine's state and what its process still has to do."""
-
-    state: State
-    alive: bool = True
-    retry: bool = False  # armed
-    grace: bool = False
-    deadline: bool = True
-    fencing: bool = False
-    settling: bool = False
-    concluded: int = 0
-    memory: str = "none"  # none, owned, released, published
-    started: bool = False  # producer: bytes were ready; consumer: slots were leased
-    granted: bool = False  # producer: has read a grant
-    cancelled: bool = False  # the owner has called it off
-    publishing: bool = False
-    ready_nbytes: int = 0  # producer: as its machine counts
-    part_nbytes: int = 0
-    written_nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    producer: End
-    consumer: End
-    write: str = "none"  # none, running, over, zombie
-    landed_nbytes: int = 0
-    network: frozenset[str] = frozenset()
-    num_lost: int = 0  # messages; counted only where their number is bounded
 
 
 class PairModel:
@@ -190,12 +137,19 @@ class PairModel:
             if word == "Commit" and self.scenario.commit_is_short:
                 word = "ShortCommit"
             return replace(pair, network=pair.network | {word})
+        writable = pair.write in ("running", "zombie")
         if effect is o.Do.START_WRITE:
-            require(pair.write not in ("running", "zombie"), "one write at a time")
+            require(not writable, "one write at a time")
             require(pair.landed_nbytes < NBYTES, "a room is written once")
             require(self.scenario.rows_granted == 4, "a write starts against its contract (F11)")
             return replace(pair, write="running")
-        if effect is o.Do.HOLD_PART:
+        if effect is o.Do.LEASE_SLOTS:
+            require(end.slots == "none", f"leases slots and they are {end.slots}")
+            end = replace(end, slots="awaited")
+        elif effect is o.Do.RELEASE_SLOTS:
+            require(not writable, "slots to write from are returned under the write (F3)")
+            end = replace(end, slots="none")
+        elif effect is o.Do.HOLD_PART:
             end = replace(end, memory="owned")
         elif effect in (o.Do.RELEASE_SOURCE, i.Do.RELEASE_SLOTS):
             require(end.memory == "owned", f"{effect.name} of memory that is {end.memory}")
@@ -331,6 +285,13 @@ class PairModel:
                 "work",
                 lambda: self.fire(pair, PRODUCER, ready, started=True, memory="owned"),
             )
+        if end.slots == "awaited":
+            leased = o.SlotsLeased((0,))
+            yield Step(
+                "slots to write from are leased",
+                "work",
+                lambda: self.fire(pair, PRODUCER, leased, slots="owned"),
+            )
         if not end.cancelled:
             gone = o.SourceFailed(_FAILURE)
             yield Step(
@@ -341,7 +302,14 @@ class PairModel:
 
     def _consumer(self, pair: Pair) -> Iterator[Step[Pair]]:
         end = pair.consumer
-        if not end.started:
+        if self.scenario.offers and not end.blocks:
+            blocks = i.BlocksLeased((0,), 0)
+            yield Step(
+                "blocks are leased",
+                "work",
+                lambda: self.fire(pair, CONSUMER, blocks, blocks=True, memory="owned"),
+            )
+        elif not end.started:
             leased = i.SlotsLeased((0,), NBYTES)
             yield Step(
                 "slots are leased",
@@ -396,5 +364,6 @@ def check(pair: Pair) -> None:
         require(end.concluded <= 1, f"the {name}'s owner is told {end.concluded} outcomes")
         if end.state in TERMINAL:
             require(end.memory != "owned", f"the {name} ends as {end.state.name} owning memory")
+            require(end.slots == "none", f"the {name} ends and slots to write from are {end.slots}")
             withdrew = name == "producer" and end.cancelled  # its owner ended it
             require(withdrew or end.concluded == 1, f"the {name} ends and its owner is not told")

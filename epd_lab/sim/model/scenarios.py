@@ -12,11 +12,12 @@ from typing import Any
 
 from epd_lab.sim.model.embedding import EmbeddingWorld
 from epd_lab.sim.model.encoding import EncodingWorld
+from epd_lab.sim.model.ends import Scenario
 from epd_lab.sim.model.explore import Mode, Progress, Space, explore
 from epd_lab.sim.model.generation import GenerationWorld
 from epd_lab.sim.model.instance import InstanceWorld
 from epd_lab.sim.model.laws import Model, Violation
-from epd_lab.sim.model.pair import PairModel, Scenario
+from epd_lab.sim.model.pair import PairModel
 from epd_lab.sim.model.request import RequestWorld
 from epd_lab.sim.model.world import World, WorldModel
 

@@ -12,60 +12,52 @@ they want.  Without this rule, two instances could wait for each other until a d
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
-class RunAhead:
+class RunAhead(Generic[K]):
     """`is_granted` says of a key whether somebody waits for its rows with memory in hand."""
 
-    def __init__(
-        self, capacity_nbytes: int, is_granted: Callable[[str], bool], counters: Counter[str]
-    ) -> None:
+    def __init__(self, capacity_nbytes: int, is_granted: Callable[[K], bool]) -> None:
         self.capacity_nbytes = capacity_nbytes
         self.used = 0
-        self._counters = counters
         self._is_granted = is_granted
-        self._begun: dict[str, int] = {}
-        self._waiting: dict[str, tuple[int, asyncio.Future[bool]]] = {}
+        self._begun: dict[K, int] = {}
+        self._waiting: dict[K, int] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def begin(self, key: str, nbytes: int) -> bool:
-        """Wait for the key's turn; False: it left the queue meanwhile."""
-        if key in self._begun:
-            return True
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = (nbytes, future)
-        self.pump()
-        if not future.done():
-            self._counters["encodes_deferred"] += 1
-        return await future and key in self._begun  # it may have left since, and be wanted again
+    def __contains__(self, key: K) -> bool:
+        """Whether it waits for its turn."""
+        return key in self._waiting
 
-    def count(self, key: str, nbytes: int) -> None:
-        """It is there already, and is wanted again."""
+    def join(self, key: K, nbytes: int) -> None:
+        self._waiting[key] = nbytes
+
+    def count(self, key: K, nbytes: int) -> None:
+        """It has begun, or is there already, and somebody waits for it."""
         if key not in self._begun:
             self._begun[key] = nbytes
             self.used += nbytes
 
-    def leave(self, key: str) -> None:
+    def leave(self, key: K) -> None:
         """Nobody waits for it any more."""
+        self._waiting.pop(key, None)
         self.used -= self._begun.pop(key, 0)
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            waiting[1].set_result(False)
-        self.pump()
 
-    def pump(self) -> None:
-        """Begin what may begin now: call it when a grant has come."""
-        is_full = False
-        for key, (nbytes, future) in list(self._waiting.items()):
+    def turns(self) -> list[K]:
+        """What may begin now, and counts from now on; look when one has left, or was granted."""
+        chosen, is_full = [], False
+        for key, nbytes in list(self._waiting.items()):
             fits = not self.used or self.used + nbytes <= self.capacity_nbytes
             is_full |= not fits
             if is_full and not self._is_granted(key):
                 continue
             del self._waiting[key]
             self.count(key, nbytes)
-            future.set_result(True)
+            chosen.append(key)
+        return chosen

@@ -1,0 +1,54 @@
+"""How far an encoder runs ahead: in order, within the device tier, grants first."""
+
+from __future__ import annotations
+
+from epd.scheduling.run_ahead import RunAhead
+
+
+def queue(ahead: RunAhead[str], *wishes: tuple[str, int]) -> list[str]:
+    for key, nbytes in wishes:
+        ahead.join(key, nbytes)
+    return ahead.turns()
+
+
+def nobody(key: str) -> bool:
+    return False
+
+
+def test_what_does_not_fit_waits_and_is_not_overtaken() -> None:
+    ahead = RunAhead(10, nobody)
+    assert queue(ahead, ("a", 6), ("b", 6), ("c", 1)) == ["a"]
+    assert [key in ahead for key in "abc"] == [False, True, True] and len(ahead) == 2
+    ahead.leave("a")
+    assert ahead.turns() == ["b", "c"]
+    assert (ahead.used, len(ahead)) == (7, 0)
+
+
+def test_one_that_is_larger_than_all_goes_alone() -> None:
+    ahead = RunAhead(10, nobody)
+    assert queue(ahead, ("huge", 100), ("a", 1)) == ["huge"]
+    ahead.leave("huge")
+    assert ahead.turns() == ["a"]
+
+
+def test_who_has_a_grant_overtakes() -> None:
+    granted: set[str] = set()
+    ahead = RunAhead(10, granted.__contains__)
+    assert queue(ahead, ("a", 10), ("b", 10), ("c", 10)) == ["a"]
+    granted.add("c")
+    assert ahead.turns() == ["c"]
+
+
+def test_who_is_not_wanted_leaves_the_queue_or_gives_its_share_back() -> None:
+    ahead = RunAhead(10, nobody)
+    assert queue(ahead, ("a", 10), ("b", 10)) == ["a"]
+    for key in "bba":
+        ahead.leave(key)
+    assert (ahead.used, len(ahead), ahead.turns()) == (0, 0, [])
+
+
+def test_what_is_wanted_again_counts_once() -> None:
+    ahead = RunAhead(10, nobody)
+    for _ in range(2):
+        ahead.count("a", 6)
+    assert (ahead.used, queue(ahead, ("b", 6))) == (6, [])
