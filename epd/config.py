@@ -74,7 +74,7 @@ class AccessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ssl_ca_certs: Annotated[str, about("clients must show a certificate signed by one of these (PEM)", "--ssl-ca-certs", "access", "FILE")] = ""
 
 
-NO_LOAD = "what is waited for is the message of an event loop, not a computation; the simulator shortens it"
+NO_LOAD = "the answer comes from an event loop, not from a computation; the simulator shortens it"
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept_timeout_s: Annotated[Seconds, fixed("the gateway waits for RequestAccepted, then inquires", NO_LOAD)] = 5.0
     stall_timeout_s: Annotated[Seconds, about("the gateway waits for the next token of a running attempt")] = 30.0
     topology_timeout_s: Annotated[Seconds, about("the gateway waits for an instance that a request lacks")] = 15.0
-    abort_timeout_s: Annotated[Seconds, fixed("whoever aborts waits for the message that it is done", NO_LOAD)] = 5.0
+    abort_timeout_s: Annotated[Seconds, fixed("how long an abort waits for its confirmation", NO_LOAD)] = 5.0
     link_timeout_s: Annotated[Seconds, fixed("a link without an echo is opened anew; after twice that it is given up", NO_LOAD)] = 2.0
     retry_interval_s: Annotated[Seconds, fixed("grants, commits, cancels, joins, fences and settling are asked for again", "asking again is idempotent and small; the simulator shortens it")] = 0.5
     tombstone_s: Annotated[Seconds, fixed("what has ended is remembered for messages that come late", "it must outlive messages under way, and costs little memory; the simulator shortens it")] = 60.0

@@ -2,12 +2,12 @@
 
 Theory of operation
 -------------------
-A child that ends before it ever served is a mistake in the configuration: FAILED, with its own
-sentence, and everything stops.  One that ends later is started anew as a new epoch, after a pause
-that doubles; who has lived for long begins with the first pause again.
+A child that ends before it ever served shows a mistake in the configuration: it is FAILED, its
+error is printed, and everything stops. A child that ends later is started again as a new epoch,
+after a pause that doubles. After a long life the pause starts from its first value again.
 
-Who is asked to stop drains, in a time that is bounded; then it is killed.  It may be asked while its
-process is still being made: that process is told as soon as it is there.
+A child that is asked to stop drains for a bounded time; then it is killed. The request to stop may
+come while its process is still being made: the process gets it as soon as it is there.
 """
 
 from __future__ import annotations

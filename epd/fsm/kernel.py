@@ -1,9 +1,9 @@
 """The state machine kernel: tables are data, one function changes a state.
 
-Two rules.  All that affects a transition lives in a table of rows; and a machine does not know what
-is outside: it has no clock, no I/O, no log.  `fire(event)` looks up the row, lets the row's action
-update the machine's own fields, sets the state, and returns the row's effects: orders that the
-caller performs and whose results come back as further events.
+There are two rules. Everything that affects a transition is in a table of rows; and a machine knows
+nothing of the outside: it has no clock, no I/O, no log. `fire(event)` looks up the row, lets the
+row's action update the machine's own fields, sets the state, and returns the row's effects: orders
+that the caller performs and whose results come back as further events.
 
 A row says everything: `Row(source, event, target, effects=(...), do=action, when=guard, note=...)`.
 `transitions` (github.com/pytransitions/transitions) is the source that we define into, validate and
@@ -11,17 +11,18 @@ draw from: each table becomes one `transitions.Machine` without models, whose ev
 compiled into a two-level dict for the hot path (8 us become a fraction of one).  A differential
 test drives both with every state, event and guard value.
 
-Owners are data.  A state names what it owns, and an owned thing names the effect that gives it
-back.  Rows do not write that effect: what the source owns or the event `brings`, and the target
-does not own, is given back, unless the event `ends` it.  Releases come first, in the order in which
-the machine's `Owned` lists them; then the row's own effects, as written.  A state may own a thing
-only possibly (a text has no images), so to give back twice does no harm.  A row may part with a
+Owners are data. A state names what it owns, and an owned thing names the effect that gives it back.
+Rows do not write that effect: the kernel gives back what the source owns or the event `brings` and
+the target does not own, unless the event `ends` it. Releases come first, in the order in which the
+machine's `Owned` lists them; then the row's own effects, as written. A state may own a thing only
+possibly (a text has no images), so giving it back twice must do no harm. A row may part with a
 thing by another effect that the thing names (`passed_on_by`): a hand-over, or one of several
-answers.  A thing without a release is in use: only an event ends it.
+answers. A thing without a release is in use: only an event ends it.
 
-Timers are data.  A table names the events that its own timers fire, and the effects that arm each (or
-none: it runs from birth).  A timer runs in the states that have a row for its event; entering any
-other state ends it, so no row and no role disarms, and there its event changes nothing.
+Timers are data. A table names the events that its own timers fire, and the effects that arm each
+(none means that it runs from birth). A timer runs in the states that have a row for its event.
+Entering any other state ends it, so no row and no role disarms a timer, and its event changes
+nothing there.
 
 What the table must satisfy is checked at import, see `epd.fsm.laws`:
 
@@ -31,9 +32,8 @@ What the table must satisfy is checked at import, see `epd.fsm.laws`:
 - no unreachable state, no trap (every state reaches a terminal one), no edge out of a terminal
   state (a row that stays, `target=None`, may still answer, e.g. a late message);
 - what a state owns has a way back on every path out: it is given back, passed on, or ended;
-terminal
-  states own nothing, no row writes by hand what follows from owners, and nobody ignores an event
-  that brings something, or ends what he owns;
+  terminal states own nothing, no row writes by hand what follows from owners, and nobody ignores an
+  event that brings something, or ends what he owns;
 - what is armed runs in the state that is entered;
 - every non-terminal state has an exit by time, whatever led to it: a timer that is armed then, or
   another machine's clock (an event with `by_time` that is no timer of its own), has an edge out of

@@ -2,22 +2,24 @@
 
 Theory of operation
 -------------------
-The gateway owns the registry (INSTANCE, fault F35); this is the other half.  An instance asks again
-and again until it is answered, so any start order works (faults F17, F18).  Its welcome brings the
-gateway's time, without which no deadline can be read: before it no work is taken.
+The gateway owns the registry (INSTANCE, fault F35); this machine is the other half. An instance
+asks to join again and again until it is answered, so any start order works (faults F17, F18). The
+welcome brings the gateway's time. No deadline can be read without it, so no work is taken before
+it.
 
-A member that is not known, or that has missed news, asks again, and is answered with the whole
-registry: REJOINING, while the gateway speaks.  A gateway that is silent may be a new one that does
-not know us: CUT_OFF asks for it, and takes the message of whoever speaks.  In every other state
-messages of a gateway's earlier life are over (fault F44).  The work that is open goes on meanwhile:
-only the way to new work is gone.
+A member that the gateway does not know, or that has missed an update, asks again, and is answered
+with the whole registry: it is REJOINING, while the gateway still sends messages. A gateway that is
+silent may be a new one that does not know us: in CUT_OFF the member asks it, and accepts the answer
+of any gateway. In every other state messages of an earlier life of the gateway are ignored (fault
+F44). Open work goes on meanwhile: the instance only gets no new work.
 
-Who drains takes no new work, and all else is as before: it has to learn who is lost, so it asks as
-a member does.  It leaves when nothing is open, and when the time for that is over.
+A draining instance takes no new work; all else is as before. It must still learn which peers are
+lost, so it asks as a member does. It leaves when nothing is open, or when the time for that is
+over.
 
-A life that the gateway has declared lost must not go on: its peers have fenced it.  EXPELLED ends
-the process, whose next life joins (fault F44).  REJECTED was never a member: it does not fit, and
-the next life would not either.
+A life that the gateway has declared lost must not go on, because its peers have fenced it. EXPELLED
+ends the process, whose next life joins (fault F44). REJECTED was never a member: it does not fit,
+and its next life would not either.
 """
 
 from __future__ import annotations

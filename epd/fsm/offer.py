@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-An image is offered to its encoder again and again until that takes it: the bus may lose it, a
-repeat does no harm, and nobody else would notice.  Then its rows are prefill's to wait for
-(INCOMING).  Only who wants no more than rows has no prefill: for them an image is offered until its
-rows are kept, and the last one that is kept is the answer.
+An image is offered to its encoder again and again until the encoder takes it: the bus may lose the
+offer, a repeat does no harm, and nobody else would notice the loss. Then prefill waits for its rows
+(INCOMING). A request for rows alone has no prefill. Its images are offered until their rows are
+kept, and the last one that is kept is the answer.
 
-The attempt's own clocks bound all of it (GENERATION).  Of one that is given up the encoders are
-told, too: prefill, which would dismiss the rooms, may be the one that cannot be reached.  What was
-served needs no message.
+The clocks of the attempt bound all of it (GENERATION). If the attempt is given up, the gateway also
+tells the encoders: prefill, which would dismiss the rooms, may be unreachable. After a success no
+message is needed.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ by a commit, which the consumer acknowledges.  Offers, grants, commits and cance
 until answered, so the bus may lose any of them.
 
 Each end has its own machine and its own memory: OUTGOING owns the *source* (rows in its cache, KV
-blocks), INCOMING owns the *slots*.  What cannot be interrupted is a write.  Cancelling is therefore
-a state: CANCEL_PENDING and EXPIRE_PENDING still own the memory and wait for the outcome: the
-writer's result at the producer, the writer's message (CancelAck, a late Commit, an abort) at the
-consumer.  An end that cannot learn the outcome is QUARANTINED.  Time moves an end towards
-quarantine but never frees memory (faults F6 to F8).
+blocks), INCOMING owns the *slots*. A write cannot be interrupted, so cancelling is a state:
+CANCEL_PENDING and EXPIRE_PENDING still own the memory and wait for the outcome. At the producer
+that is the writer's result, at the consumer the writer's message (CancelAck, a late Commit, an
+abort). An end that cannot learn the outcome is QUARANTINED. Time moves an end towards quarantine
+but never frees memory (faults F6 to F8).
 
 Terminal states other than DELIVERED are tombstones: they stay for a bounded time and answer late
 messages, so that a grant which follows its own cancel cannot revive the room (fault F42).

@@ -1,12 +1,12 @@
-"""What became of machines: counted as it happens, and told afterwards.
+"""The history of machines: counted as it happens, and reported afterwards.
 
 Theory of operation
 -------------------
-Every machine is made with a journal, and every transition passes through it.  `RecordingJournal` is
-the one observer of a process: it gives stories their times (the clock is injected, so that virtual
-time works), counts transitions for metrics, keeps how many machines live in each state, and forwards
-to whoever else wants to see (a trace, a log).  A machine that is opened and dropped without reaching
-a terminal state stays in `live`: that is a leak (invariant 4), and the gauge is where it shows.
+Every machine is made with a journal, and every transition passes through it. `RecordingJournal` is
+the one observer of a process. It gives stories their times (the clock is injected, so that virtual
+time works), counts transitions for metrics, keeps how many machines are in each state, and forwards
+to other observers (a trace, a log). A machine that is opened and dropped without reaching a
+terminal state stays in `live`: that is a leak (invariant 4), and the gauge shows it.
 
 A timeline is made from stories only: `changes` reads one machine's moments of change, `timeline`
 merges those of several machines, of one process or (as `Span`s over the wire) of many.

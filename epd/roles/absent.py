@@ -1,7 +1,7 @@
 """What an instance without the prefill or the decode role does where the other's effects come up.
 
-Both roles move REQUEST by one table.  Where only one of them lives, nothing has been taken that the
-other one takes; so there is nothing to release, and its other effects cannot come up.
+Both roles move REQUEST by one table. An instance with only one of them never takes what the other
+one takes. So it has nothing of that to release, and the other role's effects cannot occur.
 """
 
 from __future__ import annotations

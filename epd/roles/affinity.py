@@ -1,10 +1,10 @@
 """Conversations go back to where their KV is: the gateway's part of prefix caching.
 
-What was sent where is noted when an attempt is sent (to prefill, and to decode, which keeps what it
-receives) and once more when it has ended, with its answer, at decode.  The next turn begins with
-the same blocks, and placement is told which share of it each instance most likely holds.  Keys
-depend on the scope of who asks, so nobody is sent after another tenant's prompt.  With one instance
-of each kind there is nothing to choose, and nothing is computed.
+The gateway records what it sent where, when it sends an attempt (to prefill, and to decode, which
+keeps what it receives). When the attempt has ended it records the answer, too, at decode. The next
+turn begins with the same blocks, and placement learns which share of them each instance most likely
+holds. Keys depend on the scope of the client, so nobody is sent after another tenant's prompt. With
+one instance of each kind there is nothing to choose, and nothing is computed.
 """
 
 from __future__ import annotations

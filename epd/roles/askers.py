@@ -1,7 +1,7 @@
 """Who asked an encoder for which room, and what they are told besides rows.
 
-The message that would have ended a room may be lost.  So its gateway hears now and then that it is
-open here, and answers for rooms that are over.
+The message that ends a room may be lost. So the encoder reports open rooms to their gateway now and
+then, and the gateway answers for rooms that are over.
 """
 
 from __future__ import annotations

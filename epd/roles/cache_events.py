@@ -1,9 +1,10 @@
 """The cache event stream: encoders tell the gateway which rows they hold.
 
-`CachePublisher` is a part of an encode instance.  Whoever keeps the rows says `stored` when a hash
-is first held in memory of this encoder and `evicted` when the last tier has let it go; moves
-between tiers are no news.  What a storage has is told by those that cannot encode (`finder`): of
-encoders, any finds it there.  Changes leave in numbered batches, at most one per `PUBLISH_DELAY_S`.
+`CachePublisher` is a part of an encode instance. The owner of the rows reports `stored` when a hash
+is first held in memory of this encoder, and `evicted` when the last tier has dropped it; moves
+between tiers are not reported. The contents of a storage are reported only by instances that cannot
+encode (`finder`), because every encoder finds them there. Changes are sent in numbered batches, at
+most one per `PUBLISH_DELAY_S`.
 
 `CacheDirectory` is a part of the gateway.  It applies batches in order and asks for everything when
 one is missing; see `epd.scheduling.residency` for the rules, and for why a lost or late batch costs

@@ -1,11 +1,11 @@
 """Where an attempt runs, and sending it there.
 
-A placement is chosen by policy over the registry's view and the gateway's own books: heartbeats
-tell late what the gateway itself has just assigned, and instances that failed a generation are
-avoided. Equal images meet in one encoder while an attempt with one of them is open, and find the
-encoder that said that it has their rows afterwards. An attempt goes out as one `EncodeRequest` for
-each image, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them.
-Silence of prefill is the attempt's own time-out.
+A policy chooses a placement over the registry's view and the gateway's own records: heartbeats
+report late what the gateway itself has just assigned, and instances that failed a generation are
+avoided. Equal images meet in one encoder while an attempt with one of them is open; afterwards they
+find the encoder that reported to have their rows. An attempt goes out as one `EncodeRequest` for
+each image, to its encoder (OFFER), and the `PrefillRequest`. The bus may lose any of them. The
+attempt's own time-out covers the silence of prefill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The encode role: compressed images in, rows out, delivered to whoever granted a room.
+"""The encode role: takes compressed images, makes rows and delivers them to granted rooms.
 
 A request brings an image and a room.  The room is an OUTGOING (its consumer grants slots on its own
 time); the image's hash is an ENCODING, joined by every room that wants the same hash.  Rows that

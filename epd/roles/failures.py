@@ -1,9 +1,9 @@
-"""What the client is told of a failure, and what the operator is.
+"""What the client, and what the operator, is told of a failure.
 
-A client is told what it can act on, in words made for it.  What an engine, a library or a transfer
-said may name files and addresses of this host: that goes into the log only, one line per request,
-under the id that the client has.  When everything fails at once the log is not drowned: lines
-beyond `MAX_LINES_PER_S` are left out, and counted in one line afterwards.
+A client is told what it can act on, in a sentence made for it. The error of an engine, a library or
+a transfer may name files and addresses of this host. It goes only into the log, one line per
+request, under the id that the client has. When everything fails at once the log stays readable:
+lines beyond `MAX_LINES_PER_S` are left out, and counted in one line afterwards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rows without a vision tower: a prefill instance that shares the encoders' storage finds them.
 
-It plays the encode role with an engine that cannot encode: an image is looked for in storage, and
-what storage does not have, whole, fails its rooms as `absent` (a row of ENCODING).  The gateway
-goes to an encoder then.  So that this is rare, it is told what storage has, like the contents of an
-encoder's cache; storage is listed now and then for that, because anybody may write there.
+It is the encode role with an engine that cannot encode. An image is looked for in storage; if
+storage does not have it, whole, its rooms fail as `absent` (a row of ENCODING), and the gateway
+asks an encoder. To make that rare, the gateway is told what storage has, like the contents of an
+encoder's cache. Therefore storage is listed now and then, because anybody may write there.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ The API admits a request here first (a place, or a refusal at once), prepares it
 An attempt that fails for a reason another instance may not have is placed again with what the
 client already has; everything else ends in one clear error.
 
-Messages may be lost, also those that call an attempt off.  So instances say now and then what they
-still hold, and whoever speaks of an attempt that is over is told so (again): what is open anywhere
-is bounded by what is open here.
+Messages may be lost, also those that cancel an attempt. So instances report now and then what they
+still hold. If an instance reports an attempt that is over, the gateway tells it so again. So what
+is open at instances is bounded by what is open here.
 """
 
 from __future__ import annotations

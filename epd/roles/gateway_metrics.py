@@ -1,6 +1,7 @@
-"""What a gateway tells for /metrics and /ready: of itself, and by heartbeats of every instance.
+"""What a gateway reports in /metrics and /ready: on itself, and by heartbeats on every instance.
 
-docs/observability.md lists the names."""
+docs/observability.md lists the names.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The clocks of open generations, at the gateway.
 
-Two bound an attempt: the silence of its instances (they say now and then that a request in a queue
-is there), and the wait for their message that it is called off.  Two bound what the client sees:
-the wait for the next token, whatever instances say meanwhile, and the whole.  Each ends as an event
-of GENERATION.
+Two clocks bound an attempt: the silence of its instances (an instance reports its queued requests
+now and then), and the wait for their confirmation that the attempt is cancelled. Two bound what the
+client sees: the wait for the next token, whatever instances report meanwhile, and the whole. Each
+ends as an event of GENERATION.
 """
 
 from __future__ import annotations

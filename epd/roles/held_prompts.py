@@ -1,10 +1,10 @@
-"""Prompts whose KV a prefill instance holds for a request that will go on with them.
+"""Prompts whose KV a prefill instance holds for a later request that continues them.
 
-Somebody else drives the stages of a request: a first one was for the prompt alone, a second will
+A client drives the stages of a request: the first request was for the prompt alone, a second will
 bring the same prompt and find its blocks by their contents, as any request finds a cached prefix.
-Held blocks cannot be evicted; that is all that holding adds, so it may end at any time: when the
-second one has come, after the lease, when more than `MAX_SHARE` of the pool is held, when the
-instance leaves.
+Holding only keeps the blocks from being evicted, so it may end at any time: when the second request
+has come, after the lease, when more than `MAX_SHARE` of the pool is held, or when the instance
+leaves.
 """
 
 from __future__ import annotations

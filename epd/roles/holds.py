@@ -1,8 +1,8 @@
-"""The gateway's books of prompts that prefill instances hold (`held_prompts`), and who may go on.
+"""The gateway's record of prompts that prefill instances hold, and who may continue them.
 
-A claim is what a client says: the id of a request.  It counts for the tenant that made that request
-and while the lease lasts; any other claim is as if it had not been made.  It only says where to go:
-blocks are found there by their contents and tenant.
+A claim is what a client sends: the id of a request. It is valid for the tenant that made that
+request, while the lease lasts; any other claim is ignored. It only says where to go: blocks are
+found there by their contents and tenant.
 """
 
 from __future__ import annotations

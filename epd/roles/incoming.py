@@ -1,7 +1,8 @@
 """The consumer's end of every room at this instance: INCOMING machines over bus and data plane.
 
-The table says what may happen; this role says how: leased slots become a grant, what has landed is
-checked, a fence is asked until it holds.  What the bytes mean is their consumer's business.
+The table says what may happen; this component says how: leased slots become a grant, landed bytes
+are checked, and a fence is asked until it holds. The meaning of the bytes is their consumer's
+business.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The producer of KV: what prefill computes moves to decode while it is being computed.
 
-When a prompt's first chunk is scheduled, blocks are asked for at the decode instance.  As soon as
-it has granted them, whatever is final is sent, in the order of `scheduling/kv_order.py`: full
-blocks when their chunk has been computed, and while the last chunk runs, group after group of its
-layers.
-One write at a time; what becomes ready meanwhile goes with the next.  So when the first token is
-there, only the last layers are still to be sent.
+When a prompt's first chunk is scheduled, blocks are requested at the decode instance. As soon as it
+has granted them, finished KV is sent, in the order of `scheduling/kv_order.py`: full blocks when
+their chunk has been computed, and while the last chunk runs, one group of its layers after another.
+There is one write at a time; KV that becomes ready meanwhile goes with the next. So when the first
+token is there, only the last layers are still to be sent.
 
 Until then the request owns its blocks.  It may give them up (preempted, aborted) while a write
 reads them, so parts are held by a reference of their own, from when they are ready until they have

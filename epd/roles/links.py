@@ -1,7 +1,8 @@
 """The links to peers: LINK machines over the bus, at every instance and at the gateway.
 
-A doubt is raised by whoever says a message again (`Actor.doubt`), or by the bus that refuses one.
-It costs a probe and an echo, and within `link_timeout_s / 2` of an echo there is no new doubt.
+A doubt is raised by a component that repeats a message (`Actor.doubt`), or by the bus when it
+refuses one. It costs a probe and an echo, and within `link_timeout_s / 2` of an echo there is no
+new doubt.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ the device) is an *item* of the inbox.  An item that finds the actor idle is tak
 callback that brought it, as an eager task would be; what comes while one is taken waits, and is the
 next batch, in the loop's next turn.
 
-An item fires events; an event's effects are performed; what a performer causes (another machine's
-event, a look at a queue that may move now) is never done inside it, but appended, and done when the
-effects at hand are performed.  So a performer sees no machine that is half-way, no function is
-entered twice, and the order of the effects of a row means nothing.  Whatever an event has caused is
-done before `fire` returns to whoever is no performer.
+An item fires events, and an event's effects are performed. What a performer causes (another
+machine's event, a look at a queue that may move now) is never done inside it. It is appended, and
+done after the current effects. So a performer sees no machine that is half-way, no function is
+reentered, and the order of the effects of a row means nothing. For any caller that is not a
+performer, everything that an event has caused is done before `fire` returns.
 
 Calls that come from elsewhere on the loop (the API admits a request) are items of their own, taken
 at once.

@@ -1,7 +1,7 @@
 """Images on their way to encoders: OFFER machines, one for each attempt that has images.
 
-The message that calls an image off may be lost: an encoder says now and then which rooms it still
-holds, and hears of those that are over (`wants`).
+The message that cancels an image may be lost: an encoder reports now and then which rooms it still
+holds, and is told of those that are over (`wants`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Log-probabilities of a prompt's tokens: asked of each chunk, kept until the first token has come.
+"""Log-probabilities of a prompt's tokens: computed per chunk, kept until the first token.
 
-They leave with that token, so they are as sure to arrive as it is, over whatever hop; no message
-and no state is their own.  An attempt that goes on where another one ended has none: the client has
-them.  A prompt that is computed again is scored again.
+They are sent with that token, so they arrive whenever it does, over any hop; they need no message
+and no state of their own. An attempt that continues another one has none: the client has them
+already. A prompt that is computed again is scored again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an instance tells the gateway of an attempt that ends there: how, and its timeline.
+"""What an instance reports to the gateway when an attempt ends: how it ended, and its timeline.
 
 A timeline is read from the machines' stories, which keep changes of state.  The chunks in which a
 prompt was computed change no state, so they are noted here, for those requests whose client (or

@@ -1,14 +1,14 @@
-"""What the roles of both ends of a room share: a registry of machines, their timers, their doubts.
+"""What both ends of a room share: a registry of machines, their timers, their doubts.
 
 Ended rooms stay as tombstones for `tombstone_s`, so that late messages find an answer and a grant
 cannot revive what was cancelled (fault F42).  Messages of a peer count only if they come from the
 epoch that the room was opened with (fault F44).
 
-Memory whose transfer's outcome is unknown waits until somebody can tell.  While both ends are
-trusted only the writer can: its engine settles what it has begun, which bars nobody.  A peer that
-was lost is fenced, which bars it for good, should it live.  A consumer therefore never fences a
-peer that the registry lists: that one is alive and hears `CancelTransfer` again and again, so its
-own message comes, or its loss does.
+Memory whose transfer has an unknown outcome waits until somebody can tell. While both ends are
+trusted only the writer can: its engine settles what it has begun, which bars nobody. A peer that
+was lost is fenced, which bars it for good, even if it is alive. So a consumer never fences a peer
+that the registry lists: that peer is alive and receives `CancelTransfer` again and again, until its
+own message comes, or its loss is declared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Where an encoder keeps rows: where its engine leaves them, host memory, and a shared storage.
 
-Performs the effects of ENCODING that move rows between tiers; the table says when.  Copies and
-files are awaited here and run elsewhere, so nothing holds the loop.  The storage may be slow, full,
-torn or gone: a value that does not come back whole, of this very image and model, counts as a
-miss and is encoded anew, and one that cannot be written is forgotten.
+This component performs the effects of ENCODING that move rows between tiers; the table says when.
+Copies and files are awaited here and run elsewhere, so nothing blocks the loop. The storage may be
+slow, full, torn or gone. A value that does not come back whole, of exactly this image and model,
+counts as a miss and is encoded again. A value that cannot be written is forgotten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What is open says now and then that it is there: silence means that a message was lost.
+"""Open requests are reported to the gateway now and then: silence means that a message was lost.
 
-A request in a queue is silent for as long as it waits, and the gateway must not take it for lost.
-Not at once: the first token mostly says it.  One clock looks at all of them.
+A request in a queue sends nothing for as long as it waits, and the gateway must not take it for
+lost. The first report is not immediate, because the first token usually makes it unnecessary. One
+timer checks all requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Drafts of the requests of one instance: who may draft what, and what came of it.
+"""Drafts of the requests of one instance: which request may draft what, and the result.
 
-Where steps run ahead of their results, the last token of a text is on its way while the next step
-is planned, and drafts need it.  So a text that repeats itself already, and will have more than one
-draft, waits a step for it; the others run ahead.  Who waited in vain has lost one step.  What
-follows a sequence with drafts is not known before they are verified.
+Where steps run ahead of their results, the last token of a text is not known while the next step is
+planned, and drafts need it. So a text that repeats itself already, and will have more than one
+draft, waits a step for it; the others run ahead. A request that waited in vain has lost one step.
+The tokens after a sequence with drafts are not known before the drafts are verified.
 """
 
 from __future__ import annotations

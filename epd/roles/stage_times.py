@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Nothing is measured while work goes on.  A machine's story has the time of each change of its state,
-so when it has ended (a request), when its rows are there (an encoding) or when its commit is
-acknowledged (a transfer), its stays are added up and counted into buckets.  What is counted is told
-with every heartbeat, whole, so that a lost one costs nothing; `/metrics` shows it.
+Nothing is measured while work is in progress. A machine's story has the time of each change of its
+state. When a request has ended, the rows of an encoding are there, or the commit of a transfer is
+acknowledged, the times in its states are added up and counted into buckets. Every heartbeat carries
+all counts, so a lost one costs nothing; `/metrics` shows them.
 
 The names of stages are those of the spans of a trace (`epd.records.STAGES`).
 """

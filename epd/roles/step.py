@@ -1,4 +1,4 @@
-"""A request and a step: what it brings to one, and what the step's outcome means for it.
+"""A request and a step: what it brings to a step, and what the step's outcome means for it.
 
 Tokens are those of the prompt, then those generated; after a preemption both are computed again, so
 a chunk may begin in one and end in the other.

@@ -1,10 +1,10 @@
-"""Timers of one process: cheap to arm, to put off and to drop, because most never go off.
+"""Timers of one process: cheap to arm, to postpone and to drop, because most never fire.
 
 Theory of operation
 -------------------
-A machine has one timer of each event: arming it again puts it off.  It goes off as that event, or
-is dropped when the machine enters a state in which it does not run (`epd.fsm.kernel`): no role
-disarms.  Housekeeping is no machine's, and known by what it calls.
+A machine has one timer for each event: arming it again postpones it. It fires as that event, or is
+dropped when the machine enters a state in which it does not run (`epd.fsm.kernel`): no role disarms
+it. A housekeeping timer belongs to no machine and is identified by the function that it calls.
 
 A request arms some twenty timers (deadlines, retries, clocks of silence), and where all goes well
 every one of them is dropped or put off.  So none is given to the event loop: they stand in a heap

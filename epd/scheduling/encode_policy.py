@@ -1,4 +1,4 @@
-"""Which encoder takes an image, where neither rows nor load shall count: in turn, or by chance.
+"""Which encoder takes an image if neither rows nor load count: in turn, or at random.
 
 For comparison, and where every encoder finds every image's rows in a storage that all share.  The
 default, `affinity` (`placement.py`), sends equal images to one encoder; under these two an equal

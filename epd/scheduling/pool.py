@@ -1,12 +1,12 @@
 """Fixed pools of numbered units: slots of the receive pool, blocks of the KV cache.
 
-A unit is free or leased; taking and giving back are the only operations, and the books must
-balance: giving back what is not leased raises, because it means that two owners believed in one
-unit, which is the fault that corrupts memory silently (faults F3, F7).
+A unit is free or leased; taking and giving back are the only operations. Giving back a unit that is
+not leased raises, because it means that two owners believed to have it, which is the fault that
+corrupts memory silently (faults F3, F7).
 
-`LeaseQueue` is the fair queue in front of a pool.  Whoever does not fit waits in order of arrival;
-a peer over its quota is passed over, so that one dead encoder's rooms cannot starve the living
-(fault F41).
+`LeaseQueue` is the fair queue in front of a pool. A request that does not fit waits in order of
+arrival. A peer over its quota is passed over, so that rooms of a dead encoder cannot starve the
+others (fault F41).
 """
 
 from __future__ import annotations

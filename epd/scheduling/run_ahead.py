@@ -1,13 +1,13 @@
-"""How far an encoder runs ahead of those who want its rows.
+"""How far an encoder runs ahead of the consumers of its rows.
 
 Rows that nobody can take yet have to be kept, and nothing else bounds them: a prefill instance
 whose receive pool is full still has its images encoded.  So work on an image (its read from
 storage, or its decoding and encoding) begins only while what has begun and was not yet taken fits
 the device tier, in order of arrival.
 
-One thing overtakes: an image with a room that was granted.  Its rows have a place to go, so they
-do not stay; and its request may be what all the others wait for, because it holds the slots that
-they want.  Without this rule, two instances could wait for each other until a deadline.
+Only an image with a granted room overtakes. Its rows have a place to go, so they do not stay; and
+its request may hold the slots that all the others wait for. Without this rule, two instances could
+wait for each other until a deadline.
 """
 
 from __future__ import annotations
