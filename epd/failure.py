@@ -49,7 +49,7 @@ _STATUS = {
 }
 
 
-class Failure(Record, frozen=True):
+class Failure(Record, kw_only=False):
     kind: FailureKind
     reason: str
     culprit: str = ""  # the instance that failed, if it is not the one that says so

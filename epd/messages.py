@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Union
 
-import msgspec
-
 from epd.failure import Failure
 from epd.records import (
     Address,
@@ -41,6 +39,7 @@ from epd.records import (
     Load,
     MediaItem,
     PixelBounds,
+    Record,
     RemoteRegion,
     RowContract,
     SamplingParams,
@@ -54,7 +53,7 @@ from epd.records import (
 PROTOCOL_VERSION = 3
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=False):
+class Message(Record, tag=True):
     """Base of everything on the bus; the tag is the class name, fields travel by position."""
 
 

@@ -5,10 +5,21 @@ Plain frozen records without behaviour; `epd.messages` says who sends which to w
 
 from __future__ import annotations
 
+from typing import Self, dataclass_transform
+
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class KeywordOnly(msgspec.StructMeta):
+    """Whoever makes a message or a record names its fields: two of one type cannot change places.
+    On the wire they stand in the order of the class."""
+
+    def __new__(mcs, *args: object, kw_only: bool = True, **options: object) -> Self:
+        return super().__new__(mcs, *args, kw_only=kw_only, **options)  # type: ignore[arg-type]
+
+
+class Record(msgspec.Struct, metaclass=KeywordOnly, frozen=True, array_like=True):
     """A value that travels inside messages."""
 
 
@@ -59,7 +70,7 @@ class RowContract(Record):
     row_nbytes: int
 
 
-class Address(Record):
+class Address(Record, kw_only=False):
     """How to reach an instance: a bus endpoint plus what encryption needs."""
 
     instance_id: str
@@ -252,7 +263,7 @@ class MediaItem(Record):
         return [(at, i * count, count) for i, at in enumerate(self.offsets)]
 
 
-class TokenLogprobs(Record):
+class TokenLogprobs(Record, kw_only=False):
     """Log-probabilities at one output position: of the chosen token, then of the likeliest."""
 
     token_id: int

@@ -109,7 +109,7 @@ class Measurer:
             )
         except MediaError as error:
             raise bad_request(f"{param}: {error}; ask for fewer", param) from None
-        clip = Clip(film.container, frames)
+        clip = Clip(container=film.container, frames=frames)
         size = (film.width, film.height)
         return self._video(data, clip, film.num_frames, film.fps, size, param, scope)
 
@@ -132,7 +132,7 @@ class Measurer:
                 )
         if sum(map(len, images)) > bound.nbytes:
             raise too_large(bound, params[0])
-        clip = Clip(FRAMES, tuple(range(len(images))))
+        clip = Clip(container=FRAMES, frames=tuple(range(len(images))))
         data = msgspec.msgpack.encode(images)
         rate = DEFAULT_FPS if fps is None else fps
         return self._video(data, clip, len(images), rate, sizes[0], params[0], scope)

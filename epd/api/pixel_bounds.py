@@ -25,4 +25,4 @@ def read_bounds(present: Mapping[str, object], limits: Limits) -> PixelBounds | 
     if least and most and least > most:
         path = f"{name}.min_pixels"
         raise bad_request(f"{path} {least} is above max_pixels {most}", path, "out_of_range")
-    return PixelBounds(least, most) if least or most else None
+    return PixelBounds(min_pixels=least, max_pixels=most) if least or most else None

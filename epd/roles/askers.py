@@ -63,7 +63,7 @@ class Askers:
         asker = self._askers.pop(room, None)
         if asker is not None and asker.reports and machines[0] is not None:
             spans = self._actor.spans(*machines)
-            report = StageReport(asker.request_id, asker.attempt, spans)
+            report = StageReport(request_id=asker.request_id, attempt=asker.attempt, spans=spans)
             self._actor.send(asker.gateway, report)
 
     def _arm(self) -> None:
@@ -71,6 +71,6 @@ class Askers:
 
     def _tell(self) -> None:
         for room, asker in self._askers.items():
-            self._actor.send(asker.gateway, EncodeAccepted(room, asker.attempt))
+            self._actor.send(asker.gateway, EncodeAccepted(room=room, attempt=asker.attempt))
         if self._askers:
             self._arm()

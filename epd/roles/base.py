@@ -284,7 +284,12 @@ class Actor:
         """The machines' stories in wall-clock time, for the timeline."""
         offset_s = self.clock.wall_s() - self.clock.now_s()
         return tuple(
-            Span(machine.table.name, entry.target, entry.at_s + offset_s, machine.key)
+            Span(
+                machine=machine.table.name,
+                state=entry.target,
+                at_s=entry.at_s + offset_s,
+                key=machine.key,
+            )
             for machine in machines
             if machine is not None
             for entry in machine.story

@@ -78,7 +78,9 @@ class CachePublisher(Component[Never]):
 
     def _publish(self) -> None:
         batch = self.log.take()
-        events = CacheEvents(batch.sequence, batch.full, batch.stored, batch.evicted)
+        events = CacheEvents(
+            sequence=batch.sequence, full=batch.full, stored=batch.stored, evicted=batch.evicted
+        )
         self.actor.send(self._gateway, events)
 
     @receives(CacheEventsWanted)

@@ -64,10 +64,15 @@ class DecodeRole(Component[Request]):
         if self._requests.get(key) is not None:
             return  # repeated
         if self._requests.has_ended(key):
-            self.actor.send(received.source, CancelTransfer(message.room, message.attempt))
+            self.actor.send(
+                received.source, CancelTransfer(room=message.room, attempt=message.attempt)
+            )
             return
         if (refusal := self._refusal(message)) is not None:
-            self.actor.send(received.source, CancelTransfer(message.room, message.attempt, refusal))
+            self.actor.send(
+                received.source,
+                CancelTransfer(room=message.room, attempt=message.attempt, failure=refusal),
+            )
             return
         request = Request(key, message, message.token_ids, self.actor.journal)
         request.kv_room = message.room
@@ -130,15 +135,15 @@ class DecodeRole(Component[Request]):
     def grant(self, incoming: Incoming) -> Grant:
         num_slots = self._requests.num_blocks_for(incoming.num_rows) * self._layout.slots_per_block
         return Grant(
-            incoming.key,
-            incoming.attempt,
-            "",
-            self._rooms.descriptor(self._requests.region, incoming.peer),
-            incoming.slots,
-            None,
-            incoming.num_rows,
-            incoming.deadline_s,
-            num_slots - len(incoming.slots),
+            room=incoming.key,
+            attempt=incoming.attempt,
+            mm_hash="",
+            region=self._rooms.descriptor(self._requests.region, incoming.peer),
+            slots=incoming.slots,
+            contract=None,
+            num_rows=incoming.num_rows,
+            deadline_s=incoming.deadline_s,
+            num_held=num_slots - len(incoming.slots),
         )
 
     async def publish(self, incoming: Incoming) -> Event:

@@ -132,19 +132,19 @@ class Dispatcher:
         if self._affinity is not None:
             self._affinity.sent(machine)
         message = PrefillRequest(
-            machine.key,
-            machine.attempt,
-            (*prompt.token_ids, *machine.token_ids),
-            len(machine.token_ids),
-            items,
-            prompt.sampling,
-            placement.decode,
-            self._actor.address,
-            deadline_s,
-            prompt.wants_timeline,
-            prompt.scope,
-            token_due_s,
-            self.holds.lease_s(machine),
+            request_id=machine.key,
+            attempt=machine.attempt,
+            token_ids=(*prompt.token_ids, *machine.token_ids),
+            num_emitted=len(machine.token_ids),
+            items=items,
+            sampling=prompt.sampling,
+            decode=placement.decode,
+            gateway=self._actor.address,
+            deadline_s=deadline_s,
+            reports=prompt.wants_timeline,
+            scope=prompt.scope,
+            first_token_deadline_s=token_due_s,
+            lease_s=self.holds.lease_s(machine),
         )
         return self._actor.send(placement.prefill, message)
 
@@ -161,30 +161,30 @@ class Dispatcher:
         for index, (item, encoder) in enumerate(pairs):
             room = f"{machine.key}/{machine.attempt}/{index}"
             request = EncodeRequest(
-                machine.key,
-                machine.attempt,
-                room,
-                item.mm_hash,
-                item.num_rows,
-                item.grid_thw,
-                None if machine.prompt.stage == "encode" else placement.prefill,
-                deadline_s,
-                machine.prompt.wants_timeline,
-                item.clip,
-                item.bounds,
+                request_id=machine.key,
+                attempt=machine.attempt,
+                room=room,
+                mm_hash=item.mm_hash,
+                num_rows=item.num_rows,
+                grid_thw=item.grid_thw,
+                consumer=None if machine.prompt.stage == "encode" else placement.prefill,
+                deadline_s=deadline_s,
+                reports=machine.prompt.wants_timeline,
+                clip=item.clip,
+                bounds=item.bounds,
             )
             images[room] = Image(encoder, request, item.image)
             items.append(
                 MediaItem(
-                    index,
-                    item.mm_hash,
-                    item.offset,
-                    item.num_rows,
-                    item.grid_thw,
-                    room,
-                    encoder,
-                    item.offsets,
-                    item.second_per_grid,
+                    index=index,
+                    mm_hash=item.mm_hash,
+                    offset=item.offset,
+                    num_rows=item.num_rows,
+                    grid_thw=item.grid_thw,
+                    room=room,
+                    encoder=encoder,
+                    offsets=item.offsets,
+                    second_per_grid=item.second_per_grid,
                 )
             )
         self.offers.begin(machine, images)

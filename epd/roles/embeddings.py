@@ -130,7 +130,7 @@ class Embeddings(Component[Embedding]):
 
     def dismiss(self, item: MediaItem, attempt: int) -> None:
         """The encoder may drop this room: its rows are here already, or nobody wants them (F43)."""
-        self.actor.send(item.encoder, CancelTransfer(item.room, attempt))
+        self.actor.send(item.encoder, CancelTransfer(room=item.room, attempt=attempt))
 
     def _soon(self, pump: Callable[[], None]) -> None:
         self.actor.mailbox.append_once("receive pool", pump)
@@ -263,14 +263,14 @@ class Embeddings(Component[Embedding]):
 
     def grant(self, incoming: Incoming) -> Grant:
         return Grant(
-            incoming.key,
-            incoming.attempt,
-            incoming.owner,
-            self._rooms.descriptor(self.region, incoming.peer),
-            incoming.slots,
-            self.contract,
-            incoming.num_rows,
-            incoming.deadline_s,
+            room=incoming.key,
+            attempt=incoming.attempt,
+            mm_hash=incoming.owner,
+            region=self._rooms.descriptor(self.region, incoming.peer),
+            slots=incoming.slots,
+            contract=self.contract,
+            num_rows=incoming.num_rows,
+            deadline_s=incoming.deadline_s,
         )
 
     def await_landing(self, incoming: Incoming) -> None:

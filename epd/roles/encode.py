@@ -117,20 +117,22 @@ class EncodeRole(Component[Encoding]):
         if self.actor.is_former(received):
             return  # nobody's: whom it names, no registry may ever tell the end of
         if message.room in self._askers:  # repeated: its first copy is at work
-            self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
+            self.actor.send(
+                received.source, EncodeAccepted(room=message.room, attempt=message.attempt)
+            )
             return
         if reason := self._refusal(received):
             self.actor.send(
                 received.source,
                 EncodeRejected(
-                    message.request_id,
-                    message.attempt,
-                    message.room,
-                    Failure(FailureKind.BUSY, reason),
+                    request_id=message.request_id,
+                    attempt=message.attempt,
+                    room=message.room,
+                    failure=Failure(FailureKind.BUSY, reason),
                 ),
             )
             return
-        self.actor.send(received.source, EncodeAccepted(message.room, message.attempt))
+        self.actor.send(received.source, EncodeAccepted(room=message.room, attempt=message.attempt))
         outgoing = self._open_room(message)
         if outgoing is not None and outgoing.terminal:
             return  # its cancel came first (F42)
@@ -319,7 +321,10 @@ class EncodeRole(Component[Encoding]):
             rows = rows_of(encoding)
             self._rooms.fire(outgoing, BytesReady(rows, rows.nbytes))
         elif (asker := self._askers.keeper(room)) is not None:
-            self.actor.send(asker.gateway, RowsKept(asker.request_id, asker.attempt, room))
+            self.actor.send(
+                asker.gateway,
+                RowsKept(request_id=asker.request_id, attempt=asker.attempt, room=room),
+            )
             self._close_kept(room, asker)
 
     @performs(Do.FAIL_ROOMS)
@@ -330,7 +335,9 @@ class EncodeRole(Component[Encoding]):
             asker = self._askers.keeper(room)
             self._report(room, encoding)
             if asker is not None:
-                failed = RequestFailed(asker.request_id, asker.attempt, failure)
+                failed = RequestFailed(
+                    request_id=asker.request_id, attempt=asker.attempt, failure=failure
+                )
                 self.actor.send(asker.gateway, failed)
             outgoing = self._rooms.find(room)
             if outgoing is not None:

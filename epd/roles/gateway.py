@@ -239,7 +239,7 @@ class GatewayRole(Component[Generation]):
     def _over(self, source: str, request_id: str, attempt: int) -> None:
         """It works on an attempt that is over: the message that said so was lost, or crossed
         this."""
-        self.actor.send(source, AbortRequest(request_id, attempt))
+        self.actor.send(source, AbortRequest(request_id=request_id, attempt=attempt))
 
     @receives(EncodeAccepted)
     def on_encode_accepted(self, received: Received) -> None:
@@ -250,7 +250,7 @@ class GatewayRole(Component[Generation]):
             if machine.prompt.stage == "encode":
                 self.fire(machine, generation_fsm.Accepted())
         else:
-            self.actor.send(received.source, AbortEncode(room))
+            self.actor.send(received.source, AbortEncode(room=room))
 
     @receives(RowsKept)
     def on_rows_kept(self, received: Received) -> None:
@@ -262,7 +262,13 @@ class GatewayRole(Component[Generation]):
     def _rows_are_kept(self, request_id: str) -> None:
         """The answer to who wanted no more than rows."""
         machine = self._open[request_id]
-        chunk = TokenChunk(machine.key, machine.attempt, 0, (), "length")
+        chunk = TokenChunk(
+            request_id=machine.key,
+            attempt=machine.attempt,
+            start=0,
+            token_ids=(),
+            finish_reason="length",
+        )
         self.fire(machine, generation_fsm.FinalTokensArrived(chunk))
 
     @receives(EncodeRejected, RequestFailed)
@@ -376,7 +382,7 @@ class GatewayRole(Component[Generation]):
         targets = {a.instance_id: a for a in (placement.prefill, placement.decode)}
         machine.pending_aborts = set(targets)
         for address in targets.values():
-            self.actor.send(address, AbortRequest(machine.key, machine.attempt))
+            self.actor.send(address, AbortRequest(request_id=machine.key, attempt=machine.attempt))
 
     @performs(Do.CLOSE)
     def close(self, machine: Generation, event: Event) -> None:

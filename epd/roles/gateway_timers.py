@@ -66,7 +66,9 @@ class GatewayTimers(Component[Generation]):
         for address in dict.fromkeys(self._dispatcher.needed(machine)):
             self.actor.doubt(address)
             if machine.prompt.stage != "encode":  # whose images are offered until they are kept
-                self.actor.send(address, RequestInquiry(machine.key, machine.attempt))
+                self.actor.send(
+                    address, RequestInquiry(request_id=machine.key, attempt=machine.attempt)
+                )
         self._listen(machine, left_s)
 
     def _stalled(self, machine: Generation) -> None:

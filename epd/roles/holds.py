@@ -57,7 +57,9 @@ class Holds:
         """It has its first token: what was held for it is not needed any more."""
         if (hold := self._of(machine)) is not None:
             del self._holds[machine.prompt.claim]
-            self._actor.send(hold.prefill, AbortRequest(machine.prompt.claim, hold.attempt))
+            self._actor.send(
+                hold.prefill, AbortRequest(request_id=machine.prompt.claim, attempt=hold.attempt)
+            )
 
     def _of(self, machine: Generation) -> _Hold | None:
         hold = self._holds.get(machine.prompt.claim)

@@ -127,11 +127,11 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
 
     @performs(Do.SEND_COMMIT_ACK)
     def send_commit_ack(self, incoming: Incoming, event: Event) -> None:
-        self.actor.send(incoming.peer, CommitAck(incoming.key, incoming.attempt))
+        self.actor.send(incoming.peer, CommitAck(room=incoming.key, attempt=incoming.attempt))
 
     @performs(Do.SEND_CANCEL)
     def send_cancel(self, incoming: Incoming, event: Event) -> None:
-        self.actor.send(incoming.peer, CancelTransfer(incoming.key, incoming.attempt))
+        self.actor.send(incoming.peer, CancelTransfer(room=incoming.key, attempt=incoming.attempt))
 
     # --- effects: memory --------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Links(Component[Link]):
 
     @performs(Do.SEND_PROBE)
     def send_probe(self, link: Link, event: Event) -> None:
-        self.actor.send(link.peer, LinkProbe(isinstance(event, EchoMissed)))
+        self.actor.send(link.peer, LinkProbe(is_mute=isinstance(event, EchoMissed)))
 
     @performs(Do.OPEN_ANEW)
     def open_anew(self, link: Link, event: Event) -> None:

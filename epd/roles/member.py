@@ -138,7 +138,13 @@ class Member(Component[MembershipMachine]):
     def send_join(self, machine: MembershipMachine, event: Event) -> None:
         lost = dict(sorted(self.actor.lost))  # the last life of each
         fingerprint, told = self._fingerprint, tuple(lost.items())
-        join = Join(PROTOCOL_VERSION, fingerprint, self._info, machine.was_welcomed, told)
+        join = Join(
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint=fingerprint,
+            info=self._info,
+            was_member=machine.was_welcomed,
+            lost=told,
+        )
         self.actor.send(self._gateway, join)
 
     @performs(Do.ARM_JOIN)
@@ -160,7 +166,9 @@ class Member(Component[MembershipMachine]):
         self._beat()
 
     def _beat(self) -> None:
-        beat = Heartbeat(self._load(), self._version, self.membership.is_draining)
+        beat = Heartbeat(
+            load=self._load(), version=self._version, is_draining=self.membership.is_draining
+        )
         self.actor.send(self._gateway, beat)
         self.actor.timers.call_later(self.membership.beat_s, self._beat)
 

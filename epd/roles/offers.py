@@ -101,7 +101,7 @@ class Offers(Component[Offer]):
     @performs(Do.SEND_ABORTS)
     def send_aborts(self, offer: Offer, event: Event) -> None:
         for room, image in offer.images.items():
-            self.actor.send(image.encoder, AbortEncode(room))
+            self.actor.send(image.encoder, AbortEncode(room=room))
 
     @performs(Do.ANSWER)
     def answer(self, offer: Offer, event: Event) -> None:

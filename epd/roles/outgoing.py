@@ -160,21 +160,25 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
     def send_commit(self, outgoing: Outgoing, event: Event) -> None:
         room, attempt = outgoing.key, outgoing.attempt
         kv = self._owners[room].commit_state(outgoing)
-        commit = Commit(room, attempt, outgoing.sent_nbytes, outgoing.parts, kv)
+        commit = Commit(
+            room=room, attempt=attempt, nbytes=outgoing.sent_nbytes, parts=outgoing.parts, kv=kv
+        )
         self.actor.send(outgoing.peer, commit)
 
     @performs(Do.SEND_CANCEL_ACK)
     def send_cancel_ack(self, outgoing: Outgoing, event: Event) -> None:
-        self.actor.send(outgoing.peer, CancelAck(outgoing.key, outgoing.attempt))
+        self.actor.send(outgoing.peer, CancelAck(room=outgoing.key, attempt=outgoing.attempt))
 
     @performs(Do.SEND_ABORT)
     def send_abort(self, outgoing: Outgoing, event: Event) -> None:
-        aborted = TransferAborted(outgoing.key, outgoing.attempt, outgoing.why)
+        aborted = TransferAborted(room=outgoing.key, attempt=outgoing.attempt, failure=outgoing.why)
         self.actor.send(outgoing.peer, aborted)
 
     @performs(Do.SEND_DOUBT)
     def send_doubt(self, outgoing: Outgoing, event: Event) -> None:
-        doubt = TransferInDoubt(outgoing.key, outgoing.attempt, outgoing.why.reason)
+        doubt = TransferInDoubt(
+            room=outgoing.key, attempt=outgoing.attempt, reason=outgoing.why.reason
+        )
         self.actor.send(outgoing.peer, doubt)
 
     # --- effects: memory --------------------------------------------------------------------------

@@ -77,12 +77,14 @@ class PrefillRole(Component[Request]):
             return  # repeated, or nobody's: whom it names, no registry may ever tell the end of
         if self._requests.has_ended(key):
             self._dismiss_images(message)
-            aborted = RequestAborted(message.request_id, message.attempt)
+            aborted = RequestAborted(request_id=message.request_id, attempt=message.attempt)
             self.actor.send(received.source, aborted)
             return
         if (refusal := self._refusal(message)) is not None:
             self._dismiss_images(message)
-            failed = RequestFailed(message.request_id, message.attempt, refusal)
+            failed = RequestFailed(
+                request_id=message.request_id, attempt=message.attempt, failure=refusal
+            )
             self.actor.send(message.gateway, failed)
             return
         request = Request(key, message, message.token_ids, self.actor.journal)

@@ -31,7 +31,9 @@ class Profiled(Component[Never]):
         message: ProfileRequest = received.message
 
         def answer(told: tuple[bool, str]) -> None:
-            self.actor.send(received.source, ProfileReport(message.serial, *told))
+            ok, detail = told
+            report = ProfileReport(serial=message.serial, ok=ok, detail=detail)
+            self.actor.send(received.source, report)
 
         if message.starts:
             self.actor.timers.call_later(MAX_PROFILE_S, self._end)
@@ -86,7 +88,7 @@ class Profiles(Component[Never]):
         present = [i.info.address for i in self._registry.instances if i.present]
         asked = self._asked[serial] = _Asked({address.instance_id for address in present})
         for address in present:
-            self.actor.send(address, ProfileRequest(serial, starts))
+            self.actor.send(address, ProfileRequest(serial=serial, starts=starts))
         self.actor.timers.call_later(ANSWER_TIMEOUT_S, asked.news.ring)
         if present:
             await asked.news

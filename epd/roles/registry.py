@@ -189,7 +189,9 @@ class Registry(Component[Instance]):
             self._acknowledge(received.source, known=True)
 
     def _acknowledge(self, name: str, *, known: bool) -> None:
-        self.actor.send(name, HeartbeatAck(known, self._version, self.actor.cluster_s()))
+        self.actor.send(
+            name, HeartbeatAck(known=known, version=self._version, cluster_s=self.actor.cluster_s())
+        )
 
     @receives(Leave)
     def on_leave(self, received: Received) -> None:
@@ -226,7 +228,9 @@ class Registry(Component[Instance]):
     def welcome(self, instance: Instance, event: Event) -> None:
         address = instance.info.address
         beat_s, now_s = self._timing.heartbeat_interval_s, self.actor.cluster_s()
-        self.actor.send(address, Welcome(address.epoch, beat_s, now_s))
+        self.actor.send(
+            address, Welcome(epoch=address.epoch, heartbeat_interval_s=beat_s, cluster_s=now_s)
+        )
         self.actor.send(address, self._membership())
 
     @performs(Do.REFUSE)
@@ -238,7 +242,7 @@ class Registry(Component[Instance]):
         if (name, epoch) not in self._refused:  # after a cut it may have asked hundreds of times
             self._refused.append((name, epoch))
             self.actor.log.warning("join refused", instance=name, epoch=epoch, reason=reason)
-        self.actor.send(info.address, JoinRefused(epoch, reason))
+        self.actor.send(info.address, JoinRefused(epoch=epoch, reason=reason))
 
     @performs(Do.PUBLISH)
     def publish(self, instance: Instance, event: Event) -> None:
@@ -251,7 +255,7 @@ class Registry(Component[Instance]):
 
     def _membership(self) -> Membership:
         present = tuple(i.info for i in self.instances if i.present)
-        return Membership(self._version, present, tuple(self._lost))
+        return Membership(version=self._version, instances=present, lost=tuple(self._lost))
 
     @performs(Do.FAIL_ATTEMPTS)
     def fail_attempts(self, instance: Instance, event: Event) -> None:

@@ -35,7 +35,16 @@ class Reports(Component[Request]):
         chunks = self._chunks.setdefault(request.key, [])
         if len(chunks) < MAX_CHUNKS:
             at_s = self.clock.wall_s() - lasted_s
-            chunks.append(Span("CHUNK", "COMPUTED", at_s, request.key, lasted_s, num_tokens))
+            chunks.append(
+                Span(
+                    machine="CHUNK",
+                    state="COMPUTED",
+                    at_s=at_s,
+                    key=request.key,
+                    lasted_s=lasted_s,
+                    num_tokens=num_tokens,
+                )
+            )
 
     def forget(self, request: Request) -> None:
         self._chunks.pop(request.key, None)
@@ -49,17 +58,26 @@ class Reports(Component[Request]):
     def report_spans(self, request: Request, event: Event) -> None:
         if request.message.reports:
             spans = self._spans(request)
-            report = StageReport(request.request_id, request.attempt, spans)
+            report = StageReport(
+                request_id=request.request_id, attempt=request.attempt, spans=spans
+            )
             self.actor.send(request.gateway, report)
 
     @performs(Do.SEND_ABORTED)
     def send_aborted(self, request: Request, event: Event) -> None:
         self.report_spans(request, event)  # ahead of the message that ends the generation there
-        self.actor.send(request.gateway, RequestAborted(request.request_id, request.attempt))
+        self.actor.send(
+            request.gateway, RequestAborted(request_id=request.request_id, attempt=request.attempt)
+        )
 
     @performs(Do.SEND_FAILURE)
     def send_failure(self, request: Request, event: Event) -> None:
         assert request.failure is not None  # whatever orders this has said why
         spans = self._spans(request) if request.message.reports else ()
-        failed = RequestFailed(request.request_id, request.attempt, request.failure, spans)
+        failed = RequestFailed(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            failure=request.failure,
+            spans=spans,
+        )
         self.actor.send(request.gateway, failed)

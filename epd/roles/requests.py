@@ -145,7 +145,7 @@ class Requests(Component[Request]):
         if request.decode_here and request.num_sent < len(request.output):
             self._tell_tokens(request)
         elif not request.num_sent or self._scheduler.waits(request.key):
-            here = RequestAccepted(request.request_id, request.attempt)
+            here = RequestAccepted(request_id=request.request_id, attempt=request.attempt)
             self.actor.send(request.gateway, here)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -188,7 +188,9 @@ class Requests(Component[Request]):
             self.fire(request, request_fsm.AbortReceived())
             return
         self._bury(key)
-        self.actor.send(received.source, RequestAborted(message.request_id, message.attempt))
+        self.actor.send(
+            received.source, RequestAborted(request_id=message.request_id, attempt=message.attempt)
+        )
 
     @receives(RequestInquiry)
     def on_inquiry(self, received: Received) -> None:
@@ -198,7 +200,10 @@ class Requests(Component[Request]):
         if has_ended:
             self.actor.counters["last_message_lost"] += 1
             failure = Failure(FailureKind.LOST, "its last message was lost")
-            self.actor.send(received.source, RequestFailed(request_id, attempt, failure))
+            self.actor.send(
+                received.source,
+                RequestFailed(request_id=request_id, attempt=attempt, failure=failure),
+            )
 
     # --- the step loop ----------------------------------------------------------------------------
 
@@ -317,7 +322,7 @@ class Requests(Component[Request]):
 
     def _flush(self) -> None:
         for gateway, chunks in self._outbox.items():
-            self.actor.send(gateway, Tokens(tuple(chunks)))
+            self.actor.send(gateway, Tokens(chunks=tuple(chunks)))
         self._outbox.clear()
 
     @performs(Do.ARM_GRACE)

@@ -50,7 +50,9 @@ class StageTimes:
         """All of them, since the process began."""
         if self._told is None:
             self._told = tuple(
-                Histogram(name, labels, tuple(counts), self._sums[name, labels])
+                Histogram(
+                    name=name, labels=labels, counts=tuple(counts), total=self._sums[name, labels]
+                )
                 for (name, labels), counts in sorted(self._counts.items())
             )
         return self._told

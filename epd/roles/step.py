@@ -59,15 +59,15 @@ def new_tokens(request: Request) -> TokenChunk:
     """What the gateway has not been sent yet, numbered."""
     new = request.output[request.num_sent :]
     return TokenChunk(
-        request.request_id,
-        request.attempt,
-        request.num_emitted + request.num_sent,
-        tuple(token.token_id for token in new),
-        request.finish_reason,
-        tuple(new) if request.sampling.tells_logprobs else (),
-        request.num_accepted,
-        request.num_rejected,
-        0 if request.num_sent else request.num_cached or 0,
+        request_id=request.request_id,
+        attempt=request.attempt,
+        start=request.num_emitted + request.num_sent,
+        token_ids=tuple(token.token_id for token in new),
+        finish_reason=request.finish_reason,
+        logprobs=tuple(new) if request.sampling.tells_logprobs else (),
+        num_accepted=request.num_accepted,
+        num_rejected=request.num_rejected,
+        num_cached=0 if request.num_sent else request.num_cached or 0,
     )
 
 

@@ -25,13 +25,13 @@ class TierCounts:
 
     def report(self, tier: str, nbytes: int, capacity_nbytes: int) -> CacheTier:
         return CacheTier(
-            tier,
-            nbytes,
-            capacity_nbytes,
-            self.hits,
-            self.misses,
-            self.evictions,
-            self.failures,
+            tier=tier,
+            nbytes=nbytes,
+            capacity_nbytes=capacity_nbytes,
+            hits=self.hits,
+            misses=self.misses,
+            evictions=self.evictions,
+            failures=self.failures,
         )
 
 

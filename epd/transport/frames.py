@@ -9,13 +9,13 @@ import msgspec
 from epd.messages import Message
 
 
-class Challenge(Message, frozen=True):
+class Challenge(Message):
     """First message of a listener."""
 
     nonce: bytes
 
 
-class Hello(Message, frozen=True):
+class Hello(Message):
     """Who calls, whom it means, and the proof that it holds the cluster key.
 
     `succeeds`: earlier connections of this caller are over; none of their bytes may land any more.
@@ -31,18 +31,18 @@ class Hello(Message, frozen=True):
     proof: bytes
 
 
-class Accepted(Message, frozen=True):
+class Accepted(Message):
     proof: bytes
 
 
-class Refused(Message, frozen=True):
+class Refused(Message):
     """`kind`: "gone" (another life answers here), "fenced" (severed and barred), or empty."""
 
     kind: str
     reason: str
 
 
-class Announced(Message, frozen=True):
+class Announced(Message):
     """A write: `nbytes` that belong into `slots` of a region of this shape."""
 
     number: int
@@ -53,40 +53,40 @@ class Announced(Message, frozen=True):
     nbytes: int
 
 
-class WriteFrame(Announced, frozen=True):
+class WriteFrame(Announced):
     """Its payload follows."""
 
     checksum: bool  # of what has landed is asked for
 
 
-class BeginFrame(Announced, frozen=True):
+class BeginFrame(Announced):
     """May I write this by other means (mooncake)?  `ended`: earlier writes that are over."""
 
     token: bytes  # names the write on every connection
     ended: tuple[bytes, ...]
 
 
-class EndFrame(Message, frozen=True):
+class EndFrame(Message):
     """Writes that have a definite end."""
 
     tokens: tuple[bytes, ...]
 
 
-class SettleFrame(Message, frozen=True):
+class SettleFrame(Message):
     """Writes whose end is in doubt and whose connections are closed: has all of it arrived?"""
 
     number: int
     tokens: tuple[bytes, ...]
 
 
-class Done(Message, frozen=True):
+class Done(Message):
     """Yes: it has landed, it may begin, it is settled; whatever was asked."""
 
     number: int
     checksum: int = 0
 
 
-class Declined(Message, frozen=True):
+class Declined(Message):
     """No; nothing has landed, or not all."""
 
     number: int

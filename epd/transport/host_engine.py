@@ -37,7 +37,15 @@ class HostEngine(ABC):
     def _remote(
         self, region_id: str, locator: str, num_slots: int, slot_nbytes: int
     ) -> RemoteRegion:
-        return RemoteRegion(self.kind, *self._life, region_id, locator, slot_nbytes, num_slots)
+        return RemoteRegion(
+            backend=self.kind,
+            instance_id=self._life[0],
+            epoch=self._life[1],
+            region_id=region_id,
+            locator=locator,
+            slot_nbytes=slot_nbytes,
+            num_slots=num_slots,
+        )
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]

@@ -25,6 +25,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from epd.messages import Message
 from epd.transport.base import Life, TransportError
 from epd.transport.endpoint import is_loopback
@@ -121,7 +123,7 @@ class Links:
             return
         self._strangers.add(wire)
         wire.nonce = secrets.token_bytes(32)
-        wire.post(Challenge(wire.nonce))
+        wire.post(Challenge(nonce=wire.nonce))
         asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._give_up, wire)
 
     def _give_up(self, wire: Wire) -> None:
@@ -133,7 +135,10 @@ class Links:
             frame.proof, self._proof(b"caller", wire.nonce, frame)
         ):
             wire.hang_up(
-                Refused("", "not a member of this cluster: give it the same --cluster-key FILE")
+                Refused(
+                    kind="",
+                    reason="not a member of this cluster: give it the same --cluster-key FILE",
+                )
             )
             return
         refused = self._objection(frame)
@@ -147,15 +152,17 @@ class Links:
         self._inbound.setdefault(life, set()).add(wire)
         wire.peer = life
         wire.on_frame = self._on_frame
-        wire.post(Accepted(self._proof(b"owner", frame.nonce, frame)))
+        wire.post(Accepted(proof=self._proof(b"owner", frame.nonce, frame)))
 
     def _objection(self, hello: Hello) -> Refused | None:
         if hello.version != VERSION:
-            return Refused("", f"this instance speaks version {VERSION}, you {hello.version}")
+            return Refused(
+                kind="", reason=f"this instance speaks version {VERSION}, you {hello.version}"
+            )
         if (hello.to_instance_id, hello.to_epoch) != self._life:
-            return Refused("gone", "the life that is meant has ended")
+            return Refused(kind="gone", reason="the life that is meant has ended")
         if (hello.instance_id, hello.epoch) in self._barred:
-            return Refused("fenced", f"{self._life[0]} has fenced this instance")
+            return Refused(kind="fenced", reason=f"{self._life[0]} has fenced this instance")
         return None
 
     def _forget(self, wire: Wire) -> None:
@@ -223,9 +230,18 @@ class Links:
         if not isinstance(challenge, Challenge):
             raise LinkRefused(f"{life[0]} did not answer as an instance does")
         nonce = secrets.token_bytes(32)
-        unproved = Hello(VERSION, *self._life, *life, succeeds, nonce, b"")
+        unproved = Hello(
+            version=VERSION,
+            instance_id=self._life[0],
+            epoch=self._life[1],
+            to_instance_id=life[0],
+            to_epoch=life[1],
+            succeeds=succeeds,
+            nonce=nonce,
+            proof=b"",
+        )
         proof = self._proof(b"caller", challenge.nonce, unproved)
-        wire.post(Hello(VERSION, *self._life, *life, succeeds, nonce, proof))
+        wire.post(msgspec.structs.replace(unproved, proof=proof))
         answer = await words.get()
         if isinstance(answer, Refused):
             reason = f"{life[0]}:{life[1]} refused: {answer.reason}"

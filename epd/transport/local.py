@@ -105,7 +105,13 @@ class LocalTransferEngine:
         """Anonymous memory, zeroed; pages that are only ever deposited to cost nothing."""
         nbytes = check_shape(name, num_slots, slot_nbytes)
         remote = RemoteRegion(
-            "local", *self._life, self._region_ids.new(name), "", slot_nbytes, num_slots
+            backend="local",
+            instance_id=self._life[0],
+            epoch=self._life[1],
+            region_id=self._region_ids.new(name),
+            locator="",
+            slot_nbytes=slot_nbytes,
+            num_slots=num_slots,
         )
         region = SlotRegion(remote, memoryview(mmap.mmap(-1, nbytes)), by_reference=by_reference)
         self._memory.add(region)

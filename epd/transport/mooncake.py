@@ -140,7 +140,7 @@ class MooncakeTransferEngine(HostEngine):
             self._doubts.setdefault(life, {})[token] = (control, end)
             return WriteUnknown(f"mooncake to {target.instance_id}: {end.value}")
         self._ended.setdefault(life, []).append(token)
-        wire.post(EndFrame((token,)))
+        wire.post(EndFrame(tokens=(token,)))
         if end is End.REFUSED:
             raise WriteRefused(f"mooncake does not reach {target.instance_id} at {engine}")
         checksum = await self._copier.checksum(views) if self._copier.checksums else 0
@@ -156,10 +156,16 @@ class MooncakeTransferEngine(HostEngine):
         ended = tuple(self._ended.get(life, ()))
         wire.post(
             BeginFrame(
-                number, target.region_id, target.slot_nbytes, target.num_slots, slots, nbytes,
-                token, ended,
+                number=number,
+                region_id=target.region_id,
+                slot_nbytes=target.slot_nbytes,
+                num_slots=target.num_slots,
+                slots=slots,
+                nbytes=nbytes,
+                token=token,
+                ended=ended,
             )
-        )  # fmt: skip
+        )
         await asyncio.wait((answer,), timeout=self._begin_timeout_s)
         try:
             if not answer.done():
@@ -189,13 +195,13 @@ class MooncakeTransferEngine(HostEngine):
 
     def _answer(self, wire: Wire, frame: BeginFrame) -> Message:
         if wire.peer in self._barred:
-            return Declined(frame.number, "this instance is fenced")
+            return Declined(number=frame.number, reason="this instance is fenced")
         try:
             region = self._granted(frame)
         except WriteRefused as refused:
-            return Declined(frame.number, str(refused))
+            return Declined(number=frame.number, reason=str(refused))
         self._begun[frame.token] = (wire.peer, region.buffer)
-        return Done(frame.number)
+        return Done(number=frame.number)
 
     def _end(self, tokens: tuple[bytes, ...]) -> None:
         for token in tokens:
@@ -204,10 +210,10 @@ class MooncakeTransferEngine(HostEngine):
     async def _settle(self, wire: Wire, frame: SettleFrame) -> None:
         """The writer has closed what carried these; have we read it to the end?"""
         if await asyncio.to_thread(has_half_closed_arrivals):
-            wire.post(Declined(frame.number, "bytes may still be arriving"))
+            wire.post(Declined(number=frame.number, reason="bytes may still be arriving"))
             return
         self._end(frame.tokens)
-        wire.post(Done(frame.number))
+        wire.post(Done(number=frame.number))
 
     # --- the end of things ------------------------------------------------------------------------
 
@@ -242,7 +248,7 @@ class MooncakeTransferEngine(HostEngine):
             tokens = tuple(token for token, (where, _) in doubts.items() if where == control)
 
             def settle(number: int, tokens: tuple[bytes, ...] = tokens) -> Message:
-                return SettleFrame(number, tokens)
+                return SettleFrame(number=number, tokens=tokens)
 
             if not await self._links.ask_apart(life, control, settle):
                 return False

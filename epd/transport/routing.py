@@ -65,8 +65,8 @@ class RoutingTransferEngine:
         self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
         ranked = sorted(backends, key=lambda backend: (backend.rank, backend.name))
         self.offers = (
-            TransportOffer("local", self._local.domain),
-            *(TransportOffer(b.name, self._backends[b.name].domain) for b in ranked),
+            TransportOffer(name="local", domain=self._local.domain),
+            *(TransportOffer(name=b.name, domain=self._backends[b.name].domain) for b in ranked),
         )
 
     def allocate(

@@ -90,7 +90,13 @@ class ShmTransferEngine:
         segment = Segment.create(stem, nbytes, self._directory)
         locator = segment.path.rpartition("/")[2]
         remote = RemoteRegion(
-            "shm", self._instance_id, self._epoch, region_id, locator, slot_nbytes, num_slots
+            backend="shm",
+            instance_id=self._instance_id,
+            epoch=self._epoch,
+            region_id=region_id,
+            locator=locator,
+            slot_nbytes=slot_nbytes,
+            num_slots=num_slots,
         )
         region = SlotRegion(remote, segment.memory, by_reference=by_reference)
         self._own[key_of(remote)] = (region, segment)

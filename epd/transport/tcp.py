@@ -104,10 +104,15 @@ class TcpTransferEngine(HostEngine):
                 number, answer = wire.ask()
                 wire.post(
                     WriteFrame(
-                        number, target.region_id, target.slot_nbytes, target.num_slots, slots,
-                        nbytes, self._copier.checksums,
+                        number=number,
+                        region_id=target.region_id,
+                        slot_nbytes=target.slot_nbytes,
+                        num_slots=target.num_slots,
+                        slots=slots,
+                        nbytes=nbytes,
+                        checksum=self._copier.checksums,
                     )
-                )  # fmt: skip
+                )
                 await wire.pour(views, self._stall_timeout_s)
             checksum = await self._copier.checksum(views) if self._copier.checksums else 0
             said = await self._answer(wire, answer)
@@ -137,7 +142,7 @@ class TcpTransferEngine(HostEngine):
         try:
             region = self._granted(frame)
         except WriteRefused as refused:
-            answer = Declined(frame.number, str(refused))
+            answer = Declined(number=frame.number, reason=str(refused))
             wire.discard(frame.nbytes, functools.partial(wire.pay, answer))
             return
         memory = region.buffer
@@ -149,9 +154,13 @@ class TcpTransferEngine(HostEngine):
 
     def _landed(self, wire: Wire, frame: WriteFrame, region: SlotRegion) -> None:
         if region.revoked:
-            wire.pay(Declined(frame.number, f"region {frame.region_id!r} was revoked meanwhile"))
+            wire.pay(
+                Declined(
+                    number=frame.number, reason=f"region {frame.region_id!r} was revoked meanwhile"
+                )
+            )
         elif not frame.checksum:
-            wire.pay(Done(frame.number))
+            wire.pay(Done(number=frame.number))
         else:
             views = region.views(frame.slots, frame.nbytes)
             self._answer_later(self._sum_up(wire, frame, region, views))
@@ -161,9 +170,13 @@ class TcpTransferEngine(HostEngine):
     ) -> None:
         checksum = await self._copier.checksum(views)
         if region.revoked:
-            wire.pay(Declined(frame.number, f"region {frame.region_id!r} was revoked meanwhile"))
+            wire.pay(
+                Declined(
+                    number=frame.number, reason=f"region {frame.region_id!r} was revoked meanwhile"
+                )
+            )
         else:
-            wire.pay(Done(frame.number, checksum))
+            wire.pay(Done(number=frame.number, checksum=checksum))
 
     # --- the end of things ------------------------------------------------------------------------
 

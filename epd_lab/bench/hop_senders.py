@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from epd.messages import RemoteRegion
@@ -124,7 +125,7 @@ class ByEngine:
         self._receiver = receiver
         settings = BackendSettings("sender", time.time_ns(), directory=directory)
         self._engine: TransferEngine = BACKENDS[backend_of(way)].make(settings)
-        self._target = RemoteRegion(*place)
+        self._target = msgspec.convert(place, RemoteRegion)
 
     async def send(self, slot: int, rows: np.ndarray, seen: dict[str, int]) -> int:
         outcome = await self._engine.write([rows], self._target, (slot,))

@@ -28,7 +28,14 @@ IMAGE_TOKEN = 7
 ROW_NBYTES = 32
 
 NUM_LAYERS = 2  # a record's first half is the KV of the first layer, its second half of the second
-KV_LAYOUT = KvLayout(NUM_LAYERS, BLOCK_SIZE, 1, 1, "float32", BLOCK_SIZE * RECORD_NBYTES)
+KV_LAYOUT = KvLayout(
+    num_layers=NUM_LAYERS,
+    block_size=BLOCK_SIZE,
+    num_kv_heads=1,
+    head_dim=1,
+    dtype="float32",
+    block_nbytes=BLOCK_SIZE * RECORD_NBYTES,
+)
 ROW_CONTRACT = RowContract(hidden=4, row_width=8, num_deepstack=1, dtype="float32", row_nbytes=32)
 
 

@@ -289,7 +289,13 @@ class SimTransferEngine:
     ) -> SlotRegion:
         nbytes = check_shape(name, num_slots, slot_nbytes)
         remote = RemoteRegion(
-            "sim", *self._life, self._region_ids.new(name), "", slot_nbytes, num_slots
+            backend="sim",
+            instance_id=self._life[0],
+            epoch=self._life[1],
+            region_id=self._region_ids.new(name),
+            locator="",
+            slot_nbytes=slot_nbytes,
+            num_slots=num_slots,
         )
         region = SlotRegion(remote, memoryview(bytearray(nbytes)), by_reference=by_reference)
         self._fabric.regions[key_of(remote)] = (region, self._process)
@@ -297,7 +303,7 @@ class SimTransferEngine:
 
     @property
     def offers(self) -> tuple[TransportOffer, ...]:
-        return (TransportOffer("sim", ""),)
+        return (TransportOffer(name="sim", domain=""),)
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         return region.remote
@@ -328,9 +334,8 @@ class SimTransferEngine:
             return WriteFailed(str(refused))
         if ((target.instance_id, target.epoch), self._life) in self._fabric.barred:
             return WriteFailed(f"{target.instance_id} has fenced this instance")
-        loop = self._fabric.loop
         cut = _cut(pieces, self._fabric.conditions.num_pieces)
-        write = Write(self._process, target, tuple(slots), cut, loop.create_future())
+        write = Write(self._process, target, tuple(slots), cut, self._fabric.loop.create_future())
         write.raises = breaks.error("write") if late else None
         self._fabric.begin(write)
         return await write.future
@@ -338,13 +343,12 @@ class SimTransferEngine:
     async def settle(self, peer: Address) -> bool:
         """True: nothing of ours is under way to that peer."""
         await self._take_time("settle")
-        if self._fabric.conditions.asks and not self._fabric.answers(
-            self._process, (peer.instance_id, peer.epoch)
-        ):
+        life = (peer.instance_id, peer.epoch)
+        if self._fabric.conditions.asks and not self._fabric.answers(self._process, life):
             self._fabric.counters["settle unanswered"] += 1
             await asyncio.sleep(SETTLE_TIMEOUT_S)
             return False
-        return not self._fabric.under_way(self._life, (peer.instance_id, peer.epoch))
+        return not self._fabric.under_way(self._life, life)
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """True: dead, and nothing between us is under way.  An unknown process: cannot tell.

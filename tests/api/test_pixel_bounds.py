@@ -44,7 +44,7 @@ async def test_bounds_change_rows_and_identity() -> None:
     rows = [prompt.items[0].num_rows for prompt in (fewer, plain, more)]
     assert rows == sorted(set(rows))
     assert len({prompt.items[0].mm_hash for prompt in (plain, fewer, other, more)}) == 4
-    assert fewer.items[0].bounds == PixelBounds(0, 2048)
+    assert fewer.items[0].bounds == PixelBounds(min_pixels=0, max_pixels=2048)
     assert plain.items[0].bounds is None
 
 
@@ -82,7 +82,7 @@ async def test_a_model_that_does_not_resize_so_refuses() -> None:
     factor=st.integers(1, 40),
 )
 def test_the_grid_is_the_processor_s(width: int, height: int, least: int, factor: int) -> None:
-    bounds = PixelBounds(least, least * factor)
+    bounds = PixelBounds(min_pixels=least, max_pixels=least * factor)
     settings_ = bounded(read_preprocessor(CHECKPOINT), bounds)
     found = image_geometry(read_config(CHECKPOINT), settings_, width, height).grid_thw
     image = Image.fromarray(np.zeros((height, width, 3), np.uint8))

@@ -236,7 +236,7 @@ def test_no_damage_is_more_than_a_refusal() -> None:
             read = read_film(bytes(data), Limits(), "x")
             num_read += 1
             frames = tuple(range(0, min(read.num_frames, 8), 3))
-            decode_clip(bytes(data), Clip(read.container, frames), 48, 64, 100_000)
+            decode_clip(bytes(data), Clip(container=read.container, frames=frames), 48, 64, 100_000)
         except ApiError as error:
             assert error.status == 400 and error.param == "x"
         except MediaError:

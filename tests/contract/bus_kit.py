@@ -121,7 +121,15 @@ async def both_directions_and_itself(net: BusNet) -> None:
 async def a_rich_message_arrives_equal(net: BusNet) -> None:
     a, b = net.make("a"), net.make("b")
     _, inbox = meet(a, b)
-    item = MediaItem(0, "ab" * 32, 3, 64, (1, 16, 16), "r/1/0", b.address)
+    item = MediaItem(
+        index=0,
+        mm_hash="ab" * 32,
+        offset=3,
+        num_rows=64,
+        grid_thw=(1, 16, 16),
+        room="r/1/0",
+        encoder=b.address,
+    )
     message = PrefillRequest(
         request_id="r",
         attempt=1,

@@ -55,7 +55,13 @@ class MappedFiles:
         nbytes = check_shape(name, num_slots, slot_nbytes)
         its = self._its
         remote = RemoteRegion(
-            its.name, its.instance_id, its.epoch, self._ids.new(name), "", slot_nbytes, num_slots
+            backend=its.name,
+            instance_id=its.instance_id,
+            epoch=its.epoch,
+            region_id=self._ids.new(name),
+            locator="",
+            slot_nbytes=slot_nbytes,
+            num_slots=num_slots,
         )
         locator = f"{_described(remote)}-{secrets.token_hex(4)}.mem"
         fd = os.open(self._path(locator), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -65,7 +71,13 @@ class MappedFiles:
         finally:
             os.close(fd)
         remote = RemoteRegion(
-            its.name, its.instance_id, its.epoch, remote.region_id, locator, slot_nbytes, num_slots
+            backend=its.name,
+            instance_id=its.instance_id,
+            epoch=its.epoch,
+            region_id=remote.region_id,
+            locator=locator,
+            slot_nbytes=slot_nbytes,
+            num_slots=num_slots,
         )
         self._regions[locator] = region = SlotRegion(remote, memory, by_reference=by_reference)
         return region

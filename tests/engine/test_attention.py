@@ -12,7 +12,14 @@ from epd.engine.kv_pool import KvPool
 from epd.messages import KvLayout
 
 LAYERS, BLOCK, KV_HEADS, HEADS, DIM, BLOCKS = 2, 4, 2, 6, 8, 64
-LAYOUT = KvLayout(LAYERS, BLOCK, KV_HEADS, DIM, "float32", LAYERS * 2 * BLOCK * KV_HEADS * DIM * 4)
+LAYOUT = KvLayout(
+    num_layers=LAYERS,
+    block_size=BLOCK,
+    num_kv_heads=KV_HEADS,
+    head_dim=DIM,
+    dtype="float32",
+    block_nbytes=LAYERS * 2 * BLOCK * KV_HEADS * DIM * 4,
+)
 extents = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 12) | st.just(1)), min_size=1, max_size=5
 )

@@ -16,7 +16,14 @@ NBYTES = 3 * 2 * 4 * 2 * 8 * 4
 
 
 def pool(num_blocks: int = 5, dtype: torch.dtype = torch.float32) -> KvPool:
-    layout = KvLayout(3, 4, 2, 8, str(dtype)[6:], 3 * layer_nbytes(4, 2, 8, dtype))
+    layout = KvLayout(
+        num_layers=3,
+        block_size=4,
+        num_kv_heads=2,
+        head_dim=8,
+        dtype=str(dtype)[6:],
+        block_nbytes=3 * layer_nbytes(4, 2, 8, dtype),
+    )
     return KvPool(layout, num_blocks, dtype, "cpu")
 
 

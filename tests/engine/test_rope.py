@@ -78,13 +78,31 @@ def test_videos_equal_get_rope_index(
     nobody = Address("e", 1, "")
     for text, frames, height, width, seconds in videos:
         types += [0] * text + [1, 0]
-        items.append(MediaItem(0, "a", len(types) - 2, 1, (1, MERGE, MERGE), "a", nobody))
+        items.append(
+            MediaItem(
+                index=0,
+                mm_hash="a",
+                offset=len(types) - 2,
+                num_rows=1,
+                grid_thw=(1, MERGE, MERGE),
+                room="a",
+                encoder=nobody,
+            )
+        )
         offsets = []
         for _ in range(frames):
             offsets.append(len(types))
             types += [2] * (height * width) + [0] * apart
         grid = (frames, height * MERGE, width * MERGE)
-        item = MediaItem(0, "b", offsets[0], frames * height * width, grid, "b", nobody)
+        item = MediaItem(
+            index=0,
+            mm_hash="b",
+            offset=offsets[0],
+            num_rows=frames * height * width,
+            grid_thw=grid,
+            room="b",
+            encoder=nobody,
+        )
         where = tuple(offsets) if apart else ()
         items.append(msgspec.structs.replace(item, offsets=where, second_per_grid=seconds))
         assert items[-1].end == len(types) - apart

@@ -138,10 +138,10 @@ def test_the_same_patches(family: str) -> None:
     settings, processor = settings_of(family, SMALL), make_processor(family, SMALL)
     ops = QwenImageOps(settings)
     cases: list[tuple[Any, Clip]] = [
-        (film(1), Clip("mp4", (0, 3, 6, 9))),
-        (film(2, 9, 100, 38, container="webm"), Clip("webm", (0, 4, 8))),
-        (film(3, 5, 90, 130, container="matroska"), Clip("webm", (1,))),
-        (film(4, 7, 40, 40, container="avi"), Clip("avi", (0, 1, 2, 3, 4, 5, 6))),
+        (film(1), Clip(container="mp4", frames=(0, 3, 6, 9))),
+        (film(2, 9, 100, 38, container="webm"), Clip(container="webm", frames=(0, 4, 8))),
+        (film(3, 5, 90, 130, container="matroska"), Clip(container="webm", frames=(1,))),
+        (film(4, 7, 40, 40, container="avi"), Clip(container="avi", frames=(0, 1, 2, 3, 4, 5, 6))),
         packed(5, 3, 61, 47),
     ]
     for data, clip in cases:
@@ -170,7 +170,10 @@ def test_frames_prepared_for_a_device_become_the_same_patches(
     """There the pool ends with resized bytes, and the device does the rest."""
     adapter = adapter_for(read_checkpoint(model_dir(family)))
     here, there = Preprocessor(adapter), Preprocessor(adapter, on_device=True)
-    for clip in (Clip("mp4", (0, 3, 6, 9)), Clip("mp4", (0, 5, 10))):
+    for clip in (
+        Clip(container="mp4", frames=(0, 3, 6, 9)),
+        Clip(container="mp4", frames=(0, 5, 10)),
+    ):
         settings = settings_of(family, SMALL)
         geometry = video_geometry(settings, len(clip.frames), 64, 48)
         expected = here(film(1), geometry.grid_thw, clip)
@@ -199,7 +202,7 @@ def test_times_are_those_of_transformers() -> None:
 
 def test_a_video_on_its_side_is_turned() -> None:
     data = film(6, 4, 64, 32, rotation=90)
-    found = decode_clip(data, Clip("mp4", (2,)), 64, 32, MAX_PIXELS)
+    found = decode_clip(data, Clip(container="mp4", frames=(2,)), 64, 32, MAX_PIXELS)
     lying = frames_of(data, [2])
     assert (found[0] == np.rot90(lying[0])).all()
 
@@ -217,12 +220,12 @@ def test_nothing_else_is_one(data: bytes) -> None:
 def test_damaged_videos_fail_with_a_sentence() -> None:
     data = film(1)
     with pytest.raises(MediaError, match="has no frame 100"):
-        decode_clip(data, Clip("mp4", (0, 99)), 48, 64, MAX_PIXELS)
+        decode_clip(data, Clip(container="mp4", frames=(0, 99)), 48, 64, MAX_PIXELS)
     for broken in (data[:200], b"\0\0\0\x18ftypisom" + bytes(100)):
         with pytest.raises(MediaError, match="cannot be decoded"):
-            decode_clip(broken, Clip("mp4", (0,)), 48, 64, MAX_PIXELS)
+            decode_clip(broken, Clip(container="mp4", frames=(0,)), 48, 64, MAX_PIXELS)
     with pytest.raises(MediaError, match="64 x 48 pixels; send at most 100"):
-        decode_clip(data, Clip("mp4", (0,)), 48, 64, 100)
+        decode_clip(data, Clip(container="mp4", frames=(0,)), 48, 64, 100)
     good, clip = packed(1, 3, 40, 40)
     with pytest.raises(MediaError, match="frame 2 of the video"):
         second = good.index(b"PNG", good.index(b"IEND"))

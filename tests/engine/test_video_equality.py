@@ -35,9 +35,16 @@ async def prepared(serving: Driver, name: str, case: Case) -> Request:
         (whole,) = await serving.vision.encode([patches])
         assert isinstance(whole, Rows) and whole.num_rows == item.num_rows
         placed = MediaItem(
-            i, item.mm_hash, item.offset, item.num_rows, item.grid_thw, "", NOBODY, item.offsets,
-            item.second_per_grid,
-        )  # fmt: skip
+            index=i,
+            mm_hash=item.mm_hash,
+            offset=item.offset,
+            num_rows=item.num_rows,
+            grid_thw=item.grid_thw,
+            room="",
+            encoder=NOBODY,
+            offsets=item.offsets,
+            second_per_grid=item.second_per_grid,
+        )
         layouts += layouts_of([placed])
         for _, first, count in placed.runs():
             part = whole.tensor[first : first + count]

@@ -62,4 +62,4 @@ def frames_of(data: bytes, indices: Any = None) -> np.ndarray[Any, Any]:
 def packed(seed: int, num_frames: int, width: int, height: int) -> tuple[bytes, Clip]:
     """Frames as images, and what the encoder is told of them."""
     images = [png(Image.fromarray(frame(seed, i, width, height))) for i in range(num_frames)]
-    return msgspec.msgpack.encode(images), Clip("frames", tuple(range(num_frames)))
+    return msgspec.msgpack.encode(images), Clip(container="frames", frames=tuple(range(num_frames)))

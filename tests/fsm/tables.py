@@ -37,12 +37,42 @@ from epd.records import (
 PEER = Address("peer", 1, "")
 LIMITS = TimeLimits(1.0, 1.0, 1.0)
 CLIENT: Any = object()  # who waits for an answer
-CONTRACT = RowContract(8, 16, 1, "f16", 32)
-REGION = RemoteRegion("shm", "peer", 1, "rows", "", 64, 8)
-GRANT = Grant("room", 1, "", REGION, (0, 1), CONTRACT, 4, 9.0)
+CONTRACT = RowContract(hidden=8, row_width=16, num_deepstack=1, dtype="f16", row_nbytes=32)
+REGION = RemoteRegion(
+    backend="shm",
+    instance_id="peer",
+    epoch=1,
+    region_id="rows",
+    locator="",
+    slot_nbytes=64,
+    num_slots=8,
+)
+GRANT = Grant(
+    room="room",
+    attempt=1,
+    mm_hash="",
+    region=REGION,
+    slots=(0, 1),
+    contract=CONTRACT,
+    num_rows=4,
+    deadline_s=9.0,
+)
 MANIFEST = outgoing.Manifest(CONTRACT, 4)
-LAYOUT = KvLayout(1, 1, 1, 1, "f32", 64)
-OFFER = KvOffer("room", "r", 1, 4, 0, (), SamplingParams(1), LAYOUT, PEER, 9.0)
+LAYOUT = KvLayout(
+    num_layers=1, block_size=1, num_kv_heads=1, head_dim=1, dtype="f32", block_nbytes=64
+)
+OFFER = KvOffer(
+    room="room",
+    request_id="r",
+    attempt=1,
+    num_prompt_tokens=4,
+    num_emitted=0,
+    token_ids=(),
+    sampling=SamplingParams(max_tokens=1),
+    layout=LAYOUT,
+    gateway=PEER,
+    deadline_s=9.0,
+)
 FAILURE = Failure(FailureKind.ENGINE, "because")
 KV = SimpleNamespace(num_tokens=7, rope_delta=-3, num_cached=4, first_token=TokenLogprobs(5, 0.0))
 MESSAGE = SimpleNamespace(

@@ -22,8 +22,14 @@ def test_a_long_answer_does_not_push_out_its_beginning() -> None:
     generation.fire(Admitted())
     generation.fire(Placed("somewhere"))
     for i in range(1001):
-        generation.fire(TokensArrived(TokenChunk("r", 1, i, (7,))))
-    generation.fire(FinalTokensArrived(TokenChunk("r", 1, 1001, (7,), "stop")))
+        generation.fire(
+            TokensArrived(TokenChunk(request_id="r", attempt=1, start=i, token_ids=(7,)))
+        )
+    generation.fire(
+        FinalTokensArrived(
+            TokenChunk(request_id="r", attempt=1, start=1001, token_ids=(7,), finish_reason="stop")
+        )
+    )
     told = [(entry.source, entry.target, entry.times) for entry in generation.story]
     assert told == [
         ("RECEIVED", "PREPARING", 1),

@@ -162,7 +162,14 @@ def test_rope_of_a_tower(heads: int, dim: int, kernel_device: str) -> None:
 
 def make_pool(dtype: torch.dtype, kv_heads: int, dim: int, device: str, blocks: int = 8) -> KvPool:
     nbytes = 2 * layer_nbytes(BLOCK, kv_heads, dim, dtype)
-    layout = KvLayout(2, BLOCK, kv_heads, dim, str(dtype).removeprefix("torch."), nbytes)
+    layout = KvLayout(
+        num_layers=2,
+        block_size=BLOCK,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=str(dtype).removeprefix("torch."),
+        block_nbytes=nbytes,
+    )
     return KvPool(layout, blocks, dtype, device)
 
 

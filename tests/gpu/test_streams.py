@@ -21,7 +21,14 @@ from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.messages import KvLayout
 
 DELAY_CYCLES = 200_000_000  # about a tenth of a second
-LAYOUT = KvLayout(2, 16, 2, 64, "float32", 2 * 2 * 16 * 2 * 64 * 4)
+LAYOUT = KvLayout(
+    num_layers=2,
+    block_size=16,
+    num_kv_heads=2,
+    head_dim=64,
+    dtype="float32",
+    block_nbytes=2 * 2 * 16 * 2 * 64 * 4,
+)
 
 
 class Device:

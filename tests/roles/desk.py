@@ -111,13 +111,15 @@ class Open:
         return str(self.machine.placement.encoders[index].instance_id)
 
     def tokens(self, start: int, *token_ids: int, **other: Any) -> list[Message]:
-        made = TokenChunk(self.key, self.machine.attempt, start, token_ids)
+        made = TokenChunk(
+            request_id=self.key, attempt=self.machine.attempt, start=start, token_ids=token_ids
+        )
         chunk = msgspec.structs.replace(made, **other)
-        return self.at.tell("on_tokens", Tokens((chunk,)), self.decode)
+        return self.at.tell("on_tokens", Tokens(chunks=(chunk,)), self.decode)
 
     def fails(self, source: str, kind: str, culprit: str = "", **other: Any) -> list[Message]:
         failure = Failure(FailureKind(kind), "because", culprit)
-        made = RequestFailed(self.key, self.machine.attempt, failure)
+        made = RequestFailed(request_id=self.key, attempt=self.machine.attempt, failure=failure)
         return self.at.tell("on_failed", msgspec.structs.replace(made, **other), source)
 
     def updates(self) -> list[GenerationUpdate]:

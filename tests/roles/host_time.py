@@ -35,7 +35,14 @@ TURNS = 8  # of the loop, in which a step is settled and the next one launched
 class NoEngine:
     """A `LanguageEngine` whose steps are over when somebody says so."""
 
-    kv_layout = KvLayout(36, 16, 8, 128, "bfloat16", 64)
+    kv_layout = KvLayout(
+        num_layers=36,
+        block_size=16,
+        num_kv_heads=8,
+        head_dim=128,
+        dtype="bfloat16",
+        block_nbytes=64,
+    )
     num_blocks = num_landing_blocks = 64_000
     row_contract = None
     max_context = 1 << 17
@@ -79,15 +86,15 @@ async def measure(num_streams: int, *, ahead: bool) -> float:
     sampling = SamplingParams(max_tokens=100_000, stop_token_ids=(3,))
     for number in range(num_streams):
         message = PrefillRequest(
-            f"r{number}",
-            1,
-            PROMPT,
-            0,
-            (),
-            sampling,
-            bus.address,
-            gateway.address,
-            time.time() + 600,
+            request_id=f"r{number}",
+            attempt=1,
+            token_ids=PROMPT,
+            num_emitted=0,
+            items=(),
+            sampling=sampling,
+            decode=bus.address,
+            gateway=gateway.address,
+            deadline_s=time.time() + 600,
         )
         request = Request(f"r{number}/1", message, PROMPT, journal)
         request.decode_here = True

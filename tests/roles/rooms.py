@@ -23,7 +23,15 @@ from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
 PEER = Address("d0", 1, "")
-REGION = RemoteRegion("sim", "d0", 1, "kv", "", 16, 4)
+REGION = RemoteRegion(
+    backend="sim",
+    instance_id="d0",
+    epoch=1,
+    region_id="kv",
+    locator="",
+    slot_nbytes=16,
+    num_slots=4,
+)
 OFFER: Any = "an offer"
 
 
@@ -51,7 +59,16 @@ def consume(at: Desk, room: str = "r", peer: Address = PEER) -> tuple[Any, Incom
 
 
 def grant(at: Desk, room: str = "r", left_s: float = 20.0) -> Grant:
-    return Grant(room, 1, "", REGION, (0,), None, 1, due_s(at, left_s))
+    return Grant(
+        room=room,
+        attempt=1,
+        mm_hash="",
+        region=REGION,
+        slots=(0,),
+        contract=None,
+        num_rows=1,
+        deadline_s=due_s(at, left_s),
+    )
 
 
 def hear(at: Desk, word: Any, epoch: int = 1, source: str = "d0") -> list[Any]:

@@ -98,7 +98,7 @@ def test_a_message_that_breaks_its_role_is_a_fault_and_one_without_a_role_is_cou
     assert port.actor.counters == {"faults": 1} and role.seen == ["echo"]
     told = port.log.warning.call_args
     assert told.kwargs["where"] == "LinkEcho" and "Planned" in told.kwargs["error"]
-    port.actor.deliver(received(RowsKept("r", 1, "room")))
+    port.actor.deliver(received(RowsKept(request_id="r", attempt=1, room="room")))
     assert port.actor.counters == {"faults": 1, "message_without_role": 1}
     port.actor.closing = True
     port.actor.deliver(received(LinkEcho()))
@@ -222,7 +222,7 @@ async def test_messages_for_another_life_are_not_sent() -> None:
     """F44."""
     port = Port()
     actor = port.actor
-    word, payloads = RequestAborted("r", 1), (b"bytes",)
+    word, payloads = RequestAborted(request_id="r", attempt=1), (b"bytes",)
     assert actor.send(Address("b", 7, ""), word, payloads)  # not known yet
     actor.connect(Address("b", 8, ""))
     assert not actor.send(Address("b", 7, ""), word)
@@ -239,11 +239,11 @@ def test_a_bus_that_takes_nothing_raises_a_doubt_of_whom_it_knows() -> None:
     actor = port.actor
     port.bus.send.return_value = False
     doubt = actor.doubt = mock.Mock()
-    assert not actor.send("b", RequestAborted("r", 1))
+    assert not actor.send("b", RequestAborted(request_id="r", attempt=1))
     doubt.assert_not_called()
     actor.connect(Address("b", 8, "there"))
     port.bus.connect.assert_called_once_with(Address("b", 8, "there"))
-    assert not actor.send("b", RequestAborted("r", 1))
+    assert not actor.send("b", RequestAborted(request_id="r", attempt=1))
     doubt.assert_called_once_with(Address("b", 8, ""))
     assert actor.counters == {"message_not_queued": 2}
 

@@ -52,7 +52,7 @@ def test_who_is_given_up_is_called_off_at_its_encoders_and_who_was_served_is_not
         encoders = [one.encoder(0), one.encoder(1)]
         at.said.clear()
         at.cluster.within(GATEWAY, one.stream.cancel, Leave.GONE, "the client left")
-        told = [(to, AbortEncode(room)) for to, room in zip(encoders, rooms, strict=True)]
+        told = [(to, AbortEncode(room=room)) for to, room in zip(encoders, rooms, strict=True)]
         assert one.sent(AbortEncode) == told
         at.said.clear()
         other.tokens(0, 21, finish_reason="stop")

@@ -36,7 +36,15 @@ class Pool:
     def item(self, room: str, image: Image = ONE, encoder: str = "e0") -> MediaItem:
         address = Address(encoder, 1, "")
         key, grid = mm_hash_of(image), image.grid_thw
-        return MediaItem(2, key, 1, image.num_rows, grid, room, address)
+        return MediaItem(
+            index=2,
+            mm_hash=key,
+            offset=1,
+            num_rows=image.num_rows,
+            grid_thw=grid,
+            room=room,
+            encoder=address,
+        )
 
     def want(self, room: str, image: Image = ONE, encoder: str = "e0") -> Any:
         self.at.said.clear()

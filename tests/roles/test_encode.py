@@ -45,10 +45,19 @@ def ask(at: Desk, room: str, image: Image = IMAGE, *, kept: bool = False, **othe
     consumer = None if kept else PREFILL
     grid, key = image.grid_thw, mm_hash_of(image)
     due_s = at.cluster.gateway.actor.cluster_s() + 30.0
-    asked = EncodeRequest("r", 1, room, key, image.num_rows, grid, consumer, due_s)
+    asked = EncodeRequest(
+        request_id="r",
+        attempt=1,
+        room=room,
+        mm_hash=key,
+        num_rows=image.num_rows,
+        grid_thw=grid,
+        consumer=consumer,
+        deadline_s=due_s,
+    )
     message = msgspec.structs.replace(asked, **other)
     said = at.tell("on_encode_request", message, GATEWAY, image.image())
-    assert said[0] == EncodeAccepted(room, 1)
+    assert said[0] == EncodeAccepted(room=room, attempt=1)
 
 
 def rooms(at: Desk, image: Image = IMAGE) -> list[str]:
@@ -61,7 +70,7 @@ def test_rows_that_are_kept_are_told_and_their_room_is_closed() -> None:
         for room in ("a", "b"):  # encoded, then found
             ask(at, room, kept=True)
             at.cluster.pass_time(0.3)
-            assert (GATEWAY, RowsKept("r", 1, room)) in at.said
+            assert (GATEWAY, RowsKept(request_id="r", attempt=1, room=room)) in at.said
             assert not rooms(at) and at.role.num_queued == 0
         assert at.role.num_encoded == 1
 
@@ -73,9 +82,9 @@ def test_a_room_without_a_consumer_ends_when_it_is_called_off() -> None:
         ask(at, "b", kept=True)
         assert rooms(at) == ["a", "b"]
         for _ in range(2):
-            at.tell("on_abort_encode", AbortEncode("a"), GATEWAY)
+            at.tell("on_abort_encode", AbortEncode(room="a"), GATEWAY)
             assert rooms(at) == ["b"] and at.role.num_queued == 1
-        at.tell("on_abort_encode", AbortEncode("never heard of"), GATEWAY)
+        at.tell("on_abort_encode", AbortEncode(room="never heard of"), GATEWAY)
         assert rooms(at) == ["b"]
 
 
@@ -83,7 +92,7 @@ def test_a_room_with_a_consumer_ends_when_it_is_called_off() -> None:
     with desk("1e1p1d", "e0", "encode") as at:
         at.cluster.node("e0").devices[0].hung = True
         ask(at, "a")
-        at.tell("on_abort_encode", AbortEncode("a"), GATEWAY)
+        at.tell("on_abort_encode", AbortEncode(room="a"), GATEWAY)
         transfer = at.cluster.instance("e0").outgoing.find("a")
         assert transfer is not None and transfer.terminal
         assert not rooms(at) and at.role.num_queued == 0
@@ -112,7 +121,7 @@ def test_a_device_that_hangs_fails_the_image_in_time_and_is_told_of(*, kept: boo
         assert encoding.state is S.ENCODING
         at.cluster.pass_time(0.2 * LIMIT_S)
         assert encoding.state is S.ABANDONED and not rooms(at)
-        told = RequestFailed("r", 1, encoding.failure)
+        told = RequestFailed(request_id="r", attempt=1, failure=encoding.failure)
         assert ((GATEWAY, told) in at.said) == kept
         assert (encoding.failure.kind, at.actor.counters["device_hangs"]) == ("engine", 0)
         at.cluster.pass_time(LIMIT_S)
@@ -126,13 +135,13 @@ def test_an_image_whose_cancel_came_first_is_not_begun() -> None:
     """F42."""
     with desk("1e1p1d", "e0", "encode") as at:
         outgoing = at.cluster.instance("e0").outgoing
-        at.do(outgoing.on_cancel, Received("p0", 1, CancelTransfer("a", 1)))
+        at.do(outgoing.on_cancel, Received("p0", 1, CancelTransfer(room="a", attempt=1)))
         ask(at, "a")
         assert not at.role.encodings and at.role.num_queued == 0
 
 
 def test_what_is_said_of_a_video_or_of_bounds_goes_to_the_engine() -> None:
-    clip, bounds = Clip("webm", (1, 2)), PixelBounds(3, 4)
+    clip, bounds = Clip(container="webm", frames=(1, 2)), PixelBounds(min_pixels=3, max_pixels=4)
     with desk("1e1p1d", "e0", "encode") as at:
         broken = MediaError("broken")
         with mock.patch.object(at.role._engine, "preprocess", side_effect=broken) as preprocess:
@@ -193,7 +202,7 @@ def test_an_image_counts_as_begun_while_one_room_is_left() -> None:
         ask(at, "a", kept=True)
         ask(at, "b", kept=True)
         for room, used in (("a", NBYTES), ("b", 0)):
-            at.tell("on_abort_encode", AbortEncode(room), GATEWAY)
+            at.tell("on_abort_encode", AbortEncode(room=room), GATEWAY)
             assert at.role.live()["encode_run_ahead"] == used
 
 

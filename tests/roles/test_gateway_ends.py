@@ -45,9 +45,14 @@ def test_who_rejects_an_image_is_avoided() -> None:
     with gateway() as at:
         one = Open(at, "", IMAGES[0])
         encoder = one.encoder(0)
-        rejected = EncodeRejected(one.key, 1, one.room(0), Failure(FailureKind.BUSY, "it is full"))
+        rejected = EncodeRejected(
+            request_id=one.key,
+            attempt=1,
+            room=one.room(0),
+            failure=Failure(FailureKind.BUSY, "it is full"),
+        )
         said = at.tell("on_failed", rejected, encoder)
-        assert AbortEncode(f"{one.key}/1/0") in said
+        assert AbortEncode(room=f"{one.key}/1/0") in said
         assert one.machine.failure == Failure(FailureKind.BUSY, "it is full")
         assert one.machine.attempt == 2 and one.encoder(0) != encoder
         assert avoided(one) == {encoder}
@@ -110,13 +115,15 @@ def test_a_client_that_left_is_forgotten_when_all_have_confirmed() -> None:
         at.said.clear()
         at.cluster.within(GATEWAY, one.stream.cancel, Leave.GONE, "the client left")
         both = {one.prefill, one.decode}
-        assert one.sent(AbortRequest) == [(n, AbortRequest(one.key, 1)) for n in sorted(both)[::-1]]
+        assert one.sent(AbortRequest) == [
+            (n, AbortRequest(request_id=one.key, attempt=1)) for n in sorted(both)[::-1]
+        ]
         for source, attempt in ((one.prefill, 1), (one.prefill, 1), (one.decode, 7)):
-            at.tell("on_aborted", RequestAborted(one.key, attempt), source)
+            at.tell("on_aborted", RequestAborted(request_id=one.key, attempt=attempt), source)
             assert one.machine.state is S.CANCELLING
-        at.tell("on_aborted", RequestAborted(one.key, 1), one.decode)
+        at.tell("on_aborted", RequestAborted(request_id=one.key, attempt=1), one.decode)
         assert one.machine.state is S.CANCELLED and at.role.outcomes == {"cancelled": 1}
-        at.tell("on_aborted", RequestAborted(one.key, 1), one.decode)
+        at.tell("on_aborted", RequestAborted(request_id=one.key, attempt=1), one.decode)
 
 
 # --- the end of instances -------------------------------------------------------------------------
@@ -169,7 +176,9 @@ def test_an_encoder_that_does_not_answer_loses_the_images_that_it_has_not_taken(
         taken, waits, too = (Open(at, "", IMAGES[0]) for _ in range(3))
         encoder = waits.machine.placement.encoders[0]
         assert taken.machine.placement.encoders[0] == encoder, "equal images meet"
-        at.tell("on_encode_accepted", EncodeAccepted(taken.room(0), 1), encoder.instance_id)
+        at.tell(
+            "on_encode_accepted", EncodeAccepted(room=taken.room(0), attempt=1), encoder.instance_id
+        )
         at.do(at.role.peer_silent, encoder)
         assert [one.machine.attempt for one in (taken, waits, too)] == [1, 2, 2]
         reason = f"instance {encoder.instance_id} does not answer"
@@ -200,10 +209,10 @@ def test_a_silent_attempt_is_inquired_after_and_then_given_up() -> None:
     with gateway(HASTY) as at:
         doubt = at.actor.doubt = mock.Mock()
         one = Open(at)
-        at.tell("on_accepted", RequestAccepted(one.key, 1), one.prefill)
+        at.tell("on_accepted", RequestAccepted(request_id=one.key, attempt=1), one.prefill)
         needed = [one.machine.placement.prefill, one.machine.placement.decode]
         names = [address.instance_id for address in needed]
-        inquired = [(name, RequestInquiry(one.key, 1)) for name in names]
+        inquired = [(name, RequestInquiry(request_id=one.key, attempt=1)) for name in names]
         at.cluster.pass_time(0.19)
         assert not at.said
         at.cluster.pass_time(0.02)
@@ -221,7 +230,7 @@ def test_images_alone_are_not_inquired_after() -> None:
     with gateway(HASTY) as at:
         doubt = at.actor.doubt = mock.Mock()
         one = Open(at, "encode", IMAGES[0])
-        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
+        at.tell("on_encode_accepted", EncodeAccepted(room=one.room(0), attempt=1), one.encoder(0))
         at.said.clear()
         at.cluster.pass_time(0.21)
         assert not one.sent(RequestInquiry) and doubt.called
@@ -277,13 +286,13 @@ def test_a_timeline_is_that_of_what_is_open() -> None:
     with gateway() as at:
         one = Open(at, wants_timeline=True)
         at_s = at.actor.clock.wall_s() + 1.0
-        span = Span("REQUEST", "RUNNING", at_s, f"{one.key}/1")
-        at.tell("on_report", StageReport(one.key, 1, (span,)), "p0")
-        failed = Span("REQUEST", "FAILED", at_s + 1.0, f"{one.key}/1")
+        span = Span(machine="REQUEST", state="RUNNING", at_s=at_s, key=f"{one.key}/1")
+        at.tell("on_report", StageReport(request_id=one.key, attempt=1, spans=(span,)), "p0")
+        failed = Span(machine="REQUEST", state="FAILED", at_s=at_s + 1.0, key=f"{one.key}/1")
         one.fails("p0", "engine", spans=(failed,))
         shown = [(e.instance, e.state) for e in one.stream.timeline() if e.machine == "REQUEST"]
         assert shown == [("p0", "RUNNING"), ("p0", "FAILED")]
-        at.tell("on_report", StageReport("nobody", 1, (span,)), "p0")
+        at.tell("on_report", StageReport(request_id="nobody", attempt=1, spans=(span,)), "p0")
         assert set(at.role._timelines._reports) == {one.key}
         one.tokens(0, 21, finish_reason="stop")
         assert not at.role._timelines._reports

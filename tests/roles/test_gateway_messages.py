@@ -115,13 +115,13 @@ def test_an_image_is_offered_until_its_encoder_has_accepted_it() -> None:
         doubt = at.actor.doubt = mock.Mock()
         one = Open(at, "", *IMAGES)
         doubt.assert_not_called()
-        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
+        at.tell("on_encode_accepted", EncodeAccepted(room=one.room(0), attempt=1), one.encoder(0))
         assert not at.said
         at.cluster.pass_time(0.6 * TIMING.accept_timeout_s)
         ((to, again),) = one.sent(EncodeRequest)
         assert (to, again.room) == (one.encoder(1), one.room(1))
         doubt.assert_called_once_with(one.machine.placement.encoders[1])
-        at.tell("on_encode_accepted", EncodeAccepted(one.room(1), 1), one.encoder(1))
+        at.tell("on_encode_accepted", EncodeAccepted(room=one.room(1), attempt=1), one.encoder(1))
         at.cluster.pass_time(0.3 * TIMING.accept_timeout_s)
         assert not one.sent(EncodeRequest)
 
@@ -152,7 +152,7 @@ def test_a_hole_in_the_stream_is_a_failed_attempt_that_goes_on_behind_what_came(
         said = one.tokens(2, 23)
         assert one.machine.attempt == 2 and one.machine.failure.reason == "tokens 1 to 2 were lost"
         aborts = [message for message in said if isinstance(message, AbortRequest)]
-        assert aborts == [AbortRequest(one.key, 1)] * 2
+        assert aborts == [AbortRequest(request_id=one.key, attempt=1)] * 2
         ((_, again),) = one.sent(PrefillRequest)
         assert again.token_ids == (*one.prepared.token_ids, 21) and again.num_emitted == 1
         one.tokens(1, 22)
@@ -162,29 +162,35 @@ def test_a_hole_in_the_stream_is_a_failed_attempt_that_goes_on_behind_what_came(
 def test_who_works_on_what_is_over_is_told_so() -> None:
     with gateway() as at:
         one = Open(at, "", IMAGES[0])
-        stale = TokenChunk(one.key, 7, 0, (21,))
-        over = AbortRequest(one.key, 7)
-        assert at.tell("on_tokens", Tokens((stale,)), "d0") == [over] and at.said[0][0] == "d0"
+        stale = TokenChunk(request_id=one.key, attempt=7, start=0, token_ids=(21,))
+        over = AbortRequest(request_id=one.key, attempt=7)
+        assert (
+            at.tell("on_tokens", Tokens(chunks=(stale,)), "d0") == [over] and at.said[0][0] == "d0"
+        )
         last = msgspec.structs.replace(stale, finish_reason="stop")
-        assert at.tell("on_tokens", Tokens((last,)), "d0") == []
-        assert at.tell("on_accepted", RequestAccepted(one.key, 7), "p0") == [over]
+        assert at.tell("on_tokens", Tokens(chunks=(last,)), "d0") == []
+        assert at.tell("on_accepted", RequestAccepted(request_id=one.key, attempt=7), "p0") == [
+            over
+        ]
         for room in (f"{one.key}/7/0", one.room(9), "nobody/1/0"):
             attempt = int(room.split("/")[1])
-            told = at.tell("on_encode_accepted", EncodeAccepted(room, attempt), "e0")
-            assert told == [AbortEncode(room)]
+            told = at.tell("on_encode_accepted", EncodeAccepted(room=room, attempt=attempt), "e0")
+            assert told == [AbortEncode(room=room)]
         assert not one.updates() and one.machine.attempt == 1
         assert not one.machine.accepted
-        at.tell("on_accepted", RequestAccepted(one.key, 1), "p0")
+        at.tell("on_accepted", RequestAccepted(request_id=one.key, attempt=1), "p0")
         assert one.machine.accepted
 
 
 def test_with_its_first_token_a_request_needs_no_rows_any_more() -> None:
     with gateway() as at:
         one = Open(at, "", IMAGES[0])
-        told = EncodeAccepted(one.room(0), 1)
+        told = EncodeAccepted(room=one.room(0), attempt=1)
         assert at.tell("on_encode_accepted", told, one.encoder(0)) == []
         one.tokens(0, 21)
-        assert at.tell("on_encode_accepted", told, one.encoder(0)) == [AbortEncode(one.room(0))]
+        assert at.tell("on_encode_accepted", told, one.encoder(0)) == [
+            AbortEncode(room=one.room(0))
+        ]
 
 
 def test_who_goes_on_with_a_held_prompt_lets_it_go_with_the_first_token() -> None:
@@ -197,9 +203,11 @@ def test_who_goes_on_with_a_held_prompt_lets_it_go_with_the_first_token() -> Non
         machine = at.role._open[stream.request_id]
         assert machine.placement.prefill.instance_id == where
         for start in (0, 1):
-            chunk = TokenChunk(stream.request_id, 1, start, (21,))
-            told = at.tell("on_tokens", Tokens((chunk,)), "d0")
-            assert told == ([] if start else [AbortRequest(held.key, 1)])
+            chunk = TokenChunk(
+                request_id=stream.request_id, attempt=1, start=start, token_ids=(21,)
+            )
+            told = at.tell("on_tokens", Tokens(chunks=(chunk,)), "d0")
+            assert told == ([] if start else [AbortRequest(request_id=held.key, attempt=1)])
             assert not told or at.said[0][0] == where
 
 
@@ -212,14 +220,26 @@ def test_the_last_rows_that_are_kept_are_the_answer() -> None:
         asked = one.sent(EncodeRequest)
         assert [request.consumer for _, request in asked] == [None, None]
         assert not one.sent(PrefillRequest)
-        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
+        at.tell("on_encode_accepted", EncodeAccepted(room=one.room(0), attempt=1), one.encoder(0))
         assert one.machine.accepted
         for _ in range(2):
-            at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(0)), one.encoder(0))
+            at.tell(
+                "on_rows_kept",
+                RowsKept(request_id=one.key, attempt=1, room=one.room(0)),
+                one.encoder(0),
+            )
             assert not one.machine.terminal
-        at.tell("on_rows_kept", RowsKept(one.key, 7, one.room(1)), one.encoder(1))
+        at.tell(
+            "on_rows_kept",
+            RowsKept(request_id=one.key, attempt=7, room=one.room(1)),
+            one.encoder(1),
+        )
         assert not one.machine.terminal
-        at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(1)), one.encoder(1))
+        at.tell(
+            "on_rows_kept",
+            RowsKept(request_id=one.key, attempt=1, room=one.room(1)),
+            one.encoder(1),
+        )
         (update,) = one.updates()
         assert (update.token_ids, update.finish_reason) == ((), "length")
 
@@ -227,7 +247,11 @@ def test_the_last_rows_that_are_kept_are_the_answer() -> None:
 def test_images_alone_are_offered_until_their_rows_are_kept() -> None:
     with gateway() as at:
         one = Open(at, "encode", *IMAGES)
-        at.tell("on_encode_accepted", EncodeAccepted(one.room(0), 1), one.encoder(0))
-        at.tell("on_rows_kept", RowsKept(one.key, 1, one.room(1)), one.encoder(1))
+        at.tell("on_encode_accepted", EncodeAccepted(room=one.room(0), attempt=1), one.encoder(0))
+        at.tell(
+            "on_rows_kept",
+            RowsKept(request_id=one.key, attempt=1, room=one.room(1)),
+            one.encoder(1),
+        )
         at.cluster.pass_time(0.6 * TIMING.accept_timeout_s)
         assert [request.room for _, request in one.sent(EncodeRequest)] == [one.room(0)]

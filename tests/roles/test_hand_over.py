@@ -32,7 +32,7 @@ from tests.roles.desk import Desk, desk
 DECODE, FRONT = Address("d0", 1, ""), Address(GATEWAY, 1, "")
 NUM_TOKENS = 2 * BLOCK_SIZE + 1
 TOKENS = tuple(range(20, 20 + NUM_TOKENS))
-SAMPLING = SamplingParams(5, seed=7)
+SAMPLING = SamplingParams(max_tokens=5, seed=7)
 
 
 def due_s(at: Desk, left_s: float = 20.0) -> float:
@@ -46,7 +46,18 @@ def prefill(at: Desk, **other: Any) -> Request:
     """p0 begins a prompt, and goes on to its first token."""
     due = due_s(at)
     made = PrefillRequest(
-        "r", 1, TOKENS, 0, (), SAMPLING, DECODE, FRONT, due, True, "mine", due - 5.0
+        request_id="r",
+        attempt=1,
+        token_ids=TOKENS,
+        num_emitted=0,
+        items=(),
+        sampling=SAMPLING,
+        decode=DECODE,
+        gateway=FRONT,
+        deadline_s=due,
+        reports=True,
+        scope="mine",
+        first_token_deadline_s=due - 5.0,
     )
     message = msgspec.structs.replace(made, **other)
     at.said.clear()
@@ -93,7 +104,7 @@ def test_what_decode_is_offered() -> None:
 
 def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
-        request = prefill(at, sampling=SamplingParams(1))
+        request = prefill(at, sampling=SamplingParams(max_tokens=1))
         assert request.decode_here and not offers(at) and request.state is S.FINISHED
     with desk("1e1p1d", "p0", "prefill") as at:
         assert prefill(at, num_emitted=3).decode_here is False
@@ -105,7 +116,7 @@ def test_the_last_token_of_an_answer_is_said_where_its_prompt_was_computed() -> 
 def test_a_lease_is_of_use_where_blocks_can_be_found(*, caching: bool) -> None:
     with desk("1e1p1d", "p0", "prefill") as at:
         at.cluster.instance("p0").requests.caching = caching  # type: ignore[union-attr]
-        request = prefill(at, sampling=SamplingParams(1), lease_s=3.0)
+        request = prefill(at, sampling=SamplingParams(max_tokens=1), lease_s=3.0)
         assert (request.lease_s, request.state) == ((3.0, S.HELD) if caching else (0.0, S.FINISHED))
         assert at.role.held.live() == {"held_prompts": int(caching)}
         at.cluster.pass_time(3.0)
@@ -117,7 +128,9 @@ def test_an_offer_that_is_refused_fails_the_request_with_its_reason() -> None:
         request = prefill(at)
         rooms = at.cluster.instance("p0").outgoing
         at.said.clear()
-        word = CancelTransfer("r/1/kv", 1, Failure(FailureKind.CAPACITY, "too long"))
+        word = CancelTransfer(
+            room="r/1/kv", attempt=1, failure=Failure(FailureKind.CAPACITY, "too long")
+        )
         at.do(rooms.on_cancel, Received("d0", 1, word, ()))
         failed = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert [m.failure for m in failed] == [Failure(FailureKind.CAPACITY, "too long", "d0")]
@@ -156,16 +169,16 @@ def offered(at: Desk, num_tokens: int = NUM_TOKENS) -> tuple[Request, Any]:
     """d0 is offered a prompt; its request and its room."""
     due = due_s(at)
     message = KvOffer(
-        "r/1/kv",
-        "r",
-        1,
-        num_tokens,
-        0,
-        tuple(range(20, 20 + num_tokens)),
-        SAMPLING,
-        KV_LAYOUT,
-        FRONT,
-        due,
+        room="r/1/kv",
+        request_id="r",
+        attempt=1,
+        num_prompt_tokens=num_tokens,
+        num_emitted=0,
+        token_ids=tuple(range(20, 20 + num_tokens)),
+        sampling=SAMPLING,
+        layout=KV_LAYOUT,
+        gateway=FRONT,
+        deadline_s=due,
         first_token_deadline_s=due - 5.0,
     )
     at.tell("on_kv_offer", message, "p0")

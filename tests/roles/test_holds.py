@@ -26,7 +26,9 @@ class FakeActor:
 
 
 def machine(key: str, scope: str, stage: Stage = "", claim: str = "", finish: str = "") -> Any:
-    prompt = Generation((1,), (), SamplingParams(1), scope=scope, stage=stage, claim=claim)
+    prompt = Generation(
+        (1,), (), SamplingParams(max_tokens=1), scope=scope, stage=stage, claim=claim
+    )
     placement = SimpleNamespace(prefill=PREFILL)
     return SimpleNamespace(
         key=key,
@@ -50,7 +52,7 @@ def test_its_tenant_goes_on_where_it_is_held_and_lets_go() -> None:
     going_on = machine("g-2", "mine", claim="g-1")
     assert holds.claimed_by(going_on) == "p0"
     holds.taken(going_on)
-    assert actor.sent == [(PREFILL, AbortRequest("g-1", 2))]
+    assert actor.sent == [(PREFILL, AbortRequest(request_id="g-1", attempt=2))]
     assert holds.claimed_by(going_on) == "", "once"
 
 

@@ -13,8 +13,11 @@ from epd_lab.bench.null_engine import CONTRACT, LAYOUT, NullLanguage, NullVision
 from tests.patience import PATIENCE_S
 from tests.roles.cluster import SMALL, Cluster
 
-HERE, THERE = TransportOffer("shm", "host-a"), TransportOffer("shm", "host-b")
-FAR = TransportOffer("tcp", "")
+HERE, THERE = (
+    TransportOffer(name="shm", domain="host-a"),
+    TransportOffer(name="shm", domain="host-b"),
+)
+FAR = TransportOffer(name="tcp", domain="")
 
 
 def language(**layout: Any) -> Engines:

@@ -76,7 +76,14 @@ class Pooled:
 
     kv_in_place = False
     num_landing_blocks = 4
-    kv_layout = KvLayout(3, 16, 1, 8, "float32", 3 * 1024)
+    kv_layout = KvLayout(
+        num_layers=3,
+        block_size=16,
+        num_kv_heads=1,
+        head_dim=8,
+        dtype="float32",
+        block_nbytes=3 * 1024,
+    )
 
     async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self.landed = (tuple(slots), tuple(blocks))

@@ -37,7 +37,7 @@ def probes(at: Desk) -> list[bool]:
 
 def test_a_doubt_asks_once_and_an_echo_is_trusted_for_a_while() -> None:
     with links() as at:
-        assert doubt(at) == [("d0", LinkProbe(False))]
+        assert doubt(at) == [("d0", LinkProbe(is_mute=False))]
         assert doubt(at) == [], "it is asked already"
         assert at.role.live() == {"links_doubted": 1} and at.role.silent() == ()
         echo(at, epoch=2)
@@ -88,7 +88,7 @@ def test_a_probe_is_answered_and_one_of_who_heard_nothing_opens_the_link_anew(
 ) -> None:
     with links() as at, mock.patch.object(at.actor.bus, "reopen") as reopen:
         at.goes_out = ()
-        assert at.tell("on_probe", LinkProbe(is_mute), "d0") == [LinkEcho()]
+        assert at.tell("on_probe", LinkProbe(is_mute=is_mute), "d0") == [LinkEcho()]
         assert at.said[0][0] == "d0"
         assert reopen.call_args_list == ([mock.call("d0")] if is_mute else [])
 

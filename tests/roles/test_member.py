@@ -34,7 +34,7 @@ def told(cluster: Simulated, name: str, lost: tuple[Address, ...] = ()) -> None:
     member = cluster.instance(name).member
     present = tuple(i.info for i in cluster.gateway.registry.instances if i.present)
     epoch = cluster.gateway.actor.address.epoch
-    message = Membership(member._version + 1, present, lost)
+    message = Membership(version=member._version + 1, instances=present, lost=lost)
     cluster.within(name, member.on_membership, Received(GATEWAY, epoch, message))
 
 
@@ -108,8 +108,11 @@ def test_a_former_gateway_is_lost_whatever_its_successor_says_first(word: str) -
         role = mock.Mock(live=dict)
         member.actor.components.append(role)
         words = {
-            "welcome": (member.on_welcomed, Welcome(1, 0.4, 0.0)),
-            "publish": (member.on_membership, Membership(1, (), ())),
+            "welcome": (
+                member.on_welcomed,
+                Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0),
+            ),
+            "publish": (member.on_membership, Membership(version=1, instances=(), lost=())),
         }
         for handler, message in (words[word], *words.values()):
             cluster.within("d0", handler, Received(GATEWAY, epoch + 1, message))
@@ -124,14 +127,45 @@ def test_what_a_former_gateway_asks_is_not_begun(kind: str, epoch: int) -> None:
     name, encoder, shown = f"{kind[0]}0", Address("e0", 1, ""), Image("one")
     with desk("1e1p1d", name, kind) as at:
         member = at.cluster.instance(name).member
-        at.cluster.within(name, member.on_welcomed, Received(GATEWAY, 3, Welcome(1, 0.4, 0.0)))
+        at.cluster.within(
+            name,
+            member.on_welcomed,
+            Received(GATEWAY, 3, Welcome(epoch=1, heartbeat_interval_s=0.4, cluster_s=0.0)),
+        )
         decode, gateway = Address("d0", 1, ""), Address(GATEWAY, epoch, "")
         key, grid, rows = mm_hash_of(shown), shown.grid_thw, shown.num_rows
-        item = MediaItem(0, key, 1, rows, grid, "r/1/0", encoder)
+        item = MediaItem(
+            index=0,
+            mm_hash=key,
+            offset=1,
+            num_rows=rows,
+            grid_thw=grid,
+            room="r/1/0",
+            encoder=encoder,
+        )
         tokens = (11, *(golden.IMAGE_TOKEN,) * rows, 12)
-        sampling = SamplingParams(5)
-        prompt = PrefillRequest("r", 1, tokens, 0, (item,), sampling, decode, gateway, 20.0)
-        image = EncodeRequest("r", 1, "r/1/0", key, rows, grid, Address("p0", 1, ""), 20.0)
+        sampling = SamplingParams(max_tokens=5)
+        prompt = PrefillRequest(
+            request_id="r",
+            attempt=1,
+            token_ids=tokens,
+            num_emitted=0,
+            items=(item,),
+            sampling=sampling,
+            decode=decode,
+            gateway=gateway,
+            deadline_s=20.0,
+        )
+        image = EncodeRequest(
+            request_id="r",
+            attempt=1,
+            room="r/1/0",
+            mm_hash=key,
+            num_rows=rows,
+            grid_thw=grid,
+            consumer=Address("p0", 1, ""),
+            deadline_s=20.0,
+        )
         asked, payloads = (prompt, ()) if kind == "prefill" else (image, (shown.image(),))
         at.tell(f"on_{kind}_request", asked, GATEWAY, *payloads, epoch=epoch)
         assert bool(at.said) == (epoch == 3)

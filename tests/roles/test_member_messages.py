@@ -50,16 +50,23 @@ def present(at: Desk, *but: str) -> tuple[InstanceInfo, ...]:
 
 def news(at: Desk, *but: str, lost: tuple[Address, ...] = (), epoch: int = 1, more: int = 1) -> Any:
     """The next version of the registry, without some."""
-    message = Membership(at.role._version + more, present(at, *but), lost)
+    message = Membership(version=at.role._version + more, instances=present(at, *but), lost=lost)
     return at.tell("on_membership", message, GATEWAY, epoch=epoch)
 
 
 def welcome(at: Desk, epoch: int = 1, of: int = 1, cluster_s: float = 5.0) -> list[Any]:
-    return at.tell("on_welcomed", Welcome(of, 0.25, cluster_s), GATEWAY, epoch=epoch)
+    return at.tell(
+        "on_welcomed",
+        Welcome(epoch=of, heartbeat_interval_s=0.25, cluster_s=cluster_s),
+        GATEWAY,
+        epoch=epoch,
+    )
 
 
 def ack(at: Desk, version: int, *, known: bool = True, cluster_s: float = 5.0) -> list[Any]:
-    return at.tell("on_heartbeat_ack", HeartbeatAck(known, version, cluster_s), GATEWAY)
+    return at.tell(
+        "on_heartbeat_ack", HeartbeatAck(known=known, version=version, cluster_s=cluster_s), GATEWAY
+    )
 
 
 def joins(said: list[Any]) -> list[Join]:
@@ -74,7 +81,12 @@ def test_it_joins_until_it_is_welcomed_and_then_beats_its_heart() -> None:
         at.said.clear()
         at.do(role.start)
         at.cluster.pass_time(1.1 * TIMING.retry_interval_s)
-        join = Join(PROTOCOL_VERSION, FINGERPRINT, role._info, False)
+        join = Join(
+            protocol_version=PROTOCOL_VERSION,
+            model_fingerprint=FINGERPRINT,
+            info=role._info,
+            was_member=False,
+        )
         assert at.said == [(GATEWAY, join)] * 2
         role.on_welcome = mock.Mock()
         (beat,) = welcome(at, cluster_s=77.0)
@@ -106,7 +118,7 @@ def test_a_gateway_that_was_followed_is_lost_and_its_messages_are_over() -> None
         before = at.actor.counters["message_of_other_epoch"]
         assert welcome(at, epoch=2) == []
         expelled = at.role.on_expelled = mock.Mock()
-        at.tell("on_refused", JoinRefused(1, "late"), GATEWAY, epoch=2)
+        at.tell("on_refused", JoinRefused(epoch=1, reason="late"), GATEWAY, epoch=2)
         assert ack(at, 9) == []
         news(at, "p0", epoch=2)
         assert at.actor.counters["message_of_other_epoch"] == before + 4
@@ -121,9 +133,9 @@ def test_who_is_refused_says_so_and_is_silent() -> None:
         expelled = at.role.on_expelled = mock.Mock()
         rejected = at.role.on_rejected = mock.Mock()
         ack(at, 0, known=False)
-        at.tell("on_refused", JoinRefused(2, "another life"), GATEWAY)
+        at.tell("on_refused", JoinRefused(epoch=2, reason="another life"), GATEWAY)
         expelled.assert_not_called()
-        at.tell("on_refused", JoinRefused(1, "it was lost"), GATEWAY)
+        at.tell("on_refused", JoinRefused(epoch=1, reason="it was lost"), GATEWAY)
         expelled.assert_called_once_with("it was lost")
         rejected.assert_not_called()
         assert not [name for name in at.actor.timers if name.startswith(("MEMBERSHIP", "Member."))]
@@ -134,7 +146,7 @@ def test_who_never_was_a_member_is_rejected() -> None:
         expelled = at.role.on_expelled = mock.Mock()
         rejected = at.role.on_rejected = mock.Mock()
         in_state(at.role.membership, S.JOINING)
-        at.tell("on_refused", JoinRefused(1, "it does not fit"), GATEWAY)
+        at.tell("on_refused", JoinRefused(epoch=1, reason="it does not fit"), GATEWAY)
         rejected.assert_called_once_with("it does not fit")
         expelled.assert_not_called()
 
@@ -198,7 +210,11 @@ def test_a_later_life_of_a_peer_ends_its_earlier_ones() -> None:
     with member() as at:
         later = msgspec.structs.replace(present(at, "e0", "d0")[0], address=Address("p0", 3, "new"))
         with mock.patch.object(at.actor, "connect") as connect:
-            at.tell("on_membership", Membership(99, (*present(at, "p0"), later), ()), GATEWAY)
+            at.tell(
+                "on_membership",
+                Membership(version=99, instances=(*present(at, "p0"), later), lost=()),
+                GATEWAY,
+            )
         connect.assert_called_once_with(later.address)
         assert at.actor.lost == {("p0", 1)} and at.actor.peers["p0", 3] == later
 

@@ -70,7 +70,9 @@ def test_who_asks_after_what_has_ended_is_told_that_a_message_was_lost() -> None
         assert requests is not None
         for attempt, times in ((1, 1), (2, 1), (1, 2)):  # there was no second
             epoch = cluster.gateway.actor.address.epoch
-            asked = Received(GATEWAY, epoch, RequestInquiry(record.request_id, attempt))
+            asked = Received(
+                GATEWAY, epoch, RequestInquiry(request_id=record.request_id, attempt=attempt)
+            )
             cluster.within("d0", requests.on_inquiry, asked)
             assert requests.actor.counters["last_message_lost"] == times
 
@@ -111,7 +113,7 @@ def test_what_has_failed_at_prefill_goes_on_nowhere(fails: Callable[[Simulated],
         assert requests is not None
         epoch, key = cluster.gateway.actor.address.epoch, record.request_id
         assert requests.get(f"{key}/1") is None
-        asked = Received(GATEWAY, epoch, RequestInquiry(key, 1))
+        asked = Received(GATEWAY, epoch, RequestInquiry(request_id=key, attempt=1))
         with mock.patch.object(requests.actor, "send") as send:
             cluster.within("p0", requests.on_inquiry, asked)
         (told,) = send.call_args_list
@@ -125,7 +127,7 @@ def test_what_goes_on_at_decode_is_not_over_at_prefill() -> None:
         requests = cluster.instance("p0").requests
         assert requests is not None
         epoch = cluster.gateway.actor.address.epoch
-        asked = Received(GATEWAY, epoch, RequestInquiry(record.request_id, 1))
+        asked = Received(GATEWAY, epoch, RequestInquiry(request_id=record.request_id, attempt=1))
         with mock.patch.object(requests.actor, "send") as send:
             cluster.within("p0", requests.on_inquiry, asked)
         send.assert_not_called()

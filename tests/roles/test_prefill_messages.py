@@ -43,7 +43,17 @@ def items(request_id: str, *names: str) -> tuple[MediaItem, ...]:
         image = Image(name)
         room, encoder = f"{request_id}/1/{index}", Address("e0", 1, "")
         grid, key = image.grid_thw, mm_hash_of(image)
-        made.append(MediaItem(index, key, at, image.num_rows, grid, room, encoder))
+        made.append(
+            MediaItem(
+                index=index,
+                mm_hash=key,
+                offset=at,
+                num_rows=image.num_rows,
+                grid_thw=grid,
+                room=room,
+                encoder=encoder,
+            )
+        )
         at += image.num_rows
     return tuple(made)
 
@@ -59,7 +69,7 @@ def begin(at: Desk, request_id: str = "r", *names: str, **other: Any) -> Request
             "token_ids": (11, *rows, 12, 13),
             "num_emitted": 0,
             "items": wanted,
-            "sampling": SamplingParams(5),
+            "sampling": SamplingParams(max_tokens=5),
             "decode": DECODE,
             "gateway": FRONT,
             "deadline_s": due_s,
@@ -210,23 +220,38 @@ def test_chunks_are_noted_for_who_wants_a_timeline_and_so_many() -> None:
             reports.note_chunk(request, 0.1, 4)
         spans = reports._spans(request)
         chunks = [span for span in spans if span.machine == "CHUNK"]
-        assert chunks == [Span("CHUNK", "COMPUTED", now_s - 0.1, "r/1", 0.1, 4)] * MAX_CHUNKS
+        assert (
+            chunks
+            == [
+                Span(
+                    machine="CHUNK",
+                    state="COMPUTED",
+                    at_s=now_s - 0.1,
+                    key="r/1",
+                    lasted_s=0.1,
+                    num_tokens=4,
+                )
+            ]
+            * MAX_CHUNKS
+        )
         machines = {span.machine for span in spans}
         assert {"REQUEST", "INCOMING"} <= machines
         at.said.clear()
         at.do(reports.send_aborted, request, None)
         assert at.said == [
-            (GATEWAY, StageReport("r", 1, spans)),
-            (GATEWAY, RequestAborted("r", 1)),
+            (GATEWAY, StageReport(request_id="r", attempt=1, spans=spans)),
+            (GATEWAY, RequestAborted(request_id="r", attempt=1)),
         ]
         at.said.clear()
         at.do(reports.send_aborted, other, None)
-        assert at.said == [(GATEWAY, RequestAborted("s", 1))]
+        assert at.said == [(GATEWAY, RequestAborted(request_id="s", attempt=1))]
         for one, told in ((request, spans), (other, ())):
             one.failure = Failure(FailureKind.ENGINE, "because", "e0")
             at.said.clear()
             at.do(reports.send_failure, one, None)
             ((to, failed),) = at.said
-            assert to == GATEWAY and failed == RequestFailed(one.request_id, 1, one.failure, told)
+            assert to == GATEWAY and failed == RequestFailed(
+                request_id=one.request_id, attempt=1, failure=one.failure, spans=told
+            )
         reports.forget(request)
         assert reports.live() == {"chunk_logs": 0}

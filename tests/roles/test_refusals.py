@@ -50,7 +50,15 @@ def due_s(cluster: Simulated) -> float:
 
 def item(room: str, image: Image = IMAGE) -> MediaItem:
     encoder = Address("e0", 1, "")
-    return MediaItem(0, "0" * 64, 1, image.num_rows, image.grid_thw, room, encoder)
+    return MediaItem(
+        index=0,
+        mm_hash="0" * 64,
+        offset=1,
+        num_rows=image.num_rows,
+        grid_thw=image.grid_thw,
+        room=room,
+        encoder=encoder,
+    )
 
 
 def drains(desk: Desk) -> None:
@@ -67,15 +75,15 @@ def was_not_welcomed(desk: Desk) -> None:
 def prompt(desk: Desk, request_id: str, num_tokens: int = 3, **other: Any) -> PrefillRequest:
     due = due_s(desk.cluster)
     made = PrefillRequest(
-        request_id,
-        1,
-        tuple(range(11, 11 + num_tokens)),
-        0,
-        (),
-        SamplingParams(4),
-        Address("d0", 1, ""),
-        Address(GATEWAY, 1, ""),
-        due,
+        request_id=request_id,
+        attempt=1,
+        token_ids=tuple(range(11, 11 + num_tokens)),
+        num_emitted=0,
+        items=(),
+        sampling=SamplingParams(max_tokens=4),
+        decode=Address("d0", 1, ""),
+        gateway=Address(GATEWAY, 1, ""),
+        deadline_s=due,
         first_token_deadline_s=due,
     )
     return msgspec.structs.replace(made, **other)
@@ -153,7 +161,10 @@ def test_a_prompt_that_ended_here_is_not_begun_again() -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         at.role._requests._bury("r/1")
         answers = at.tell("on_prefill_request", prompt(at, "r", items=(item("r/1/0"),)), GATEWAY)
-        assert answers == [CancelTransfer("r/1/0", 1), RequestAborted("r", 1)]
+        assert answers == [
+            CancelTransfer(room="r/1/0", attempt=1),
+            RequestAborted(request_id="r", attempt=1),
+        ]
         assert at.role._requests.get("r/1") is None
 
 
@@ -171,16 +182,16 @@ def test_a_prompt_that_is_repeated_is_begun_once() -> None:
 def offer(desk: Desk, request_id: str, num_tokens: int = 3, **other: Any) -> KvOffer:
     due = due_s(desk.cluster)
     made = KvOffer(
-        f"{request_id}/1/kv",
-        request_id,
-        1,
-        num_tokens,
-        0,
-        tuple(range(11, 11 + num_tokens)),
-        SamplingParams(4),
-        golden.KV_LAYOUT,
-        Address(GATEWAY, 1, ""),
-        due,
+        room=f"{request_id}/1/kv",
+        request_id=request_id,
+        attempt=1,
+        num_prompt_tokens=num_tokens,
+        num_emitted=0,
+        token_ids=tuple(range(11, 11 + num_tokens)),
+        sampling=SamplingParams(max_tokens=4),
+        layout=golden.KV_LAYOUT,
+        gateway=Address(GATEWAY, 1, ""),
+        deadline_s=due,
         first_token_deadline_s=due,
     )
     return msgspec.structs.replace(made, **other)
@@ -253,7 +264,9 @@ def test_an_offer_of_the_lost_or_of_what_is_open_is_not_answered() -> None:
 def test_an_offer_for_what_has_ended_here_is_not_wanted() -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
         at.role._requests._bury("r/1")
-        assert at.tell("on_kv_offer", offer(at, "r"), "p0") == [CancelTransfer("r/1/kv", 1)]
+        assert at.tell("on_kv_offer", offer(at, "r"), "p0") == [
+            CancelTransfer(room="r/1/kv", attempt=1)
+        ]
         assert at.role._requests.get("r/1") is None
 
 
@@ -262,7 +275,14 @@ def test_an_offer_for_what_has_ended_here_is_not_wanted() -> None:
 
 def drawn_image(desk: Desk, room: str, consumer: Address | None = None) -> EncodeRequest:
     return EncodeRequest(
-        "r", 1, room, f"{room:0>64}", IMAGE.num_rows, IMAGE.grid_thw, consumer, 1e12
+        request_id="r",
+        attempt=1,
+        room=room,
+        mm_hash=f"{room:0>64}",
+        num_rows=IMAGE.num_rows,
+        grid_thw=IMAGE.grid_thw,
+        consumer=consumer,
+        deadline_s=1e12,
     )
 
 
@@ -273,7 +293,7 @@ def accepted(desk: Desk, message: EncodeRequest, *payloads: bytes) -> bool:
         assert (answer.request_id, answer.attempt, answer.room) == ("r", 1, message.room)
         assert answer.failure.reason
         return False
-    assert answer == EncodeAccepted(message.room, 1)
+    assert answer == EncodeAccepted(room=message.room, attempt=1)
     return True
 
 

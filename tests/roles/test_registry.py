@@ -25,7 +25,11 @@ def test_a_cut_makes_one_line_and_a_new_life_joins() -> None:
     assert gateway is not None
     assert gateway.gateway is not None
     (lost,) = (i for i in gateway.gateway.registry.instances if i.key == "e0:1")
-    asked = Received("e0", 1, Join(PROTOCOL_VERSION, FINGERPRINT, lost.info))
+    asked = Received(
+        "e0",
+        1,
+        Join(protocol_version=PROTOCOL_VERSION, model_fingerprint=FINGERPRINT, info=lost.info),
+    )
     for _ in range(900):  # what waited in the connection comes all at once
         world.loop.call_soon(
             gateway.gateway.registry.on_join, asked, context=gateway.process.context
@@ -89,7 +93,11 @@ def test_a_late_join_of_a_life_that_was_followed_is_not_heard() -> None:
     world.loop.run_until(2.0)
     world.kill("e0")  # its second life is over, too
     world.loop.run_until(6.0)
-    late = Received("e0", 1, Join(PROTOCOL_VERSION, FINGERPRINT, first.info))
+    late = Received(
+        "e0",
+        1,
+        Join(protocol_version=PROTOCOL_VERSION, model_fingerprint=FINGERPRINT, info=first.info),
+    )
     world.loop.call_soon(registry.on_join, late, context=gateway.process.context)
     world.loop.run_until(6.1)
     assert {i.key: i.present for i in registry.instances} == {"e0:2": False, "pd0:1": True}

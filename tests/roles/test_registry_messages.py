@@ -42,7 +42,9 @@ def info_of(at: Desk, name: str = "e0", epoch: int = 1, **other: Any) -> Instanc
 
 def join(at: Desk, info: InstanceInfo, **other: Any) -> list[Any]:
     """It asks; what it is told."""
-    asked = msgspec.structs.replace(Join(PROTOCOL_VERSION, FINGERPRINT, info), **other)
+    asked = msgspec.structs.replace(
+        Join(protocol_version=PROTOCOL_VERSION, model_fingerprint=FINGERPRINT, info=info), **other
+    )
     at.said.clear()
     name, epoch = info.address.instance_id, info.address.epoch
     at.do(at.role.on_join, SimpleNamespace(source=name, epoch=epoch, message=asked))
@@ -60,7 +62,9 @@ def test_who_joins_is_welcomed_and_told_of_all_and_all_of_it() -> None:
         info = info_of(at, "e7", 3)
         welcome, membership, news = join(at, info)
         cluster_s = at.actor.cluster_s()
-        assert welcome == Welcome(3, TIMING.heartbeat_interval_s, cluster_s)
+        assert welcome == Welcome(
+            epoch=3, heartbeat_interval_s=TIMING.heartbeat_interval_s, cluster_s=cluster_s
+        )
         assert isinstance(membership, Membership) and isinstance(news, Membership)
         assert (membership.version, news.version) == (version, version + 1)
         assert info in news.instances and len(news.instances) == 4
@@ -95,7 +99,7 @@ OTHER_KV = msgspec.structs.replace(golden.KV_LAYOUT, dtype="float16")
 MISFITS = [
     ("e7", "e0", {"row_contract": OTHER_ROWS}, "row_contract"),
     ("d7", "d0", {"kv_layout": OTHER_KV}, "kv_layout"),
-    ("d7", "d0", {"transports": (TransportOffer("tcp", "elsewhere"),)}, "p0 offers"),
+    ("d7", "d0", {"transports": (TransportOffer(name="tcp", domain="elsewhere"),)}, "p0 offers"),
 ]
 
 
@@ -116,7 +120,9 @@ def test_who_does_not_fit_one_of_the_others_is_refused(
 
 def test_a_message_for_another_is_not_heard() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
-        message = Join(PROTOCOL_VERSION, FINGERPRINT, info_of(at, "e7"))
+        message = Join(
+            protocol_version=PROTOCOL_VERSION, model_fingerprint=FINGERPRINT, info=info_of(at, "e7")
+        )
         for source, epoch in (("e8", 1), ("e7", 2)):
             at.said.clear()
             received = SimpleNamespace(source=source, epoch=epoch, message=message)
@@ -155,7 +161,9 @@ def test_who_was_given_up_by_its_peers_is_refused(*, was_member: bool, late: boo
 
 
 def beat(at: Desk, name: str = "e0", epoch: int = 1, **said: Any) -> list[Any]:
-    message = msgspec.structs.replace(Heartbeat(Load(open_requests=5), at.role._version), **said)
+    message = msgspec.structs.replace(
+        Heartbeat(load=Load(open_requests=5), version=at.role._version), **said
+    )
     at.said.clear()
     at.do(at.role.on_heartbeat, SimpleNamespace(source=name, epoch=epoch, message=message))
     return [message for to, message in at.said if to == name]
@@ -165,7 +173,9 @@ def test_who_is_not_a_member_is_told_so_by_its_heartbeat() -> None:
     with desk("1e1p1d", GATEWAY, "registry") as at:
         for name, epoch in (("e7", 1), ("e0", 2)):
             (answer,) = beat(at, name, epoch)
-            assert answer == HeartbeatAck(False, at.role._version, at.actor.cluster_s())
+            assert answer == HeartbeatAck(
+                known=False, version=at.role._version, cluster_s=at.actor.cluster_s()
+            )
         at.do(at.role.on_leave, SimpleNamespace(source="e0", epoch=1, message=Leave()))
         (answer,) = beat(at)
         assert not answer.known
@@ -180,7 +190,9 @@ def test_a_heartbeat_is_acknowledged_a_few_times_and_when_news_were_missed() -> 
         assert beat(at) == []
         assert instance.load == Load(open_requests=5) and beats == [instance]
         version = at.role._version
-        assert beat(at, version=version - 1) == [HeartbeatAck(True, version, at.actor.cluster_s())]
+        assert beat(at, version=version - 1) == [
+            HeartbeatAck(known=True, version=version, cluster_s=at.actor.cluster_s())
+        ]
         instance.acked_s -= TIMING.lost_after_s / ACKS_BEFORE_LOST
         assert len(beat(at)) == 1
         assert instance.acked_s == at.actor.clock.now_s()

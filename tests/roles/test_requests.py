@@ -37,6 +37,7 @@ from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
 HERE = "epd0"
+LOST = Failure(FailureKind.LOST, "its last message was lost")
 
 
 def requests() -> Any:
@@ -51,7 +52,7 @@ def prompt(at: Desk, request_id: str, **other: Any) -> PrefillRequest:
         "token_ids": (11, 12, 13),
         "num_emitted": 0,
         "items": (),
-        "sampling": SamplingParams(8),
+        "sampling": SamplingParams(max_tokens=8),
         "decode": at.actor.address,
         "gateway": Address(GATEWAY, 1, ""),
         "deadline_s": due_s,
@@ -75,14 +76,14 @@ def hang(at: Desk) -> None:
 
 
 def abort(at: Desk, request_id: str, attempt: int = 1) -> list[Any]:
-    return at.tell("on_abort", AbortRequest(request_id, attempt), GATEWAY)
+    return at.tell("on_abort", AbortRequest(request_id=request_id, attempt=attempt), GATEWAY)
 
 
 def test_who_is_called_off_before_it_came_is_not_begun() -> None:
     """F42."""
     with requests() as at:
-        assert abort(at, "r") == [RequestAborted("r", 1)]
-        assert at.said == [(GATEWAY, RequestAborted("r", 1))]
+        assert abort(at, "r") == [RequestAborted(request_id="r", attempt=1)]
+        assert at.said == [(GATEWAY, RequestAborted(request_id="r", attempt=1))]
         assert at.role.has_ended("r/1") and begin(at) is None
 
 
@@ -90,10 +91,10 @@ def test_who_is_called_off_ends() -> None:
     with requests() as at:
         hang(at)
         one, two = begin(at, "a"), begin(at, "b")
-        assert abort(at, "a") == [RequestAborted("a", 1)], "once"
+        assert abort(at, "a") == [RequestAborted(request_id="a", attempt=1)], "once"
         assert (one.ended_for_client, two.ended_for_client) == (True, False)
         assert one.state is S.ABORTING, "the step owns its blocks"
-        assert abort(at, "a") == [RequestAborted("a", 1)], "the confirmation was lost"
+        assert abort(at, "a") == [RequestAborted(request_id="a", attempt=1)], "it was lost"
 
 
 def test_tombstones_are_bounded_and_the_oldest_goes() -> None:
@@ -104,19 +105,19 @@ def test_tombstones_are_bounded_and_the_oldest_goes() -> None:
 
 
 def inquiry(at: Desk, request_id: str) -> list[Any]:
-    return at.tell("on_inquiry", RequestInquiry(request_id, 1), GATEWAY)
+    return at.tell("on_inquiry", RequestInquiry(request_id=request_id, attempt=1), GATEWAY)
 
 
 def test_who_inquires_after_what_has_ended_is_told_so_and_else_nothing() -> None:
     with requests() as at:
-        lost = RequestFailed("a", 1, Failure(FailureKind.LOST, "its last message was lost"))
+        lost = RequestFailed(request_id="a", attempt=1, failure=LOST)
         hang(at)
         begin(at, "a")
         assert inquiry(at, "a") == [] and inquiry(at, "never heard of") == []
         abort(at, "a")
         assert inquiry(at, "a") == [lost], "for its client it has"
         abort(at, "b")
-        assert inquiry(at, "b") == [RequestFailed("b", 1, lost.failure)]
+        assert inquiry(at, "b") == [RequestFailed(request_id="b", attempt=1, failure=LOST)]
         at.role._bury("c/1", ended_here=False)
         assert inquiry(at, "c") == [], "it goes on at decode"
         assert at.actor.counters["last_message_lost"] == 2
@@ -139,7 +140,7 @@ def test_who_is_silent_says_that_it_is_there() -> None:
     with requests() as at:
         hang(at)
         request = begin(at)
-        here = [RequestAccepted("r", 1)]
+        here = [RequestAccepted(request_id="r", attempt=1)]
 
         def tells() -> list[Any]:
             at.said.clear()
@@ -195,7 +196,7 @@ def test_an_abort_that_a_hung_device_holds_up_is_told_of_again_and_again() -> No
 def test_a_rank_is_arrival_and_priority_and_what_the_prompt_costs() -> None:
     with requests() as at:
         hang(at)
-        urgent = SamplingParams(8, priority=-2)
+        urgent = SamplingParams(max_tokens=8, priority=-2)
         now_s = at.actor.clock.now_s()
         calm = begin(at, "a")
         assert calm.rank == now_s + TOKEN_S * len(calm.prompt) and calm.prompt
@@ -209,8 +210,8 @@ def test_which_blocks_a_request_may_find() -> None:
         hang(at)
         long = tuple(range(20, 29))
         for name, sampling, num_keys in (
-            ("a", SamplingParams(8), 2),
-            ("b", SamplingParams(8, num_prompt_logprobs=0), 0),
+            ("a", SamplingParams(max_tokens=8), 2),
+            ("b", SamplingParams(max_tokens=8, num_prompt_logprobs=0), 0),
         ):
             with mock.patch.object(at.role._scheduler, "add") as add:
                 request = begin(at, name, sampling=sampling, token_ids=long)
@@ -297,8 +298,10 @@ def settled(at: Desk, *outcomes: Any) -> list[Request]:
 def test_tokens_of_one_step_leave_in_one_message() -> None:
     with requests() as at:
         settled(at, TokenLogprobs(21, 0.0), TokenLogprobs(22, 0.0))
-        chunks = [TokenChunk(f"s{n}", 1, 0, (21 + n,), num_cached=0) for n in range(2)]
-        assert at.said == [(GATEWAY, Tokens(tuple(chunks)))]
+        chunks = (
+            TokenChunk(request_id=f"s{n}", attempt=1, start=0, token_ids=(21 + n,)) for n in (0, 1)
+        )
+        assert at.said == [(GATEWAY, Tokens(chunks=tuple(chunks)))]
         assert not at.role._outbox and not at.role._settling
 
 

@@ -137,7 +137,10 @@ def test_how_a_peer_reaches_own_memory() -> None:
             at.role.descriptor("region", Address("nobody", 1, ""))
         offered = plane.offers[0].name
         assert descriptor.call_args_list == [mock.call("region", offered), mock.call("region", "")]
-        best, other = TransportOffer("shm", "here"), TransportOffer("tcp", "")
+        best, other = (
+            TransportOffer(name="shm", domain="here"),
+            TransportOffer(name="tcp", domain=""),
+        )
         its: Any = SimpleNamespace(transports=(other, best))
         with (
             mock.patch.object(plane, "descriptor") as descriptor,

@@ -67,7 +67,7 @@ def test_a_grant_that_nobody_could_end_opens_no_room(why: str) -> None:
 def test_a_cancel_that_is_faster_than_its_request_wins() -> None:
     """F42."""
     with rooms() as at:
-        assert hear(at, CancelTransfer("r", 1)) == [CancelAck("r", 1)]
+        assert hear(at, CancelTransfer(room="r", attempt=1)) == [CancelAck(room="r", attempt=1)]
         produce(at, offers=False)
         opened = at.role.find("r")
         assert opened.state is S.CANCELLED and at.role.live() == {"outgoing": 0}
@@ -78,19 +78,19 @@ def test_a_cancel_that_is_faster_than_its_request_wins() -> None:
 def test_why_it_was_called_off_is_kept() -> None:
     with rooms() as at:
         owner = produce(at)
-        hear(at, CancelTransfer("r", 1, REFUSAL))
+        hear(at, CancelTransfer(room="r", attempt=1, failure=REFUSAL))
         opened = at.role.find("r")
         assert opened.failure == REFUSAL
         owner.concluded.assert_called_once_with(opened, REFUSAL)
 
 
 MESSAGES = [
-    ("outgoing", CancelTransfer("r", 1)),
-    ("outgoing", CommitAck("r", 1)),
-    ("incoming", Commit("r", 1, 1, ())),
-    ("incoming", CancelAck("r", 1)),
-    ("incoming", TransferAborted("r", 1, BECAUSE)),
-    ("incoming", TransferInDoubt("r", 1, "because")),
+    ("outgoing", CancelTransfer(room="r", attempt=1)),
+    ("outgoing", CommitAck(room="r", attempt=1)),
+    ("incoming", Commit(room="r", attempt=1, nbytes=1, parts=())),
+    ("incoming", CancelAck(room="r", attempt=1)),
+    ("incoming", TransferAborted(room="r", attempt=1, failure=BECAUSE)),
+    ("incoming", TransferInDoubt(room="r", attempt=1, reason="because")),
 ]
 
 
@@ -118,9 +118,9 @@ def test_what_messages_say_is_what_the_machine_hears() -> None:
         consume(at)
         heard = []
         with mock.patch.object(at.role, "fire", lambda transfer, event: heard.append(event)):
-            hear(at, Commit("r", 1, 7, ((7, 9),)))
-            hear(at, TransferAborted("r", 1, BECAUSE))
-            hear(at, TransferInDoubt("r", 1, "who knows"))
+            hear(at, Commit(room="r", attempt=1, nbytes=7, parts=((7, 9),)))
+            hear(at, TransferAborted(room="r", attempt=1, failure=BECAUSE))
+            hear(at, TransferInDoubt(room="r", attempt=1, reason="who knows"))
         assert heard == [
             fsm.CommitReceived(7, ((7, 9),), None),
             fsm.AbortReceived(BECAUSE),
@@ -143,11 +143,11 @@ def test_an_offer_is_repeated_and_its_peer_doubted_until_it_is_granted() -> None
         at.cluster.pass_time(0.02)
         assert at.said == [("d0", OFFER)]
         doubt.assert_called_once_with(PEER)
-        hear(at, CancelTransfer("a", 1))
+        hear(at, CancelTransfer(room="a", attempt=1))
         at.said.clear()
         at.cluster.pass_time(0.1)
         assert at.said == [("d0", OFFER)], "the other's time has come"
-        hear(at, CancelTransfer("b", 1))
+        hear(at, CancelTransfer(room="b", attempt=1))
         assert not [name for name in at.actor.timers if name.startswith("OUTGOING")]
 
 
@@ -164,7 +164,7 @@ def test_who_does_not_want_it_any_more_leaves_the_queue_and_says_so() -> None:
     with rooms("incoming") as at:
         owner, transfer = consume(at)
         at.do(at.role.fire, transfer, fsm.CancelRequested())
-        assert at.said == [("d0", CancelTransfer("r", 1))]
+        assert at.said == [("d0", CancelTransfer(room="r", attempt=1))]
         owner.withdraw_lease.assert_called_once_with(transfer)
         owner.concluded.assert_called_once_with(transfer, transfer.why)
 
@@ -180,7 +180,7 @@ def test_slots_are_given_back_with_the_message_of_the_writer() -> None:
     with rooms("incoming") as at:
         owner, transfer = consume(at)
         at.do(at.role.fire, transfer, fsm.SlotsLeased((1,), 16))
-        hear(at, TransferAborted("r", 1, BECAUSE))
+        hear(at, TransferAborted(room="r", attempt=1, failure=BECAUSE))
         owner.release_slots.assert_called_once_with(transfer)
         assert transfer.failure == BECAUSE
 
@@ -192,7 +192,7 @@ def test_a_producer_that_fails_says_why() -> None:
         transfer.failure = BECAUSE
         at.said.clear()
         at.do(at.role.send_abort, transfer, None)
-        assert at.said == [("d0", TransferAborted("r", 1, BECAUSE))]
+        assert at.said == [("d0", TransferAborted(room="r", attempt=1, failure=BECAUSE))]
 
 
 def test_a_doubt_is_told_with_its_reason() -> None:
@@ -202,7 +202,7 @@ def test_a_doubt_is_told_with_its_reason() -> None:
         transfer.failure = BECAUSE
         at.said.clear()
         at.do(at.role.send_doubt, transfer, None)
-        assert at.said == [("d0", TransferInDoubt("r", 1, "because"))]
+        assert at.said == [("d0", TransferInDoubt(room="r", attempt=1, reason="because"))]
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
             at.do(at.role._ask_again, transfer)
             at.do(at.role.arm_grace, transfer, None)
             assert at.role.live() == {"outgoing": 1}
-            hear(at, CancelTransfer(room, 1))
+            hear(at, CancelTransfer(room=room, attempt=1))
             armed = [name for name in at.actor.timers if name.startswith(("OUTGOING", "Rooms."))]
             assert armed == ["Rooms._forget"] and at.role.live() == {"outgoing": 0}
             at.cluster.pass_time(1.0)
@@ -233,10 +233,10 @@ def test_ended_rooms_are_remembered_for_a_while_and_have_no_timers() -> None:
 def test_a_late_message_makes_no_tombstone_last_longer() -> None:
     with rooms() as at:
         for room in "ab":
-            hear(at, CancelTransfer(room, 1))
+            hear(at, CancelTransfer(room=room, attempt=1))
         before = list(at.role._ended.items())
         at.cluster.pass_time(1.0)
-        hear(at, CancelTransfer("a", 1))
+        hear(at, CancelTransfer(room="a", attempt=1))
         assert list(at.role._ended.items()) == before
 
 

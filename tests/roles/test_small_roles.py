@@ -127,7 +127,7 @@ def test_open_rooms_are_told_of_now_and_then() -> None:
         at.cluster.pass_time(0.2)
         at.do(askers.add, "b", asker())
         at.cluster.pass_time(0.11)
-        both = [(GATEWAY, EncodeAccepted(room, 2)) for room in "ab"]
+        both = [(GATEWAY, EncodeAccepted(room=room, attempt=2)) for room in "ab"]
         assert at.said == both
         at.cluster.pass_time(0.3)
         assert at.said == both * 2
@@ -172,12 +172,12 @@ def test_who_keeps_rows_is_found_by_room_and_by_life() -> None:
 def test_what_an_encoder_says_of_its_cache_counts_while_it_is_a_member() -> None:
     with desk("1e1p1d", GATEWAY, "directory") as at:
         index = at.role.index
-        events = CacheEvents(1, True, ("h",), ())
+        events = CacheEvents(sequence=1, full=True, stored=("h",), evicted=())
         for source, epoch in (("e0", 2), ("x", 1)):
             assert at.tell("on_events", events, source, epoch=epoch) == []
         assert index.resident("h") == ()
         assert at.tell("on_events", events, "e0") == [] and index.resident("h") == ("e0",)
-        gap = CacheEvents(3, False, ("i",), ())
+        gap = CacheEvents(sequence=3, full=False, stored=("i",), evicted=())
         assert at.tell("on_events", gap, "e0") == [CacheEventsWanted()]
         assert at.said[0][0] == "e0" and at.actor.counters["cache_events_missed"] == 1
         registry = at.cluster.gateway.registry
@@ -203,7 +203,7 @@ async def test_a_report_that_nobody_waits_for_is_not_heard() -> None:
     profiles = Profiles(actor, SimpleNamespace(instances=members))  # type: ignore[arg-type]
 
     def report(serial: int, source: str, detail: str) -> None:
-        message = ProfileReport(serial, True, detail)
+        message = ProfileReport(serial=serial, ok=True, detail=detail)
         profiles.on_report(SimpleNamespace(source=source, message=message))  # type: ignore[arg-type]
 
     report(1, "a", "early")

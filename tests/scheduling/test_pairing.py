@@ -11,8 +11,10 @@ from epd.scheduling.pairing import choose, common, exchange, objection
 
 
 def instance(name: str, *roles: str, **domains: str) -> InstanceInfo:
-    offers = tuple(TransportOffer(k, v) for k, v in domains.items())
-    return InstanceInfo(Address(name, 1, ""), roles, "host", 1, transports=offers)
+    offers = tuple(TransportOffer(name=k, domain=v) for k, v in domains.items())
+    return InstanceInfo(
+        address=Address(name, 1, ""), roles=roles, host_id="host", pid=1, transports=offers
+    )
 
 
 HOST_A = {"shm": "A", "mooncake": "", "tcp": ""}

@@ -24,7 +24,9 @@ from epd_lab.sim.rand import KeyedRandom
 def candidate(
     name: str, *roles: str, assigned: int = 0, blocks: int = 100, silent: tuple[str, ...] = ()
 ) -> Candidate:
-    info = InstanceInfo(Address(name, 1, f"ipc://{name}"), roles, "host", 1)
+    info = InstanceInfo(
+        address=Address(name, 1, f"ipc://{name}"), roles=roles, host_id="host", pid=1
+    )
     return Candidate(info, Load(free_kv_blocks=blocks, silent_peers=silent), assigned)
 
 
@@ -43,7 +45,13 @@ def test_what_is_missing_is_named() -> None:
 
 
 def finder(name: str, *roles: str, assigned: int = 0) -> Candidate:
-    info = InstanceInfo(Address(name, 1, f"ipc://{name}"), roles, "host", 1, finds_rows=True)
+    info = InstanceInfo(
+        address=Address(name, 1, f"ipc://{name}"),
+        roles=roles,
+        host_id="host",
+        pid=1,
+        finds_rows=True,
+    )
     return Candidate(info, Load(free_kv_blocks=100), assigned)
 
 

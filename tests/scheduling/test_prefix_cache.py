@@ -69,7 +69,16 @@ def test_one_image_in_two_places_never_collides() -> None:
 def test_a_video_with_text_between_its_frames_is_seen_in_each_block() -> None:
     """Its rows reach further than their number: no block behind is taken for text."""
     nobody = Address("e", 1, "")
-    item = MediaItem(0, "a", 2, 6, (3, 2, 4), "r", nobody, offsets=(2, 7, 14))
+    item = MediaItem(
+        index=0,
+        mm_hash="a",
+        offset=2,
+        num_rows=6,
+        grid_thw=(3, 2, 4),
+        room="r",
+        encoder=nobody,
+        offsets=(2, 7, 14),
+    )
     assert item.end == 16
     assert item.runs() == [(2, 0, 2), (7, 2, 2), (14, 4, 2)]
     text = [5] * 20

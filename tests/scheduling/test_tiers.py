@@ -28,7 +28,9 @@ def test_what_was_not_used_for_the_longest_goes_first() -> None:
 def test_hits_and_misses_are_those_of_each_tier() -> None:
     """What the host tier has, the device tier has missed."""
     books = TierBooks(100, 50)
-    assert books.device.report() == CacheTier("device", 0, 100, 0, 0, 0, 0)
+    assert books.device.report() == CacheTier(
+        tier="device", nbytes=0, capacity_nbytes=100, hits=0, misses=0, evictions=0, failures=0
+    )
     books.place("up", 10, books.device)
     books.place("down", 10, books.host)
     books.hit("up")

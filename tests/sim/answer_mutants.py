@@ -37,8 +37,8 @@ def in_each_step(
 def in_each_offer(**changes: Any) -> AbstractContextManager[Any]:
     """What decode is told of sampling is not what the client asked for."""
 
-    def spoiled(*fields: Any) -> KvOffer:
-        offer = messages.KvOffer(*fields)
+    def spoiled(**fields: Any) -> KvOffer:
+        offer = messages.KvOffer(**fields)
         sampling: SamplingParams = msgspec.structs.replace(offer.sampling, **changes)
         return msgspec.structs.replace(offer, sampling=sampling)
 

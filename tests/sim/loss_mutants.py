@@ -46,7 +46,14 @@ def copies_of_tokens_are_news() -> Iterator[None]:
         have = len(machine.token_ids)
         if 0 < chunk.start < have:
             ends = chunk.finish_reason
-            chunk = TokenChunk(chunk.request_id, chunk.attempt, have, chunk.token_ids, ends, ())
+            chunk = TokenChunk(
+                request_id=chunk.request_id,
+                attempt=chunk.attempt,
+                start=have,
+                token_ids=chunk.token_ids,
+                finish_reason=ends,
+                logprobs=(),
+            )
         take(self, machine, chunk)
 
     with mock.patch.object(GatewayRole, "_take", uncounted):

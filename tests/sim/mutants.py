@@ -197,12 +197,12 @@ def migration_restarts_numbering() -> Iterator[None]:
             last = chunks[-1]
             if last.request_id == machine.request_id and machine.num_emitted:
                 chunks[-1] = TokenChunk(
-                    last.request_id,
-                    last.attempt,
-                    last.start - machine.num_emitted,
-                    last.token_ids,
-                    last.finish_reason,
-                    last.logprobs,
+                    request_id=last.request_id,
+                    attempt=last.attempt,
+                    start=last.start - machine.num_emitted,
+                    token_ids=last.token_ids,
+                    finish_reason=last.finish_reason,
+                    logprobs=last.logprobs,
                 )
 
     performers = {**Requests.performers, request.Do.EMIT_TOKENS: "emit_tokens"}

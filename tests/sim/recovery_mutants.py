@@ -268,7 +268,7 @@ def refusals_are_not_told() -> Iterator[None]:
 
         def but_no_reason(actor: Actor, to: Any, message: Any, payloads: Any = ()) -> bool:
             if isinstance(message, CancelTransfer):
-                message = CancelTransfer(message.room, message.attempt)
+                message = CancelTransfer(room=message.room, attempt=message.attempt)
             return send(actor, to, message, payloads)
 
         with mock.patch.object(Actor, "send", but_no_reason):

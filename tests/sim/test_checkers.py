@@ -71,7 +71,11 @@ def test_a_message_that_the_gateway_has_not_heard_blames_nobody(is_heard: bool) 
         stream = cluster.within(GATEWAY, cluster.gateway.role.submit, ask.generation())
         if not is_heard:
             cluster.world.network.block("p0", GATEWAY)
-        failed = RequestFailed(stream.request_id, 1, Failure(FailureKind.ENGINE, "because", "d0"))
+        failed = RequestFailed(
+            request_id=stream.request_id,
+            attempt=1,
+            failure=Failure(FailureKind.ENGINE, "because", "d0"),
+        )
         cluster.within("p0", cluster.node("p0").actor.send, GATEWAY, failed)
         cluster.pass_time(2 * cluster.settings.timing.lost_after_s)
         machine = cluster.gateway.role._open[stream.request_id]

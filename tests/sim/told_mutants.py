@@ -29,7 +29,10 @@ def who_drains_refuses_what_it_has() -> Iterator[None]:
     def refusing(self: DecodeRole, received: Received) -> None:
         offer: KvOffer = received.message
         if (refusal := self._refusal(offer)) is not None:
-            self.actor.send(received.source, CancelTransfer(offer.room, offer.attempt, refusal))
+            self.actor.send(
+                received.source,
+                CancelTransfer(room=offer.room, attempt=offer.attempt, failure=refusal),
+            )
         else:
             on_offer(self, received)
 

@@ -207,7 +207,15 @@ async def test_a_link_is_not_followed(family: Family, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(bytes(64))
     os.symlink(precious, os.path.join(family.directory, "epd-b-1-pool-00"))
-    target = RemoteRegion("shm", "b", 1, "pool", "epd-b-1-pool-00", 64, 1)
+    target = RemoteRegion(
+        backend="shm",
+        instance_id="b",
+        epoch=1,
+        region_id="pool",
+        locator="epd-b-1-pool-00",
+        slot_nbytes=64,
+        num_slots=1,
+    )
     assert isinstance(await family.engine("a").write([b"x"], target, (0,)), WriteFailed)
     assert precious.read_bytes() == bytes(64)
     os.unlink(os.path.join(family.directory, "epd-b-1-pool-00"))

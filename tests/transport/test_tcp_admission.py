@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from epd.messages import Address
@@ -69,10 +70,10 @@ async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> No
     """A listener that took over an address accepts everybody; the caller notices."""
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        challenge = encode(Challenge(b"n" * 32))
+        challenge = encode(Challenge(nonce=b"n" * 32))
         writer.write(LENGTH.pack(len(challenge)) + challenge)
         await read_frame(reader)
-        accepted = encode(links.Accepted(b"p" * 32))
+        accepted = encode(links.Accepted(proof=b"p" * 32))
         writer.write(LENGTH.pack(len(accepted)) + accepted)
         assert await reader.read() == b""  # not a byte of payload
         writer.close()
@@ -80,7 +81,7 @@ async def test_an_owner_that_cannot_prove_the_key_gets_nothing(room: Room) -> No
     remote = room.engine("owner", secret=KEY).allocate("pool", 1, 64).remote
     async with await asyncio.start_server(impostor, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        forged = type(remote)("tcp", "owner", 1, "pool", f"127.0.0.1:{port}", 64, 1)
+        forged = msgspec.structs.replace(remote, locator=f"127.0.0.1:{port}")
         outcome = await room.engine("writer", secret=KEY).write([b"x" * 64], forged, (0,))
     assert isinstance(outcome, WriteFailed) and "did not prove" in outcome.reason
 
@@ -91,7 +92,7 @@ async def test_beyond_loopback_nothing_goes_without_a_key(room: Room) -> None:
     with pytest.raises(TransportError, match="name the address"):
         room.engine("owner", host="0.0.0.0", secret=KEY)
     remote = room.engine("owner").allocate("pool", 1, 64).remote
-    far = type(remote)("tcp", "owner", 1, "pool", "10.0.0.7:4000", 64, 1)
+    far = msgspec.structs.replace(remote, locator="10.0.0.7:4000")
     outcome = await room.engine("writer").write([bytes(64)], far, (0,))
     assert isinstance(outcome, WriteFailed) and "--cluster-key" in outcome.reason
 
@@ -101,8 +102,19 @@ def frame(message: Any) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-UNASKED_WRITE = WriteFrame(1, "pool", 64, 1, (0,), 64, False)
-FORGED_HELLO = Hello(1, "writer", 1, "owner", 1, False, b"n" * 32, b"p" * 32)
+UNASKED_WRITE = WriteFrame(
+    number=1, region_id="pool", slot_nbytes=64, num_slots=1, slots=(0,), nbytes=64, checksum=False
+)
+FORGED_HELLO = Hello(
+    version=1,
+    instance_id="writer",
+    epoch=1,
+    to_instance_id="owner",
+    to_epoch=1,
+    succeeds=False,
+    nonce=b"n" * 32,
+    proof=b"p" * 32,
+)
 
 
 @pytest.mark.parametrize(

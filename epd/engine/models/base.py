@@ -105,16 +105,27 @@ class ModelAdapter:
         hidden = int(self.text_config.hidden_size)
         width = hidden * (1 + self.num_deepstack)
         name = str(dtype).removeprefix("torch.")
-        return RowContract(hidden, width, self.num_deepstack, name, width * dtype.itemsize)
+        return RowContract(
+            hidden=hidden,
+            row_width=width,
+            num_deepstack=self.num_deepstack,
+            dtype=name,
+            row_nbytes=width * dtype.itemsize,
+        )
 
     def kv_layout(self, dtype: torch.dtype, block_size: int, max_layer_groups: int = 4) -> KvLayout:
         text = self.text_config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads, layers = int(text.num_key_value_heads), int(text.num_hidden_layers)
-        nbytes = layers * layer_nbytes(block_size, heads, int(head_dim), dtype)
-        name = str(dtype).removeprefix("torch.")
-        shape = (layers, block_size, heads, int(head_dim), name, nbytes)
-        return KvLayout(*shape, max_layer_groups)
+        return KvLayout(
+            num_layers=layers,
+            block_size=block_size,
+            num_kv_heads=heads,
+            head_dim=int(head_dim),
+            dtype=str(dtype).removeprefix("torch."),
+            block_nbytes=layers * layer_nbytes(block_size, heads, int(head_dim), dtype),
+            max_layer_groups=max_layer_groups,
+        )
 
     # --- language ---------------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from epd.fsm import room as r
 from epd.fsm.incoming import Incoming
 from epd.fsm.kernel import NULL_JOURNAL, Event
 from epd.messages import Address
-from epd_lab.sim.model.ends import NBYTES
 from epd_lab.sim.model.laws import Step, require
+from epd_lab.sim.model.told import NBYTES
 from epd_lab.sim.model.world import World
 
 IDLE, WAITS, READY, FAILED, LEFT = "idle", "waits", "has rows", "failed", "left"

@@ -21,17 +21,13 @@ from epd.fsm import outgoing as t
 from epd.fsm import room as r
 from epd.fsm.kernel import NULL_JOURNAL, Event
 from epd.fsm.outgoing import Manifest, Outgoing
-from epd.messages import Address, Grant
-from epd.records import RemoteRegion
 from epd_lab.sim.model.laws import Step, require
+from epd_lab.sim.model.told import NBYTES, PEER, grant
 from epd_lab.sim.model.world import World
 
-NBYTES = 64
 PATCHES: Any = "patches"
 ROWS: Any = "rows"
-CONSUMER = Address("p0", 1, "")
 MANIFEST = Manifest(None, 4)
-_REGION = RemoteRegion("sim", "p0", 1, "rows", "", NBYTES, 1)
 
 
 class EncodingWorld(World):
@@ -47,7 +43,7 @@ class EncodingWorld(World):
         self.reading = False  # from storage
         self.copying = ""  # between tiers: down, up
         self.kept = ""  # the tier that counts the rows: device, host
-        self.transfers = {room: Outgoing(room, 1, CONSUMER, NULL_JOURNAL) for room in rooms}
+        self.transfers = {room: Outgoing(room, 1, PEER, NULL_JOURNAL) for room in rooms}
         self.asked: set[str] = set()
         self.sources = dict.fromkeys(rooms, "none")  # none, owned, released
         self.writes = dict.fromkeys(rooms, "none")  # none, running, over, zombie
@@ -337,7 +333,7 @@ def _ask(world: EncodingWorld, room: str) -> None:
 
 def _grant(world: EncodingWorld, room: str) -> None:
     world.granted.add(room)
-    world.fire_room(room, t.GrantReceived(Grant(room, 1, "", _REGION, (0,), None, 4, 9.0)))
+    world.fire_room(room, t.GrantReceived(grant(room, 4)))
 
 
 def _lease(world: EncodingWorld, room: str) -> None:

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from epd.fsm.kernel import State
 from epd.messages import Grant
-from epd.records import RemoteRegion
-
-NBYTES = 64
-REGION = RemoteRegion("sim", "peer", 1, "rows", "", NBYTES, 1)
+from epd_lab.sim.model.told import grant
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,7 @@ class Scenario:
 
     @property
     def grant(self) -> Grant:
-        return Grant("room", 1, "", REGION, (0,), None, self.rows_granted, 0.0)
+        return grant("room", self.rows_granted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,12 @@ def _read_tokens(world: GenerationWorld, number: int, word: str) -> None:
     elif stop > have:
         require(start == have, "a chunk is new or a copy as a whole")
         reason = final[1] if final else ""
-        chunk = TokenChunk("id", number, start, tuple(range(start, stop)), reason)
+        chunk = TokenChunk(
+            request_id="id",
+            attempt=number,
+            start=start,
+            token_ids=tuple(range(start, stop)),
+            finish_reason=reason,
+        )
         arrived = g.FinalTokensArrived if final else g.TokensArrived
         world.fire(arrived(chunk))

@@ -26,7 +26,7 @@ IDLE = Load()
 
 def _info(epoch: int) -> InstanceInfo:
     """What a join says of its process."""
-    return InstanceInfo(Address("e0", epoch, ""), (), "", 0)
+    return InstanceInfo(address=Address("e0", epoch, ""), roles=(), host_id="", pid=0)
 
 
 class InstanceWorld(World):

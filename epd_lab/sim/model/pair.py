@@ -20,18 +20,14 @@ from epd.fsm import incoming as i
 from epd.fsm import outgoing as o
 from epd.fsm import room as r
 from epd.fsm.kernel import NULL_JOURNAL, Effect, Event, State, Table
-from epd.messages import KvOffer
-from epd.records import Address, KvLayout, SamplingParams
-from epd_lab.sim.model.ends import NBYTES, End, Pair, Scenario
+from epd_lab.sim.model.ends import End, Pair, Scenario
 from epd_lab.sim.model.laws import Step, require
+from epd_lab.sim.model.told import NBYTES, OFFER, PEER
 
 PRODUCER, CONSUMER = "producer", "consumer"
 TERMINAL = o.TABLE.terminal | i.TABLE.terminal
 WRITES = "AWAITING_SLOTS STREAMING WRITING CANCEL_PENDING EXPIRE_PENDING QUARANTINED".split()
 MAY_WRITE = frozenset(o.S[name] for name in WRITES)
-PEER = Address("peer", 1, "")
-_LAYOUT, _SAMPLING = KvLayout(1, 1, 1, 1, "f32", NBYTES), SamplingParams(1)
-_OFFER = KvOffer("room", "r", 1, 4, 0, (), _SAMPLING, _LAYOUT, PEER, 0.0)
 _COUNTS = ("ready_nbytes", "part_nbytes", "written_nbytes")
 TIMERS = {"retry": r.RetryDue, "grace": r.GraceEnded, "deadline": r.DeadlinePassed}
 _OVER: dict[str, Any] = {
@@ -108,7 +104,7 @@ class PairModel:
             return consumer
         producer = self._outgoing("room", 1, PEER, NULL_JOURNAL)
         producer._state, producer.nbytes = end.state, NBYTES
-        producer.manifest = o.Manifest(None, 4, _OFFER if self.scenario.offers else None)
+        producer.manifest = o.Manifest(None, 4, OFFER if self.scenario.offers else None)
         producer.grant = self.scenario.grant if end.granted else None
         for name in _COUNTS:
             setattr(producer, name, getattr(end, name))

@@ -245,7 +245,14 @@ class RequestWorld(World):
     def _transfer(self) -> Iterator[Step[RequestWorld]]:
         yield self._over(r.KvFailed(Failure(FailureKind.LOST, "instance lost")), "fault")
         if self.remote_kv:
-            kv = KvState(2, token(0), 0, 1, 2, 2)
+            kv = KvState(
+                num_tokens=2,
+                first_token=token(0),
+                rope_delta=0,
+                num_layers=1,
+                num_blocks=2,
+                num_whole=2,
+            )
             yield self._over(r.RemoteKvArrived(BLOCKS, kv), "work", "owned")
             yield self._over(r.KvWithdrawn(), "fault")
         elif self.blocks == "transfer":
