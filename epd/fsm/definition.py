@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import transitions
 
@@ -44,16 +44,9 @@ class GuardCall:
         return self.guard(event_data.model, event)
 
 
-class Edge(NamedTuple):
-    """A transition of one source on one event; functions of any machine and event, since the table
-    is asked only for those of its own."""
-
-    when: Callable[[object, Event], bool] | None
-    do: Callable[[object, Event], None] | None
-    effects: tuple[Effect, ...]
-    target: State | None
-
-
+When = Callable[[object, Event], bool]  # these two are of any machine and event, since the table
+Do = Callable[[object, Event], None]  # is asked only for those of its own
+Edge = tuple[When | None, Do | None, tuple[Effect, ...], State | None]
 Compiled = dict[type[Event], tuple[Edge, ...]]
 _IGNORED: tuple[Edge, ...] = ()
 
@@ -165,9 +158,8 @@ class Definition:
         (call,) = edge.before
         row: Row = call.row
         target = None if edge.dest is None else self.state(edge.dest)
-        when = cast("Callable[[object, Event], bool] | None", guards[0] if guards else None)
-        do = cast("Callable[[object, Event], None] | None", row.do)
-        return Edge(when, do, call.effects, target)
+        when = cast("When | None", guards[0] if guards else None)
+        return when, cast("Do | None", row.do), call.effects, target
 
     def state(self, name: str) -> State:
         return self.states[0].__class__[name]

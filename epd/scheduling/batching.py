@@ -252,8 +252,8 @@ class BatchScheduler(Generic[T]):
 
         The youngest that can be computed again, which may be the one that lacks a block itself.
         """
-        lacking = self._lacking()
-        if len(lacking) <= self._pool.num_free:
+        num_free = self._pool.num_free
+        if len(self._decoding) <= num_free or len(self._lacking()) <= num_free:
             return None
         decodes = (entry for entry in self._decoding.values() if entry.recomputable)
         young = [*self._prefilling.values(), *decodes]
@@ -269,7 +269,7 @@ class BatchScheduler(Generic[T]):
                 return
             yield entry, blocks
         for entry in self._decoding.values():
-            if len(entry.drafts) <= self._room(entry):
+            if not entry.drafts or len(entry.drafts) <= self._room(entry):
                 continue
             if self._pool.num_free <= self._watermark:
                 return
@@ -356,8 +356,10 @@ class BatchScheduler(Generic[T]):
         spare = min(budget, self._bounds.max_running - self.num_running)
         step = []
         for entry in decodes:
-            count = max(0, min(len(entry.drafts), spare, self._room(entry)))
-            spare -= count
+            count = 0
+            if entry.drafts:
+                count = max(0, min(len(entry.drafts), spare, self._room(entry)))
+                spare -= count
             step.append(Share(entry, 1 + count, decodes=True))
         return step
 

@@ -23,8 +23,6 @@ REASONS: dict[str, dict[str, str]] = {
         "Outgoing.__init__: 0 in self.part_nbytes = 0 -> 1": "every write sets it when it begins",
     },
     "epd/scheduling/batching.py": {
-        "Entry: 0 in max_tokens: int = 0 -> 1": "every entry has a token: `num_tokens` is more",
-        "Entry: 0 in num_computed: int = 0 -> 1": "it is set when the entry enters",
         "Bounds: 0 in min_partial_tokens: int = 0 -> 1": "nothing due is nothing to compute",
         "BatchScheduler.__init__: 0 in self._first_decode = 0 -> 1": "the round begins anywhere",
         "BatchScheduler._decodes: len(decodes) > budget -> len(decodes) >= budget": (
