@@ -1,21 +1,20 @@
-"""The actor under every role: messages in, events fired, effects performed, results fired again.
+"""The actor: messages in, events fired, effects performed, results fired again.
 
 Theory of operation
 -------------------
-An `Actor` is one process's place on the bus.  It owns what its components share: the mailbox,
-timers, supervised tasks, the counters of what went wrong.  A `Component` is a part of it: its
-methods marked `@receives(Message)` turn a message into an event on some machine; its methods marked
-`@performs(Effect)` carry out the effects that come back.  A performer that is a coroutine runs as a
-supervised task, and the event it returns is fired on the same machine.  So the loop machine ->
-effects -> outcome -> machine is closed here, in one place.  Everything that happens waits in one
-inbox, and each item is taken to its end before the next (`mailbox.py`): an event that a performer
-causes is fired when the effects at hand are performed.
+An `Actor` is one process's place on the bus. It owns what its components share: the mailbox, timers,
+supervised tasks, and the counters of what went wrong. A `Component` is a part of it. Its methods
+marked `@receives(Message)` turn a message into an event on some machine; its methods marked
+`@performs(Effect)` carry out the effects that come back. A performer that is a coroutine runs as a
+supervised task, and the event it returns is fired on the same machine. So the loop machine ->
+effects -> outcome -> machine is closed here. Everything that happens waits in one inbox, and each
+item is taken to its end before the next (`mailbox.py`).
 
-At its start the actor checks that every effect of every table that its components fire has a
-performer; a message has one receiver, an effect one performer, or the actor is refused.
+At its start the actor checks that each effect of the tables that its components fire has exactly one
+performer, and each message one receiver.
 
 Nothing here blocks, and nothing escapes: an illegal event or an exception concludes its own object
-and is counted, and the actor goes on (faults F13, F14, F16).  Tasks are never cancelled as a change
+and is counted, and the actor goes on (faults F13, F14, F16). Tasks are never cancelled as a change
 of state; only closing the actor ends them.
 """
 
