@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An `Actor` is one process's place on the bus. It owns what its components share: the mailbox, timers,
+An `Actor` is one process's place on the bus. It owns what its components share: mailbox, timers,
 supervised tasks, and the counters of what went wrong. A `Component` is a part of it. Its methods
 marked `@receives(Message)` turn a message into an event on some machine; its methods marked
 `@performs(Effect)` carry out the effects that come back. A performer that is a coroutine runs as a
@@ -10,8 +10,8 @@ supervised task, and the event it returns is fired on the same machine. So the l
 effects -> outcome -> machine is closed here. Everything that happens waits in one inbox, and each
 item is taken to its end before the next (`mailbox.py`).
 
-At its start the actor checks that each effect of the tables that its components fire has exactly one
-performer, and each message one receiver.
+At its start the actor checks that each effect of its components' tables has exactly one performer,
+and each message one receiver.
 
 Nothing here blocks, and nothing escapes: an illegal event or an exception concludes its own object
 and is counted, and the actor goes on (faults F13, F14, F16). Tasks are never cancelled as a change
