@@ -12,10 +12,10 @@ Rows that nobody can take yet have to be kept, so work begins only when its turn
 From then on it owns a share of what the encoder may run ahead, which it passes on to the rooms that
 are filled: the last one that closes gives it back.
 
-What cannot be interrupted: image decode on the pool, and a batch on the device.  If all rooms leave
-meanwhile the machine is ABANDONED and waits for the outcome; rows that arrive then are kept as
-cache.  Before work has begun (DEFERRED), and before a batch has taken it (PREPARED), it can simply
-be dropped.
+What cannot be interrupted: image decode on the pool, and a batch on the device. If all rooms leave
+meanwhile the machine is ABANDONED: it keeps its share, since it may be wanted again before the
+outcome, and rows that arrive then are kept as cache. Before work has begun (DEFERRED), and before a
+batch has taken it (PREPARED), it can simply be dropped.
 
 Rows are kept in tiers: where the tower leaves them (RESIDENT), the host's memory (DEMOTED) and,
 where the instance has one, a storage that other encoders read too.  The first is a GPU's memory, or
@@ -98,7 +98,7 @@ class S(State):
     DEMOTING = "on its way to the host tier; rooms read the rows", Own.ROWS, Own.COPY_DOWN
     DEMOTED = "in the host tier; rooms may read the rows there", Own.ROWS
     PROMOTING = "on its way to the device tier; rooms read the rows", Own.ROWS, Own.COPY_UP
-    ABANDONED = "no room is left; the outcome of the work is awaited", Own.WORK
+    ABANDONED = "no room is left; the outcome of the work is awaited", Own.SHARE, Own.WORK
     FAILED = "cannot be encoded"
     EVICTED = "rows or patches were dropped"
 
@@ -348,8 +348,8 @@ ROWS = (
     Row((S.RESIDENT, S.DEMOTING, S.PROMOTING), RoomClosed, None, (Do.LEAVE_AHEAD,), remove_room, unless(others_wait)),
     Row((S.LOADING, S.ABANDONED), RoomClosed, None, (), remove_room),
     # Nobody waits for it.
-    Row(S.ABANDONED, Requested, S.ENCODING, (Do.COUNT_AHEAD,), add_room, in_batch, "resurrection (F22)"),
-    Row(S.ABANDONED, Requested, S.QUEUED, (Do.COUNT_AHEAD,), add_room, unless(in_batch), "resurrection (F22)"),
+    Row(S.ABANDONED, Requested, S.ENCODING, (), add_room, in_batch, "resurrection (F22)"),
+    Row(S.ABANDONED, Requested, S.QUEUED, (), add_room, unless(in_batch), "resurrection (F22)"),
     Row(S.ABANDONED, PreprocessSucceeded, S.EVICTED),
     Row(S.ABANDONED, PreprocessFailed, S.FAILED, (), note_bad_image),
     Row(S.ABANDONED, EncodeSucceeded, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS), keep_rows, note="kept as cache (F21)"),

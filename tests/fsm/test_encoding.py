@@ -101,8 +101,8 @@ def test_an_abandoned_batch_finishes_and_is_kept(encoding: Encoding) -> None:
     """F21: ENCODING -> ABANDONED -> RESIDENT -> EVICTED."""
     follow(
         encoding,
-        (RoomClosed("a"), S.ABANDONED, (Do.LEAVE_AHEAD,)),
-        (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS)),
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (ENCODED, S.RESIDENT, (Do.LEAVE_AHEAD, Do.KEEP_ROWS, Do.STORE_ROWS)),
         (EvictionRequested(), S.EVICTED, (Do.RELEASE_ROWS,)),
     )
 
@@ -111,8 +111,8 @@ def test_an_abandoned_batch_is_joined_again(encoding: Encoding) -> None:
     """F22: ENCODING -> ABANDONED -> ENCODING -> RESIDENT."""
     follow(
         encoding,
-        (RoomClosed("a"), S.ABANDONED, (Do.LEAVE_AHEAD,)),
-        (Requested("b"), S.ENCODING, (Do.COUNT_AHEAD,)),
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (Requested("b"), S.ENCODING, ()),
         (ENCODED, S.RESIDENT, (Do.KEEP_ROWS, Do.STORE_ROWS, Do.FILL_ROOMS)),
     )
 
@@ -121,8 +121,8 @@ def test_an_abandoned_preprocessing_is_joined_again(queued: Encoding) -> None:
     """F22: QUEUED -> ABANDONED -> QUEUED -> PREPARED."""
     follow(
         queued,
-        (RoomClosed("a"), S.ABANDONED, (Do.LEAVE_AHEAD,)),
-        (Requested("b"), S.QUEUED, (Do.COUNT_AHEAD,)),
+        (RoomClosed("a"), S.ABANDONED, ()),
+        (Requested("b"), S.QUEUED, ()),
         (PREPARED, S.PREPARED, (Do.ENQUEUE,)),
     )
 
@@ -138,9 +138,9 @@ def test_a_device_that_does_not_answer_is_reported(encoding: Encoding) -> None:
     """ENCODING -> ABANDONED -> FAILED; a late outcome is dropped."""
     follow(
         encoding,
-        (EncodeTimedOut(), S.ABANDONED, (Do.LEAVE_AHEAD, Do.FAIL_ROOMS, Do.ARM_OUTCOME)),
+        (EncodeTimedOut(), S.ABANDONED, (Do.FAIL_ROOMS, Do.ARM_OUTCOME)),
         (RoomClosed("a"), S.ABANDONED, ()),
-        (EncodeTimedOut(), S.FAILED, (Do.REPORT_HANG,)),
+        (EncodeTimedOut(), S.FAILED, (Do.LEAVE_AHEAD, Do.REPORT_HANG)),
         (ENCODED, S.FAILED, ()),
     )
 

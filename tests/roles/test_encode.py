@@ -197,13 +197,16 @@ def test_a_grant_that_was_faster_than_its_request_lets_the_image_begin() -> None
         assert at.role.live()["encodes_deferred"] == 0
 
 
-def test_an_image_counts_as_begun_while_one_room_is_left() -> None:
+def test_an_image_counts_as_begun_until_its_work_has_ended() -> None:
+    """It may be wanted again until then: nothing else begins in its place."""
     with desk("1e1p1d", "e0", "encode") as at:
         ask(at, "a", kept=True)
         ask(at, "b", kept=True)
-        for room, used in (("a", NBYTES), ("b", 0)):
+        for room in "ab":
             at.tell("on_abort_encode", AbortEncode(room=room), GATEWAY)
-            assert at.role.live()["encode_run_ahead"] == used
+            assert at.role.live()["encode_run_ahead"] == NBYTES
+        at.cluster.pass_time(0.3)
+        assert at.role.live()["encode_run_ahead"] == 0
 
 
 def test_rows_that_are_wanted_again_count_as_begun() -> None:
