@@ -88,7 +88,7 @@ class GatewayRole(Component[Generation]):
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
-        self.extend(GatewayTimers(actor, self.fire, dispatcher, timing))
+        self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
         self.profile = Profiles(actor, registry).ask
         self._serial = 0

@@ -8,7 +8,6 @@ ends as an event of GENERATION.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from epd.config import Timing
@@ -28,17 +27,17 @@ from epd.roles.dispatch import DEADLINE_GRACE_S, Dispatcher
 
 
 class GatewayTimers(Component[Generation]):
-    """Performs the effects that arm; `fire` is that of the role that owns the machines."""
+    """Performs the effects that arm; `owner` fires what the timers bring."""
 
     def __init__(
         self,
         actor: Actor,
-        fire: Callable[[Generation, Event], None],
+        owner: Component[Generation],
         dispatcher: Dispatcher,
         timing: Timing,
     ) -> None:
         super().__init__(actor)
-        self._fire = fire
+        self._owner = owner
         self._dispatcher = dispatcher
         self._timing = timing
         self._arm = actor.timers.arm
@@ -74,13 +73,13 @@ class GatewayTimers(Component[Generation]):
     def _stalled(self, machine: Generation) -> None:
         reason = f"no message of it arrived for {self._timing.stall_timeout_s:g} s"
         blamed = machine.placement.instances()
-        self._fire(machine, AttemptTimedOut(reason, blamed=blamed))
+        self._owner.fire(machine, AttemptTimedOut(reason, blamed=blamed))
 
     def _ignored(self, machine: Generation) -> None:
         ignorant = self._dispatcher.needed(machine)[0]
         self.actor.doubt(ignorant)
         reason = f"instance {ignorant.instance_id} did not accept the request"
-        self._fire(machine, AttemptTimedOut(reason, blamed={ignorant.instance_id}))
+        self._owner.fire(machine, AttemptTimedOut(reason, blamed={ignorant.instance_id}))
 
     @performs(Do.ARM_PATIENCE)
     def arm_patience(self, machine: Generation, event: Event) -> None:
@@ -93,21 +92,17 @@ class GatewayTimers(Component[Generation]):
 
     def _too_late(self, machine: Generation, patience_s: float) -> None:
         which = "no further token" if machine.token_ids else "no token"
-        self._fire(machine, TokenTimedOut(f"{which} came within {patience_s:g} s"))
+        self._owner.fire(machine, TokenTimedOut(f"{which} came within {patience_s:g} s"))
 
     @performs(Do.ARM_DEADLINE)
     def arm_deadline(self, machine: Generation, event: Event) -> None:
         """A little later than its instances, which end it with all that there is."""
-        fire = partial(self._fire, machine, DeadlinePassed())
-        delay_s = machine.limits.total_s + DEADLINE_GRACE_S
-        self._arm(machine, DeadlinePassed, delay_s, fire)
+        self._owner.arm(machine, machine.limits.total_s + DEADLINE_GRACE_S, DeadlinePassed())
 
     @performs(Do.ARM_TOPOLOGY)
     def arm_topology(self, machine: Generation, event: Event) -> None:
-        fire = partial(self._fire, machine, PlacementTimedOut())
-        self._arm(machine, PlacementTimedOut, self._timing.topology_timeout_s, fire)
+        self._owner.arm(machine, self._timing.topology_timeout_s, PlacementTimedOut())
 
     @performs(Do.ARM_ABORT)
     def arm_abort(self, machine: Generation, event: Event) -> None:
-        fire = partial(self._fire, machine, AbortTimedOut())
-        self._arm(machine, AbortTimedOut, self._timing.abort_timeout_s, fire)
+        self._owner.arm(machine, self._timing.abort_timeout_s, AbortTimedOut())
