@@ -171,9 +171,12 @@ def paged_attention(
     """
     assert paged is not None, "the model was called without its `paged` metadata"
     layer = paged.pool.layer(int(module.layer_idx))  # type: ignore[arg-type]
-    layer.keys.write(paged.slot_blocks, paged.slot_offsets, key[0].transpose(0, 1))
-    layer.values.write(paged.slot_blocks, paged.slot_offsets, value[0].transpose(0, 1))
-    key, value = layer.keys.as_stored(key), layer.values.as_stored(value)
+    key, value = (
+        part.write(paged.slot_blocks, paged.slot_offsets, rows[0].transpose(0, 1)).transpose(0, 1)[
+            None
+        ]
+        for part, rows in zip(layer, (key, value), strict=True)
+    )
     output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
     for chunk in paged.chunks:
         end = chunk.at + chunk.count

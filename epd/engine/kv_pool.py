@@ -33,14 +33,18 @@ class KvPart(NamedTuple):
     numbers: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     scales: torch.Tensor | None  # of eight bits: float32 [num_blocks, num_kv_heads, block_size]
 
-    def write(self, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
-        """`[T, num_kv_heads, head_dim]`, each row to its place."""
+    def write(
+        self, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """`[T, num_kv_heads, head_dim]`, each row to its place.  Gives what they will mean when
+        they are read again."""
         if self.scales is None:
             self.numbers.index_put_((blocks, offsets), rows)
-            return
+            return rows
         values, scales = scaled(rows)
         self.numbers.view(torch.uint8).index_put_((blocks, offsets), values.view(torch.uint8))
         self.scales.transpose(1, 2).index_put_((blocks, offsets), scales[..., 0])
+        return (values.float() * scales).to(rows.dtype)
 
     def read(self, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What whole blocks mean, `[len(blocks), block_size, num_kv_heads, head_dim]`."""
@@ -49,13 +53,6 @@ class KvPart(NamedTuple):
         values = self.numbers.view(torch.uint8).index_select(0, blocks).view(FP8)
         scales = self.scales.index_select(0, blocks).transpose(1, 2)[..., None]
         return (values.float() * scales).to(dtype)
-
-    def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
-        """What rows will mean when they are read again."""
-        if self.scales is None:
-            return rows
-        values, scales = scaled(rows)
-        return (values.float() * scales).to(rows.dtype)
 
 
 class KvLayer(NamedTuple):

@@ -98,13 +98,13 @@ def test_eight_bits_with_a_scale_for_each_head_of_each_token() -> None:
     layer = kv.layer(1)
     rows = torch.randn(3, 2, 8) * torch.tensor([1e-3, 1.0, 300.0])[:, None, None]
     blocks, offsets = torch.tensor([4, 4, 2]), torch.tensor([0, 3, 1])
-    layer.values.write(blocks, offsets, rows)
+    stored = layer.values.write(blocks, offsets, rows)
     back = layer.values.read(torch.tensor([2, 4]), torch.float32)
     assert back.shape == (2, 4, 2, 8)
     found = torch.stack([back[1, 0], back[1, 3], back[0, 1]])
     peaks = rows.abs().amax(-1, keepdim=True)
     assert bool(((found - rows).abs() <= peaks / 28).all())  # half of the largest step, of 32/448
-    assert torch.equal(found, layer.values.as_stored(rows))
+    assert torch.equal(found, stored)
     assert int(back.count_nonzero()) == int(found.count_nonzero())
     for other in (kv.layer(0), kv.layer(2)):
         assert not any(part.read(torch.arange(5), torch.float32).any() for part in other)
