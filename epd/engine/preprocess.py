@@ -1,6 +1,6 @@
 """From compressed bytes to patches, on pool threads, without torchvision.
 
-Of a decoded image (`image_file`) the Hugging Face processor of the family does the rest
+Of a decoded image (`image_pixels`) the Hugging Face processor of the family does the rest
 (transparency to RGB, resize, normalise, patchify), so patches are equal to transformers' by
 construction.  The grid must be the one that the gateway computed from the header, since the prompt
 already has that many placeholders.  Of a video (`video_file`) the frames come resized, and become

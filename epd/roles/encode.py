@@ -105,10 +105,6 @@ class EncodeRole(Component[Encoding]):
             copies = not isinstance(event, encoding_fsm.CopyFailed | encoding_fsm.CopyTimedOut)
             self.actor.mailbox.append("tiers", self.tiers.make_room, copies)
 
-    @property
-    def num_queued(self) -> int:
-        return len(self._askers)
-
     # --- messages ---------------------------------------------------------------------------------
 
     @receives(EncodeRequest)

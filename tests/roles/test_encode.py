@@ -71,7 +71,7 @@ def test_rows_that_are_kept_are_told_and_their_room_is_closed() -> None:
             ask(at, room, kept=True)
             at.cluster.pass_time(0.3)
             assert (GATEWAY, RowsKept(request_id="r", attempt=1, room=room)) in at.said
-            assert not rooms(at) and at.role.num_queued == 0
+            assert not rooms(at) and at.role.live()["encode_askers"] == 0
         assert at.role.num_encoded == 1
 
 
@@ -83,7 +83,7 @@ def test_a_room_without_a_consumer_ends_when_it_is_called_off() -> None:
         assert rooms(at) == ["a", "b"]
         for _ in range(2):
             at.tell("on_abort_encode", AbortEncode(room="a"), GATEWAY)
-            assert rooms(at) == ["b"] and at.role.num_queued == 1
+            assert rooms(at) == ["b"] and at.role.live()["encode_askers"] == 1
         at.tell("on_abort_encode", AbortEncode(room="never heard of"), GATEWAY)
         assert rooms(at) == ["b"]
 
@@ -95,7 +95,7 @@ def test_a_room_with_a_consumer_ends_when_it_is_called_off() -> None:
         at.tell("on_abort_encode", AbortEncode(room="a"), GATEWAY)
         transfer = at.cluster.instance("e0").outgoing.find("a")
         assert transfer is not None and transfer.terminal
-        assert not rooms(at) and at.role.num_queued == 0
+        assert not rooms(at) and at.role.live()["encode_askers"] == 0
 
 
 def test_a_gateways_life_takes_its_rooms_without_a_consumer_along() -> None:
@@ -137,7 +137,7 @@ def test_an_image_whose_cancel_came_first_is_not_begun() -> None:
         outgoing = at.cluster.instance("e0").outgoing
         at.do(outgoing.on_cancel, Received("p0", 1, CancelTransfer(room="a", attempt=1)))
         ask(at, "a")
-        assert not at.role.encodings and at.role.num_queued == 0
+        assert not at.role.encodings and at.role.live()["encode_askers"] == 0
 
 
 def test_what_is_said_of_a_video_or_of_bounds_goes_to_the_engine() -> None:

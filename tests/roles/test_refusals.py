@@ -310,7 +310,7 @@ def test_an_encoder_has_so_many_open_and_takes_each_once() -> None:
         asked = [drawn_image(at, room) for room in "abc"]
         assert [accepted(at, one, IMAGE.image()) for one in asked] == [True, True, False]
         assert accepted(at, asked[0], IMAGE.image()), "it is at work"
-        assert at.role.num_queued == 2
+        assert at.role.live()["encode_askers"] == 2
 
 
 def test_an_encoder_needs_the_image_and_who_wants_it() -> None:
