@@ -171,10 +171,9 @@ def paged_attention(
     """
     assert paged is not None, "the model was called without its `paged` metadata"
     layer = paged.pool.layer(int(module.layer_idx))  # type: ignore[arg-type]
+    place = paged.slot_blocks, paged.slot_offsets
     key, value = (
-        part.write(paged.slot_blocks, paged.slot_offsets, rows[0].transpose(0, 1)).transpose(0, 1)[
-            None
-        ]
+        part.write(*place, rows[0].transpose(0, 1)).transpose(0, 1)[None]
         for part, rows in zip(layer, (key, value), strict=True)
     )
     output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
