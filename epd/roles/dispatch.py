@@ -11,7 +11,7 @@ attempt's own time-out covers the silence of prefill.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from epd.api.port import JsonObject, TransferParams
 from epd.config import Timing
@@ -23,7 +23,15 @@ from epd.roles.base import Actor
 from epd.roles.holds import Holds
 from epd.roles.offers import Image, Offers
 from epd.roles.registry import Registry
-from epd.scheduling.placement import Candidate, PickEncoder, Placement, Unplaceable, lacking, place
+from epd.scheduling.placement import (
+    Candidate,
+    PickEncoder,
+    Placement,
+    Unplaceable,
+    another_encoder,
+    lacking,
+    place,
+)
 from epd.scheduling.residency import CacheIndex, Flights, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
@@ -100,6 +108,14 @@ class Dispatcher:
             told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
             return Unplaceable(told)
         return chosen
+
+    def another_encoder(
+        self, machine: Generation, index: int, but: Collection[str]
+    ) -> Address | None:
+        """For the image of that index of the present attempt: whom to ask instead of `but`."""
+        mm_hash, at = machine.prompt.items[index].mm_hash, machine.placement.prefill
+        avoid = {*but, *machine.avoided, *self._silent()}
+        return another_encoder(self.candidates(), mm_hash, at, avoid, self)
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""

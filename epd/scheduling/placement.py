@@ -143,6 +143,23 @@ def place(
     return Placement(chosen, prefill.info.address, decode.info.address)
 
 
+def another_encoder(
+    candidates: Sequence[Candidate],
+    mm_hash: str,
+    at: Address,
+    but: Collection[str],
+    known: Whereabouts = NOWHERE,
+) -> Address | None:
+    """For one image of an attempt that goes on, which its encoder fails; `at` computes its prompt.
+    None of `but`; None: there is no other that both sides hear."""
+    ordered = sorted(candidates, key=attrgetter("instance_id"))
+    encoders = [c for c in ordered if "encode" in c.roles and c.instance_id not in but]
+    prefill = next((c for c in ordered if c.info.address == at), None)
+    if prefill is None or not (encoders := _reached(prefill, encoders)):
+        return None
+    return _encoder_for(mm_hash, encoders, prefill, None, known, None).info.address
+
+
 def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candidate]:
     return [c for c in candidates if c.instance_id not in avoid] or candidates
 

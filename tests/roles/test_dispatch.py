@@ -113,6 +113,17 @@ def test_who_answers_nothing_is_avoided() -> None:
         assert (one.prefill, one.decode) == ("p1", "d0")
 
 
+def test_an_image_finds_another_encoder() -> None:
+    with gateway() as at:
+        books, one = at.role._dispatcher, Open(at, "", ONE)
+        first = one.encoder(0)
+        other = books.another_encoder(one.machine, 0, {first})
+        assert other is not None and {first, other.instance_id} == {"e0", "e1"}
+        assert books.another_encoder(one.machine, 0, {"e0", "e1"}) is None
+        books._silent = lambda: (other.instance_id,)
+        assert books.another_encoder(one.machine, 0, {first}) is None
+
+
 # --- prefixes -------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from epd.scheduling.placement import (
     Candidate,
     Placement,
     Unplaceable,
+    another_encoder,
     place,
 )
 from epd_lab.sim.rand import KeyedRandom
@@ -347,3 +348,16 @@ def test_turns_go_round_by_name() -> None:
     by_chance = pick_encoder("random", lambda *key: asked.append(key) or 7)
     assert ids(place(pool, ["h"] * 3, pick=by_chance))[0] == ["e1"] * 3
     assert len(set(asked)) == 3, "each image draws for itself"
+
+
+def test_another_encoder_is_none_that_failed_and_one_that_prefill_hears() -> None:
+    pool = [*encoders(0, 0, 9), candidate("e3", "encode", silent=("p0",))]
+    at, gone = Address("p0", 1, "ipc://p0"), Address("p1", 1, "ipc://p1")
+    first = another_encoder(pool, "h", at, ())
+    assert first is not None and first.instance_id in ("e0", "e1")
+    second = another_encoder(pool, "h", at, {first.instance_id, "e2"})
+    assert second is not None and {first.instance_id, second.instance_id} == {"e0", "e1"}
+    holds = another_encoder(pool, "h", at, {"e0"}, Known(resident=("e1",)))
+    assert holds is not None and holds.instance_id == "e1"
+    assert another_encoder(pool, "h", at, {"e0", "e1", "e2"}) is None, "only a deaf one is left"
+    assert another_encoder(pool, "h", gone, ()) is None, "who computes its prompt takes no work"
