@@ -118,6 +118,7 @@ AREAS = {
     ),
     "epd_lab.formal": Area(("epd_lab.formal", "epd.fsm"), not_stdlib=NOT_PURE),
     "epd_lab.bench": Area(("epd", "epd_lab"), None),
+    "epd_lab.plan": Area(("epd", "epd_lab"), packages("msgspec")),
     "epd.cli": Area(("epd",), None),
     "epd.runtime": Area(("epd",), None),
     "epd": Area(("epd.cli",)),

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from epd.cli.settings import api_keys
 from epd.config import Settings
@@ -23,6 +23,9 @@ from epd_lab.bench.workload import Arrival, Closed, Poisson, Wording, chat_body
 
 if TYPE_CHECKING:
     import aiohttp
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 PATH = "/v1/chat/completions"
 TIMELINE = {"X-EPD-Timeline": "1"}
@@ -178,19 +181,26 @@ async def connected(base_url: str, timeout_s: float) -> AsyncIterator[Server]:
         yield server
 
 
+class Asked(Protocol[T_contra]):
+    """Who answers: a `Server`, or what stands for one."""
+
+    async def ask(self, body: T_contra, zero_s: float) -> Sample: ...
+
+
 async def send_all(
-    server: Server,
-    requests: Sequence[bytes],
+    server: Asked[T],
+    requests: Sequence[T],
     arrival: Arrival,
     zero_s: float,
     done: Callable[[Sample], None],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Sample]:
     """All of one stream; samples in the order in which they were sent."""
     if isinstance(arrival, Closed):
         return await _closed(server, requests, arrival.concurrency, zero_s, done)
     draw = random.Random(f"arrivals {arrival}")
 
-    async def one(body: bytes) -> Sample:
+    async def one(body: T) -> Sample:
         sample = await server.ask(body, zero_s)
         done(sample)
         return sample
@@ -202,14 +212,14 @@ async def send_all(
             due_s += draw.expovariate(arrival.per_s)
         elif index and index % arrival.size == 0:
             due_s += arrival.every_s
-        await asyncio.sleep(due_s - time.perf_counter())
+        await asyncio.sleep(due_s - clock())
         tasks.append(asyncio.create_task(one(body)))
     return list(await asyncio.gather(*tasks))
 
 
 async def _closed(
-    server: Server,
-    requests: Sequence[bytes],
+    server: Asked[T],
+    requests: Sequence[T],
     concurrency: int,
     zero_s: float,
     done: Callable[[Sample], None],

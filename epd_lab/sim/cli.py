@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from epd_lab.sim import cli_hunt, cli_search
 from epd_lab.sim.cli_list import show_list
@@ -20,8 +21,8 @@ from epd_lab.sim.model.check import check_models, model_names
 from epd_lab.sim.world import TRACE_LENGTH
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `epd sim`."""
+def add_arguments(parser: argparse.ArgumentParser) -> Any:
+    """The arguments of `epd sim`; returns argparse's action of its verbs."""
     verbs = parser.add_subparsers(dest="sim_verb", required=True, metavar="VERB")
     _add_list(verbs.add_parser("list", help="drills, the faults that they cover, and what is not"))
     drill = verbs.add_parser("drill", help="run one drill, or all, under many seeds")
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_seeds(mutant, 30)
     _add_search(mutant)
     _add_replay(verbs.add_parser("replay", help="one seed again, with its trace"))
+    return verbs
 
 
 def _positive(text: str) -> int:

@@ -249,22 +249,18 @@ class Cluster:
             storage=SimStorage(self.disk, process) if self.settings.encode.cache_dir else None,
         )
 
-    def _run_gateway(self, process: SimProcess) -> None:
-        settings, ports = self.settings, self._ports(process)
-        config = GatewayConfig(
+    def _gateway_config(self) -> GatewayConfig:
+        settings = self.settings
+        return GatewayConfig(
             timing=settings.timing,
             limits=settings.limits,
             prefix_affinity=settings.prefix_affinity,
         )
-        gateway = Gateway(ports, config, FINGERPRINT)
-        self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
-        gateway.start()
 
-    def _run_instance(self, process: SimProcess) -> None:
-        settings, ports = self.settings, self._ports(process)
-        roles = self.instances[process.instance_id]
-        config = InstanceConfig(
-            instance_id=process.instance_id,
+    def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
+        settings = self.settings
+        return InstanceConfig(
+            instance_id=instance_id,
             roles=roles,
             timing=settings.timing,
             encode=settings.encode,
@@ -272,23 +268,23 @@ class Cluster:
             decode=settings.decode,
             engine=settings.engine,
         )
-        device = SimDevice(self.world.loop, process, self.world.random, "device")
-        pool = SimDevice(self.world.loop, process, self.world.random, "pool")
-        pool.widen(settings.costs.pool_threads)
-        vision = language = None
-        if "encode" in roles:
-            quantum_s = settings.engine.max_quantum_ms / 1e3
-            vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
-            vision.on_call = partial(self.on_call, process)
-        if "prefill" in roles or "decode" in roles:
-            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
-            language.on_call = partial(self._steps, process)
+
+    def _run_gateway(self, process: SimProcess) -> None:
+        ports = self._ports(process)
+        gateway = Gateway(ports, self._gateway_config(), FINGERPRINT)
+        self.nodes[process.name] = Node(process, gateway.actor, ports, gateway=gateway)
+        gateway.start()
+
+    def _run_instance(self, process: SimProcess) -> None:
+        ports, roles = self._ports(process), self.instances[process.instance_id]
+        config = self._instance_config(process.instance_id, roles)
+        engines, devices = self._engines(process, roles)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
-        engines = Engines(vision, language)
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
-        node = Node(process, instance.actor, ports, instance=instance, devices=[device, pool])
-        node.language = language
-        if language is not None and instance.requests is not None:
+        node = Node(process, instance.actor, ports, instance=instance, devices=devices)
+        language = engines.language
+        if isinstance(language, SimLanguageEngine) and instance.requests is not None:
+            node.language = language
             language.is_leased = instance.requests.pool.holds
             language.is_published = instance.requests.pool.is_published
         self.nodes[process.name] = node
@@ -299,6 +295,26 @@ class Cluster:
             take = partial(self.on_deliver, process, instance.actor.take)
             instance.actor.take = take  # type: ignore[method-assign]
         instance.start()
+
+    def _engines(
+        self, process: SimProcess, roles: tuple[str, ...]
+    ) -> tuple[Engines, list[SimDevice]]:
+        """Of an instance, with what they run on."""
+        settings = self.settings
+        device = SimDevice(self.world.loop, process, self.world.random, "device")
+        pool = SimDevice(self.world.loop, process, self.world.random, "pool")
+        pool.widen(settings.costs.pool_threads)
+        engines = Engines()
+        if "encode" in roles:
+            quantum_s = settings.engine.max_quantum_ms / 1e3
+            vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+            vision.on_call = partial(self.on_call, process)
+            engines.vision = vision
+        if "prefill" in roles or "decode" in roles:
+            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            language.on_call = partial(self._steps, process)
+            engines.language = language
+        return engines, [device, pool]
 
     def _ends(self, why: str, node: Node, reason: str) -> None:
         """As the composition root does: end in order, then let the supervisor start a new life."""

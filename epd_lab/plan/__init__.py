@@ -1,0 +1,1 @@
+"""`epd sim plan`: what topologies will do, before they are built."""

@@ -1,0 +1,173 @@
+"""The cost file: what the steps of one model on one kind of device take, as measured.
+
+Theory of operation
+-------------------
+A step's time is put together from parts, each of which can be timed alone:
+
+- products and all else that goes by the number of tokens of the step, from a table, because it
+  rises in tiles;
+- attention of decodes, by the tokens that they look back at: it reads their KV;
+- attention of prompts, by pairs of a token and one that it looks back at: it is arithmetic;
+- `mixed_ms`, what decodes beside a prompt cost besides.
+
+So is a run of the tower: a table by patches, and pairs of patches of one image.  What is bound by
+arithmetic takes `sustained` times as long in service as alone, where the card's power is its limit.
+The host's part is the launch, the decoding of images, and what the event loop does for each
+sequence of a step.
+
+The bundled file says where its figures are from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from epd.config import ConfigError
+
+BUNDLED = Path(__file__).parent / "h200_qwen3_vl_4b.json"
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Points = Annotated[tuple[tuple[Count, Positive], ...], msgspec.Meta(min_length=1)]
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes that decide what moves and what fits."""
+
+    name: str
+    kv_token_nbytes: Count  # of one token in all layers
+    kv_tokens: Count  # that fit the KV pool of one device
+    row_nbytes: Count  # of an image's row, with its deepstack levels
+    tower_layers: Count
+    patch_size: Count
+    merge_size: Count
+    min_pixels: Count  # between these two an image is resized
+    max_pixels: Count
+
+
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The host's time for a step or a run of the tower: captured up to a size, then one by one."""
+
+    captured_ms: NotNegative
+    max_captured: Annotated[int, msgspec.Meta(ge=0)]  # tokens or patches
+    one_by_one_ms: NotNegative
+
+    def is_captured(self, size: int) -> bool:
+        return size <= self.max_captured
+
+    def host_s(self, size: int) -> float:
+        return (self.captured_ms if self.is_captured(size) else self.one_by_one_ms) / 1e3
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step of the language model on the device."""
+
+    tokens_ms: Points  # by tokens of the step, without attention
+    context_ns: NotNegative  # a decode, per token that it looks back at
+    pair_ns: NotNegative  # a prompt, per pair of a token and one that it looks back at
+    mixed_ms: NotNegative
+    launch: Launch
+
+
+class Tower(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run of the vision tower on the device."""
+
+    patches_ms: Points  # by patches of the run, without attention
+    pair_ns: NotNegative  # per pair of patches of one image
+    launch: Launch
+
+
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processors do."""
+
+    request_ms: NotNegative  # from the client to the roles and back, over HTTP
+    pixel_ns: NotNegative  # decoding an image
+    image_threads: Count
+    sequence_us: NotNegative  # the event loop, per sequence of a step
+
+
+class Hop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows or KV from one instance to another."""
+
+    latency_ms: NotNegative
+    gb_per_s: Positive
+
+
+class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    sources: tuple[str, ...]  # where the figures are from
+    device: str
+    model: Model
+    step: Step
+    tower: Tower
+    host: Host
+    hops: dict[str, Hop]  # by transport; the first is taken where none is named
+    sustained: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+
+    def step_s(self, num_tokens: int, num_context: int, num_pairs: float, *, mixed: bool) -> float:
+        """A step of so many tokens: decodes look back at `num_context`, prompts at `num_pairs`."""
+        step = self.step
+        alone_ms = step.tokens_ms[0][1]
+        more_ms = between(step.tokens_ms, num_tokens) - alone_ms + step.pair_ns * num_pairs / 1e6
+        total_ms = alone_ms + self.sustained * max(0.0, more_ms)
+        return (total_ms + step.context_ns * num_context / 1e6 + step.mixed_ms * mixed) / 1e3
+
+    def tower_s(self, images: Sequence[int]) -> float:
+        """A run over images of so many patches each."""
+        pairs = sum(patches * patches for patches in images)
+        alone_ms = between(self.tower.patches_ms, sum(images)) + self.tower.pair_ns * pairs / 1e6
+        return self.sustained * alone_ms / 1e3
+
+    def hop(self, transport: str = "") -> Hop:
+        """Raises ConfigError."""
+        name = transport or next(iter(self.hops))
+        if name not in self.hops:
+            raise ConfigError(
+                f"the cost file knows no transport {name!r}; choose {', '.join(self.hops)}"
+            )
+        return self.hops[name]
+
+
+def between(points: Points, size: int) -> float:
+    """By a line between two points; below the first as the first, beyond the last in proportion."""
+    low_size, low = points[0]
+    if size <= low_size:
+        return low
+    for high_size, high in points[1:]:
+        if size <= high_size:
+            return low + (high - low) * (size - low_size) / (high_size - low_size)
+        low_size, low = high_size, high
+    return low * size / low_size
+
+
+def read(path: Path) -> Costs:
+    """Raises ConfigError."""
+    try:
+        costs = msgspec.json.decode(path.read_bytes(), type=Costs)
+    except OSError as error:
+        raise ConfigError(
+            f"--costs {path}: {error.strerror}; {BUNDLED} is an example of such a file"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--costs {path} is no cost file: {error}; {BUNDLED} is an example of one"
+        ) from error
+    for name, points in (
+        ("step.tokens_ms", costs.step.tokens_ms),
+        ("tower.patches_ms", costs.tower.patches_ms),
+    ):
+        if list(points) != sorted(dict(points).items()):
+            raise ConfigError(f"--costs {path}: the sizes of {name} must rise; sort them")
+    if not costs.hops:
+        raise ConfigError(f"--costs {path}: hops is empty; name a transport with its rate")
+    return costs
+
+
+def write(costs: Costs, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")

@@ -1,0 +1,130 @@
+"""A planned device: what is launched takes time, and nothing is computed.
+
+It keeps the order of `epd.engine.executor` and `epd.engine.slices`: one launch thread takes calls
+in the order in which they came; the device does one thing after the other; a run of the tower is
+cut into slices, before each of which one step that is queued goes first, and not more than one
+slice is launched ahead of the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from epd_lab.sim.loop import SimLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a call: the host launches it, then the device computes it.
+
+    `at_once`: the device has it only when the launch has ended, as a captured graph; else with the
+    launch's first kernel.
+    """
+
+    host_s: float
+    device_s: float
+    at_once: bool = True
+
+
+@dataclass(slots=True)
+class _Call:
+    pieces: Sequence[Piece]
+    is_long: bool
+    done: asyncio.Future[None]
+    begun: Callable[[float, float], None]  # when the device begins and ends its last piece
+
+
+def _unseen(begin_s: float, end_s: float) -> None:
+    """Nobody asks."""
+
+
+@dataclass(slots=True)
+class PlannedDevice:
+    """The launch thread and the stream of one device."""
+
+    loop: SimLoop
+    busy_s: float = 0.0  # that the device has computed so far
+    _free_at_s: float = 0.0  # the device has passed all that is launched
+    _calls: deque[_Call] = field(default_factory=deque)
+    _postponed: deque[_Call] = field(default_factory=deque)  # long ones that were met within one
+    _is_due: bool = False  # nothing else has run since a long call gave way
+    _ahead_s: float = 0.0  # where the slice before the last ends
+    _serves: bool = False
+
+    def launch(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        is_long: bool = False,
+        begun: Callable[[float, float], None] = _unseen,
+    ) -> asyncio.Future[None]:
+        """Done when the device has passed it."""
+        call = _Call(pieces, is_long, self.loop.create_future(), begun)
+        self._calls.append(call)
+        if not self._serves:
+            self._serves = True
+            self.loop.create_task(self._serve(), name="launch thread")
+        return call.done
+
+    async def _serve(self) -> None:
+        while self._postponed or self._calls:
+            await self._run(self._postponed.popleft() if self._postponed else self._calls.popleft())
+        self._serves = False
+
+    async def _run(self, call: _Call) -> None:
+        self._is_due = self._is_due and call.is_long
+        for piece in call.pieces:
+            if call.is_long:
+                await self._cut()
+            await self._launch(piece, call)
+        self.loop.call_at(self._free_at_s, _end, call.done)
+
+    async def _launch(self, piece: Piece, call: _Call) -> None:
+        began_s = self.loop.now_s
+        if piece.host_s:
+            await asyncio.sleep(piece.host_s)
+        now_s = self.loop.now_s
+        begin_s = max(self._free_at_s, now_s if piece.at_once else began_s)
+        end_s = max(begin_s + piece.device_s, now_s)
+        self.busy_s += piece.device_s
+        self._free_at_s = end_s
+        call.begun(begin_s, end_s)
+
+    async def _cut(self) -> None:
+        """As `Slices.cut` and `give_way`."""
+        wait_s, self._ahead_s = self._ahead_s - self.loop.now_s, self._free_at_s
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        if self._is_due:
+            while self._calls:
+                call = self._calls.popleft()
+                if not call.is_long:
+                    await self._run(call)
+                    break
+                self._postponed.append(call)
+        self._is_due = True
+
+
+def _end(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+@dataclass(slots=True)
+class Threads:
+    """A pool of the host: works in order of arrival, so many at a time."""
+
+    loop: SimLoop
+    num_threads: int
+    _free_at_s: list[float] = field(default_factory=list)
+
+    async def work(self, cost_s: float) -> None:
+        if not self._free_at_s:
+            self._free_at_s = [0.0] * self.num_threads
+        first_s = min(self._free_at_s)
+        ends_s = max(first_s, self.loop.now_s) + cost_s
+        self._free_at_s[self._free_at_s.index(first_s)] = ends_s
+        await asyncio.sleep(ends_s - self.loop.now_s)

@@ -1,0 +1,179 @@
+"""Planned engines: the ports of `epd.engine.base` by a cost file, without a model.
+
+Bytes are not computed either: memory is `SCALE` times smaller than it would be, and so is the rate
+at which it moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Sequence
+from functools import partial
+
+from epd.engine.base import (
+    EncodeFailure,
+    MediaLayout,
+    OnLayers,
+    Outcome,
+    Patches,
+    RopePositions,
+    Rows,
+    StepResult,
+    StepSequence,
+)
+from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
+from epd_lab.plan.costs import Costs
+from epd_lab.plan.device import Piece, PlannedDevice, Threads
+
+SCALE = 1024
+MAX_CONTEXT = 262_144
+NUM_LAYERS = 4  # one for each group of layers that is sent by itself
+TOKEN = TokenLogprobs(1, 0.0)
+COPY_HOST_S = 0.0002  # the launch of a gather or a scatter
+
+
+def row_contract(costs: Costs) -> RowContract:
+    nbytes = max(1, round(costs.model.row_nbytes / SCALE))
+    return RowContract(
+        hidden=nbytes, row_width=nbytes, num_deepstack=0, dtype="", row_nbytes=nbytes
+    )
+
+
+def kv_layout(costs: Costs, block_size: int) -> KvLayout:
+    slot_nbytes = max(1, round(costs.model.kv_token_nbytes * block_size / SCALE / NUM_LAYERS))
+    return KvLayout(
+        num_layers=NUM_LAYERS,
+        block_size=block_size,
+        num_kv_heads=1,
+        head_dim=1,
+        dtype="",
+        block_nbytes=slot_nbytes * NUM_LAYERS,
+    )
+
+
+class PlannedVision:
+    """The `VisionEngine` port."""
+
+    def __init__(
+        self, costs: Costs, device: PlannedDevice, threads: Threads, max_quantum_s: float
+    ) -> None:
+        self.contract = row_contract(costs)
+        self.max_batches = 2 if max_quantum_s else 1
+        self._costs = costs
+        self._device = device
+        self._threads = threads
+        self._quantum_s = max_quantum_s
+        most = max(size for size, _ in costs.tower.patches_ms)
+        self._patch_s = costs.tower_s([most]) / costs.sustained / most  # as measured at start
+
+    async def preprocess(
+        self,
+        image: bytes,
+        grid_thw: tuple[int, int, int],
+        clip: Clip | None = None,
+        bounds: PixelBounds | None = None,
+    ) -> Patches:
+        num_patches = math.prod(grid_thw)
+        pixels = num_patches * self._costs.model.patch_size**2
+        await self._threads.work(pixels * self._costs.host.pixel_ns / 1e9)
+        return Patches(None, grid_thw, num_patches, num_patches // self._costs.model.merge_size**2)
+
+    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+        await self._device.launch(
+            self._pieces([p.num_patches for p in batch]), is_long=self._quantum_s > 0
+        )
+        return [self._rows(patches.num_rows) for patches in batch]
+
+    def _pieces(self, images: list[int]) -> list[Piece]:
+        """As `Slices.begin`."""
+        num_patches, layers = sum(images), self._costs.model.tower_layers
+        count, launch = 1, self._costs.tower.launch
+        captured = launch.is_captured(num_patches)
+        if self._quantum_s and not captured:
+            most = max(1, int(self._quantum_s / (self._patch_s * num_patches / layers)))
+            count = math.ceil(layers / most)
+        device_s, host_s = self._costs.tower_s(images), launch.host_s(num_patches)
+        return [Piece(host_s / count, device_s / count, at_once=captured)] * count
+
+    def _rows(self, num_rows: int) -> Rows:
+        nbytes = num_rows * self.contract.row_nbytes
+        return Rows(memoryview(bytes(nbytes)), num_rows, nbytes)
+
+    async def to_host(self, rows: Rows) -> Rows:
+        return rows
+
+    async def to_device(self, rows: Rows) -> Rows:
+        return rows
+
+    async def copy_out(self, rows: Rows, views: Sequence[memoryview]) -> None:
+        """It takes no time here."""
+
+
+class PlannedLanguage:
+    """The `LanguageEngine` port."""
+
+    max_context = MAX_CONTEXT
+    kv_in_place = False
+
+    def __init__(
+        self, costs: Costs, device: PlannedDevice, block_size: int, landing_nbytes: int
+    ) -> None:
+        self.row_contract: RowContract | None = row_contract(costs)
+        self.kv_layout = kv_layout(costs, block_size)
+        self.num_blocks = max(1, costs.model.kv_tokens // block_size)
+        landing = landing_nbytes // SCALE // self.kv_layout.block_nbytes
+        self.num_landing_blocks = max(1, min(self.num_blocks, landing))
+        self._costs = costs
+        self._device = device
+
+    def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
+        return RopePositions(None)
+
+    def attach_kv(self, buffer: memoryview) -> None:
+        """Nothing is computed."""
+
+    def attach_rows(self, buffer: memoryview) -> None:
+        """Nothing is computed."""
+
+    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+        await self._device.launch([Piece(COPY_HOST_S, 0.0)])
+        return [memoryview(bytes(len(slots) * self.kv_layout.slot_nbytes))]
+
+    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        await self._device.launch([Piece(COPY_HOST_S, 0.0)])
+
+    def step(
+        self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
+    ) -> Awaitable[StepResult]:
+        num_tokens = num_context = num_decodes = 0
+        num_pairs = 0.0
+        for sequence in batch:
+            count = len(sequence.token_ids)
+            num_tokens += count
+            if count == 1:
+                num_decodes += 1
+                num_context += sequence.start
+            else:
+                num_pairs += count * (sequence.start + count / 2)
+        mixed = 0 < num_decodes < len(batch)
+        device_s = self._costs.step_s(num_tokens, num_context, num_pairs, mixed=mixed)
+        launch = self._costs.step.launch
+        captured = launch.is_captured(num_tokens)
+        piece = Piece(launch.host_s(num_tokens), device_s, at_once=captured)
+        begun = partial(self._tell_layers, on_layers)
+        done = self._device.launch([piece], begun=begun)
+        outcomes: list[Outcome] = [None if s.sample is None else TOKEN for s in batch]
+        return self._result(done, StepResult(outcomes, device_s))
+
+    async def _result(self, done: asyncio.Future[None], result: StepResult) -> StepResult:
+        await done
+        await asyncio.sleep(len(result.outcomes) * self._costs.host.sequence_us / 1e6)
+        return result
+
+    def _tell_layers(self, on_layers: OnLayers | None, begin_s: float, end_s: float) -> None:
+        if on_layers is None:
+            return
+        for layer in range(1, NUM_LAYERS):
+            at_s = begin_s + (end_s - begin_s) * layer / NUM_LAYERS
+            self._device.loop.call_at(at_s, on_layers, layer)

@@ -1,0 +1,235 @@
+"""One plan: the roles that serve, on virtual time, under a workload of `epd bench`.
+
+Everything is what ships, placement, batching, slices, prefix cache and run-ahead with it: only the
+engines take their times from a cost file, and bytes move at its rate.  Users send what those of
+`epd bench` do, with the same counts, arrivals and repeated images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from epd.api.port import Generation, PreparedItem
+from epd.cli.settings import build_settings, gateway_config, instance_config
+from epd.config import GatewayConfig, InstanceConfig, Settings
+from epd.engine.geometry import image_geometry
+from epd.messages import SamplingParams
+from epd.roles.compose import Engines
+from epd.topology import name_instances, parse_topology
+from epd_lab.bench.openai_load import Sample, send_all
+from epd_lab.bench.serve_figures import Slo, figures, median_of, spread_of
+from epd_lab.bench.workload import Stream, Workload, image_numbers
+from epd_lab.plan.costs import Costs
+from epd_lab.plan.device import PlannedDevice, Threads
+from epd_lab.plan.engines import SCALE, PlannedLanguage, PlannedVision
+from epd_lab.sim import cluster as simulated
+from epd_lab.sim.cluster import GATEWAY, Cluster
+from epd_lab.sim.device import SimDevice
+from epd_lab.sim.guard import no_escape
+from epd_lab.sim.loop import SimLoop
+from epd_lab.sim.network import Conditions
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.run import rare_collections
+from epd_lab.sim.transfer import DataConditions
+from epd_lab.sim.world import World
+
+TEMPLATE_TOKENS = 8  # what a chat template puts around a text and an image, about
+START_S = 2.0  # everybody has joined by then
+LIMIT_S = 3600.0
+STEADY = Conditions(delay_s=0.0001, jitter_s=0.0001, slow_share=0.0, max_queue=100_000)
+
+
+def gpu_settings(assignments: Sequence[str] = ()) -> Settings:
+    """What a cluster of GPUs starts from, and `KEY=VALUE` as with `--set`.  Raises ConfigError."""
+    return build_settings(assignments=assignments, flags={"engine.device": "cuda"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be predicted."""
+
+    costs: Costs
+    topology: str
+    workload: Workload
+    settings: Settings
+    transport: str = ""  # of the cost file; empty: its first
+    slo: Slo = field(default_factory=Slo)
+    repeats: int = 1
+
+
+class PlannedCluster(Cluster):
+    """The simulator's cluster with planned engines."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan.topology, simulated.Settings())
+        self._plan = plan
+        self._scaled = _scaled(plan.settings)
+        self.instances = dict(name_instances(parse_topology(plan.topology)))
+        self.planned: dict[str, PlannedDevice] = {}  # by instance
+
+    def _gateway_config(self) -> GatewayConfig:
+        return gateway_config(self._scaled, GATEWAY, "")
+
+    def _instance_config(self, instance_id: str, roles: tuple[str, ...]) -> InstanceConfig:
+        return instance_config(self._scaled, instance_id, roles, "", "")
+
+    def _engines(
+        self, process: SimProcess, roles: tuple[str, ...]
+    ) -> tuple[Engines, list[SimDevice]]:
+        plan, loop = self._plan, self.world.loop
+        config = plan.settings.engine
+        device = self.planned[process.instance_id] = PlannedDevice(loop)
+        engines = Engines()
+        if "encode" in roles:
+            threads = Threads(loop, plan.costs.host.image_threads)
+            engines.vision = PlannedVision(plan.costs, device, threads, config.max_quantum_ms / 1e3)
+        if "prefill" in roles or "decode" in roles:
+            landing_nbytes = config.kv_landing_nbytes
+            engines.language = PlannedLanguage(
+                plan.costs, device, config.block_size, landing_nbytes
+            )
+        return engines, []
+
+
+def _scaled(settings: Settings) -> Settings:
+    """With memory to the scale of the engines."""
+    encode, prefill = settings.encode, settings.prefill
+    tiers = (encode.cache_device_nbytes // SCALE, encode.cache_host_nbytes // SCALE)
+    return msgspec.structs.replace(
+        settings,
+        encode=msgspec.structs.replace(
+            encode, cache_device_nbytes=tiers[0], cache_host_nbytes=tiers[1]
+        ),
+        prefill=msgspec.structs.replace(prefill, pool_nbytes=prefill.pool_nbytes // SCALE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What one user asks; `index` makes its text unlike any other."""
+
+    index: int
+    stream: Stream
+    images: Sequence[int]  # by number
+
+
+class _Users:
+    """In place of `openai_load.Server`: asks the gateway's role, and notes when tokens come."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, loop: SimLoop) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._loop = loop
+        model = plan.costs.model
+        self._images = {
+            "patch_size": model.patch_size,
+            "merge_size": model.merge_size,
+            "min_pixels": model.min_pixels,
+            "max_pixels": model.max_pixels,
+        }
+
+    async def ask(self, request: _Request, zero_s: float) -> Sample:
+        loop, way_s = self._loop, self._plan.costs.host.request_ms / 1e3
+        sample = Sample(loop.now_s - zero_s)
+        generation = self._generation(request)
+        sample.prompt_tokens = len(generation.token_ids)
+        await asyncio.sleep(way_s)
+        node = self._cluster.node(GATEWAY)
+        assert node is not None  # no fault is planned
+        assert node.gateway is not None
+        stream = node.gateway.role.submit(generation, None)
+        last_s = 0.0
+        async for update in stream:
+            now_s = loop.now_s
+            if update.error is not None:
+                sample.error = update.error.message
+            for _ in update.token_ids[:1]:
+                if last_s:
+                    sample.gaps_s.append(now_s - last_s)
+                else:
+                    sample.ttft_s = now_s - zero_s - sample.sent_s
+                last_s = now_s
+            sample.output_tokens += len(update.token_ids)
+        sample.ended_s = loop.now_s - zero_s
+        return sample
+
+    def _generation(self, request: _Request) -> Generation:
+        shape, first = request.stream.shape, 10 + request.index
+        token_ids: list[int] = [first]
+        items = []
+        width, height = shape.size
+        for number in request.images:
+            geometry = image_geometry({"model_type": "qwen3_vl"}, self._images, width, height)
+            rows = geometry.num_rows
+            name = f"{number:064x}"
+            items.append(PreparedItem(name, len(token_ids), rows, geometry.grid_thw, b"image"))
+            token_ids += [1] * rows
+        token_ids += [first] * (TEMPLATE_TOKENS - 1 + shape.text_tokens)
+        sampling = SamplingParams(max_tokens=shape.output_tokens)
+        return Generation(tuple(token_ids), tuple(items), sampling)
+
+
+def run(plan: Plan) -> list[dict[str, Any]]:
+    """Rows as those of `epd bench serve`, one for each stream of the workload."""
+    runs = [_run_once(plan, repeat) for repeat in range(plan.repeats)]
+    rows = []
+    for stream in plan.workload.streams:
+        repeats = [figures(samples[stream.name], plan.slo) for samples, _ in runs]
+        rows.append(
+            {
+                "workload": plan.workload.name,
+                "stream": stream.name,
+                "server": plan.topology,
+                "figures": median_of(repeats),
+                "spread": spread_of(repeats),
+                "busy": runs[0][1],
+                "errors": sorted({s.error for one, _ in runs for s in one[stream.name] if s.error})[
+                    :5
+                ],
+            }
+        )
+    return rows
+
+
+def _run_once(plan: Plan, repeat: int) -> tuple[dict[str, list[Sample]], dict[str, float]]:
+    hop = plan.costs.hop(plan.transport)
+    data = DataConditions(
+        latency_s=hop.latency_ms / 1e3,
+        jitter_s=0.0,
+        nbytes_per_s=hop.gb_per_s * 1e9 / SCALE,
+        num_pieces=1,
+    )
+    world = World(
+        repeat, network=STEADY, data=data, max_steps=1 << 62, keep_trace=False, records=False
+    )
+    cluster = PlannedCluster(world, plan)
+    world.loop.describe = cluster.stories
+    users = _Users(plan, cluster, world.loop)
+    with no_escape(), rare_collections():
+        cluster.start()
+        world.loop.run_until(START_S)
+        streams = plan.workload.streams
+        samples = world.loop.run_until_complete(_all(users, streams, repeat, world.loop.time))
+        elapsed_s = world.loop.now_s - START_S
+    busy = {name: device.busy_s / elapsed_s for name, device in cluster.planned.items()}
+    world.close()
+    return {s.name: found for s, found in zip(streams, samples, strict=True)}, busy
+
+
+async def _all(
+    users: _Users, streams: Sequence[Stream], repeat: int, clock: Callable[[], float]
+) -> list[list[Sample]]:
+    zero_s, first, waiting = clock(), 0, []
+    for stream in streams:
+        numbers = image_numbers(stream, repeat)
+        requests = [_Request(first + n, stream, images) for n, images in enumerate(numbers)]
+        first += len(requests)
+        waiting.append(
+            send_all(users, requests, stream.arrival, zero_s, lambda sample: None, clock)
+        )
+    return list(await asyncio.gather(*waiting))

@@ -1,0 +1,109 @@
+"""A plan runs the roles on virtual time: the same twice, and by the cost file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from epd.cli.main import main
+from epd_lab.bench.workload import NAMED, Bursts, Closed, Shape, Stream, Workload
+from epd_lab.plan.costs import BUNDLED, read
+from epd_lab.plan.run import Plan, gpu_settings, run
+
+COSTS = read(BUNDLED)
+SETTINGS = gpu_settings()
+TINY = Workload("tiny", (Stream("tiny", Shape(64, 8, 2), Closed(2), 6),))
+
+
+def predict(topology: str, workload: Workload = TINY, **changes: Any) -> list[dict[str, Any]]:
+    return run(replace(Plan(COSTS, topology, workload, SETTINGS), **changes))
+
+
+@pytest.mark.parametrize("topology", ["1epd", "1e1pd", "1ep1d", "1ep1ed", "1e1p1d"])
+def test_all_is_answered_and_the_same_twice(topology: str) -> None:
+    first, again = predict(topology), predict(topology)
+    assert first == again
+    (row,) = first
+    assert not row["errors"]
+    assert row["figures"]["requests"] == 6
+    assert row["figures"]["failed"] == 0
+    assert row["figures"]["prompt_tokens"] == 64 + 8 + 2 * 324
+
+
+def test_one_user_waits_for_the_parts_of_the_cost_file() -> None:
+    """An image is decoded, encoded, then the prompt is computed; each further token is a step."""
+    stream = Stream("one", Shape(64, 8, 1, (1920, 1080)), Closed(1), 3)
+    (row,) = predict("1epd", Workload("one", (stream,)))
+    told = row["figures"]
+    tower_ms = 1e3 * COSTS.tower_s([8160])
+    prompt_ms = 1e3 * COSTS.step_s(2112, 0, 2112**2 / 2, mixed=False)
+    jpeg_ms = 8160 * 256 * COSTS.host.pixel_ns / 1e6
+    alone_ms = COSTS.host.request_ms + jpeg_ms + tower_ms + prompt_ms
+    assert alone_ms < told["ttft_ms_p50"] < 1.1 * alone_ms
+    step_ms = 1e3 * COSTS.step_s(1, 2112, 0, mixed=False)
+    assert told["itl_ms_p50"] == pytest.approx(step_ms, rel=0.05)
+
+
+def test_a_slower_hop_is_waited_for() -> None:
+    fast, slow = (predict("1ep1d", transport=name)[0]["figures"] for name in ("cuda", "shm"))
+    assert slow["ttft_ms_p50"] > fast["ttft_ms_p50"] + 20, "decode tells the first token"
+
+
+def test_quanta_bound_what_images_cost_streams() -> None:
+    streams = (
+        Stream("chat", Shape(64, 64), Closed(4), 8),
+        Stream("burst", Shape(64, 4, 4, (1920, 1080)), Bursts(2, 1.0), 4),
+    )
+    workload = Workload("both", streams)
+    cut = predict("1epd", workload)[0]["figures"]["itl_ms_p99"]
+    whole = predict("1epd", workload, settings=gpu_settings(["engine.max_quantum_ms=0"]))
+    assert cut < 0.5 * whole[0]["figures"]["itl_ms_p99"]
+
+
+def test_repeated_images_are_encoded_once() -> None:
+    (new,), (again,) = (
+        predict("1epd", Workload(name, (Stream(name, shape, Closed(4), 16),)))
+        for name, shape in (
+            ("new", Shape(16, 2, 1, (1920, 1080))),
+            ("again", Shape(16, 2, 1, (1920, 1080), repeated=0.9)),
+        )
+    )
+    assert again["figures"]["req_per_s"] > 1.2 * new["figures"]["req_per_s"]
+
+
+def test_the_verb_prints_what_it_predicts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    seen = tmp_path / "gpu.json"
+    row = predict("1epd", NAMED["3x560-c1"])[0]
+    seen.write_bytes(msgspec.json.encode({"rows": [row]}))
+    asked = ["sim", "plan", "--topology", "1epd", "--workload", "3x560-c1", "--jobs", "1"]
+    assert main([*asked, "--measured", str(seen)]) == 0
+    told = capsys.readouterr().out
+    assert "predicted, not measured: qwen3-vl-4b-shape on NVIDIA H200" in told
+    assert "+0%" in told.splitlines()[-1]
+    assert main([*asked, "--json", "--plot", str(tmp_path / "plan.svg")]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out)["rows"][0]["server"] == "1epd"
+    assert (tmp_path / "plan.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpus", "0"], "--gpus 0: at least 1"),
+        (["--topology", "2x"], "'x' is no role"),
+        (["--workload", "tall"], "there is no workload"),
+        (["--transport", "pigeon"], "choose cuda, shm"),
+        (["--costs", "no.json"], "no.json"),
+        (["--measured", "no.json"], "no.json"),
+        (["--set", "engine.speed=9"], "engine.speed"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "plan", *flags]) == 2
+    assert said in capsys.readouterr().err
