@@ -70,7 +70,9 @@ __all__ = [
     "Table",
     "TableError",
     "Timers",
+    "Told",
     "Unless",
+    "read_story",
     "unless",
 ]
 
@@ -86,14 +88,16 @@ class IllegalEvent(Exception):
 
 
 class Journal(Protocol):
-    """Sees the birth and every transition of the machines made with it; gives stories their
-    times."""
+    """Sees the birth and every transition of the machines made with it, and every event that moved
+    none: ignored or illegal.  Gives stories their times."""
 
     def now_s(self) -> float: ...
 
     def opened(self, machine: Machine) -> None: ...
 
     def observe(self, machine: Machine, event: Event, source: State, target: State) -> None: ...
+
+    def unmoved(self, machine: Machine, event: Event) -> None: ...
 
 
 class _NullJournal:
@@ -104,6 +108,9 @@ class _NullJournal:
         pass
 
     def observe(self, machine: Machine, event: Event, source: State, target: State) -> None:
+        pass
+
+    def unmoved(self, machine: Machine, event: Event) -> None:
         pass
 
 
@@ -120,7 +127,14 @@ class Table(Definition):
 
 
 STORY_LENGTH = 48
-_Told = tuple[float, State, type[Event], State, int]  # as in StoryEntry
+Told = deque[tuple[float, State, type[Event], State, int]]  # as in StoryEntry
+
+
+def read_story(told: Told) -> tuple[StoryEntry, ...]:
+    return tuple(
+        StoryEntry(at_s, source.name, kind.__name__, target.name, times)
+        for at_s, source, kind, target, times in told
+    )
 
 
 class Machine:
@@ -134,7 +148,7 @@ class Machine:
         self.key = key
         self._journal = journal
         self._state = self.table.initial
-        self._story: deque[_Told] = deque(maxlen=STORY_LENGTH)
+        self._story: Told = deque(maxlen=STORY_LENGTH)
         journal.opened(self)
 
     @property
@@ -156,6 +170,7 @@ class Machine:
         source, kind = self._state, type(event)
         edges = self.table.dispatch[source].get(kind)
         if edges is None:
+            self._journal.unmoved(self, event)
             raise IllegalEvent(self, event)
         for guard, action, effects, target in edges:
             if guard is not None and not guard(self, event):
@@ -173,14 +188,17 @@ class Machine:
                 story.append((journal.now_s(), source, kind, target, 1))
             journal.observe(self, event, source, target)
             return effects
+        self._journal.unmoved(self, event)
         return ()
 
     @property
     def story(self) -> tuple[StoryEntry, ...]:
-        return tuple(
-            StoryEntry(at_s, source.name, kind.__name__, target.name, times)
-            for at_s, source, kind, target, times in self._story
-        )
+        return read_story(self._story)
+
+    @property
+    def told(self) -> Told:
+        """The story as it is kept, which is cheap to hold on to; `read_story` reads it."""
+        return self._story
 
     def tell_story(self) -> str:
         """The story on one line: `RESERVED -RowsReady@1.204-> WRITING; ...`."""

@@ -4,9 +4,10 @@ Theory of operation
 -------------------
 Every machine is made with a journal, and every transition passes through it. `RecordingJournal` is
 the one observer of a process. It gives stories their times (the clock is injected, so that virtual
-time works), counts transitions for metrics, keeps how many machines are in each state, and forwards
-to other observers (a trace, a log). A machine that is opened and dropped without reaching a
-terminal state stays in `live`: that is a leak (invariant 4), and the gauge shows it.
+time works), counts transitions and the events that moved nothing, keeps which machines are in which state and
+since when, and forwards to other observers (a trace, a log). A machine that is opened and dropped
+without reaching a terminal state stays in `live`: that is a leak (invariant 4), and the gauge shows
+it. Of the last machines that ended, the stories are kept.
 
 A timeline is made from stories only: `changes` reads one machine's moments of change, `timeline`
 merges those of several machines, of one process or (as `Span`s over the wire) of many.
@@ -14,11 +15,14 @@ merges those of several machines, of one process or (as `Span`s over the wire) o
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from epd.fsm.kernel import Event, Machine, State
+from epd.fsm.kernel import Event, Machine, State, Table, Told
+
+MAX_ENDED = 512
+ILLEGAL = "illegal"
 
 
 class Transition(NamedTuple):
@@ -28,6 +32,20 @@ class Transition(NamedTuple):
     source: str
     event: str
     target: str
+
+
+class Resident(NamedTuple):
+    """A machine, the state that it is in, and since when, on its journal's clock."""
+
+    table: Table
+    key: str
+    state: State
+    since_s: float
+    told: Told
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in self.table.terminal
 
 
 class Change(NamedTuple):
@@ -57,36 +75,70 @@ class RecordingJournal:
     def __init__(self, now_s: Callable[[], float], observers: Iterable[Observer] = ()) -> None:
         self.now_s = now_s
         self.observers = list(observers)
-        self._seen: Counter[tuple[str, State, type[Event], State]] = Counter()
-        self._live: Counter[tuple[str, State]] = Counter()
+        self._seen: Counter[tuple[Table, State, type[Event], State]] = Counter()
+        self._unmoved: Counter[tuple[Table, State, type[Event]]] = Counter()
+        # in the order in which they entered: the first of a state is the oldest
+        self._live: defaultdict[tuple[Table, State], dict[Machine, float]] = defaultdict(dict)
+        self._ended: deque[Resident] = deque(maxlen=MAX_ENDED)
 
     def opened(self, machine: Machine) -> None:
-        self._live[machine.table.name, machine.state] += 1
+        self._live[machine.table, machine.state][machine] = self.now_s()
 
     def observe(self, machine: Machine, event: Event, source: State, target: State) -> None:
-        name = machine.table.name
-        self._seen[name, source, type(event), target] += 1
+        table = machine.table
+        self._seen[table, source, type(event), target] += 1
         if source is not target:
-            self._live[name, source] -= 1
-            if target not in machine.table.terminal:
-                self._live[name, target] += 1
+            now_s = machine.told[-1][0]
+            self._live[table, source].pop(machine, None)
+            if target not in table.terminal:
+                self._live[table, target][machine] = now_s
+            else:
+                self._ended.append(Resident(table, machine.key, target, now_s, machine.told))
         for see in self.observers:
             see(machine, event, source, target)
+
+    def unmoved(self, machine: Machine, event: Event) -> None:
+        self._unmoved[machine.table, machine.state, type(event)] += 1
 
     @property
     def live(self) -> dict[tuple[str, str], int]:
         """`(machine, state)` to how many are in it now; terminal states are not counted."""
-        return {(name, state.name): count for (name, state), count in self._live.items() if count}
+        return {
+            (table.name, state.name): len(machines)
+            for (table, state), machines in self._live.items()
+            if machines
+        }
+
+    def residents(self) -> Iterator[tuple[Table, State, dict[Machine, float]]]:
+        """The machines of each state that is not terminal, since when they are in it; oldest
+        first."""
+        for (table, state), machines in self._live.items():
+            if machines:
+                yield table, state, machines
+
+    def ended(self) -> Iterator[Resident]:
+        """The last ones that ended, as they ended."""
+        return iter(self._ended)
 
     @property
     def transitions(self) -> Counter[Transition]:
         """How often each edge was taken."""
         return Counter(
             {
-                Transition(name, source.name, event.__name__, target.name): count
-                for (name, source, event, target), count in self._seen.items()
+                Transition(table.name, source.name, event.__name__, target.name): count
+                for (table, source, event, target), count in self._seen.items()
             }
         )
+
+    @property
+    def unmoved_events(self) -> dict[Transition, tuple[int, str]]:
+        """How often an event came that changed nothing, and why: the table's words, or ILLEGAL."""
+        found = {}
+        for (table, state, event), count in self._unmoved.items():
+            ignore = table.ignore_of(state, event)
+            edge = Transition(table.name, state.name, event.__name__, state.name)
+            found[edge] = (count, ignore.reason if ignore is not None else ILLEGAL)
+        return found
 
 
 def changes(machine: Machine, offset_s: float = 0.0) -> list[Change]:

@@ -63,6 +63,9 @@ class WorldJournal:
     def opened(self, machine: Machine) -> None:
         """A machine exists; its first transition is what counts here."""
 
+    def unmoved(self, machine: Machine, event: Event) -> None:
+        """Nothing has changed; an illegal event is counted by its actor."""
+
 
 class World:
     """See the module's docstring."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from epd.fsm.kernel import IllegalEvent
 from epd.fsm.outgoing import (
     BytesReady,
     CancelReceived,
@@ -12,7 +15,7 @@ from epd.fsm.outgoing import (
     WriteSucceeded,
 )
 from epd.fsm.room import RetryDue
-from epd.fsm.story import Change, Moment, RecordingJournal, Transition, changes, timeline
+from epd.fsm.story import ILLEGAL, Change, Moment, RecordingJournal, Transition, changes, timeline
 from tests.fsm.tables import GRANT, make_embedding, make_event, make_outgoing
 
 
@@ -58,19 +61,46 @@ def test_observers_see_every_transition_with_its_machine() -> None:
     ]
 
 
-def test_ignored_events_leave_no_trace() -> None:
+def test_events_that_move_nothing_are_only_counted() -> None:
     journal = RecordingJournal(Clock())
     transfer = make_outgoing(journal)
     transfer.fire(CancelReceived())
     counted = dict(journal.transitions)
     transfer.fire(RetryDue())
     assert dict(journal.transitions) == counted
+    late = Transition("OUTGOING", "CANCELLED", "RetryDue", "CANCELLED")
+    illegal = Transition("OUTGOING", "CANCELLED", "WriteSucceeded", "CANCELLED")
+    with pytest.raises(IllegalEvent):
+        transfer.fire(WriteSucceeded(1))
+    assert journal.unmoved_events == {
+        late: (1, "its timer does not run here"),
+        illegal: (1, ILLEGAL),
+    }
+
+
+def test_who_is_where_since_when_and_who_has_ended() -> None:
+    clock = Clock()
+    journal = RecordingJournal(clock)
+    first, second = make_outgoing(journal), make_outgoing(journal)
+    clock.now = 200.0
+    second.fire(BytesReady("rows", 64))
+    clock.now = 300.0
+    second.fire(RetryDue())  # it stays where it is since 200
+    where = {state.name: machines for _, state, machines in journal.residents()}
+    assert where == {"PENDING": {first: 100.25}, "PARKED": {second: 200.25}}
+    clock.now = 400.0
+    second.fire(CancelReceived())
+    ended = [(one.key, one.state.name, one.since_s) for one in journal.ended()]
+    assert ended == [("room", "CANCELLED", 400.25)]
+    assert len(list(journal.residents())) == 1
 
 
 def test_a_timeline_merges_machines_by_time() -> None:
     """From PENDING to WRITTEN, while an EMBEDDING is REQUESTED in between."""
-    journal = RecordingJournal(Clock())
+    clock = Clock()
+    journal = RecordingJournal(clock)
     transfer, embedding = make_outgoing(journal), make_embedding(journal)
+    clock.now = 100.0
     transfer.fire(BytesReady("rows", 64))
     embedding.fire(make_event(type(embedding).table.events[0]))
     transfer.fire(RetryDue())  # stays: not a moment of the timeline
@@ -87,7 +117,9 @@ def test_a_timeline_merges_machines_by_time() -> None:
 
 
 def test_changes_of_another_process_are_shifted_to_one_clock() -> None:
-    transfer = make_outgoing(RecordingJournal(Clock()))
+    clock = Clock()
+    transfer = make_outgoing(RecordingJournal(clock))
+    clock.now = 100.0
     transfer.fire(BytesReady("rows", 64))
     theirs = [Change("REQUEST", "r/1", "RUNNING", 1100.0)]
     merged = timeline([changes(transfer, offset_s=1000.0), theirs], start_s=1100.0)
