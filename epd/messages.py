@@ -29,6 +29,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Union
 
 from epd.failure import Failure
+from epd.observed import ObserveReport, ObserveRequest
 from epd.records import (
     Address,
     CacheTier,
@@ -38,8 +39,8 @@ from epd.records import (
     KvState,
     Load,
     MediaItem,
+    Message,
     PixelBounds,
-    Record,
     RemoteRegion,
     RowContract,
     SamplingParams,
@@ -51,10 +52,6 @@ from epd.records import (
 )
 
 PROTOCOL_VERSION = 3
-
-
-class Message(Record, tag=True):
-    """Base of everything on the bus; the tag is the class name, fields travel by position."""
 
 
 # --- membership (every instance <-> gateway) ------------------------------------------------------
@@ -386,9 +383,9 @@ else:
     AnyMessage = Union[MESSAGES]  # noqa: UP007, RUF100  # what the bus decodes: each of them
 
 
-# What others read from here though it is defined in `epd.records`.
+# What others read from here though it is defined in `epd.records` and `epd.observed`.
 __all__ = [
     "Address", "CacheTier", "Clip", "InstanceInfo", "KvLayout", "KvState", "Load", "MediaItem",
-    "PixelBounds", "RemoteRegion", "RowContract", "SamplingParams", "Span", "TokenChunk",
-    "TokenLogprobs", "TransportOffer", "end_of",
+    "Message", "ObserveReport", "ObserveRequest", "PixelBounds", "RemoteRegion", "RowContract",
+    "SamplingParams", "Span", "TokenChunk", "TokenLogprobs", "TransportOffer", "end_of",
 ]  # fmt: skip

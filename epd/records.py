@@ -23,6 +23,10 @@ class Record(msgspec.Struct, metaclass=KeywordOnly, frozen=True, array_like=True
     """A value that travels inside messages."""
 
 
+class Message(Record, tag=True):
+    """Base of everything on the bus; the tag is the class name, fields travel by position."""
+
+
 class RemoteRegion(Record):
     """Where a peer's registered memory can be reached; `slot_nbytes * num_slots` bytes long."""
 

@@ -45,7 +45,7 @@ def packages(*names: str) -> frozenset[str]:
 
 
 PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
-DATA = ("epd.failure", "epd.messages", "epd.records")
+DATA = ("epd.failure", "epd.messages", "epd.observed", "epd.records")
 LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
@@ -66,7 +66,10 @@ AREAS = {
     "epd.config": Area(("epd.errors", "epd.setting"), packages("msgspec"), NOT_PURE),
     "epd.records": Area((), packages("msgspec"), NOT_PURE),
     "epd.failure": Area(("epd.records",), not_stdlib=NOT_PURE),
-    "epd.messages": Area(("epd.failure", "epd.records"), packages("msgspec"), NOT_PURE),
+    "epd.observed": Area(("epd.records",), not_stdlib=NOT_PURE),
+    "epd.messages": Area(
+        ("epd.failure", "epd.observed", "epd.records"), packages("msgspec"), NOT_PURE
+    ),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
     "epd.fsm": Area(
         ("epd.fsm", "epd.api.port", "epd.scheduling.placement", *DATA),
@@ -78,7 +81,7 @@ AREAS = {
     "epd.engine.base": Area(
         ("epd.errors", "epd.messages"), not_stdlib=NOT_PURE, lazily=packages("torch")
     ),
-    "epd.api.port": Area(("epd.messages",), not_stdlib=NOT_PURE),
+    "epd.api.port": Area(("epd.messages", "epd.observed"), not_stdlib=NOT_PURE),
     "epd.roles": Area(
         ("epd.roles", "epd.fsm", "epd.scheduling", *LEAVES, *PORTS), not_stdlib=NOT_IN_ROLES
     ),

@@ -39,6 +39,7 @@ class Scope(TypedDict, total=False):
     type: Required[str]
     method: Required[str]
     path: Required[str]
+    query_string: bytes
     scheme: str
     headers: Required[Headers]
 
@@ -104,6 +105,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query = scope.get("query_string", b"").decode("latin-1")
         self.scheme: str = scope.get("scheme", "http")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = (

@@ -6,11 +6,13 @@ example that can be sent as it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from epd import __version__
 from epd.api.access import OPEN
 from epd.api.asked import ModelFacts
+from epd.api.cluster import MAX_LIMIT
 from epd.api.port import JsonObject
 from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, components, record, ref
 from epd.config import Limits
@@ -26,6 +28,11 @@ ERRORS = {
     "500": "a fault of the server",
     "503": "no instance can take the request now; try again",
     "504": "the request did not end in time",
+}
+LOOKING = {
+    "400": ERRORS["400"],
+    "403": "strangers reach this server, and no API key says who may look",
+    "429": "too many look at the cluster; try again",
 }
 # a white square
 IMAGE = (
@@ -60,6 +67,7 @@ class Operation:
     error: str = "Error"
     content_type: str = "application/json"
     others: tuple[str, ...] = ()  # statuses of an answer of the same form
+    query: Mapping[str, Schema] = field(default_factory=dict)
 
 
 _TOKENS = {
@@ -69,6 +77,21 @@ _TOKENS = {
     "token_strings": {"anyOf": [array(STRING), {"type": "null"}]},
 }
 _EVENT = {"data": STRING, "event?": STRING}
+_STATE = {
+    "processes": array(OBJECT),
+    "no_answer": array(STRING),
+    "states": array(OBJECT),
+    "edges": array(OBJECT),
+    "machines": array(OBJECT),
+}
+QUERY = {
+    "machine": STRING,
+    "state": STRING,
+    "older_s": {"type": "number", "minimum": 0},
+    "key": STRING,
+    "instance": STRING,
+    "limit": {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT},
+}
 _READY = {"ready": BOOLEAN, "reason": STRING, "instances": array(OBJECT)}
 
 OPERATIONS = (
@@ -173,6 +196,14 @@ OPERATIONS = (
         others=("503",),
     ),
     Operation(
+        "/state",
+        "get",
+        "State",
+        "The machines of all processes: counts of states and edges, and the oldest machines",
+        record(_STATE),
+        query=QUERY,
+    ),
+    Operation(
         "/metrics",
         "get",
         "State",
@@ -237,6 +268,13 @@ def _described(operation: Operation, model: ModelFacts) -> JsonObject:
     if operation.path not in OPEN:
         described["security"] = [{}, {"key": []}]  # the operator decides
         answers["401"] = {"description": ERRORS["401"], "content": refusal}
+    if operation.query:
+        described["parameters"] = [
+            {"name": name, "in": "query", "schema": schema}
+            for name, schema in operation.query.items()
+        ]
+        for status, why in LOOKING.items():
+            answers[status] = {"description": why, "content": refusal}
     if "{id}" in operation.path:
         described["parameters"] = [
             {

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
 from epd.messages import Clip, PixelBounds, SamplingParams, TokenLogprobs, end_of
+from epd.observed import Observed, Query
 
 JsonObject = dict[str, object]
 """As it comes and goes: a reader (`epd.api.fields`) says what its values are."""
@@ -241,3 +242,6 @@ class Frontend(Protocol):
 
     def profile(self, *, starts: bool) -> Awaitable[dict[str, tuple[bool, str]]]:
         """Start or stop recording at every instance: whether it did, and a trace or a reason."""
+
+    def observe(self, query: Query) -> Awaitable[tuple[dict[str, Observed], list[str]]]:
+        """The machines of each process, and the instances that did not answer.  Raises Refused."""

@@ -22,6 +22,7 @@ from epd.api import web
 from epd.api.access import Access, tls_context, warning
 from epd.api.anthropic_answer import error_body as anthropic_error
 from epd.api.body import Intake
+from epd.api.cluster import Cluster
 from epd.api.completions import Completions
 from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
@@ -216,6 +217,7 @@ class ApiServer:
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
+            "/state": {"GET": Cluster(self._frontend, self._config).state},
             "/version": {"GET": self._version},
             "/openapi.json": {"GET": self._openapi},
             "/docs": {"GET": self._docs},

@@ -6,12 +6,13 @@ Pure wiring over injected ports and engines, so that what is tested in simulatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.messages import Address, InstanceInfo, Load
+from epd.observed import Memory
 from epd.roles.absent import WithoutDecode, WithoutPrefill
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor, Ports
@@ -25,6 +26,7 @@ from epd.roles.gateway import GatewayRole
 from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.member import Member
+from epd.roles.observation import Observable
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill import PrefillRole
 from epd.roles.profiling import Profiled
@@ -79,6 +81,7 @@ class Instance:
             self._add_finder(gateway)
         if engines.profiler is not None:
             Profiled(actor, engines.profiler)
+        Observable(actor, self._memory)
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
 
@@ -139,6 +142,22 @@ class Instance:
             transports=self.actor.ports.transfers.offers,
             finds_rows=self.encode is not None and vision is None,
         )
+
+    def _memory(self) -> Iterator[Memory]:
+        """Of each kind how much is taken; cached rows and blocks count as such."""
+        if self.requests is not None:
+            pool = self.requests.pool
+            yield Memory(kind="kv", unit="blocks", used=pool.num_leased, capacity=pool.size)
+        if self.embeddings is not None:
+            slots = self.embeddings.pool
+            yield Memory(kind="rows", unit="slots", used=slots.num_leased, capacity=slots.size)
+        for tier in self.encode.tiers.report() if self.encode is not None else ():
+            yield Memory(
+                kind=f"{tier.tier} tier",
+                unit="bytes",
+                used=tier.nbytes,
+                capacity=tier.capacity_nbytes,
+            )
 
     def start(self) -> None:
         self.actor.start()

@@ -50,6 +50,7 @@ from epd.roles.dispatch import Dispatcher
 from epd.roles.failures import FailureLog, error_of, is_mistake
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
 from epd.roles.gateway_timers import GatewayTimers
+from epd.roles.observation import Observatory
 from epd.roles.profiling import Profiles
 from epd.roles.registry import Registry
 from epd.roles.stream import Stream
@@ -91,6 +92,7 @@ class GatewayRole(Component[Generation]):
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
         self.profile = Profiles(actor, registry).ask
+        self.observe = Observatory(actor, registry).ask
         self._serial = 0
         self.outcomes: Counter[str] = Counter()
         self.num_tokens = 0

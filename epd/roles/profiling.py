@@ -5,13 +5,12 @@ A recording fills memory, so an instance whose stop is lost ends its own after `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Never
 
 from epd.engine.base import EngineError, Profiler
 from epd.messages import ProfileReport, ProfileRequest
 from epd.roles.base import Actor, Component, receives
-from epd.roles.bell import Bell
+from epd.roles.poll import Poll
 from epd.roles.registry import Registry
 from epd.transport.base import Received
 
@@ -63,47 +62,22 @@ class Profiled(Component[Never]):
         )
 
 
-@dataclass(slots=True)
-class _Asked:
-    """Who has not answered yet, and what the others said."""
-
-    waiting: set[str]
-    told: dict[str, tuple[bool, str]] = field(default_factory=dict)
-    news: Bell = field(default_factory=Bell)
-
-
 class Profiles(Component[Never]):
     """The gateway's side."""
 
     def __init__(self, actor: Actor, registry: Registry) -> None:
         super().__init__(actor)
-        self._registry = registry
-        self._asked: dict[int, _Asked] = {}
-        self._serial = 0
+        self._poll = Poll[tuple[bool, str]](actor, registry, ANSWER_TIMEOUT_S)
 
     async def ask(self, *, starts: bool) -> dict[str, tuple[bool, str]]:
         """Start or stop at every instance; by its name whether it did, and a trace or a reason."""
-        self._serial += 1
-        serial = self._serial
-        present = [i.info.address for i in self._registry.instances if i.present]
-        asked = self._asked[serial] = _Asked({address.instance_id for address in present})
-        for address in present:
-            self.actor.send(address, ProfileRequest(serial=serial, starts=starts))
-        self.actor.timers.call_later(ANSWER_TIMEOUT_S, asked.news.ring)
-        if present:
-            await asked.news
-        self.actor.timers.cancel_call(asked.news.ring)
-        del self._asked[serial]
+        told, silent = await self._poll.ask(
+            lambda serial: ProfileRequest(serial=serial, starts=starts)
+        )
         late = f"no answer within {ANSWER_TIMEOUT_S:g} s"
-        return asked.told | dict.fromkeys(sorted(asked.waiting), (False, late))
+        return told | dict.fromkeys(silent, (False, late))
 
     @receives(ProfileReport)
     def on_report(self, received: Received) -> None:
         message: ProfileReport = received.message
-        asked = self._asked.get(message.serial)
-        if asked is None or received.source not in asked.waiting:
-            return
-        asked.waiting.remove(received.source)
-        asked.told[received.source] = (message.ok, message.detail)
-        if not asked.waiting:
-            asked.news.ring()
+        self._poll.answered(received, message.serial, (message.ok, message.detail))

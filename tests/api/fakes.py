@@ -31,6 +31,7 @@ from epd.api.server import ApiServer
 from epd.api.template_flags import NO_FLAGS, TemplateFlags
 from epd.config import AccessConfig, GatewayConfig, Limits
 from epd.messages import TokenLogprobs
+from epd.observed import Observed, Query
 
 NUM_IMAGE_ROWS = 64
 NUM_PIXELS = 100
@@ -115,6 +116,8 @@ class FakeFrontend:
         self.generations: list[Generation] = []
         self.readiness = Readiness(True, "", [])
         self.samples: list[Metric] = []
+        self.queries: list[Query] = []  # about the machines
+        self.observed: dict[str, Observed] | None = {}
 
     def admit(self, limits: TimeLimits | None = None) -> FakeStream:
         self.limits.append(limits)
@@ -134,6 +137,12 @@ class FakeFrontend:
 
     async def profile(self, *, starts: bool) -> dict[str, tuple[bool, str]]:
         return {"p0": (starts, "as told")}
+
+    async def observe(self, query: Query) -> tuple[dict[str, Observed], list[str]]:
+        self.queries.append(query)
+        if self.observed is None:
+            raise Refused(429, "too many look")
+        return self.observed, ["d0"]
 
     def metrics(self) -> list[Metric]:
         return self.samples
@@ -234,13 +243,14 @@ async def serving(
     frontend: FakeFrontend | None = None,
     traces: str = "",
     access: AccessConfig = AccessConfig(),  # noqa: B008 (frozen)
+    host: str = "127.0.0.1",
     **limits: Any,
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
     frontend = frontend or FakeFrontend()
     preparer = FakePreparer()
     config = GatewayConfig(
-        port=0, limits=Limits(**limits), otlp_traces_endpoint=traces, access=access
+        host=host, port=0, limits=Limits(**limits), otlp_traces_endpoint=traces, access=access
     )
     server = ApiServer(frontend, config, preparer)
     await server.start()

@@ -1,0 +1,148 @@
+"""`GET /state`: the machines of a cluster, counted, and the oldest ones with their stories.
+
+It shows what clients do (ids, sizes, when), so it is off where strangers reach the gateway: beyond
+this host it takes a key, or certificates, as the API does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs
+
+import msgspec
+
+from epd.api.access import warning
+from epd.api.errors import ApiError, bad_request
+from epd.api.exchange import Exchange
+from epd.api.port import Frontend, InstanceFacts, JsonObject, Refused
+from epd.config import GatewayConfig
+from epd.observed import EdgeCount, MachineFacts, Observed, Query
+
+PARAMETERS = ("machine", "state", "older_s", "key", "instance", "limit")
+LIMIT = 20  # machines of each process, unless the request says how many
+MAX_LIMIT = 200
+OFF = (
+    "the state of the cluster is not shown to whoever comes: set an API key (--api-key), or listen "
+    "on 127.0.0.1"
+)
+
+
+class Cluster:
+    """What can be seen of the machines behind one gateway."""
+
+    def __init__(self, frontend: Frontend, config: GatewayConfig) -> None:
+        self._frontend = frontend
+        self._is_off = bool(warning(config.host, config.access))
+
+    async def state(self, exchange: Exchange) -> None:
+        """Raises ApiError."""
+        if self._is_off:
+            raise ApiError(403, OFF, code="state_is_off")
+        query, instance = read_query(exchange.query)
+        try:
+            told, silent = await self._frontend.observe(query)
+        except Refused as refusal:
+            raise ApiError(refusal.status, refusal.message) from None
+        if instance:
+            told = {name: one for name, one in told.items() if name == instance}
+        facts = {one["instance"]: one for one in self._frontend.ready().instances}
+        await exchange.respond_json(200, as_json(told, facts, silent))
+
+
+def read_query(text: str) -> tuple[Query, str]:
+    """What is asked for, and of which process (empty: of all).  Raises ApiError 400."""
+    given = parse_qs(text, keep_blank_values=True)
+    for name in given:
+        if name not in PARAMETERS:
+            message = f"{name[:40]!r} is no parameter of /state; there are {', '.join(PARAMETERS)}"
+            raise bad_request(message, name[:40])
+    query = Query(
+        machines=_names(given, "machine"),
+        states=_names(given, "state"),
+        older_s=_number(given, "older_s", 0.0, sys.float_info.max, float),
+        key=_last(given, "key"),
+        limit=int(_number(given, "limit", LIMIT if given else 0, MAX_LIMIT, int)),
+    )
+    return query, _last(given, "instance")
+
+
+def _last(given: Mapping[str, list[str]], name: str) -> str:
+    return given.get(name, [""])[-1]
+
+
+def _names(given: Mapping[str, list[str]], name: str) -> tuple[str, ...]:
+    return tuple(word.upper() for text in given.get(name, ()) for word in text.split(",") if word)
+
+
+def _number(
+    given: Mapping[str, list[str]], name: str, default: float, most: float, kind: type[float]
+) -> float:
+    text = _last(given, name)
+    if not text:
+        return default
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= most:
+        takes = "seconds, 0 or more" if kind is float else f"a whole number from 0 to {most:g}"
+        raise bad_request(f"{name} is {text[:40]!r}; it takes {takes}", name)
+    return value
+
+
+@dataclass(slots=True)
+class StateView:
+    """How many machines of a table are in a state, and where."""
+
+    machine: str
+    state: str
+    count: int = 0
+    oldest_s: float = 0.0
+    instances: dict[str, int] = field(default_factory=dict)
+
+
+def as_json(
+    told: Mapping[str, Observed], facts: Mapping[str, InstanceFacts], silent: Iterable[str]
+) -> JsonObject:
+    """The answer; counts are sums over processes, machines are listed with theirs."""
+    states: dict[tuple[str, str], StateView] = {}
+    edges: Counter[EdgeCount] = Counter()
+    found = [(name, one) for name, observed in told.items() for one in observed.machines]
+    for name, observed in told.items():
+        for one in observed.states:
+            view = states.setdefault((one.machine, one.state), StateView(one.machine, one.state))
+            view.count += one.count
+            view.oldest_s = max(view.oldest_s, one.oldest_s)
+            view.instances[name] = one.count
+        for edge in observed.edges:
+            edges[msgspec.structs.replace(edge, count=0)] += edge.count
+    return {
+        "processes": [_process(name, one, facts) for name, one in told.items()],
+        "no_answer": list(silent),
+        "states": [states[key] for key in sorted(states)],
+        "edges": [
+            {**msgspec.structs.asdict(edge), "count": count}
+            for edge, count in sorted(edges.items(), key=lambda pair: repr(pair[0]))
+        ],
+        "machines": [
+            {"instance": name, **_facts(one)}
+            for name, one in sorted(found, key=lambda pair: -pair[1].age_s)
+        ],
+    }
+
+
+def _process(name: str, one: Observed, facts: Mapping[str, InstanceFacts]) -> JsonObject:
+    known: JsonObject = {"instance": name, "roles": ["gateway"]}
+    known.update(facts.get(name, {}))
+    known["in_use"] = dict(one.in_use)
+    known["memory"] = [msgspec.structs.asdict(kind) for kind in one.memory]
+    return known
+
+
+def _facts(one: MachineFacts) -> JsonObject:
+    story = [msgspec.structs.asdict(line) for line in one.story]
+    return {**msgspec.structs.asdict(one), "story": story}

@@ -1,0 +1,87 @@
+"""What one process knows of its machines, as it is asked for and told: `GET /state`, `epd top`."""
+
+from __future__ import annotations
+
+from epd.records import Message, Record
+
+
+class Query(Record):
+    """Which machines are wanted one by one, oldest first; counts are told in any case."""
+
+    machines: tuple[str, ...] = ()  # names of tables; empty: of any
+    states: tuple[str, ...] = ()  # empty: any
+    older_s: float = 0.0  # in their state for so long at least
+    key: str = ""  # of a request, a room or an image, and what begins with it and a slash
+    limit: int = 0  # machines of one process; 0: only counts
+
+
+class StateCount(Record):
+    """How many machines are in a state."""
+
+    machine: str
+    state: str
+    count: int
+    oldest_s: float  # for how long the first of them has been there
+
+
+class EdgeCount(Record):
+    """How often an event came in a state, since the process began."""
+
+    machine: str
+    source: str
+    event: str
+    target: str
+    count: int
+    reason: str = ""  # why it changed nothing: the table's words, or "illegal"
+
+
+class StoryLine(Record):
+    """An event that moved a machine, in seconds of the gateway's time."""
+
+    at_s: float
+    source: str
+    event: str
+    target: str
+    times: int = 1
+
+
+class MachineFacts(Record):
+    """One machine of one process."""
+
+    machine: str
+    key: str
+    state: str
+    age_s: float  # in that state
+    is_over: bool  # its state is terminal
+    story: tuple[StoryLine, ...]
+
+
+class Memory(Record):
+    """A kind of memory of one instance."""
+
+    kind: str
+    unit: str
+    used: int
+    capacity: int
+
+
+class Observed(Record):
+    """The answer to a `Query`."""
+
+    in_use: tuple[tuple[str, int], ...] = ()  # what is owned now, by kind
+    memory: tuple[Memory, ...] = ()
+    states: tuple[StateCount, ...] = ()
+    edges: tuple[EdgeCount, ...] = ()
+    machines: tuple[MachineFacts, ...] = ()
+
+
+class ObserveRequest(Message):
+    """From a gateway to each instance: say what your machines do."""
+
+    serial: int
+    query: Query
+
+
+class ObserveReport(Message):
+    serial: int  # of the message that it answers
+    observed: Observed

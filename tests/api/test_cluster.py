@@ -1,0 +1,145 @@
+"""`GET /state`: what may be asked, what is answered, and who may ask."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from epd.config import AccessConfig
+from epd.observed import EdgeCount, MachineFacts, Memory, Observed, Query, StateCount, StoryLine
+from tests.api.fakes import serving
+from tests.api.wire import exchange, request
+
+LINE = StoryLine(at_s=12.5, source="PARKED", event="GrantReceived", target="WRITING")
+
+
+def waiting(count: int, oldest_s: float) -> StateCount:
+    return StateCount(machine="OUTGOING", state="WRITING", count=count, oldest_s=oldest_s)
+
+
+def edge(count: int, reason: str = "") -> EdgeCount:
+    return EdgeCount(
+        machine="OUTGOING",
+        source="PARKED",
+        event="GrantReceived",
+        target="WRITING",
+        count=count,
+        reason=reason,
+    )
+
+
+def facts(key: str, age_s: float) -> MachineFacts:
+    return MachineFacts(
+        machine="OUTGOING", key=key, state="WRITING", age_s=age_s, is_over=False, story=(LINE,)
+    )
+
+
+TOLD = {
+    "gateway": Observed(),
+    "e0": Observed(
+        in_use=(("encodings", 2),),
+        memory=(Memory(kind="host tier", unit="bytes", used=5, capacity=9),),
+        states=(waiting(2, 3.0),),
+        edges=(edge(4), edge(1, "illegal")),
+        machines=(facts("r1/1/0", 3.0),),
+    ),
+    "e1": Observed(states=(waiting(1, 7.0),), edges=(edge(3),), machines=(facts("r2/1/0", 7.0),)),
+}
+
+
+async def ask(path: str, **given: Any) -> tuple[int, Any, list[Query]]:
+    observed = given.pop("observed", TOLD)
+    async with serving(**given) as (server, frontend, _):
+        frontend.observed = observed
+        status, _, body = await exchange(server, request(method="GET", path=path))
+        return status, json.loads(body), frontend.queries
+
+
+async def test_counts_are_summed_and_machines_are_listed_oldest_first() -> None:
+    status, told, _ = await ask("/state?machine=outgoing&state=WRITING")
+    assert status == 200
+    assert told["states"] == [
+        {
+            "machine": "OUTGOING",
+            "state": "WRITING",
+            "count": 3,
+            "oldest_s": 7.0,
+            "instances": {"e0": 2, "e1": 1},
+        }
+    ]
+    assert [(one["count"], one["reason"]) for one in told["edges"]] == [(7, ""), (1, "illegal")]
+    assert [(one["instance"], one["key"]) for one in told["machines"]] == [
+        ("e1", "r2/1/0"),
+        ("e0", "r1/1/0"),
+    ]
+    assert told["machines"][0]["story"] == [
+        {
+            "at_s": 12.5,
+            "source": "PARKED",
+            "event": "GrantReceived",
+            "target": "WRITING",
+            "times": 1,
+        }
+    ]
+    assert told["no_answer"] == ["d0"]
+    assert told["processes"][1]["in_use"] == {"encodings": 2}
+    assert told["processes"][1]["memory"] == [
+        {"kind": "host tier", "unit": "bytes", "used": 5, "capacity": 9}
+    ]
+
+
+async def test_one_process_alone() -> None:
+    _, told, _ = await ask("/state?instance=e0")
+    assert [one["instance"] for one in told["processes"]] == ["e0"]
+    assert [one["count"] for one in told["states"]] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("", Query()),
+        ("?limit=3", Query(limit=3)),
+        ("?key=gw-1-2%2F1", Query(key="gw-1-2/1", limit=20)),
+        (
+            "?machine=outgoing,INCOMING&state=quarantined&older_s=5",
+            Query(
+                machines=("OUTGOING", "INCOMING"), states=("QUARANTINED",), older_s=5.0, limit=20
+            ),
+        ),
+    ],
+)
+async def test_what_is_asked_for(text: str, query: Query) -> None:
+    assert (await ask(f"/state{text}"))[2] == [query]
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("older_s=soon", "older_s"),
+        ("older_s=-1", "older_s"),
+        ("older_s=nan", "older_s"),
+        ("older_s=inf", "older_s"),
+        ("limit=201", "limit"),
+        ("limit=1.5", "limit"),
+        ("mashine=OUTGOING", "mashine"),
+    ],
+)
+async def test_what_cannot_be_asked_for(text: str, param: str) -> None:
+    status, told, queries = await ask(f"/state?{text}")
+    assert (status, told["error"]["param"], queries) == (400, param, [])
+
+
+async def test_too_many_who_look() -> None:
+    status, told, _ = await ask("/state", observed=None)
+    assert status == 429 and told["error"]["message"] == "too many look"
+
+
+async def test_strangers_see_nothing() -> None:
+    """It is off where they reach the gateway, unless a key says who may."""
+    status, told, queries = await ask("/state", host="0.0.0.0")
+    assert (status, told["error"]["code"], queries) == (403, "state_is_off", [])
+    keys = AccessConfig(api_keys=("secret",))
+    for host in ("127.0.0.1", "0.0.0.0"):
+        assert (await ask("/state", host=host, access=keys))[0] == 401
