@@ -10,17 +10,25 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
-import msgspec
+from msgspec.structs import asdict, replace
 
 from epd.api.access import warning
+from epd.api.cluster_view import (
+    ClusterView,
+    EdgeView,
+    LineView,
+    MachineView,
+    MemoryView,
+    ProcessView,
+    StateView,
+)
 from epd.api.errors import ApiError, bad_request
 from epd.api.exchange import Exchange
-from epd.api.port import Frontend, InstanceFacts, JsonObject, Refused
+from epd.api.port import Frontend, InstanceFacts, Refused
 from epd.config import GatewayConfig
-from epd.observed import EdgeCount, MachineFacts, Observed, Query
+from epd.observed import EdgeCount, Observed, Query
 
 PARAMETERS = ("machine", "state", "older_s", "key", "instance", "limit")
 LIMIT = 20  # machines of each process, unless the request says how many
@@ -50,7 +58,7 @@ class Cluster:
         if instance:
             told = {name: one for name, one in told.items() if name == instance}
         facts = {one["instance"]: one for one in self._frontend.ready().instances}
-        await exchange.respond_json(200, as_json(told, facts, silent))
+        await exchange.respond_json(200, view_of(told, facts, silent))
 
 
 def read_query(text: str) -> tuple[Query, str]:
@@ -94,55 +102,38 @@ def _number(
     return value
 
 
-@dataclass(slots=True)
-class StateView:
-    """How many machines of a table are in a state, and where."""
-
-    machine: str
-    state: str
-    count: int = 0
-    oldest_s: float = 0.0
-    instances: dict[str, int] = field(default_factory=dict)
-
-
-def as_json(
+def view_of(
     told: Mapping[str, Observed], facts: Mapping[str, InstanceFacts], silent: Iterable[str]
-) -> JsonObject:
-    """The answer; counts are sums over processes, machines are listed with theirs."""
+) -> ClusterView:
+    """Counts are sums over processes; machines are listed with theirs, oldest first."""
     states: dict[tuple[str, str], StateView] = {}
     edges: Counter[EdgeCount] = Counter()
-    found = [(name, one) for name, observed in told.items() for one in observed.machines]
+    machines: list[MachineView] = []
     for name, observed in told.items():
         for one in observed.states:
-            view = states.setdefault((one.machine, one.state), StateView(one.machine, one.state))
+            fresh = StateView(machine=one.machine, state=one.state)
+            view = states.setdefault((one.machine, one.state), fresh)
             view.count += one.count
             view.oldest_s = max(view.oldest_s, one.oldest_s)
             view.instances[name] = one.count
         for edge in observed.edges:
-            edges[msgspec.structs.replace(edge, count=0)] += edge.count
-    return {
-        "processes": [_process(name, one, facts) for name, one in told.items()],
-        "no_answer": list(silent),
-        "states": [states[key] for key in sorted(states)],
-        "edges": [
-            {**msgspec.structs.asdict(edge), "count": count}
+            edges[replace(edge, count=0)] += edge.count
+        for facts_of in observed.machines:
+            story = [LineView(**asdict(line)) for line in facts_of.story]
+            machines.append(MachineView(instance=name, **{**asdict(facts_of), "story": story}))
+    return ClusterView(
+        processes=[_process(name, one, facts.get(name)) for name, one in told.items()],
+        no_answer=list(silent),
+        states=[states[key] for key in sorted(states)],
+        edges=[
+            EdgeView(**{**asdict(edge), "count": count})
             for edge, count in sorted(edges.items(), key=lambda pair: repr(pair[0]))
         ],
-        "machines": [
-            {"instance": name, **_facts(one)}
-            for name, one in sorted(found, key=lambda pair: -pair[1].age_s)
-        ],
-    }
+        machines=sorted(machines, key=lambda one: -one.age_s),
+    )
 
 
-def _process(name: str, one: Observed, facts: Mapping[str, InstanceFacts]) -> JsonObject:
-    known: JsonObject = {"instance": name, "roles": ["gateway"]}
-    known.update(facts.get(name, {}))
-    known["in_use"] = dict(one.in_use)
-    known["memory"] = [msgspec.structs.asdict(kind) for kind in one.memory]
-    return known
-
-
-def _facts(one: MachineFacts) -> JsonObject:
-    story = [msgspec.structs.asdict(line) for line in one.story]
-    return {**msgspec.structs.asdict(one), "story": story}
+def _process(name: str, one: Observed, facts: InstanceFacts | None) -> ProcessView:
+    memory = [MemoryView(**asdict(kind)) for kind in one.memory]
+    known = facts or {"instance": name, "roles": ["gateway"]}
+    return ProcessView(**known, in_use=dict(one.in_use), memory=memory)

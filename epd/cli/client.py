@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from epd.api.cluster_view import ClusterView
 from epd.cli.boundary import CommandFailed
 from epd.cli.question import Sampling
 
@@ -77,6 +80,11 @@ class Client:
                 if line.startswith(b"data: "):
                     told(_add(answer, json.loads(line[6:])))
         raise CommandFailed("the server ended the answer before its end")
+
+    async def state(self, query: Mapping[str, str]) -> ClusterView:
+        """`GET /state`.  Raises CommandFailed."""
+        async with self._request("GET", "/state", params=query) as response:
+            return msgspec.json.decode(await response.read(), type=ClusterView)
 
     @asynccontextmanager
     async def _request(

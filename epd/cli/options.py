@@ -7,6 +7,7 @@ checked and applied where all settings are, in `epd.cli.settings`.
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from epd.cli.question import Sampling
     from epd.config import Settings
 
+LOCAL_URL = "http://127.0.0.1:8000"
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _Group = Any  # argparse's group of arguments has no public name
 
 
@@ -119,6 +122,26 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     add_place_flags(parser)
     add_model_flags(parser)
     add_config_flags(parser)
+
+
+def add_running_flags(parser: argparse.ArgumentParser) -> None:
+    """Of verbs that look at a running server."""
+    parser.add_argument(
+        "--url", default=LOCAL_URL, metavar="URL",
+        help=f"the gateway's base URL, default {LOCAL_URL}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-key", default="", metavar="KEY",
+        help="of that server; better in EPD_API_KEY, which other users cannot see",
+    )  # fmt: skip
+
+
+def seconds(text: str) -> float:
+    """An argument type: a time, with or without a unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 500ms, 5s, 2m or 1h")
+    return float(found[1]) * UNITS_S[found[2] or "s"]
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:

@@ -297,8 +297,11 @@ def instance_config(
 
 def api_keys(settings: Settings) -> tuple[str, ...]:
     """A command line is seen by all users of a host; an environment is not."""
-    keys = tuple(filter(None, os.environ.get(API_KEY_VARIABLE, "").split(",")))
-    return settings.access.api_keys or keys
+    return settings.access.api_keys or keys_of_environment()
+
+
+def keys_of_environment() -> tuple[str, ...]:
+    return tuple(filter(None, os.environ.get(API_KEY_VARIABLE, "").split(",")))
 
 
 def _endpoint_of_environment() -> str:

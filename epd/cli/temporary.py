@@ -13,7 +13,7 @@ from epd.cli.client import Client, connected
 from epd.cli.parser import UsageError
 from epd.cli.plan import Plan, plan_topology
 from epd.cli.ports import settle_port
-from epd.cli.settings import api_keys
+from epd.cli.settings import api_keys, keys_of_environment
 from epd.cli.supervisor import running
 from epd.errors import INTERRUPTED
 
@@ -38,6 +38,11 @@ def server_of(args: argparse.Namespace) -> Plan | Running:
     settings = settle_port(settings, wanted=args.port)
     log = options.log_of(args, "warning")
     return plan_topology(args.topology or "1e1p1d", settings, options.placing_of(args), log)
+
+
+def running_of(args: argparse.Namespace) -> Running:
+    """Of a verb that only looks.  Raises UsageError."""
+    return Running(check_url(args.url), args.api_key or next(iter(keys_of_environment()), ""))
 
 
 def check_url(url: str) -> str:

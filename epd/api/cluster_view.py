@@ -1,0 +1,87 @@
+"""What `GET /state` answers; `epd top` and its like read it by the same types."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class View(msgspec.Struct, kw_only=True):
+    """A part of the answer."""
+
+
+class MemoryView(View):
+    """A kind of memory of one instance; what is cached counts as used."""
+
+    kind: str
+    unit: str
+    used: int
+    capacity: int
+
+
+class ProcessView(View):
+    """The gateway, which has a name only, or an instance as `/ready` tells of it."""
+
+    instance: str
+    roles: list[str]
+    state: str = ""
+    epoch: int = 0
+    pid: int = 0
+    assigned: int = 0
+    cached_images: int = 0
+    transports: dict[str, str] = {}
+    silent_peers: list[str] = []
+    in_use: dict[str, int] = {}
+    memory: list[MemoryView] = []
+
+
+class StateView(View):
+    """How many machines of a table are in a state, and where."""
+
+    machine: str
+    state: str
+    count: int = 0
+    oldest_s: float = 0.0
+    instances: dict[str, int] = {}
+
+
+class EdgeView(View):
+    """How often an event came; `reason`: why it moved nothing."""
+
+    machine: str
+    source: str
+    event: str
+    target: str
+    count: int
+    reason: str = ""
+
+
+class LineView(View):
+    """An event in a machine's story."""
+
+    at_s: float
+    source: str
+    event: str
+    target: str
+    times: int = 1
+
+
+class MachineView(View):
+    """One machine at one process."""
+
+    instance: str
+    machine: str
+    key: str
+    state: str
+    age_s: float
+    is_over: bool = False
+    story: list[LineView] = []
+
+
+class ClusterView(View):
+    """The whole answer."""
+
+    processes: list[ProcessView] = []
+    no_answer: list[str] = []
+    states: list[StateView] = []
+    edges: list[EdgeView] = []
+    machines: list[MachineView] = []

@@ -1,0 +1,47 @@
+"""People who look at a cluster while it works: the verbs, against real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from epd.cli.main import main
+from epd.tiny import SAMPLES
+from tests.e2e.client import data_url, post_all, question
+from tests.e2e.server import Server
+
+IMAGE = data_url((SAMPLES / "receipt-cafe.png").read_bytes())
+
+
+def told(server: Server, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main([*arguments, "--json", "--url", server.base_url]) == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    return found
+
+
+def test_a_request_is_found_at_every_process_that_served_it(
+    apart: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (reply,) = asyncio.run(post_all(apart.base_url, [question("What is the total?", IMAGE)]))
+    assert reply.status == 200
+    names = [one["instance"] for one in told(apart, capsys, "list", "instances")]
+    assert names[0] == "gateway" and set(names) == {"gateway", "e0", "p0", "d0"}
+    images = {(m["instance"], m["machine"]) for m in told(apart, capsys, "list", "images")}
+    assert images >= {("e0", "ENCODING"), ("p0", "EMBEDDING")}
+    key = reply.body["id"].partition("-")[2]
+    story = told(apart, capsys, "story", key)
+    assert {(one["instance"], one["machine"]) for one in story} >= {
+        ("gateway", "GENERATION"),
+        ("p0", "REQUEST"),
+        ("d0", "REQUEST"),
+        ("p0", "OUTGOING"),
+        ("d0", "INCOMING"),
+    }
+    assert main(["story", key, "--url", apart.base_url]) == 0
+    text = capsys.readouterr().out
+    assert f"{key}/1/kv" in text and "FINISHED" in text
+    assert main(["story", "nobody", "--url", apart.base_url]) == 1
+    assert "no process knows 'nobody'" in capsys.readouterr().err
