@@ -41,6 +41,7 @@ ASKS_A_TIMER = {
 COMPARES_TIMES = {
     "holds.py": "a lease that another process grants: who asks for it late places the prompt anew",
     "links.py": "how long an echo is believed: a doubt (LINK) begins after that",
+    "observation.py": "nothing is decided: machines that are in a state for long are told",
     "rooms.py": "a timer for many: which of those behind it are due",
     "signs_of_life.py": "a timer for all requests: whose turn it is",
     "timers.py": "what timers are",
@@ -51,7 +52,7 @@ WAITS = {
     "StepLoop._launch": "a step on the device, which REQUEST calls in flight",
     "Bell.__await__": "what a bell is",
     "Stream._news": "a client that reads its updates",
-    "_Asked.news": "an operator who waits for a profile",
+    "_Asked.news": "an operator who waits for what instances say",
     "Instance._idle": "the process ends when nothing is open",
     "Child.ended": "who stops the supervisor waits for what CHILD says",
     "Child.served": "who starts the supervisor waits for what CHILD says",
