@@ -13,7 +13,8 @@ A step's time is put together from parts, each of which can be timed alone:
 So is a run of the tower: a table by patches, and pairs of patches of one image.  What is bound by
 arithmetic takes `sustained` times as long in service as alone, where the card's power is its limit.
 The host's part is the launch, the decoding of images, and what the event loop does for each
-sequence of a step.
+sequence of a step.  Threads that decode images hold the interpreter now and then, so what is
+launched one by one meanwhile takes longer.
 
 The bundled file says where its figures are from.
 """
@@ -57,11 +58,8 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_captured: Annotated[int, msgspec.Meta(ge=0)]  # tokens or patches
     one_by_one_ms: NotNegative
 
-    def is_captured(self, size: int) -> bool:
-        return size <= self.max_captured
-
-    def host_s(self, size: int) -> float:
-        return (self.captured_ms if self.is_captured(size) else self.one_by_one_ms) / 1e3
+    def host_s(self, *, captured: bool) -> float:
+        return (self.captured_ms if captured else self.one_by_one_ms) / 1e3
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,9 +83,11 @@ class Tower(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the processors do."""
 
-    request_ms: NotNegative  # from the client to the roles and back, over HTTP
+    request_ms: NotNegative  # of the gateway, one request at a time
+    receive_pixel_ns: NotNegative  # of the gateway as well, of an image
     pixel_ns: NotNegative  # decoding an image
     image_threads: Count
+    interpreter: NotNegative  # how much longer launching one by one takes for each thread at work
     sequence_us: NotNegative  # the event loop, per sequence of a step
 
 
@@ -108,6 +108,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tower: Tower
     host: Host
     hops: dict[str, Hop]  # by transport; the first is taken where none is named
+    gap_ms: NotNegative = 0.0  # that the device stands still behind a slice, or a step with prompts
     sustained: Annotated[float, msgspec.Meta(ge=1)] = 1.0
 
     def step_s(self, num_tokens: int, num_context: int, num_pairs: float, *, mixed: bool) -> float:

@@ -27,6 +27,7 @@ class Piece:
     host_s: float
     device_s: float
     at_once: bool = True
+    gap_s: float = 0.0  # that the device stands still behind it
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class PlannedDevice:
     """The launch thread and the stream of one device."""
 
     loop: SimLoop
+    slowed: Callable[[], float]  # how many times as long a launch takes that is not at once
     busy_s: float = 0.0  # that the device has computed so far
     _free_at_s: float = 0.0  # the device has passed all that is launched
     _calls: deque[_Call] = field(default_factory=deque)
@@ -85,12 +87,12 @@ class PlannedDevice:
     async def _launch(self, piece: Piece, call: _Call) -> None:
         began_s = self.loop.now_s
         if piece.host_s:
-            await asyncio.sleep(piece.host_s)
+            await asyncio.sleep(piece.host_s * (1.0 if piece.at_once else self.slowed()))
         now_s = self.loop.now_s
         begin_s = max(self._free_at_s, now_s if piece.at_once else began_s)
         end_s = max(begin_s + piece.device_s, now_s)
         self.busy_s += piece.device_s
-        self._free_at_s = end_s
+        self._free_at_s = end_s + piece.gap_s
         call.begun(begin_s, end_s)
 
     async def _cut(self) -> None:
@@ -120,6 +122,10 @@ class Threads:
     loop: SimLoop
     num_threads: int
     _free_at_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_busy(self) -> int:
+        return sum(free_s > self.loop.now_s for free_s in self._free_at_s)
 
     async def work(self, cost_s: float) -> None:
         if not self._free_at_s:

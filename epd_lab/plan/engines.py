@@ -65,7 +65,11 @@ class PlannedVision:
         self._threads = threads
         self._quantum_s = max_quantum_s
         most = max(size for size, _ in costs.tower.patches_ms)
-        self._patch_s = costs.tower_s([most]) / costs.sustained / most  # as measured at start
+        patch_s = costs.tower_s([most]) / costs.sustained / most  # as measured at start
+        self._layer_s = patch_s / costs.model.tower_layers  # of a patch
+        launch = costs.tower.launch
+        whole = int(max_quantum_s / patch_s) if max_quantum_s else launch.max_captured
+        self._max_captured = min(launch.max_captured, whole)  # as in `capture`
 
     async def preprocess(
         self,
@@ -89,12 +93,13 @@ class PlannedVision:
         """As `Slices.begin`."""
         num_patches, layers = sum(images), self._costs.model.tower_layers
         count, launch = 1, self._costs.tower.launch
-        captured = launch.is_captured(num_patches)
+        captured = num_patches <= self._max_captured
         if self._quantum_s and not captured:
-            most = max(1, int(self._quantum_s / (self._patch_s * num_patches / layers)))
+            most = max(1, int(self._quantum_s / (self._layer_s * num_patches)))
             count = math.ceil(layers / most)
-        device_s, host_s = self._costs.tower_s(images), launch.host_s(num_patches)
-        return [Piece(host_s / count, device_s / count, at_once=captured)] * count
+        device_s, host_s = self._costs.tower_s(images), launch.host_s(captured=captured)
+        gap_s = self._costs.gap_ms / 1e3
+        return [Piece(host_s / count, device_s / count, captured, gap_s)] * count
 
     def _rows(self, num_rows: int) -> Rows:
         nbytes = num_rows * self.contract.row_nbytes
@@ -159,8 +164,9 @@ class PlannedLanguage:
         mixed = 0 < num_decodes < len(batch)
         device_s = self._costs.step_s(num_tokens, num_context, num_pairs, mixed=mixed)
         launch = self._costs.step.launch
-        captured = launch.is_captured(num_tokens)
-        piece = Piece(launch.host_s(num_tokens), device_s, at_once=captured)
+        captured = num_tokens <= launch.max_captured
+        gap_s = self._costs.gap_ms / 1e3 * (num_pairs > 0)
+        piece = Piece(launch.host_s(captured=captured), device_s, captured, gap_s)
         begun = partial(self._tell_layers, on_layers)
         done = self._device.launch([piece], begun=begun)
         outcomes: list[Outcome] = [None if s.sample is None else TOKEN for s in batch]

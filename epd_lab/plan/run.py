@@ -38,7 +38,7 @@ from epd_lab.sim.run import rare_collections
 from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.world import World
 
-TEMPLATE_TOKENS = 8  # what a chat template puts around a text and an image, about
+TEMPLATE_TOKENS = 5  # what a chat template puts around a text and an image, about
 START_S = 2.0  # everybody has joined by then
 LIMIT_S = 3600.0
 STEADY = Conditions(delay_s=0.0001, jitter_s=0.0001, slow_share=0.0, max_queue=100_000)
@@ -83,10 +83,12 @@ class PlannedCluster(Cluster):
     ) -> tuple[Engines, list[SimDevice]]:
         plan, loop = self._plan, self.world.loop
         config = plan.settings.engine
-        device = self.planned[process.instance_id] = PlannedDevice(loop)
+        threads, host = Threads(loop, plan.costs.host.image_threads), plan.costs.host
+        device = self.planned[process.instance_id] = PlannedDevice(
+            loop, lambda: 1.0 + host.interpreter * threads.num_busy
+        )
         engines = Engines()
         if "encode" in roles:
-            threads = Threads(loop, plan.costs.host.image_threads)
             engines.vision = PlannedVision(plan.costs, device, threads, config.max_quantum_ms / 1e3)
         if "prefill" in roles or "decode" in roles:
             landing_nbytes = config.kv_landing_nbytes
@@ -125,6 +127,7 @@ class _Users:
         self._plan = plan
         self._cluster = cluster
         self._loop = loop
+        self._gateway = Threads(loop, 1)
         model = plan.costs.model
         self._images = {
             "patch_size": model.patch_size,
@@ -134,11 +137,13 @@ class _Users:
         }
 
     async def ask(self, request: _Request, zero_s: float) -> Sample:
-        loop, way_s = self._loop, self._plan.costs.host.request_ms / 1e3
+        loop = self._loop
         sample = Sample(loop.now_s - zero_s)
         generation = self._generation(request)
         sample.prompt_tokens = len(generation.token_ids)
-        await asyncio.sleep(way_s)
+        host, (width, height) = self._plan.costs.host, request.stream.shape.size
+        pixels = width * height * len(request.images)
+        await self._gateway.work(host.request_ms / 1e3 + pixels * host.receive_pixel_ns / 1e9)
         node = self._cluster.node(GATEWAY)
         assert node is not None  # no fault is planned
         assert node.gateway is not None
