@@ -38,6 +38,10 @@ def add_to(kinds: Any) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="default bench-gpu"
     )
+    parser.add_argument(
+        "--costs", type=Path, metavar="FILE",
+        help="also time steps, towers and images alone, and write them there for epd sim plan",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_place_flags(parser)
     options.add_model_flags(parser)
@@ -79,7 +83,13 @@ def run(args: argparse.Namespace) -> int:
         slo_of(args.slo),
     )
     roofline = _roofline(args, gpus()) if number == 1 else None
-    return gpu.run(plan, args.out, roofline, as_json=args.json)
+    status = gpu.run(plan, args.out, roofline, as_json=args.json)
+    if args.costs is not None:
+        from epd_lab.bench import step_costs
+        from epd_lab.plan.costs import write
+
+        write(step_costs.measured(options.settings_of(args)), args.costs)
+    return status
 
 
 def _roofline(args: argparse.Namespace, names: list[str]) -> Roofline | None:

@@ -16,7 +16,7 @@ The host's part is the launch, the decoding of images, and what the event loop d
 sequence of a step.  Threads that decode images hold the interpreter now and then, so what is
 launched one by one meanwhile takes longer.
 
-The bundled file says where its figures are from.
+`epd bench gpu --costs` writes such a file; the bundled one says where its figures are from.
 """
 
 from __future__ import annotations
@@ -153,11 +153,12 @@ def read(path: Path) -> Costs:
         costs = msgspec.json.decode(path.read_bytes(), type=Costs)
     except OSError as error:
         raise ConfigError(
-            f"--costs {path}: {error.strerror}; {BUNDLED} is an example of such a file"
+            f"--costs {path}: {error.strerror}; `epd bench gpu --costs FILE` writes such a file"
         ) from error
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"--costs {path} is no cost file: {error}; {BUNDLED} is an example of one"
+            f"--costs {path} is no cost file: {error}; `epd bench gpu --costs FILE` writes one, "
+            f"and {BUNDLED} is an example"
         ) from error
     for name, points in (
         ("step.tokens_ms", costs.step.tokens_ms),

@@ -18,7 +18,8 @@ and between tokens (ITL). The roles that serve run on virtual time, with their p
 slices, prefix cache and run-ahead; how long steps, towers and hops take comes from a cost file, and
 what users send from the workloads of `epd bench`. Some seconds per topology and workload.
 
-Without --costs the file is the bundled one: one NVIDIA H200, the shape of Qwen3-VL-4B in bfloat16.
+A cost file is written by `epd bench gpu --costs FILE`, for one model on one kind of GPU. Without
+--costs it is the bundled one: one NVIDIA H200, the shape of Qwen3-VL-4B in bfloat16.
 
 --measured takes the gpu.json of `epd bench gpu` and prints how far off the prediction is, row by
 row. A prediction knows nothing of a gateway or a client at its limit, of the interpreter's lock, or

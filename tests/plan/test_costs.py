@@ -86,8 +86,8 @@ def test_sizes_must_rise(tmp_path: Path) -> None:
         read(path)
 
 
-def test_no_file_names_the_example(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"No such file.*is an example"):
+def test_no_file_names_who_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No such file.*epd bench gpu --costs"):
         read(tmp_path / "none.json")
 
 

@@ -1,0 +1,323 @@
+"""The cost file of `epd sim plan`, measured: steps, towers and images of one model on one device.
+
+Theory of operation
+-------------------
+Each cost is a time, or the difference of two, of steps made up for it, with nothing else on the
+device.  Several equal ones are queued at once, so that the host prepares one while the device
+computes the one before; the first is not counted.  What is attended to is taken out of the table
+of tokens, by the costs that were found before.
+
+What belongs to a service and not to steps (the gateway's part, gaps, hops between devices) cannot
+be seen so: it is taken over from the bundled file, and the sources say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from epd.config import ConfigError, Settings
+from epd.engine.base import Patches, StepSequence
+from epd.engine.checkpoint import read_config, read_preprocessor
+from epd.engine.geometry import image_geometry, takes_bounds
+from epd.messages import SamplingParams
+from epd_lab.bench.machine import describe, gpus, sentence
+from epd_lab.bench.workload import noise_jpeg
+from epd_lab.plan.costs import BUNDLED, Costs, Launch, Model, Step, Tower, between, read
+
+if TYPE_CHECKING:
+    from epd.engine.executor import DeviceExecutor
+    from epd.engine.language import TorchLanguageEngine
+    from epd.engine.vision import TorchVisionEngine
+
+QUEUED = 5  # equal calls at once
+REPEATS = 3  # of that
+SUSTAINED_S = 3.0
+DECODES = 64
+CONTEXT = 1024
+CHUNK = 512
+HISTORY = 4096
+LONGEST = 1024  # tokens of one prompt in the table
+SIZES = (64, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 4096, 8192)  # tokens of prompts
+IMAGES = ((224, 224), (560, 560), (1120, 1120), (1920, 1080))
+GREEDY = SamplingParams(max_tokens=1 << 20)
+Points = list[tuple[int, float]]
+
+
+def measured(settings: Settings, sustained_s: float = SUSTAINED_S) -> Costs:
+    """In a process of its own, whose end gives the device back.  Raises ConfigError, ModelError."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return msgspec.json.decode(
+            pool.submit(_measured, settings, sustained_s).result(), type=Costs
+        )
+
+
+def _measured(settings: Settings, sustained_s: float) -> bytes:
+    return msgspec.json.encode(asyncio.run(measure(settings, sustained_s)))
+
+
+async def measure(settings: Settings, sustained_s: float = SUSTAINED_S) -> Costs:
+    """Here.  Raises ConfigError, ModelError."""
+    directory = Path(settings.model_dir)
+    config, preprocessor = read_config(directory), read_preprocessor(directory)
+    if not takes_bounds(config):
+        raise ConfigError(
+            f"--costs: {directory} is of no family whose images are resized between two areas; "
+            "costs are known for Qwen-VL only"
+        )
+    engine = msgspec.structs.replace(
+        settings.engine, device=settings.engine.device.split(",")[0], max_quantum_ms=0.0
+    )
+    settings = msgspec.structs.replace(settings, engine=engine)
+    meter = _meter(settings)
+    step = await meter.step()
+    tower, pixel_ns = await meter.tower(config, preprocessor)
+    sustained = await meter.sustained(sustained_s)
+    await meter.executor.close()
+    return _told(settings, meter, step, tower, pixel_ns, sustained, (config, preprocessor))
+
+
+def _meter(settings: Settings) -> Meter:
+    """Engines with the memory that they have in service."""
+    from epd.engine.factory import build_executor, build_language, build_vision
+
+    encode, directory = settings.encode, settings.model_dir
+    executor = build_executor(settings.engine)
+    vision = build_vision(
+        directory, settings.engine, executor, max_batch_patches=encode.max_batch_patches
+    )
+    vision.reserve(encode.cache_device_nbytes, encode.cache_host_nbytes)
+    language = build_language(directory, settings.engine, executor, settings.decode.max_running)
+    if language.kv_in_place:
+        nbytes = language.num_blocks * language.kv_layout.block_nbytes
+        language.attach_kv(memoryview(bytearray(nbytes)))
+    return Meter(executor, language, vision, settings)
+
+
+def _told(
+    settings: Settings,
+    meter: Meter,
+    step: Step,
+    tower: Tower,
+    pixel_ns: float,
+    sustained: float,
+    configs: tuple[dict[str, Any], dict[str, Any]],
+) -> Costs:
+    config, preprocessor = configs
+    layout, known = meter.language.kv_layout, read(BUNDLED)
+    size, engine = preprocessor.get("size") or {}, settings.engine
+    model = Model(
+        name=Path(settings.model_dir).name,
+        kv_token_nbytes=layout.block_nbytes // layout.block_size,
+        kv_tokens=meter.language.num_blocks * layout.block_size,
+        row_nbytes=meter.vision.contract.row_nbytes,
+        tower_layers=int(config["vision_config"]["depth"]),
+        patch_size=int(preprocessor["patch_size"]),
+        merge_size=int(preprocessor["merge_size"]),
+        min_pixels=int(preprocessor.get("min_pixels") or size["shortest_edge"]),
+        max_pixels=int(preprocessor.get("max_pixels") or size["longest_edge"]),
+    )
+    quantized = f", {engine.quantization}" * bool(engine.quantization)
+    return Costs(
+        sources=(
+            f"step, tower, sustained, host.pixel_ns: measured here, {sentence(describe())}",
+            f"{engine.dtype}{quantized}, KV {engine.kv_cache_dtype}",
+            f"the rest of host, hops, gap_ms: not measured, those of {known.device}",
+        ),
+        device=next(iter(gpus()), "no GPU") if engine.device != "cpu" else "cpu",
+        model=model,
+        step=step,
+        tower=tower,
+        host=msgspec.structs.replace(known.host, pixel_ns=pixel_ns),
+        hops=known.hops,
+        gap_ms=known.gap_ms,
+        sustained=sustained,
+    )
+
+
+@dataclass(slots=True)
+class Meter:
+    """Times made-up work on one device's engines."""
+
+    executor: DeviceExecutor
+    language: TorchLanguageEngine
+    vision: TorchVisionEngine
+    settings: Settings
+
+    # --- the language model -----------------------------------------------------------------------
+
+    def _fits(self, tokens: int) -> bool:
+        capacity = self.language.num_blocks * self.language.kv_layout.block_size
+        return tokens <= min(self.settings.engine.max_step_tokens, capacity)
+
+    def _batch(
+        self, decodes: int, context: int, prompts: Sequence[tuple[int, int]]
+    ) -> list[StepSequence]:
+        """`prompts`: tokens, and how many are computed already."""
+        parts = [(1, context)] * decodes + list(prompts)
+        size, first = self.language.kv_layout.block_size, 0
+        batch: list[StepSequence] = []
+        for number, (count, start) in enumerate(parts):
+            blocks = -(-(start + count) // size)
+            table = tuple(range(first, first + blocks))
+            first += blocks
+            tokens = [1] * count
+            batch.append(StepSequence(str(number), tokens, start, table, None, sample=GREEDY))
+        return batch
+
+    async def _step_ms(self, decodes: int, context: int, *prompts: tuple[int, int]) -> float:
+        batch = self._batch(decodes, context, prompts)
+        found: list[float] = []
+        for _ in range(REPEATS):
+            results = await asyncio.gather(*(self.language.step(batch) for _ in range(QUEUED)))
+            found += [result.elapsed_s for result in results[1:]]
+        return 1e3 * statistics.median(found)
+
+    async def step(self) -> Step:
+        """All costs of steps."""
+        language = self.language
+        capacity = language.num_blocks * language.kv_layout.block_size
+        context = min(CONTEXT, language.max_context // 2, capacity // DECODES // 2)
+        least = language.kv_layout.block_size
+        few_ms = await self._step_ms(DECODES, least)
+        many_ms = await self._step_ms(DECODES, context)
+        context_ms = max(0.0, many_ms - few_ms) / (DECODES * (context - least))
+        history = min(HISTORY, language.max_context - CHUNK, capacity - CHUNK)
+        chunk = min(CHUNK, self.settings.engine.max_step_tokens)
+        alone_ms = await self._step_ms(0, 0, (chunk, 0))
+        behind_ms = await self._step_ms(0, 0, (chunk, history))
+        pair_ms = max(0.0, behind_ms - alone_ms) / (chunk * history)
+        one_ms = await self._step_ms(1, least)
+        points: Points = [(1, one_ms), (DECODES, few_ms)]
+        for tokens in filter(self._fits, SIZES):
+            pieces = [(min(LONGEST, tokens - at), 0) for at in range(0, tokens, LONGEST)]
+            took_ms = await self._step_ms(0, 0, *pieces)
+            points.append((tokens, took_ms - pair_ms * sum(n * n / 2 for n, _ in pieces)))
+        table = rising(points)
+        few, prompt = 16, chunk - 16
+        both_ms = await self._step_ms(few, context, (prompt, 0))
+        parts_ms = between(table, chunk) + context_ms * few * context + pair_ms * prompt**2 / 2
+        return Step(
+            tokens_ms=table,
+            context_ns=1e6 * context_ms,
+            pair_ns=1e6 * pair_ms,
+            mixed_ms=max(0.0, both_ms - parts_ms),
+            launch=await self._step_launch(chunk),
+        )
+
+    async def _step_launch(self, chunk: int) -> Launch:
+        engine = self.settings.engine
+        if self.language.kv_in_place:  # a CPU: who launches computes
+            return Launch(captured_ms=0.0, max_captured=0, one_by_one_ms=0.0)
+        captured = min(engine.max_captured_tokens, engine.max_step_tokens) * engine.cuda_graphs
+        longest = min(engine.max_step_tokens, 2 * captured or chunk)
+        few, many = (self._batch(0, 0, [(count, 0)]) for count in (chunk, longest))
+        return Launch(
+            captured_ms=await self._host_ms(lambda: self.language.step(few)),
+            max_captured=captured,
+            one_by_one_ms=await self._host_ms(lambda: self.language.step(many)),
+        )
+
+    async def _host_ms(self, call: Callable[[], Awaitable[object]]) -> float:
+        """From the call until the launch thread takes the next one."""
+        found: list[float] = []
+        for _ in range(QUEUED):
+            began_s = time.perf_counter()
+            done = asyncio.ensure_future(call())
+            await asyncio.sleep(0)  # a coroutine is queued when it has begun
+            found.append(await self.executor.launch(time.perf_counter) - began_s)
+            await done
+        return 1e3 * statistics.median(found)
+
+    async def sustained(self, for_s: float) -> float:
+        """How many times as long a step with a prompt takes when the device has no rest."""
+        chunk = min(2048, self.settings.engine.max_step_tokens, self.language.max_context)
+        batch = self._batch(0, 0, [(chunk, 0)])
+        if for_s <= 0:
+            return 1.0
+        await asyncio.sleep(1.0)
+        found: list[float] = []
+        ends_s = time.perf_counter() + for_s
+        while time.perf_counter() < ends_s or len(found) < 2 * QUEUED:
+            results = await asyncio.gather(*(self.language.step(batch) for _ in range(QUEUED)))
+            found += [result.elapsed_s for result in results[1:]]
+        first, last = statistics.median(found[:4]), statistics.median(found[-len(found) // 3 :])
+        return max(1.0, last / first)
+
+    # --- the tower --------------------------------------------------------------------------------
+
+    async def tower(
+        self, config: dict[str, Any], preprocessor: dict[str, Any]
+    ) -> tuple[Tower, float]:
+        """All costs of the tower, and nanoseconds per pixel of an image's decoding."""
+        images: list[Patches] = []
+        pixel_ns = []
+        for width, height in IMAGES:
+            geometry = image_geometry(config, preprocessor, width, height)
+            if images and geometry.num_patches <= images[-1].num_patches:
+                continue
+            jpeg = noise_jpeg((width, height), 1)
+            for _ in range(REPEATS):
+                began_s = time.perf_counter()
+                patches = await self.vision.preprocess(jpeg, geometry.grid_thw)
+                took_s = time.perf_counter() - began_s
+            images.append(patches)
+            pixel_ns.append(1e9 * took_s / (width * height))
+        largest, small = images[-1], images[0]
+        count = max(2, largest.num_patches // small.num_patches)
+        many_ms = await self._tower_ms([small] * count)
+        one_ms = await self._tower_ms([largest])
+        per_patch_ms = many_ms / (count * small.num_patches)
+        apart = largest.num_patches**2 - largest.num_patches * small.num_patches
+        more_ms = one_ms - per_patch_ms * largest.num_patches
+        pair_ms = max(0.0, more_ms) / apart if apart else 0.0
+        points: Points = []
+        for image in images:
+            alone_ms = one_ms if image is largest else await self._tower_ms([image])
+            points.append((image.num_patches, alone_ms - pair_ms * image.num_patches**2))
+        launch = await self._tower_launch(small, largest)
+        table = rising(points)
+        return Tower(patches_ms=table, pair_ns=1e6 * pair_ms, launch=launch), pixel_ns[-1]
+
+    async def _tower_ms(self, batch: list[Patches]) -> float:
+        """Between the ends of runs that are queued behind each other."""
+        found: list[float] = []
+        for _ in range(REPEATS):
+            ends: list[float] = []
+            runs = [asyncio.ensure_future(self.vision.encode(batch)) for _ in range(QUEUED)]
+            for run in runs:
+                await run
+                ends.append(time.perf_counter())
+            found.append((ends[-1] - ends[0]) / (QUEUED - 1))
+        return 1e3 * statistics.median(found)
+
+    async def _tower_launch(self, small: Patches, largest: Patches) -> Launch:
+        from epd.engine.factory import MAX_CAPTURED_PATCHES
+
+        if self.language.kv_in_place:
+            return Launch(captured_ms=0.0, max_captured=0, one_by_one_ms=0.0)
+        most = min(self.settings.encode.max_batch_patches, MAX_CAPTURED_PATCHES)
+        return Launch(
+            captured_ms=await self._host_ms(lambda: self.vision.encode([small])),
+            max_captured=most * self.settings.engine.cuda_graphs,
+            one_by_one_ms=await self._host_ms(lambda: self.vision.encode([largest])),
+        )
+
+
+def rising(points: Points) -> tuple[tuple[int, float], ...]:
+    """Sorted by size, each once, and never below what less takes: noise would cost less than
+    nothing."""
+    found: dict[int, float] = {}
+    highest = 1e-6
+    for size, value in sorted(points):
+        highest = found[size] = max(highest, value)
+    return tuple(found.items())
