@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from epd.api.web import DRAWINGS
 from epd.fsm.kernel import Row, Table
 from epd.fsm.tables import TABLES
 from epd_lab import diagrams
-from epd_lab.diagrams import check_diagrams, render, write_diagrams
+from epd_lab.diagrams import check_diagrams, drawings, render, write_diagrams
 from epd_lab.diagrams.edges import Graph, state_graph
 from epd_lab.diagrams.mermaid import mermaid
 from epd_lab.diagrams.messages import message_graph, message_page, speakers, vocabulary
@@ -32,6 +33,10 @@ each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.na
 def test_the_pages_in_docs_are_up_to_date() -> None:
     stale = check_diagrams(ROOT / "docs" / "state_diagrams")
     assert not stale, f"{stale} differ from the code; run: python -m epd diagrams"
+
+
+def test_the_drawings_of_the_page_are_up_to_date() -> None:
+    assert DRAWINGS.read_text(encoding="utf-8") == drawings(), "run: python -m epd diagrams"
 
 
 def test_writing_then_checking_finds_nothing(tmp_path: Path) -> None:
@@ -157,6 +162,24 @@ def test_mermaid_has_every_edge(table: Table) -> None:
             assert all(event.__name__ in line for event in row.events)
 
 
+@each_table
+def test_a_drawing_names_every_state_and_every_edge(table: Table) -> None:
+    root = ET.fromstring(f"<page>{drawings([table])}</page>")[0]
+    assert root.attrib["data-machine"] == table.name
+    named = [one.attrib for one in root.iter()]
+    states = [one["data-state"] for one in named if "data-state" in one]
+    assert sorted(states) == sorted(state.name for state in table.states)
+    found = [(one["data-source"], one["data-target"]) for one in named if "data-target" in one]
+    moves = {
+        (source.name, row.target.name)
+        for row in table.rows
+        for source in row.sources
+        if row.target is not None and row.target is not source
+    }
+    assert sorted(found) == sorted(moves)
+    assert "style" not in {key for one in named for key in one}, "a strict page would not show it"
+
+
 # --- legible: nothing overlaps --------------------------------------------------------------------
 
 
@@ -192,7 +215,10 @@ def test_every_text_is_inside_the_image_and_short_of_the_rails(graph: Graph) -> 
         content = "".join(text.itertext())
         x, y = float(text.attrib["x"]), float(text.attrib["y"])
         assert 0 < x < width and 0 < y < height
-        if text.attrib["class"] == "mono" and float(text.attrib["font-size"]) == EVENT_SIZE:
+        if (
+            text.attrib["class"].split()[0] == "mono"
+            and float(text.attrib["font-size"]) == EVENT_SIZE
+        ):
             end = x + mono_width(content, EVENT_SIZE)
             cards_end = CARD_X + drawn.card_width
             limit = cards_end if x < cards_end else first_rail

@@ -14,6 +14,7 @@ from epd.api.asked import ModelFacts
 from epd.api.port import Readiness
 
 PAGES = Path(__file__).parent / "pages"
+DRAWINGS = PAGES / "machines.svg"  # of every machine, one after another; `epd diagrams` writes them
 CONTENT_TYPE = b"text/html; charset=utf-8"
 _ALLOWED = (
     b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "

@@ -49,6 +49,11 @@ def render(tables: Iterable[Table] = TABLES, roles: Path = ROLES) -> dict[str, s
     return files
 
 
+def drawings(tables: Iterable[Table] = TABLES) -> str:
+    """All machines, for the page that shows them at work (`epd.api.pages`)."""
+    return "".join(RailMap(state_graph(table)).draw_part() for table in tables)
+
+
 def write_diagrams(out: Path = DEFAULT_OUT) -> list[Path]:
     """Write every page and image under `out`, which is made if absent; returns their paths.
 

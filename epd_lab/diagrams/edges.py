@@ -63,7 +63,7 @@ STATE_LEGEND = (
     ("time", "an exit by time"),
     ("guard", "only if"),
     ("stays", "stays in the state"),
-    ("prose", "dashed: held for a reason    double: terminal"),
+    ("prose", "dashed: held for a reason\u2003 double: terminal"),
 )
 
 

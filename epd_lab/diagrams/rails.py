@@ -21,9 +21,7 @@ NAME_SIZE, EVENT_SIZE, TARGET_SIZE, PROSE_SIZE, LINE = 13.5, 11.5, 10.5, 11.0, 1
 RAIL_PITCH, TOP, STATION_GAP = 17.0, 76.0, 20.0
 MIN_LABEL_WIDTH = 290.0
 
-TIME_STYLE = f'style="fill:{svg.TIME}" font-style="italic"'
-GUARD_STYLE = f'style="fill:{svg.SOFT}" font-size="10.5"'
-SOFT_STYLE = f'style="fill:{svg.SOFT}"'
+BY_TIME = f"{svg.TIME} slanted"
 STAYS = "\u21bb"
 
 
@@ -73,9 +71,9 @@ def spans(labels: list[Label], more: bool) -> list[tuple[str, str]]:
     """A line of labels as styled text; `more`: another line follows."""
     parts: list[tuple[str, str]] = []
     for index, label in enumerate(labels):
-        parts.append((label.event, TIME_STYLE if label.by_time else ""))
+        parts.append((label.event, BY_TIME if label.by_time else ""))
         if label.guard:
-            parts.append((f" [{label.guard}]", GUARD_STYLE))
+            parts.append((f" [{label.guard}]", svg.SOFT))
         if more or index < len(labels) - 1:
             parts.append((", ", ""))
     return parts
@@ -161,9 +159,22 @@ class RailMap:
     # --- drawing ----------------------------------------------------------------------------------
 
     def draw(self) -> str:
+        """An image of its own."""
+        return self._drawn().render(*self._extent)
+
+    def draw_part(self) -> str:
+        """For a page that has its own colours."""
+        extent = svg.extent(*self._extent)
+        return f'<svg data-machine="{self.graph.name}" {extent}>\n{self._drawn().body()}\n</svg>\n'
+
+    @property
+    def _extent(self) -> tuple[float, float]:
+        return self._right + 12, self._bottom + 34
+
+    def _drawn(self) -> svg.Canvas:
         canvas = svg.Canvas(f"{self.graph.name}: {self.graph.subtitle}")
-        canvas.text(CARD_X, 34, self.graph.name, 20, style='font-weight="700"')
-        canvas.text(CARD_X, 53, self.graph.subtitle.replace("`", ""), 12.5, "sans", SOFT_STYLE)
+        canvas.text(CARD_X, 34, self.graph.name, 20, "mono strong")
+        canvas.text(CARD_X, 53, self.graph.subtitle.replace("`", ""), 12.5, f"sans {svg.SOFT}")
         for station in self.stations.values():
             self._draw_card(canvas, station)
             for out in station.exits:
@@ -171,30 +182,28 @@ class RailMap:
         for target in self.rails:
             self._draw_rail(canvas, self.stations[target])
         self._draw_legend(canvas)
-        return canvas.render(self._right + 12, self._bottom + 34)
+        return canvas
 
     def _draw_card(self, canvas: svg.Canvas, station: Station) -> None:
         x, y, colour, node = CARD_X, station.y, station.colour, station.node
-        dash = ' stroke-dasharray="7 3"' if node.held else ""
-        style = f'fill="#f8fafc" stroke="{colour}" stroke-width="2"{dash}'
-        canvas.rect(x, y, self.card_width, station.height, style)
+        look = f"card {colour}{' held' if node.held else ''}"
+        named = f' stroke-width="2" data-state="{node.name}"'
+        canvas.rect(x, y, self.card_width, station.height, look, named)
         if node.terminal:
-            inner = f'fill="none" stroke="{colour}" stroke-width="1.2"'
-            canvas.rect(x + 4, y + 4, self.card_width - 8, station.height - 8, inner, 4)
+            canvas.rect(x + 4, y + 4, self.card_width - 8, station.height - 8, colour, radius=4)
         if node.initial:
             canvas.dot(x - 28, station.port_y, svg.INK, 6)
             canvas.line([(x - 28, station.port_y), (x - 6, station.port_y)], svg.INK)
             canvas.arrowhead(x, station.port_y, svg.INK, to_left=False)
-        bold = f'style="fill:{colour}" font-weight="700"'
-        canvas.text(x + 12, y + 22, node.name, NAME_SIZE, style=bold)
+        canvas.text(x + 12, y + 22, node.name, NAME_SIZE, f"mono strong {colour}")
         down = y + 39
         for lines, fill in ((station.prose, svg.INK), (station.held, svg.TIME)):
             for line in lines:
-                canvas.text(x + 12, down, line, PROSE_SIZE, "sans", f'style="fill:{fill}"')
+                canvas.text(x + 12, down, line, PROSE_SIZE, f"sans {fill}")
                 down += LINE
         down += 4
         if station.stays:
-            canvas.text(x + 12, down, STAYS, EVENT_SIZE + 1, "sans", SOFT_STYLE)
+            canvas.text(x + 12, down, STAYS, EVENT_SIZE + 1, f"sans {svg.SOFT}")
         for index, labels in enumerate(station.stays):
             more = index < len(station.stays) - 1
             canvas.text(x + 28, down + LINE * index, spans(labels, more), EVENT_SIZE)
@@ -202,15 +211,16 @@ class RailMap:
     def _draw_exit(self, canvas: svg.Canvas, out: Exit) -> None:
         target = self.stations[out.edge.target]
         left, rail = self._cards_end, self.rails[out.edge.target]
-        canvas.line([(left, out.y), (rail, out.y)], target.colour, halo=True)
+        named = f' data-source="{out.edge.source}" data-target="{out.edge.target}"'
+        canvas.line([(left, out.y), (rail, out.y)], target.colour, halo=True, more=named)
         canvas.dot(rail, out.y, target.colour)
         top = out.y - 5 - LINE * (len(out.lines) - 1)
         for index, labels in enumerate(out.lines):
             more = index < len(out.lines) - 1
             at = top + LINE * index
             canvas.text(left + LABEL_GAP, at, spans(labels, more), EVENT_SIZE, layer=3)
-        style = f'style="fill:{target.colour}" text-anchor="end"'
-        canvas.text(self._names_x, out.y - 5, target.node.name, TARGET_SIZE, style=style, layer=3)
+        look = f"mono right {target.colour}"
+        canvas.text(self._names_x, out.y - 5, target.node.name, TARGET_SIZE, look, layer=3)
 
     def _draw_rail(self, canvas: svg.Canvas, station: Station) -> None:
         x, port, colour = self.rails[station.node.name], station.port_y, station.colour
@@ -225,13 +235,13 @@ class RailMap:
         samples = {
             "event": ("Event", ""),
             "message": ("Message", ""),
-            "time": ("Event", TIME_STYLE),
-            "guard": ("[guard]", GUARD_STYLE),
+            "time": ("Event", BY_TIME),
+            "guard": ("[guard]", svg.SOFT),
             "stays": (STAYS, ""),
             "prose": ("", ""),
         }
         parts: list[tuple[str, str]] = []
         for kind, meaning in self.graph.legend:
             sample, style = samples[kind]
-            parts += [(sample, style), (f" {meaning}    ", SOFT_STYLE)]
+            parts += [(sample, style), (f" {meaning}\u2003 ", svg.SOFT)]
         canvas.text(CARD_X, self._bottom + 14, parts, EVENT_SIZE, "sans")

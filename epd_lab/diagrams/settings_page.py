@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from pathlib import Path
 
 from epd.cli.settings import GONE, constants, leaves
 from epd.config import CUDA_DEFAULTS
@@ -33,11 +32,6 @@ def page() -> str:
     gone = [[f"`{key}`", "", "", reason] for key, reason in GONE.items()]
     parts += [_CONSTANTS, markdown_table(["Key", "Value", "What it is", "Why"], fixed + gone)]
     return re.sub(r"</?think>", r"`\g<0>`", "\n\n".join(parts)) + "\n"
-
-
-def is_page(path: Path) -> bool:
-    """Whether this file is there and up to date."""
-    return path.is_file() and path.read_text(encoding="utf-8") == page()
 
 
 def _settings(settings: list[Setting]) -> str:

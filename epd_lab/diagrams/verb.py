@@ -9,7 +9,7 @@ DESCRIPTION = """
 Write docs/state_diagrams: for each state machine its theory, a diagram, the whole matrix of state
 and event, and its effects; and one image of which role sends which message to whom. All of it is
 read from the tables and the roles that run, so it cannot be wrong, only stale: --check says so.
-Beside that folder docs/settings.md, read from epd/config.py.
+With them docs/settings.md, read from epd/config.py, and the drawings of the page at /ui.
 
 With --promela or --tla write instead each machine, and both ends of a transfer over a network
 that loses, repeats and reorders, as models for SPIN or for a checker of TLA+; docs/simulation.md
@@ -47,10 +47,17 @@ def default_out(folder: str = "docs/state_diagrams") -> Path:
     return checkout / folder
 
 
+def others() -> dict[Path, str]:
+    """Files of the checkout beyond that folder, and what they should be."""
+    from epd.api.web import DRAWINGS
+    from epd_lab.diagrams import drawings, settings_page
+
+    return {default_out("docs") / "settings.md": settings_page.page(), DRAWINGS: drawings()}
+
+
 def run(args: argparse.Namespace) -> int:
     from epd.errors import FAILED, OK
     from epd_lab import diagrams, formal
-    from epd_lab.diagrams.settings_page import is_page, page
 
     if args.promela or args.tla:
         out = args.out or default_out("build/promela" if args.promela else "build/tla")
@@ -58,16 +65,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"{len(files)} files written to {out}")
         return OK
     out = args.out or default_out()
-    settings = None if args.out else out.parent / "settings.md"
+    more = {} if args.out else others()
     if not args.check:
         diagrams.write_diagrams(out)
-        if settings is not None:
-            settings.write_text(page(), encoding="utf-8")
+        for path, content in more.items():
+            path.write_text(content, encoding="utf-8")
         print(f"written to {out}")
         return OK
     stale = diagrams.check_diagrams(out)
-    if settings is not None and not is_page(settings):
-        stale.append(settings.name)
+    for path, content in more.items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != content:
+            stale.append(path.name)
     for name in stale:
         print(f"stale: {name}")
     if stale:
