@@ -131,6 +131,14 @@ STAGES = {  # what a state of a machine is called in traces and metrics
 }
 
 
+class Count(Record):
+    """A labelled counter of one process, since it began; for metrics."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: int
+
+
 class Histogram(Record):
     """Observations since a process began; bounds belong to the name (`roles/stage_times.py`)."""
 
@@ -165,6 +173,7 @@ class Load(Record):
     cache: tuple[CacheTier, ...] = ()  # of rows, at an encoder
     dropped: tuple[tuple[str, int], ...] = ()  # by its bus, by kind, since the process began
     histograms: tuple[Histogram, ...] = ()  # of stages and hops
+    counts: tuple[Count, ...] = ()  # of transfers and links
     silent_peers: tuple[str, ...] = ()  # that do not answer it, though they may be healthy
 
 

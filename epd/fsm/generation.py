@@ -250,6 +250,7 @@ class Generation(Machine):
         "failure",
         "failures",
         "finish_reason",
+        "first_token_at_s",
         "lacking",
         "limits",
         "max_attempts",
@@ -257,6 +258,7 @@ class Generation(Machine):
         "pending_aborts",
         "placed",
         "stream",
+        "token_at_s",
         "token_due_s",
         "token_ids",
     )
@@ -272,6 +274,8 @@ class Generation(Machine):
         super().__init__(request_id, journal)
         self.admitted_s = journal.now_s()
         self.token_due_s = 0.0  # when the client's patience for the next token ends
+        self.first_token_at_s = 0.0  # when the client was told; these two for metrics alone
+        self.token_at_s = 0.0  # likewise, of its last token
         self.limits = limits  # how long it waits
         self.attempt = 0
         self.max_attempts = max_attempts

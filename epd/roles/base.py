@@ -103,7 +103,7 @@ class Actor:
         self.address = ports.bus.address
         self.components: list[Component[Never]] = []
         self.counters: Counter[str] = Counter()
-        self.times = StageTimes()
+        self.times = StageTimes(ports.clock.now_s)
         self.peers: dict[tuple[str, int], InstanceInfo] = {}
         self.listed: set[tuple[str, int]] = set()  # by a registry, and missed by none since
         self.lost: set[tuple[str, int]] = set()  # epochs that will never be trusted again

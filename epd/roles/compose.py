@@ -188,6 +188,7 @@ class Instance:
             silent_peers=self.links.silent(),
             dropped=tuple(sorted(self.actor.bus.dropped.items())),
             histograms=self.actor.times.told(),
+            counts=self.actor.times.counts(),
         )
 
     async def drain(self) -> bool:

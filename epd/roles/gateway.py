@@ -48,7 +48,7 @@ from epd.messages import (
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.failures import FailureLog, error_of, is_mistake
-from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics
+from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics, queue_metrics
 from epd.roles.gateway_timers import GatewayTimers
 from epd.roles.observation import Observatory
 from epd.roles.profiling import Profiles
@@ -159,7 +159,9 @@ class GatewayRole(Component[Generation]):
         """Samples of this process and, by their heartbeats, of every instance."""
         num_open = len(self._open)
         own = own_metrics(self.outcomes, self.num_tokens, num_open, self.actor)
-        return [*own, *(s for i in self._registry.instances for s in instance_metrics(i))]
+        known = self._registry.instances
+        each = (sample for one in known for sample in instance_metrics(one))
+        return [*own, *queue_metrics(known), *each]
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -355,6 +357,7 @@ class GatewayRole(Component[Generation]):
 
     def _push(self, machine: Generation, chunk: TokenChunk) -> None:
         self.num_tokens += len(chunk.token_ids)
+        self.actor.times.note_token(machine)
         update = GenerationUpdate(
             chunk.token_ids,
             chunk.logprobs,
@@ -391,6 +394,7 @@ class GatewayRole(Component[Generation]):
         self._dispatcher.forget(machine)
         self._open.pop(machine.key, None)
         self.actor.times.note_stages(machine)
+        self.actor.times.note_answer(machine)
         self.outcomes[machine.state.name.lower()] += 1
         machine.stream.conclude()
         self._timelines.drop(machine.key)

@@ -5,13 +5,14 @@ docs/observability.md lists the names.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from epd.api.port import InstanceFacts, Metric, histogram
 from epd.fsm.instance import Instance
-from epd.records import Histogram
+from epd.records import Count, Histogram
 from epd.roles.base import Actor
-from epd.roles.stage_times import KINDS
+from epd.roles.stage_times import COUNTS, KINDS
 
 TOTALS = {
     "preemptions": "requests that gave their KV blocks up for an older one",
@@ -23,6 +24,8 @@ TOTALS = {
 }
 DROPPED = "messages that the bus did not let in or did not send"
 SILENT = "peers that do not answer this instance; its links to them are opened anew"
+QUEUES = {"waiting": "requests that wait for the batch", "running": "requests in the batch"}
+KV_USAGE = "share of the KV blocks that requests hold, 0 to 1"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
@@ -54,6 +57,38 @@ def _histograms(instance: str, told: Iterable[Histogram]) -> Iterator[Metric]:
         yield from histogram(one.name, text, bounds, one.counts, one.total, labels)
 
 
+def _counts(instance: str, told: Iterable[Count]) -> Iterator[Metric]:
+    for one in told:
+        labels = (("instance", instance), *one.labels)
+        yield Metric(one.name, one.value, labels, "counter", COUNTS[one.name])
+
+
+def queue_metrics(instances: Iterable[Instance]) -> Iterator[Metric]:
+    """How full the cluster is, as those ask who choose between clusters (see the names of the
+    Gateway API's inference extension), and each instance.
+
+    A request counts at each instance where it is: at prefill, then at decode.
+    """
+    total = Counter[str]()
+    used, capacity = 0, 0
+    for one in instances:
+        if one.present and one.info.kv_layout is not None:
+            live, labels = dict(one.load.live), (("instance", one.info.address.instance_id),)
+            for kind, text in QUEUES.items():
+                total[kind] += live.get(kind, 0)
+                yield Metric(f"epd_instance_requests_{kind}", live.get(kind, 0), labels, help=text)
+            blocks, size = live.get("kv_blocks", 0), one.info.num_kv_blocks
+            used, capacity = used + blocks, capacity + size
+            yield Metric("epd_instance_kv_cache_usage", _share(blocks, size), labels, help=KV_USAGE)
+    for kind, text in QUEUES.items():
+        yield Metric(f"epd_requests_{kind}", total[kind], (), help=f"{text}; of all instances")
+    yield Metric("epd_kv_cache_usage", _share(used, capacity), (), help=f"{KV_USAGE}; of all")
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
 def instance_metrics(instance: Instance) -> Iterator[Metric]:
     """Samples of one instance, as its last heartbeat told."""
     name = instance.info.address.instance_id
@@ -69,10 +104,12 @@ def instance_metrics(instance: Instance) -> Iterator[Metric]:
         yield from _dropped(name, instance.load.dropped)
         num_silent = len(instance.load.silent_peers)
         yield Metric("epd_silent_peers", num_silent, up[:1], "gauge", SILENT)
-        for kind, count in instance.load.totals:
-            yield Metric(f"epd_{kind}_total", count, up[:1], "counter", TOTALS.get(kind, kind))
+        totals = dict(instance.load.totals)
+        for kind, text in TOTALS.items() if instance.info.kv_layout is not None else ():
+            yield Metric(f"epd_{kind}_total", totals.get(kind, 0), up[:1], "counter", text)
         yield from _cache_metrics(instance)
         yield from _histograms(name, instance.load.histograms)
+        yield from _counts(name, instance.load.counts)
 
 
 def _cache_metrics(instance: Instance) -> Iterator[Metric]:

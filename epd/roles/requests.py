@@ -107,7 +107,8 @@ class Requests(Component[Request]):
         return {
             "requests": len(self),
             "kv_blocks": self.pool.num_leased,
-            "batch": self._scheduler.num_running + self._scheduler.num_waiting,
+            "running": self._scheduler.num_running,
+            "waiting": self._scheduler.num_waiting,
             "prompt_scores": len(self._scores),
         }
 

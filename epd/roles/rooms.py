@@ -61,6 +61,7 @@ class Rooms(Component[R], Generic[R, Owner]):
     def ended(self, machine: R) -> None:
         room = machine.key
         if room not in self._ended and self._rooms.get(room) is machine:
+            self.actor.times.note_room(self.end, machine)
             self._ended[room] = self.clock.now_s() + self._timing.tombstone_s
             if not self.actor.timers.will_call(self._forget):
                 self.actor.timers.call_later(self._timing.tombstone_s, self._forget)

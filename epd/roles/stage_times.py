@@ -1,11 +1,12 @@
-"""How long stages and hops take at one process: histograms, made when work ends.
+"""How long stages, hops and tokens take at one process, and how its transfers ended.
 
 Theory of operation
 -------------------
-Nothing is measured while work is in progress. A machine's story has the time of each change of its
-state. When a request has ended, the rows of an encoding are there, or the commit of a transfer is
-acknowledged, the times in its states are added up and counted into buckets. Every heartbeat carries
-all counts, so a lost one costs nothing; `/metrics` shows them.
+Hardly anything is measured while work is in progress. A machine's story has the time of each change
+of its state. When a request has ended, the rows of an encoding are there, or the commit of a
+transfer is acknowledged, the times in its states are added up and counted into buckets. Only the
+time between two tokens is counted as they come, at the gateway. Every heartbeat carries all counts,
+so a lost one costs nothing; `/metrics` shows them.
 
 The names of stages are those of the spans of a trace (`epd.records.STAGES`).
 """
@@ -13,24 +14,36 @@ The names of stages are those of the spans of a trace (`epd.records.STAGES`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from epd.fsm.encoding import Encoding
 from epd.fsm.generation import Generation
 from epd.fsm.kernel import Machine
 from epd.fsm.outgoing import Outgoing
+from epd.fsm.room import Room
 from epd.messages import KvOffer
-from epd.records import STAGES, Histogram
+from epd.records import STAGES, Count, Histogram
 
 SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
 NBYTES = tuple(float(1 << power) for power in range(12, 35, 2))  # 4 KiB to 16 GiB
+GAP = "epd_inter_token_seconds"
+MEAN_GAP = "epd_time_per_output_token_seconds"
+TRANSFERS = "epd_transfers_total"
+LINK_NBYTES = "epd_link_nbytes_total"
 KINDS: dict[str, tuple[str, tuple[float, ...]]] = {
     "epd_stage_seconds": ("time in a stage: of a request, or of an image", SECONDS),
     "epd_hop_seconds": ("from the first byte's write to the last's, of rows or KV", SECONDS),
     "epd_hop_nbytes": ("bytes written for an image's rows or a prompt's KV", NBYTES),
+    GAP: ("between two deliveries of tokens to one client", SECONDS),
+    MEAN_GAP: ("of an answer's tokens behind the first one, the mean", SECONDS),
+}
+COUNTS = {
+    TRANSFERS: "ended rooms: delivered, cancelled, expired (out of time) or failed",
+    LINK_NBYTES: "bytes written to a peer's memory",
 }
 DECODING = ("WAITING_FOR_REMOTE_KV", "DECODING")
 MOVING = ("STREAMING", "WRITING")
@@ -41,9 +54,11 @@ Labels = tuple[tuple[str, str], ...]
 class StageTimes:
     """The histograms of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
         self._counts: dict[tuple[str, Labels], list[int]] = {}
         self._sums: dict[tuple[str, Labels], float] = {}
+        self._totals: Counter[tuple[str, Labels]] = Counter()
         self._told: tuple[Histogram, ...] | None = ()
 
     def told(self) -> tuple[Histogram, ...]:
@@ -56,6 +71,13 @@ class StageTimes:
                 for (name, labels), counts in sorted(self._counts.items())
             )
         return self._told
+
+    def counts(self) -> tuple[Count, ...]:
+        """All of them, since the process began."""
+        return tuple(
+            Count(name=name, labels=labels, value=value)
+            for (name, labels), value in sorted(self._totals.items())
+        )
 
     def note_stages(self, machine: Machine) -> None:
         """Once for each machine, when what it makes is there or given up."""
@@ -74,6 +96,29 @@ class StageTimes:
         moving_s = sum(lasted_s for state, lasted_s in _stays(outgoing) if state in MOVING)
         self._observe("epd_hop_seconds", labels, moving_s)
         self._observe("epd_hop_nbytes", labels, outgoing.sent_nbytes)
+        link = (("peer", outgoing.peer.instance_id), ("transport", transport))
+        self._totals[LINK_NBYTES, link] += outgoing.sent_nbytes
+
+    def note_room(self, end: str, room: Room) -> None:
+        """Once for each end of a room, in its terminal state."""
+        hop = "kv" if room.key.endswith("/kv") else "rows"
+        labels = (("end", end), ("hop", hop), ("outcome", room.state.name.lower()))
+        self._totals[TRANSFERS, labels] += 1
+
+    def note_token(self, generation: Generation) -> None:
+        """Tokens of it go to its client now."""
+        now_s = self._now_s()
+        if generation.token_at_s:
+            self._observe(GAP, (), now_s - generation.token_at_s)
+        else:
+            generation.first_token_at_s = now_s
+        generation.token_at_s = now_s
+
+    def note_answer(self, generation: Generation) -> None:
+        """It has ended."""
+        if (num_gaps := len(generation.token_ids) - 1) > 0:
+            lasted_s = generation.token_at_s - generation.first_token_at_s
+            self._observe(MEAN_GAP, (), lasted_s / num_gaps)
 
     def _observe(self, name: str, labels: Labels, value: float) -> None:
         key, (_, bounds) = (name, labels), KINDS[name]

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from epd.api.metrics import exposition
@@ -112,10 +113,50 @@ def test_stages_and_hops_are_right_in_number_and_sum() -> None:
     assert hops[*rows, "count"] == num_images
     assert hops[*rows, "sum"] == num_images * Image("p").num_rows * ROW_NBYTES
     assert hops["p0", "kv", "sim", "count"] == num_requests
+    ends = samples_of(watch.cluster, "epd_transfers_total")
+    for instance, end, hop, count in (
+        ("e0", "outgoing", "rows", num_images),
+        ("p0", "incoming", "rows", num_images),
+        ("p0", "outgoing", "kv", num_requests),
+        ("d0", "incoming", "kv", num_requests),
+    ):
+        assert ends[instance, end, hop, "delivered", "epd_transfers_total"] == count
+    links = samples_of(watch.cluster, "epd_link_nbytes_total")
+    assert links["e0", "p0", "sim", "epd_link_nbytes_total"] == hops[*rows, "sum"]
+    gaps = samples_of(watch.cluster, "epd_inter_token_seconds")
+    num_tokens = sum(len(record.tokens) for record in result.records)
+    assert gaps["gateway", "count"] == num_tokens - num_requests
+    assert (
+        samples_of(watch.cluster, "epd_time_per_output_token_seconds")["gateway", "count"]
+        == num_requests
+    )
     took = samples_of(watch.cluster, "epd_hop_seconds")
     moving_s = watch.spent_s["e0:1", "OUTGOING", "WRITING"]
     assert took[*rows, "sum"] == pytest.approx(moving_s) and moving_s > 0
     result.world.close()
+
+
+def test_how_full_the_cluster_is() -> None:
+    world = World(3)
+    cluster = Cluster(world, "1e1p1d", Settings())
+    cluster.start()
+    world.loop.run_until(1.0)
+    gateway = cluster.node(GATEWAY)
+    assert gateway is not None and gateway.gateway is not None
+    for name, running, waiting, share in (("p0", 3, 5, 0.25), ("d0", 2, 0, 0.5)):
+        instance = gateway.gateway.registry._instances[name]
+        blocks = int(instance.info.num_kv_blocks * share)
+        live = (("kv_blocks", blocks), ("running", running), ("waiting", waiting))
+        instance.load = msgspec.structs.replace(instance.load, live=live)
+    found = {(s.name, s.labels): s.value for s in gateway.gateway.role.metrics()}
+    p0 = (("instance", "p0"),)
+    assert found["epd_instance_requests_waiting", p0] == 5
+    assert found["epd_instance_requests_running", p0] == 3
+    assert found["epd_instance_kv_cache_usage", p0] == 0.25
+    assert found["epd_requests_waiting", ()] == 5 and found["epd_requests_running", ()] == 5
+    assert found["epd_kv_cache_usage", ()] == 0.375
+    assert ("epd_instance_kv_cache_usage", (("instance", "e0"),)) not in found
+    world.close()
 
 
 def test_buckets_grow_and_all_names_are_documented() -> None:

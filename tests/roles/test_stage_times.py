@@ -36,7 +36,7 @@ def bucket(histogram: Histogram) -> list[int]:
 
 
 def test_the_stays_in_a_stage_are_added_up_and_counted_once() -> None:
-    times = StageTimes()
+    times = StageTimes(lambda: 0.0)
     assert times.told() == ()
     prompt = STAGES["REQUEST", "RUNNING"]
     waiting = STAGES["REQUEST", "WAITING"]
@@ -78,14 +78,14 @@ def test_the_stays_in_a_stage_are_added_up_and_counted_once() -> None:
     ],
 )
 def test_whose_stage_it_was(table: str, kind: Any, state: str, role: str) -> None:
-    times = StageTimes()
+    times = StageTimes(lambda: 0.0)
     times.note_stages(machine(table, kind, (state, state, 1.0), (state, "END", 2.0)))
     ((found_role, _),) = found(times)
     assert found_role == role
 
 
 def test_what_was_received_is_decoded_in_all_of_its_states() -> None:
-    times, one = StageTimes(), machine("REQUEST", None, ("RUNNING", "X", 1.0))
+    times, one = StageTimes(lambda: 0.0), machine("REQUEST", None, ("RUNNING", "X", 1.0))
     one.story = story(("RUNNING", "RUNNING", 0.0), ("RUNNING", "X", 1.0))
     one.message = mock.Mock(spec=KvOffer)
     times.note_stages(one)
@@ -94,7 +94,7 @@ def test_what_was_received_is_decoded_in_all_of_its_states() -> None:
 
 @pytest.mark.parametrize(("key", "hop"), [("r/1/kv", "kv"), ("r/1/0", "rows")])
 def test_a_hop_lasts_while_bytes_move(key: str, hop: str) -> None:
-    times = StageTimes()
+    times = StageTimes(lambda: 0.0)
     moved = story(
         ("PENDING", "STREAMING", 1.0),
         ("STREAMING", "STREAMING", 1.5),
@@ -102,11 +102,44 @@ def test_a_hop_lasts_while_bytes_move(key: str, hop: str) -> None:
         ("WRITING", "WRITTEN", 2.5),
         ("WRITTEN", "DELIVERED", 9.0),
     )
-    transfer: Any = SimpleNamespace(key=key, story=moved, sent_nbytes=5000)
+    peer = SimpleNamespace(instance_id="d0")
+    transfer: Any = SimpleNamespace(key=key, story=moved, sent_nbytes=5000, peer=peer)
     times.note_hop(transfer, "shm")
+    (link,) = times.counts()
+    assert (link.name, link.value) == ("epd_link_nbytes_total", 5000)
+    assert dict(link.labels) == {"peer": "d0", "transport": "shm"}
     nbytes, seconds = times.told()
     assert (nbytes.name, seconds.name) == ("epd_hop_nbytes", "epd_hop_seconds")
     assert dict(nbytes.labels) == dict(seconds.labels) == {"hop": hop, "transport": "shm"}
     assert (nbytes.total, seconds.total) == (5000, 1.5)
     (at,) = bucket(nbytes)
     assert NBYTES[at - 1] < 5000 <= NBYTES[at]
+
+
+def test_the_ends_of_rooms_are_told_apart() -> None:
+    times = StageTimes(lambda: 0.0)
+    for key, state in (("r/1/kv", "EXPIRED"), ("r/1/0", "FAILED"), ("r/2/0", "FAILED")):
+        times.note_room("incoming", SimpleNamespace(key=key, state=SimpleNamespace(name=state)))  # type: ignore[arg-type]
+    told = {tuple(dict(one.labels).values()): one.value for one in times.counts()}
+    assert told == {("incoming", "kv", "expired"): 1, ("incoming", "rows", "failed"): 2}
+
+
+def test_gaps_between_tokens_and_their_mean() -> None:
+    now = [10.0]
+    times = StageTimes(lambda: now[0])
+    answer: Any = SimpleNamespace(first_token_at_s=0.0, token_at_s=0.0, token_ids=[])
+    for wait_s, num_tokens in ((0.0, 1), (0.5, 2), (1.5, 2)):
+        now[0] += wait_s
+        times.note_token(answer)
+        answer.token_ids += [0] * num_tokens
+    times.note_answer(answer)
+    gaps, mean = times.told()
+    assert (gaps.name, mean.name) == (
+        "epd_inter_token_seconds",
+        "epd_time_per_output_token_seconds",
+    )
+    assert (sum(gaps.counts), gaps.total, gaps.labels) == (2, 2.0, ())
+    assert (sum(mean.counts), mean.total) == (1, 0.5)  # four tokens behind the first, in 2 s
+    answer.token_ids = [0]
+    times.note_answer(answer)
+    assert sum(times.told()[1].counts) == 1  # one token has no gap

@@ -38,6 +38,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Speculation._totals",
         "StageTimes._counts",
         "StageTimes._sums",
+        "StageTimes._totals",
     ),
     "a cache, and what is known of another's": (
         "Affinity._num_blocks",
