@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from epd.api.port import Generation, PreparedItem
+from epd.api.port import Generation, PreparedItem, Refused
 from epd.cli.settings import build_settings, gateway_config, instance_config
 from epd.config import GatewayConfig, InstanceConfig, Settings
 from epd.engine.geometry import image_geometry
@@ -147,7 +147,11 @@ class _Users:
         node = self._cluster.node(GATEWAY)
         assert node is not None  # no fault is planned
         assert node.gateway is not None
-        stream = node.gateway.role.submit(generation, None)
+        try:
+            stream = node.gateway.role.submit(generation, None)
+        except Refused as refused:
+            sample.error, sample.ended_s = refused.message, loop.now_s - zero_s
+            return sample
         last_s = 0.0
         async for update in stream:
             now_s = loop.now_s

@@ -21,6 +21,8 @@ what users send from the workloads of `epd bench`. Some seconds per topology and
 A cost file is written by `epd bench gpu --costs FILE`, for one model on one kind of GPU. Without
 --costs it is the bundled one: one NVIDIA H200, the shape of Qwen3-VL-4B in bfloat16.
 
+Settings that change what a step costs, such as --quantization, need a cost file of their own.
+
 --measured takes the gpu.json of `epd bench gpu` and prints how far off the prediction is, row by
 row. A prediction knows nothing of a gateway or a client at its limit, of the interpreter's lock, or
 of other processes: trust the order of rows before their distance, and differences above a tenth.
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from epd.topology import parse_topology
     from epd_lab.bench import serve_figures, serve_plot
     from epd_lab.bench.machine import describe
-    from epd_lab.bench.workload import named
+    from epd_lab.bench.workload import NAMED, named
     from epd_lab.plan import compared, costs, topologies
     from epd_lab.plan.run import Plan, gpu_settings
     from epd_lab.plan.run import run as predict
@@ -84,6 +86,12 @@ def run(args: argparse.Namespace) -> int:
         workloads = [named(name) for name in args.workloads or WORKLOADS]
     except ValueError as error:
         raise UsageError(f"--workload: {error}") from None
+    for workload in workloads:
+        if workload.file is not None:
+            raise UsageError(
+                f"--workload {workload.file}: what is in a file of bodies is not known here; "
+                f"choose one of {', '.join(NAMED)}"
+            )
     settings, slo = gpu_settings(args.assignments), slo_of(args.slo)
     plans = [
         Plan(known, name, workload, settings, args.transport, slo, args.repeats)
@@ -94,20 +102,19 @@ def run(args: argparse.Namespace) -> int:
         rows = [row for found in pool.map(predict, plans) for row in found]
     rows.sort(key=lambda row: [w.name for w in workloads].index(row["workload"]))
     found = {
-        "predicted": True,
-        "device": known.device,
-        "model": known.model.name,
+        "gpus": [f"predicted, not measured: {known.model.name} on {known.device}"],
         "sources": known.sources,
         "repeats": args.repeats,
         "machine": describe(),
         "rows": rows,
+        "errors": compared.errors(rows, measured),
     }
     if args.plot:
         args.plot.write_text(serve_plot.plot(found))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return 0
-    print(f"predicted, not measured: {known.model.name} on {known.device}")
+    print(*found["gpus"])
     print(serve_figures.table(rows))
     if measured:
         print()

@@ -91,12 +91,20 @@ def test_the_verb_prints_what_it_predicts(
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
 
 
+def test_what_the_gateway_refuses_is_told() -> None:
+    settings = gpu_settings(["limits.max_open_requests=1"])
+    (row,) = predict("1epd", settings=settings)
+    assert row["figures"]["failed"] > 0
+    assert row["errors"]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--gpus", "0"], "--gpus 0: at least 1"),
         (["--topology", "2x"], "'x' is no role"),
         (["--workload", "tall"], "there is no workload"),
+        (["--workload", __file__], "a file of bodies is not known"),
         (["--transport", "pigeon"], "choose cuda, shm"),
         (["--costs", "no.json"], "no.json"),
         (["--measured", "no.json"], "no.json"),
