@@ -209,6 +209,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile_dir: Annotated[str, about("POST /start_profile and /stop_profile write a trace of each instance there, CPU and GPU, for Perfetto; empty: neither is there", "--profile-dir", "watch", "DIR")] = ""
     health_when_ready: Annotated[bool, about("GET /health is 200 only when a request would be served, as GET /ready is; for checkers that know one address only", "--health-when-ready", "watch")] = False
     otlp_traces_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/traces"), about("OpenTelemetry collector for traces, such as http://host:4318/v1/traces; empty: what OpenTelemetry's own variables say", "--otlp-traces-endpoint", "config", "URL")] = ""
+    otlp_metrics_endpoint: Annotated[str, matches(r"^$|^env$|^https?://[^/]", "it must be the collector's address for OTLP over HTTP: http://host:4318/v1/metrics"), about("OpenTelemetry collector for metrics by GenAI's names, such as http://host:4318/v1/metrics; empty: what OpenTelemetry's own variables say", "--otlp-metrics-endpoint", "config", "URL")] = ""
     cpus_per_instance: Annotated[CountOrNone, about("CPUs of its own for each instance; the gateway gets the rest; 0: shared", "--cpus-per-instance", "model")] = 0
     access: AccessConfig = AccessConfig()
     limits: Limits = Limits()
@@ -230,8 +231,8 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
 
 
 class GatewayConfig(Settings, frozen=True, kw_only=True):
-    """The gateway's process; `otlp_traces_endpoint` may be `env`: what OpenTelemetry's own
-    variables say."""
+    """The gateway's process; `otlp_*_endpoint` may be `env`: what OpenTelemetry's own variables
+    say."""
 
     instance_id: str = "gateway"
     endpoint: str = ""

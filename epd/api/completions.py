@@ -26,6 +26,7 @@ from epd.api.completion_answer import ChatAnswer, CompletionAnswer
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange
 from epd.api.identity import credential, tenant_of
+from epd.api.metering import NO_METER, Meter
 from epd.api.pixels import PixelBudget
 from epd.api.port import (
     Frontend,
@@ -65,10 +66,12 @@ class Completions:
         time_limits: TimeLimits,
         telemetry: Telemetry,
         tracer: Tracer = NO_TRACER,
+        meter: Meter = NO_METER,
     ) -> None:
         """`time_limits`: the longest that a client may ask for, and what it gets if it does not."""
         self._frontend = frontend
         self._tracer = tracer
+        self._meter = meter
         self._telemetry = telemetry
         self._preparer = preparer
         self._intake = intake
@@ -123,6 +126,7 @@ class Completions:
             raise
         finally:
             record.responded(status)
+            self._meter.measure(record)
 
     def cut_off(self) -> None:
         """The server ends: what is open gets an error now, rather than a broken connection."""

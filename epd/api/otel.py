@@ -22,6 +22,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -49,18 +50,31 @@ def build_tracer(endpoint: str) -> Tracer:
     """For `GatewayConfig.otlp_traces_endpoint`.  Raises ConfigError without the library."""
     if not endpoint:
         return Tracer()
+    with needs_library("traces", "--otlp-traces-endpoint"):
+        return OtelTracer("" if endpoint == FROM_ENVIRONMENT else whole(endpoint, TRACES_PATH))
+
+
+@contextmanager
+def needs_library(what: str, flag: str) -> Iterator[None]:
+    """Raises ConfigError without it."""
     try:
-        return OtelTracer("" if endpoint == FROM_ENVIRONMENT else _whole(endpoint))
+        yield
     except ImportError as error:
         raise ConfigError(
-            f"traces are to be exported, and {error.name} is not installed: "
-            "pip install 'epd[otel]', or drop --otlp-traces-endpoint and OTEL_EXPORTER_OTLP_*"
+            f"{what} are to be exported, and {error.name} is not installed: "
+            f"pip install 'epd[otel]', or drop {flag} and OTEL_EXPORTER_OTLP_*"
         ) from None
 
 
-def _whole(endpoint: str) -> str:
-    """With the path of traces where it has none."""
-    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
+def whole(endpoint: str, path: str) -> str:
+    """With the signal's path where it has none."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + path
+
+
+def resource() -> dict[str, str]:
+    """Who exports."""
+    named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "epd"}
+    return {**named, "service.version": __version__}
 
 
 class OtelTracer(Tracer):
@@ -78,9 +92,9 @@ class OtelTracer(Tracer):
         exporter = OTLPSpanExporter(endpoint=endpoint or None)
         exporter.export = _counted(exporter.export, self._counts)  # type: ignore[assignment, method-assign]
         self._stop_exporting: Callable[[], None] = exporter.shutdown
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "epd"}
-        resource = Resource.create({**named, "service.version": __version__})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider = TracerProvider(
+            resource=Resource.create({**resource()}), shutdown_on_exit=False
+        )
         self._processor = BatchSpanProcessor(
             exporter, max_queue_size=MAX_SPANS, max_export_batch_size=MAX_BATCH
         )

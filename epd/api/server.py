@@ -27,6 +27,7 @@ from epd.api.completions import Completions
 from epd.api.connection import BACKLOG, KEEP_ALIVE_S, Connection
 from epd.api.errors import ApiError
 from epd.api.exchange import ClientGone, Exchange, Receive, Scope, Send
+from epd.api.metering import NO_METER
 from epd.api.metrics import CONTENT_TYPE, exposition
 from epd.api.openapi import document
 from epd.api.port import Frontend, JsonObject, TimeLimits
@@ -60,6 +61,7 @@ class ApiServer:
         self._created_s = int(time.time())
         self._telemetry = Telemetry()
         self._tracer = Tracer()
+        self._meter = NO_METER
         self._intake: Intake | None = None
         self._access = Access(config.access)
         self._routes: dict[str, dict[str, Handler]] = {}
@@ -75,6 +77,10 @@ class ApiServer:
         if self._preparer is None:
             # in a thread: a large tokenizer takes a second, and instances are joining meanwhile
             self._preparer = await asyncio.to_thread(Preparer, self._config)
+        if self._config.otlp_metrics_endpoint:
+            from epd.api.otel_metrics import build_meter
+
+            self._meter = build_meter(self._config.otlp_metrics_endpoint, self._preparer.model_name)
         self._routes = self._make_routes(self._preparer)
         uvicorn_config = Config(
             self,
@@ -131,7 +137,7 @@ class ApiServer:
             await self._preparer.close()
         if self._intake is not None:
             self._intake.close()
-        await self._tracer.close()
+        await asyncio.gather(self._tracer.close(), self._meter.close())
 
     async def _handlers_end(self, timeout_s: float) -> None:
         if self._state.tasks:
@@ -194,7 +200,13 @@ class ApiServer:
         time_limits = TimeLimits.of(self._config.timing)
         self._intake = Intake(limits, preparer.max_context)
         completions = Completions(
-            self._frontend, preparer, self._intake, time_limits, self._telemetry, self._tracer
+            self._frontend,
+            preparer,
+            self._intake,
+            time_limits,
+            self._telemetry,
+            self._tracer,
+            self._meter,
         )
         self._completions = completions
         tokenizing = Tokenizing(preparer, self._intake)

@@ -55,6 +55,7 @@ class Record:
     began_s: float = field(default_factory=time.time)
     ended_s: float = 0.0
     first_token_s: float = 0.0
+    num_output_tokens: int = 0
     attributes: dict[str, Attribute] = field(default_factory=dict)
     fetches: tuple[tuple[float, float], ...] = ()  # of images, by the gateway
     timelines: list[list[TimelineEntry]] = field(default_factory=list)  # of choices
@@ -125,6 +126,7 @@ def describe_answer(record: Record, choices: Sequence[Choice]) -> None:
     """What came of it."""
     num_tokens = sum(choice.num_tokens for choice in choices)
     record.first_token_s = choices[0].first_token_s
+    record.num_output_tokens = num_tokens
     record.describe(
         response_finish_reasons=[choice.finish_reason or "error" for choice in choices],
         usage_output_tokens=num_tokens,

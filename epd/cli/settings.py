@@ -264,7 +264,8 @@ def gateway_config(
     settings: Settings, instance_id: str, endpoint: str, cpu_affinity: str = ""
 ) -> GatewayConfig:
     own = {
-        "otlp_traces_endpoint": settings.otlp_traces_endpoint or _endpoint_of_environment(),
+        "otlp_traces_endpoint": settings.otlp_traces_endpoint or _of_environment("TRACES"),
+        "otlp_metrics_endpoint": settings.otlp_metrics_endpoint or _of_environment("METRICS"),
         "access": msgspec.structs.replace(settings.access, api_keys=api_keys(settings)),
     }
     return GatewayConfig(
@@ -304,10 +305,11 @@ def keys_of_environment() -> tuple[str, ...]:
     return tuple(filter(None, os.environ.get(API_KEY_VARIABLE, "").split(",")))
 
 
-def _endpoint_of_environment() -> str:
-    """`env` where OpenTelemetry's own variables ask for traces; its library reads the rest."""
+def _of_environment(signal: str) -> str:
+    """`env` where OpenTelemetry's own variables ask for it; its library reads the rest."""
     given = os.environ.get
-    if given("OTEL_SDK_DISABLED", "").lower() == "true" or given("OTEL_TRACES_EXPORTER") == "none":
+    is_off = given("OTEL_SDK_DISABLED", "").lower() == "true"
+    if is_off or given(f"OTEL_{signal}_EXPORTER") == "none":
         return ""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    names = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     return "env" if any(map(given, names)) else ""

@@ -8,14 +8,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
 class Collector:
-    """Spans that came, in order; `gate` holds answers back."""
+    """Spans and metrics that came, in order; `gate` holds answers back."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
+        self.metrics: dict[str, Any] = {}  # the last export's, by name
         self.resource: dict[str, Any] = {}
         self.headers: dict[str, str] = {}
         self.gate = asyncio.Event()
@@ -31,6 +35,15 @@ class Collector:
             self.resource = values(resource_spans.resource.attributes)
             for scope in resource_spans.scope_spans:
                 self.spans.extend(scope.spans)
+        return web.Response(content_type="application/x-protobuf")
+
+    async def take_metrics(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        await self.gate.wait()
+        for resource_metrics in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            self.resource = values(resource_metrics.resource.attributes)
+            for scope in resource_metrics.scope_metrics:
+                self.metrics.update({metric.name: metric for metric in scope.metrics})
         return web.Response(content_type="application/x-protobuf")
 
     def named(self, name: str) -> list[Any]:
@@ -59,6 +72,7 @@ async def collecting() -> AsyncIterator[Collector]:
     collector = Collector()
     app = web.Application()
     app.router.add_post("/v1/traces", collector.take)
+    app.router.add_post("/v1/metrics", collector.take_metrics)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -244,13 +244,19 @@ async def serving(
     traces: str = "",
     access: AccessConfig = AccessConfig(),  # noqa: B008 (frozen)
     host: str = "127.0.0.1",
+    metrics: str = "",
     **limits: Any,
 ) -> AsyncIterator[tuple[ApiServer, FakeFrontend, FakePreparer]]:
     """A real server on a free port, over fakes."""
     frontend = frontend or FakeFrontend()
     preparer = FakePreparer()
     config = GatewayConfig(
-        host=host, port=0, limits=Limits(**limits), otlp_traces_endpoint=traces, access=access
+        host=host,
+        port=0,
+        limits=Limits(**limits),
+        otlp_traces_endpoint=traces,
+        otlp_metrics_endpoint=metrics,
+        access=access,
     )
     server = ApiServer(frontend, config, preparer)
     await server.start()

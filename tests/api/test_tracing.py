@@ -186,8 +186,8 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_addresses_of_other_protocols_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"OTLP over HTTP: http://host:4318/v1/traces"):
         build_settings(flags={"otlp_traces_endpoint": "grpc://host:4317"})
-    assert otel._whole("http://host:4318/") == "http://host:4318/v1/traces"
-    assert otel._whole("https://host/otlp/v1/traces") == "https://host/otlp/v1/traces"
+    assert otel.whole("http://host:4318/", "/v1/traces") == "http://host:4318/v1/traces"
+    assert otel.whole("https://host/otlp/v1/traces", "/v1/traces") == "https://host/otlp/v1/traces"
 
 
 def test_stays_become_spans_of_the_fields_words() -> None:
