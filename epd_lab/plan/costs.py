@@ -84,7 +84,8 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the processors do."""
 
     request_ms: NotNegative  # of the gateway, one request at a time
-    receive_pixel_ns: NotNegative  # of the gateway as well, of an image
+    gateway_pixel_ns: NotNegative  # of an image, of the gateway as well
+    way_pixel_ns: NotNegative  # of an image, on its way through clients and sockets
     pixel_ns: NotNegative  # decoding an image
     image_threads: Count
     interpreter: NotNegative  # how much longer launching one by one takes for each thread at work

@@ -11,6 +11,7 @@ import math
 from collections.abc import Awaitable, Sequence
 from functools import partial
 
+from epd.config import EngineConfig
 from epd.engine.base import (
     EncodeFailure,
     MediaLayout,
@@ -56,8 +57,9 @@ class PlannedVision:
     """The `VisionEngine` port."""
 
     def __init__(
-        self, costs: Costs, device: PlannedDevice, threads: Threads, max_quantum_s: float
+        self, costs: Costs, device: PlannedDevice, threads: Threads, config: EngineConfig
     ) -> None:
+        max_quantum_s = config.max_quantum_ms / 1e3
         self.contract = row_contract(costs)
         self.max_batches = 2 if max_quantum_s else 1
         self._costs = costs
@@ -69,7 +71,8 @@ class PlannedVision:
         self._layer_s = patch_s / costs.model.tower_layers  # of a patch
         launch = costs.tower.launch
         whole = int(max_quantum_s / patch_s) if max_quantum_s else launch.max_captured
-        self._max_captured = min(launch.max_captured, whole)  # as in `capture`
+        # as in `capture`
+        self._max_captured = min(launch.max_captured, whole) if config.cuda_graphs else 0
 
     async def preprocess(
         self,
@@ -121,16 +124,17 @@ class PlannedLanguage:
     max_context = MAX_CONTEXT
     kv_in_place = False
 
-    def __init__(
-        self, costs: Costs, device: PlannedDevice, block_size: int, landing_nbytes: int
-    ) -> None:
+    def __init__(self, costs: Costs, device: PlannedDevice, config: EngineConfig) -> None:
+        block_size = config.block_size
         self.row_contract: RowContract | None = row_contract(costs)
         self.kv_layout = kv_layout(costs, block_size)
         self.num_blocks = max(1, costs.model.kv_tokens // block_size)
-        landing = landing_nbytes // SCALE // self.kv_layout.block_nbytes
+        landing = config.kv_landing_nbytes // SCALE // self.kv_layout.block_nbytes
         self.num_landing_blocks = max(1, min(self.num_blocks, landing))
         self._costs = costs
         self._device = device
+        self._captures = config.cuda_graphs
+        self._max_captured = min(costs.step.launch.max_captured, config.max_captured_tokens)
 
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return RopePositions(None)
@@ -164,7 +168,7 @@ class PlannedLanguage:
         mixed = 0 < num_decodes < len(batch)
         device_s = self._costs.step_s(num_tokens, num_context, num_pairs, mixed=mixed)
         launch = self._costs.step.launch
-        captured = num_tokens <= launch.max_captured
+        captured = self._captures and (num_tokens <= self._max_captured or not num_pairs)
         gap_s = self._costs.gap_ms / 1e3 * (num_pairs > 0)
         piece = Piece(launch.host_s(captured=captured), device_s, captured, gap_s)
         begun = partial(self._tell_layers, on_layers)

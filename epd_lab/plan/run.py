@@ -89,12 +89,9 @@ class PlannedCluster(Cluster):
         )
         engines = Engines()
         if "encode" in roles:
-            engines.vision = PlannedVision(plan.costs, device, threads, config.max_quantum_ms / 1e3)
+            engines.vision = PlannedVision(plan.costs, device, threads, config)
         if "prefill" in roles or "decode" in roles:
-            landing_nbytes = config.kv_landing_nbytes
-            engines.language = PlannedLanguage(
-                plan.costs, device, config.block_size, landing_nbytes
-            )
+            engines.language = PlannedLanguage(plan.costs, device, config)
         return engines, []
 
 
@@ -143,7 +140,8 @@ class _Users:
         sample.prompt_tokens = len(generation.token_ids)
         host, (width, height) = self._plan.costs.host, request.stream.shape.size
         pixels = width * height * len(request.images)
-        await self._gateway.work(host.request_ms / 1e3 + pixels * host.receive_pixel_ns / 1e9)
+        await asyncio.sleep(pixels * host.way_pixel_ns / 1e9)
+        await self._gateway.work(host.request_ms / 1e3 + pixels * host.gateway_pixel_ns / 1e9)
         node = self._cluster.node(GATEWAY)
         assert node is not None  # no fault is planned
         assert node.gateway is not None
