@@ -88,7 +88,7 @@ AREAS = {
     "epd.transport": Area(
         ("epd.transport", *LEAVES),
         packages("msgspec", "numpy", "zlib_ng", "zmq"),
-        lazily=packages("mooncake", "torch"),
+        lazily=packages("cuda", "mooncake", "torch"),
     ),
     "epd.engine": Area(
         ("epd.engine", *LEAVES), packages("av", "msgspec", "numpy", "PIL", "triton") | TENSORS

@@ -17,6 +17,7 @@ from epd.messages import Clip, KvLayout, PixelBounds, RowContract, SamplingParam
 
 OnLayers = Callable[[int], None]
 Progress = Callable[[str, int, int], None]  # stage, bytes of its weights that are read, of how many
+Buffer = Any  # bytes of the host, or what says where on a device they lie
 PENDING = -1  # in place of a token id: the one that the request's sequence of the last step samples
 
 
@@ -62,15 +63,16 @@ class Rows:
 
     def buffer(self) -> memoryview:
         """The bytes, without a copy (host memory)."""
-        return _bytes_of(self.tensor)
+        return memoryview(self.raw()).cast("B")
 
+    def raw(self) -> Buffer:
+        """The bytes where they lie: of the host, or a flat tensor on a device."""
+        if isinstance(self.tensor, bytes | bytearray | memoryview):
+            return self.tensor
+        import torch  # an engine that made a tensor has it; the simulator never comes here
 
-def _bytes_of(tensor: Any) -> memoryview:
-    if isinstance(tensor, bytes | bytearray | memoryview):
-        return memoryview(tensor).cast("B")
-    import torch  # an engine that made a tensor has it; the simulator never comes here
-
-    return memoryview(tensor.detach().view(torch.uint8).numpy()).cast("B")
+        data = self.tensor.detach().view(torch.uint8)
+        return data.numpy() if self.on_host else data.view(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class RowSpan:
     at: int
     row_start: int
     count: int
-    rows: Any  # Rows, or list[memoryview] of whole rows
+    rows: Any  # Rows, or a list of buffers of whole rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,24 +248,25 @@ class LanguageEngine(Protocol):
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """Pure and cheap."""
 
-    def attach_kv(self, buffer: memoryview) -> None:
+    def attach_kv(self, buffer: Buffer) -> None:
         """The registered memory, `num_landing_blocks` blocks: the KV pool itself where it is in
-        place, else what `land_kv` reads.  Once."""
+        place, else what `land_kv` reads, of the host and of the device.  Once each."""
 
     def attach_rows(self, buffer: memoryview) -> None:
         """The registered memory in which embedding rows arrive, so that the device reads it itself.
         Once."""
 
-    async def fetch_kv(self, slots: Sequence[int]) -> Sequence[memoryview]:
+    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> Sequence[Buffer]:
         """The bytes of slots (`block * kv_layout.slots_per_block + group`), in order, in host
-        memory; a copy where the pool is not in place.
+        memory: a copy where the pool is not.  `in_place`: or what gathers them where they are.
 
         They must be final: computed by a step that has returned, or by layers of one that it said
-        had passed.  They are read until the call has returned, in place until the caller is done.
+        had passed.  They are read until the call has returned; what is no copy until the caller is
+        done.
         """
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy `slots` of the attached memory into blocks of a pool that is not in place."""
+    async def land_kv(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy `slots` (blocks) of the attached memory into blocks of a pool elsewhere."""
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,14 @@ def build_language(
     executor: DeviceExecutor | None = None,
     max_running: int = 256,
     kv_leaving_nbytes: int = 0,
+    mirrored_nbytes: Callable[[int], int] = lambda row_nbytes: 0,
     progress: Progress = no_progress,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
 
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
-    way from a GPU to another instance, reserved here.  Raises ModelError and ConfigError, also when
+    way from a GPU to another instance, reserved here.  `mirrored_nbytes`: of the device, that the
+    data plane will take if a row has so many bytes.  Raises ModelError and ConfigError, also when
     `kv_nbytes` is less than one block.
     """
     dtype = DTYPES[engine_config.dtype]
@@ -147,7 +150,9 @@ def build_language(
         _touch_largest_step(forward, engine_config, adapter.max_context)
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
         _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
-    num_blocks = kv_blocks(engine_config, layout.block_nbytes)
+    row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
+    mirrored = mirrored_nbytes(row_nbytes) if on_gpu else 0
+    num_blocks = kv_blocks(engine_config, layout.block_nbytes, mirrored)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
     engine = TorchLanguageEngine(
         adapter, model, forward, executor, dtype, engine_config.kv_landing_nbytes, kv_leaving_nbytes

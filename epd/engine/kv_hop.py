@@ -14,10 +14,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from epd.engine.base import Buffer
 from epd.engine.copies import to_device
 from epd.engine.executor import Deferred
 from epd.engine.kv_pool import KvPool
-from epd.engine.pinned import Arena, register
+from epd.engine.pinned import Arena, device_tensor, register
+from epd.engine.row_memory import read_bytes
 from epd.engine.streams import KV_OUT, DeviceStreams
 
 
@@ -30,12 +32,20 @@ class KvHop:
         self._pool = pool
         self._leaving = Arena(leaving_nbytes)
         self._streams = streams
-        self._landing = torch.empty(0, 1, dtype=torch.uint8)
+        self._landing = self._mirror = torch.empty(0, 1, dtype=torch.uint8)
 
-    def attach(self, buffer: memoryview) -> None:
+    def attach(self, buffer: Buffer) -> None:
         nbytes = self._pool.layout.block_nbytes
-        usable = buffer.cast("B")[: buffer.nbytes // nbytes * nbytes]
-        self._landing = register(usable, self).view(-1, nbytes)
+        usable = buffer[: buffer.nbytes // nbytes * nbytes]
+        if isinstance(buffer, memoryview):
+            self._landing = register(usable, self).view(-1, nbytes)
+        else:
+            self._mirror = read_bytes(usable).view(-1, nbytes)
+
+    def source(self, slots: Sequence[int]) -> KvSource:
+        """The bytes of slots that are final, for who gathers them on this device."""
+        by_slot = self._pool.memory.view(-1, self._pool.layout.slot_nbytes)
+        return KvSource(_wide(by_slot), tuple(slots))
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
@@ -48,16 +58,51 @@ class KvHop:
             host.copy_(gathered, non_blocking=True)
         return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
-    def land(self, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
-        """Copy what lies in `slots` of the landing memory into `blocks` of the pool."""
+    def land(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
+        """Copy what lies in `slots` of this landing memory into `blocks` of the pool."""
         with torch.inference_mode():
-            runs = (self._landing[first:last] for first, last in _runs(slots))
-            arrived = self._streams.upload(*runs)
-            self._pool.memory.index_copy_(0, self._index(blocks), arrived)
+            targets = self._index(blocks)
+            if isinstance(memory, memoryview):
+                runs = (self._landing[first:last] for first, last in _runs(slots))
+                self._pool.memory.index_copy_(0, targets, self._streams.upload(*runs))
+                return Deferred(lambda: None)
+            pool, landing, at = _wide(self._pool.memory), _wide(self._mirror), 0
+            for first, last in _runs(slots):
+                pool.index_copy_(0, targets[at : at + last - first], landing[first:last])
+                at += last - first
         return Deferred(lambda: None)
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         return to_device(list(blocks), torch.int64, self._streams.device)
+
+
+class KvSource:
+    """Slots of a pool as a transport gathers them (`Gathered`), on whatever thread and stream."""
+
+    def __init__(self, by_slot: torch.Tensor, slots: tuple[int, ...]) -> None:
+        self._by_slot = by_slot
+        self._slots = slots
+        self._slot_nbytes = by_slot.shape[1] * by_slot.element_size()
+        self.nbytes = len(slots) * self._slot_nbytes
+
+    def __getitem__(self, part: slice) -> KvSource:
+        start, stop, _ = part.indices(self.nbytes)
+        assert start % self._slot_nbytes == stop % self._slot_nbytes == 0  # whole slots
+        first, last = start // self._slot_nbytes, stop // self._slot_nbytes
+        return KvSource(self._by_slot, self._slots[first:last])
+
+    def gather_to(self, address: int, stream: int) -> None:
+        device = self._by_slot.device
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+            gathered = device_tensor(address, self.nbytes, device).view(self._by_slot.dtype)
+            index = to_device(self._slots, torch.int64, device)
+            gathered = gathered.view(len(self._slots), -1)
+            torch.index_select(self._by_slot, 0, index, out=gathered)
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """The same bytes in elements of eight, which move at twice the speed of two."""
+    return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from epd.engine.base import (
+    Buffer,
     ChunkScores,
     EngineError,
     MediaLayout,
@@ -107,7 +108,7 @@ class TorchLanguageEngine:
         """
         return self._adapter.rope_positions(num_tokens, items)
 
-    def attach_kv(self, buffer: memoryview) -> None:
+    def attach_kv(self, buffer: Buffer) -> None:
         """Place the KV pool (on a CPU) or what lands for it (on a GPU).  Once, before any step."""
         if self._hop is not None:
             self._hop.attach(buffer)
@@ -118,17 +119,21 @@ class TorchLanguageEngine:
         if self._hop is not None:
             register(buffer, self)
 
-    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
-        """The bytes of slots that are final, to be sent; on a GPU a copy in host memory."""
+    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> Sequence[Buffer]:
+        """The bytes of slots that are final, to be sent; on a GPU a copy in host memory, or a
+        what gathers them there."""
         if self._hop is None:
             return self.pool.slot_views(slots)
-        return await self._executor.launch(self._hop.fetch, tuple(slots))
+        if in_place:
+            return [self._hop.source(slots)]
+        fetch: Any = self._hop.fetch
+        return list(await self._executor.launch(fetch, tuple(slots)))
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """What arrived in `slots` of the attached memory becomes the content of `blocks`."""
+    async def land_kv(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """What arrived in `slots` of this attached memory becomes the content of `blocks`."""
         if self._hop is not None:
             land: Any = self._hop.land
-            await self._executor.launch(land, tuple(slots), tuple(blocks))
+            await self._executor.launch(land, memory, tuple(slots), tuple(blocks))
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

@@ -20,15 +20,17 @@ logger = logging.getLogger(__name__)
 RESERVE_NBYTES = 2 << 30  # captured graphs, workspaces of libraries, fragments
 
 
-def kv_blocks(config: EngineConfig, block_nbytes: int) -> int:
+def kv_blocks(config: EngineConfig, block_nbytes: int, mirrored_nbytes: int = 0) -> int:
     """Blocks of the KV pool.  Raises ConfigError when there is not even one.
 
-    With `kv_nbytes` 0, to be asked when everything else is in place.
+    With `kv_nbytes` 0, to be asked when everything else is in place but what the data plane takes
+    on the device (`mirrored_nbytes`).
     """
     nbytes = config.kv_nbytes
     if not nbytes:
         free, total = torch.cuda.mem_get_info(config.device)
         nbytes = int(free - (1 - config.gpu_memory_utilization) * total) - RESERVE_NBYTES
+        nbytes -= mirrored_nbytes
     if nbytes < block_nbytes:
         remedy = (
             "raise it"

@@ -13,11 +13,13 @@ from epd.engine.base import Rows
 
 
 def read_bytes(buffer: Any) -> torch.Tensor:
-    """uint8 over bytes that are only read, without a copy.
+    """uint8 over bytes that are only read, without a copy, where they are.
 
     torch has no tensor that may not be written and warns of every read-only buffer; so it gets the
     address, and what it is made of keeps the buffer alive.
     """
+    if hasattr(buffer, "__cuda_array_interface__"):
+        return torch.as_tensor(buffer, device=buffer.device)
     view = memoryview(buffer)
     piece: Any = (ctypes.c_ubyte * view.nbytes).from_address(
         np.frombuffer(view, np.uint8).ctypes.data

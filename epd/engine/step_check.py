@@ -67,7 +67,7 @@ class StepCheck:
         if isinstance(span.rows, Rows):
             held, rest = span.rows.num_rows, 0
         else:
-            nbytes = [memoryview(view).nbytes for view in span.rows]
+            nbytes = [view.nbytes for view in span.rows]
             held = sum(nbytes) // self.row_contract.row_nbytes
             rest = sum(n % self.row_contract.row_nbytes for n in nbytes)
         if rest or span.row_start < 0 or span.row_start + span.count > held:

@@ -272,7 +272,10 @@ TABLE = Table(
 class Incoming(Room):
     """The consumer's end of a room."""
 
-    __slots__ = ("blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "parts", "slots")
+    __slots__ = (
+        "blocks", "deadline_s", "kv", "nbytes", "num_held", "num_rows", "parts", "slots",
+        "transport",
+    )  # fmt: skip
     table = TABLE
 
     def __init__(
@@ -291,6 +294,7 @@ class Incoming(Room):
         self.blocks: tuple[int, ...] = ()  # of KV
         self.num_held = 0  # of them, filled already
         self.slots: tuple[int, ...] = ()
+        self.transport: str | None = None  # by which they were granted
         self.nbytes = 0
         self.parts: tuple[tuple[int, int], ...] = ()  # of each write: bytes and checksum
         self.kv: KvState | None = None

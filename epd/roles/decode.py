@@ -44,6 +44,9 @@ class DecodeRole(Component[Request]):
         self._config = config
         self._layout = requests.engine.kv_layout
         self._landing = Landing(requests.engine)
+        mirror = actor.ports.transfers.mirror(requests.region)
+        if mirror is not None:
+            requests.engine.attach_kv(mirror.buffer)
         requests.on_reserved = self._reserved
         requests.extend(self)
         requests.reports.related.append(self._transfer_of)
@@ -138,7 +141,7 @@ class DecodeRole(Component[Request]):
             room=incoming.key,
             attempt=incoming.attempt,
             mm_hash="",
-            region=self._rooms.descriptor(self._requests.region, incoming.peer),
+            region=self._rooms.descriptor(self._requests.region, incoming),
             slots=incoming.slots,
             contract=None,
             num_rows=incoming.num_rows,
@@ -159,10 +162,11 @@ class DecodeRole(Component[Request]):
         order = KvOrder(num_held, kv.num_whole, num_blocks, size)
         places = order.places(0, order.num_slots)
         slots = [incoming.slots[place - num_held * size] for place in places]
-        checked = await self._rooms.check_bytes(incoming, self._requests.region, slots)
+        region = self._rooms.landing(self._requests.region, incoming)
+        checked = await self._rooms.check_bytes(incoming, region, slots)
         if isinstance(checked, Published):
-            self._requests.region.views((), 0)  # a look: the engine reads the memory alone
-            await self._landing.land(incoming.slots, self._received(incoming))
+            memory = region.buffer  # a look: where it lands in place, the engine reads it alone
+            await self._landing.land(memory, incoming.slots, self._received(incoming))
         return checked
 
     def _received(self, incoming: Incoming) -> tuple[int, ...]:

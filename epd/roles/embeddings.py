@@ -57,6 +57,7 @@ class Embeddings(Component[Embedding]):
         self.region = actor.ports.transfers.allocate(
             "rows", num_slots, slot_nbytes, by_reference=True
         )
+        actor.ports.transfers.mirror(self.region)
         self.pool = Pool(num_slots)
         quota = max(1, int(num_slots * config.max_slots_share_per_peer))
         self._leases = LeaseQueue(self.pool, quota)
@@ -266,7 +267,7 @@ class Embeddings(Component[Embedding]):
             room=incoming.key,
             attempt=incoming.attempt,
             mm_hash=incoming.owner,
-            region=self._rooms.descriptor(self.region, incoming.peer),
+            region=self._rooms.descriptor(self.region, incoming),
             slots=incoming.slots,
             contract=self.contract,
             num_rows=incoming.num_rows,
@@ -280,7 +281,8 @@ class Embeddings(Component[Embedding]):
         self._leases.leave(incoming.key)
 
     async def publish(self, incoming: Incoming) -> Event:
-        return await self._rooms.check_bytes(incoming, self.region, incoming.slots)
+        region = self._rooms.landing(self.region, incoming)
+        return await self._rooms.check_bytes(incoming, region, incoming.slots)
 
     def release_slots(self, incoming: Incoming) -> None:
         self._return_slots(incoming.key, incoming.slots)
@@ -298,7 +300,8 @@ class Embeddings(Component[Embedding]):
         embedding = self._embeddings.get(incoming.owner)
         if failure is None:
             assert embedding is not None  # who has left waits for the outcome too: ABANDONED
-            views = self.region.views(incoming.slots, incoming.nbytes)
+            region = self._rooms.landing(self.region, incoming)
+            views = region.views(incoming.slots, incoming.nbytes)
             is_here = isinstance(views[0], Reference)  # made in this process
             rows: object = views[0].holder if is_here else views
             self.fire(embedding, Loaded(rows, incoming.slots))

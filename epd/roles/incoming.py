@@ -119,11 +119,18 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
     def send_grant(self, incoming: Incoming, event: Event) -> None:
         self.actor.send(incoming.peer, self._owners[incoming.key].grant(incoming))
 
-    def descriptor(self, region: Region, peer: Address) -> RemoteRegion:
-        """How this peer reaches an own region, over the transport of the pair."""
-        data_plane, info = self.actor.ports.transfers, self.actor.peer_info(peer)
-        names = common(data_plane.offers, info.transports) if info is not None else ()
-        return data_plane.descriptor(region, names[0] if names else "")
+    def descriptor(self, region: Region, incoming: Incoming) -> RemoteRegion:
+        """How the peer reaches an own region, over the transport of the pair; a grant that is
+        repeated names the same."""
+        data_plane, info = self.actor.ports.transfers, self.actor.peer_info(incoming.peer)
+        if incoming.transport is None:
+            names = common(data_plane.offers, info.transports) if info is not None else ()
+            incoming.transport = names[0] if names else ""
+        return data_plane.descriptor(region, incoming.transport)
+
+    def landing(self, region: Region, incoming: Incoming) -> Region:
+        """Where the bytes of a room that was granted slots are."""
+        return self.actor.ports.transfers.landing(region, incoming.transport or "")
 
     @performs(Do.SEND_COMMIT_ACK)
     def send_commit_ack(self, incoming: Incoming, event: Event) -> None:

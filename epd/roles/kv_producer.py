@@ -179,7 +179,8 @@ class KvProducer(Component[Request]):
         """There are none."""
 
     async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
-        """The part's bytes: views of the pool on a CPU, a copy in host memory of a device's."""
+        """The part's bytes: views of the pool on a CPU; of a device's what a transport that reads
+        it gathers, or a copy in host memory."""
         start = outgoing.written_nbytes
         request = self._handed_over.get(outgoing.key) or self._requests.get(outgoing.owner)
         if request is None:
@@ -188,7 +189,8 @@ class KvProducer(Component[Request]):
         size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
         table = {**dict(enumerate(request.block_table)), **held}
         source = await self._requests.engine.fetch_kv(
-            [table[place // size] * size + place % size for place in places]
+            [table[place // size] * size + place % size for place in places],
+            in_place=self.actor.ports.transfers.takes_references(grant.region),
         )
         return Staged(source, [grant.slots[place - grant.num_held] for place in places])
 

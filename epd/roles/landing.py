@@ -1,8 +1,9 @@
-"""Where KV from elsewhere lands: in its own blocks, or in host memory in front of a device's pool.
+"""Where KV from elsewhere lands: in its own blocks, or in memory in front of a device's pool.
 
-On a CPU the KV pool is registered memory, so what has arrived is in place.  A GPU's pool cannot be
-written by the transfer engine: bytes land in blocks of a smaller region, and publishing them copies
-them into the blocks that the request has leased.  Then the landing blocks are free for the next; a
+On a CPU the KV pool is registered memory, so what has arrived is in place.  A GPU's pool is not
+written by peers: bytes land in blocks of a smaller region, in host memory or in its mirror on the
+device (a landing block is one block of both), and publishing them copies them into the blocks that
+the request has leased.  Then the landing blocks are free for the next; a
 queue in order of arrival waits for them.  They are needed only for what is not here yet (the prefix
 cache may have the first blocks).  Both kinds of blocks of a room have one owner, its INCOMING.  A
 transfer fills *slots*, a few of each block (`scheduling/kv_order.py`).
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from epd.engine.base import LanguageEngine
 from epd.scheduling.pool import Pool
+from epd.transport.base import Buffer
 
 Blocks = tuple[int, ...]
 
@@ -51,10 +53,10 @@ class Landing:
             del self._queue[room]
             yield room, tuple(block * size + group for block in blocks for group in range(size))
 
-    async def land(self, slots: Sequence[int], received: Blocks) -> None:
-        """What arrived in the slots becomes the content of the blocks."""
+    async def land(self, memory: Buffer, slots: Sequence[int], received: Blocks) -> None:
+        """What arrived in the slots of this memory becomes the content of the blocks."""
         if not self._engine.kv_in_place:
-            await self._engine.land_kv(self._blocks_of(slots), received)
+            await self._engine.land_kv(memory, self._blocks_of(slots), received)
 
     def release(self, slots: Sequence[int]) -> None:
         """Nothing lands in them any more, and what has landed is not needed there."""

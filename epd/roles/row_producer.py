@@ -1,7 +1,7 @@
 """The producer of rows: from where they are written, and whom their room's end concerns.
 
-Who takes references reads rows where they lie, on a device, too; others get them from the send
-ring, if there is one, or from a copy in host memory.
+Who takes references, in this process or on another device, gets rows from where they lie; others
+get them from the send ring, if there is one, or from a copy in host memory.
 """
 
 from __future__ import annotations

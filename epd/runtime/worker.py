@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 from epd.config import InstanceConfig
 from epd.engine.base import Progress, no_progress
@@ -25,11 +26,12 @@ from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
-from epd.scheduling.slots import CACHE_ROWS, sized
-from epd.transport.backend import BackendSettings
+from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
+from epd.transport.backend import Backend, BackendSettings
 from epd.transport.backends import chosen
 from epd.transport.base import Bus, Storage
 from epd.transport.curve import ClusterKey
+from epd.transport.device import STAGING_NBYTES
 from epd.transport.file_store import FileStore
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
@@ -48,6 +50,22 @@ Status = Callable[[str, str], None]  # state, detail
 def new_epoch() -> int:
     """This life of the process: later starts are greater, unless the clock was set back."""
     return time.time_ns() // 1_000_000
+
+
+def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
+    """By which it moves bytes.  Raises TransportError."""
+    where = (config.endpoint, config.transport_directory, config.engine.device)
+    return chosen(config.transport, *where)
+
+
+def mirrored_nbytes(config: InstanceConfig, row_nbytes: int) -> int:
+    """Device memory that the data plane takes when the instance starts, behind the plan."""
+    if not any(backend.on_device for backend in backends_of(config)):
+        return 0
+    rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
+    rows_nbytes = rows if "prefill" in config.roles else 0
+    kv_nbytes = config.engine.kv_landing_nbytes if "decode" in config.roles else 0
+    return STAGING_NBYTES + rows_nbytes + kv_nbytes
 
 
 def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> Engines:
@@ -77,6 +95,7 @@ def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> En
             executor,
             config.decode.max_running,
             kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
+            mirrored_nbytes=partial(mirrored_nbytes, config),
             progress=progress,
         )
     if config.profile_dir:
@@ -149,7 +168,7 @@ async def serve_instance(
     """Join the gateway over the network and serve until asked to end; returns the exit status."""
     epoch = new_epoch()
     key = load_cluster_key(config.cluster_key)
-    backends = chosen(config.transport, config.endpoint, config.transport_directory)
+    backends = backends_of(config)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     try:
         settings = BackendSettings(
@@ -160,6 +179,7 @@ async def serve_instance(
             directory=config.transport_directory,
             mooncake=config.mooncake,
             options=json.loads(config.transport_options or "{}"),
+            device=config.engine.device,
         )
         transfers = RoutingTransferEngine(
             settings, LocalMemory(), backends, checksums=config.engine.checksums

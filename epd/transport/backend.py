@@ -25,6 +25,7 @@ class BackendSettings:
     mooncake: MooncakeConfig = MOONCAKE_OVER_TCP
     name: str = ""  # as peers know it: `RemoteRegion.backend` of what it allocates
     options: Mapping[str, Any] = field(default_factory=dict)  # of a backend of others
+    device: str = "cpu"  # what computes
 
 
 class BackendEngine(TransferEngine, Protocol):
@@ -62,3 +63,4 @@ class Backend:
     domain: str  # what an engine's domain names, in words
     offered: str  # and when it is offered
     lacks: Callable[[], str] = str
+    on_device: bool = False  # its regions lie in a device's memory, which it reads, too

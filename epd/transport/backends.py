@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 
-from epd.transport import file, foreign, mooncake, shm, tcp
+from epd.transport import cuda, file, foreign, mooncake, shm, tcp
 from epd.transport.backend import Backend
 from epd.transport.base import TransportError
 
 BACKENDS = {
     backend.name: backend
     for backend in (
+        cuda.BACKEND,
         shm.BACKEND,
         mooncake.BACKEND,
         tcp.BACKEND,
@@ -38,13 +39,17 @@ def problem(transport: str) -> str:
     )
 
 
-def chosen(transport: str, endpoint: str, directory: str) -> tuple[Backend, ...]:
-    """The backends that an instance sets up whose bus listens at `endpoint`; the first allocates.
+def chosen(
+    transport: str, endpoint: str, directory: str, device: str = "cpu"
+) -> tuple[Backend, ...]:
+    """The backends that an instance sets up whose bus listens at `endpoint`, and which computes on
+    `device`.
 
     `auto` never opens a port for the data plane beside a bus on ipc.  Raises TransportError.
     """
     if transport == "auto":
-        return tuple(b for b in BACKENDS.values() if b.is_offered(endpoint, directory))
+        there = (b for b in BACKENDS.values() if device != "cpu" or not b.on_device)
+        return tuple(b for b in there if b.is_offered(endpoint, directory))
     if wrong := problem(transport):
         raise TransportError(f"there is no transport {transport!r}: {wrong}")
     return tuple(map(named, transport.split(",")))

@@ -30,7 +30,7 @@ Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, by
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Bytes that are handed on within a process as what holds them, wherever that lies: in a
-    device's memory, too, which no transport reads.  See `DataPlane.takes_references`."""
+    device's memory, too.  See `DataPlane.takes_references`."""
 
     holder: Any
     nbytes: int
@@ -221,7 +221,10 @@ class Storage(Protocol):
 
 
 class DataPlane(TransferEngine, Protocol):
-    """The data plane as roles see it: one or more engines, and which of them reaches whom."""
+    """The data plane as roles see it: one or more engines, and which of them reaches whom.
+
+    What moves no device's memory inherits that there are no mirrors.
+    """
 
     @property
     def offers(self) -> tuple[TransportOffer, ...]:
@@ -230,8 +233,18 @@ class DataPlane(TransferEngine, Protocol):
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         """How a peer reaches an own region over this transport; empty: the one that made it."""
 
+    def mirror(self, region: Region) -> Region | None:
+        """The same slots once more, in the device's memory, for peers that can write there; None:
+        no transport of this instance can."""
+        return None
+
+    def landing(self, region: Region, transport: str) -> Region:
+        """Where writes to an own region land over this transport: in it, or in its mirror."""
+        return region
+
     def takes_references(self, target: RemoteRegion) -> bool:
-        """Whether the region lies in this process, and a `Reference` may be written to it."""
+        """Whether a `Reference` may be written to the region: it lies in this process, or in the
+        memory of a device, by a transport that reads that of ours (`holder.raw()`)."""
 
 
 class TransportError(Told):

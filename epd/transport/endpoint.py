@@ -90,9 +90,9 @@ def prepare_ipc(path: str) -> None:
     os.unlink(path)
 
 
-def is_answered(path: str) -> bool:
+def is_answered(path: str, kind: int = socket.SOCK_STREAM) -> bool:
     """A process listens on this socket, or we may not ask."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)

@@ -36,11 +36,16 @@ def is_process_dead(pid: int) -> bool:
     except OSError:
         return False
     try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return bool(poll.poll(0))  # readable when the last thread is gone
+        return has_ended(fd)
     finally:
         os.close(fd)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process, all its threads and what it has queued on devices have ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def has_half_closed_arrivals() -> bool:

@@ -56,7 +56,7 @@ class HostEngine(ABC):
                 raise WriteRefused("the engine is closed")
             if target.backend != self.kind:
                 raise WriteRefused(f"a region of {target.backend!r} is not reached by {self.kind}")
-            views = byte_views(source)
+            views = self._views(source)
             work = self._write(views, plan(views, target, slots), target, tuple(slots))
         except WriteRefused as refused:
             return WriteFailed(str(refused))
@@ -64,6 +64,10 @@ class HostEngine(ABC):
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         return await asyncio.shield(task)
+
+    def _views(self, source: Sequence[Buffer]) -> list[Buffer]:
+        """What is written, to be cut into pieces.  Raises WriteRefused."""
+        return byte_views(source)
 
     @abstractmethod
     def _write(

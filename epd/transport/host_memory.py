@@ -14,6 +14,8 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it
 TOUCH_STEP_NBYTES = 16 << 20
 MAX_THREADS = 8
@@ -42,7 +44,7 @@ def touch(memory: memoryview) -> None:
 
 
 def _touch_steps(memory: memoryview, starts: Iterable[int]) -> None:
-    base = _address_of(memory)
+    base = address_of(memory)
     for start in starts:
         length = min(TOUCH_STEP_NBYTES, memory.nbytes - start)
         if _libc.madvise(base + start, length, MADV_POPULATE_WRITE):  # an older kernel
@@ -50,5 +52,6 @@ def _touch_steps(memory: memoryview, starts: Iterable[int]) -> None:
                 memory[offset] = 0
 
 
-def _address_of(memory: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+def address_of(memory: memoryview) -> int:
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address

@@ -29,8 +29,6 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import Address, Message, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
@@ -39,7 +37,7 @@ from epd.transport.endpoint import is_loopback, is_tcp
 from epd.transport.frames import BeginFrame, Declined, Done, EndFrame, SettleFrame
 from epd.transport.host import has_half_closed_arrivals, is_process_dead, this_host_id
 from epd.transport.host_engine import HostEngine
-from epd.transport.host_memory import anonymous
+from epd.transport.host_memory import address_of, anonymous
 from epd.transport.links import Links
 from epd.transport.mooncake_library import End, Library, Piece, missing
 from epd.transport.region import Piece as Place
@@ -100,7 +98,7 @@ class MooncakeTransferEngine(HostEngine):
     def _register(
         self, region_id: str, memory: memoryview, num_slots: int, slot_nbytes: int
     ) -> RemoteRegion:
-        base = _address_of(memory)
+        base = address_of(memory)
         self._library.register(base, memory.nbytes)
         engine = f"{self._library.host}:{self._library.port}"
         locator = f"{self._links.listen()}/{engine}/{base:x}"
@@ -114,7 +112,7 @@ class MooncakeTransferEngine(HostEngine):
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         if self._own.pop(remote.region_id, None) is not None:
-            self._library.unregister(_address_of(region.buffer))
+            self._library.unregister(address_of(region.buffer))
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -129,7 +127,7 @@ class MooncakeTransferEngine(HostEngine):
         if found is None:
             raise WriteRefused(f"{target.locator!r} is not a place that mooncake can write to")
         base, control, engine = int(found["base"], 16), found["control"], found["engine"]
-        moves = [Piece(_address_of(view), base + offset, view.nbytes) for offset, view in pieces]
+        moves = [Piece(address_of(view), base + offset, view.nbytes) for offset, view in pieces]
         life = (target.instance_id, target.epoch)
         token = secrets.token_bytes(12)
         nbytes = sum(view.nbytes for view in views)
@@ -265,11 +263,6 @@ class MooncakeTransferEngine(HostEngine):
         self._threads.shutdown(wait=False)
         if not (self._writes or self._begun or any(self._doubts.values())):
             self._library.give_back()
-
-
-def _address_of(view: memoryview) -> int:
-    address: int = np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0]
-    return address
 
 
 def _make(its: BackendSettings) -> MooncakeTransferEngine:

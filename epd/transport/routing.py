@@ -8,7 +8,9 @@ A write whose target lives in this process goes there directly, by copy or by re
 backend allocated the region: when two stages of a request meet in one instance the hop is local,
 with nothing for the role to decide.  Every other write goes to the backend named in the descriptor.
 
-A backend that can also expose memory of another one has the methods of `Exposes`.
+A backend that can also expose memory of another one has the methods of `Exposes`.  One whose
+regions lie on a device cannot: it makes a mirror of the same slots there (`mirror`), and a slot is
+filled in the one or the other, as the transport of the pair says.
 """
 
 from __future__ import annotations
@@ -61,7 +63,11 @@ class RoutingTransferEngine:
             summed = is_summed(checksums, leaves_host=backend.leaves_host)
             own = replace(settings, name=backend.name, checksums=summed)
             self._backends[backend.name] = backend.make(own)
-        self._preferred: TransferEngine = next(iter(self._backends.values()), self._local)
+        mirrors = {backend.name for backend in backends if backend.on_device}
+        on_host = (engine for name, engine in self._backends.items() if name not in mirrors)
+        self._preferred: TransferEngine = next(on_host, self._local)
+        self._device = next((self._backends[name] for name in mirrors), None)
+        self._mirrors: dict[RegionKey, Region] = {}
         self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
         ranked = sorted(backends, key=lambda backend: (backend.rank, backend.name))
         self.offers = (
@@ -85,11 +91,26 @@ class RoutingTransferEngine:
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         exposed = self._exposed.get(key_of(region.remote), {})
-        return exposed.get(transport, region.remote)
+        return exposed.get(transport) or self.landing(region, transport).remote
+
+    def mirror(self, region: Region) -> Region | None:
+        """See `DataPlane.mirror`.  Raises TransportError."""
+        if self._device is None:
+            return None
+        its = region.remote
+        mirror = self._device.allocate(its.region_id, its.num_slots, its.slot_nbytes)
+        self._mirrors[key_of(its)] = mirror
+        return mirror
+
+    def landing(self, region: Region, transport: str) -> Region:
+        mirror = self._mirrors.get(key_of(region.remote))
+        return region if mirror is None or mirror.remote.backend != transport else mirror
 
     def takes_references(self, target: RemoteRegion) -> bool:
         region = self._memory.find(target)
-        return region is not None and region.by_reference
+        if region is not None:
+            return region.by_reference
+        return self._device is not None and self._backends.get(target.backend) is self._device
 
     async def write(
         self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
@@ -126,6 +147,8 @@ class RoutingTransferEngine:
 
     def revoke(self, region: Region) -> None:
         """Out of every table; see `TransferEngine.revoke`."""
+        if (mirror := self._mirrors.pop(key_of(region.remote), None)) is not None:
+            self._backends[mirror.remote.backend].revoke(mirror)
         if isinstance(region, SlotRegion):
             self._memory.remove(region)
             for name, remote in self._exposed.pop(key_of(region.remote), {}).items():

@@ -18,7 +18,7 @@ import uvloop
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS
 from epd.transport.base import Region, TransferEngine
-from epd.transport.host_memory import anonymous
+from epd.transport.host_memory import address_of, anonymous
 from epd.transport.mooncake_library import Library
 from epd_lab.bench.words import answer_all
 
@@ -56,7 +56,7 @@ class Receiving:
     def _allocate_raw(self, nbytes: int) -> list[Any]:
         library = self._library = Library.acquire("127.0.0.1")
         memory = anonymous(nbytes)
-        address = _address_of(memory)
+        address = address_of(memory)
         library.register(address, nbytes)
         self._raw[address] = memory
         return [library.host, library.port, address]
@@ -100,11 +100,6 @@ def _seen(views: list[np.ndarray], tag: int, expected: int) -> int:
     if len(views) == 1 and fingerprint(views[0]) != expected:
         raise ValueError(f"item {tag}: some page is not as it was sent")
     return usable_ns
-
-
-def _address_of(memory: memoryview) -> int:
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 async def main(fd: int) -> None:

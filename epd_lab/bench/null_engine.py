@@ -80,10 +80,12 @@ class NullLanguage:
     def attach_rows(self, buffer: memoryview) -> None:
         """Nothing is ever read."""
 
-    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
         return [memoryview(bytes(LAYOUT.slot_nbytes)) for _ in slots]
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    async def land_kv(
+        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+    ) -> None:
         """In place."""
 
     async def step(

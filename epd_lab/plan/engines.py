@@ -145,11 +145,13 @@ class PlannedLanguage:
     def attach_rows(self, buffer: memoryview) -> None:
         """Nothing is computed."""
 
-    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
         await self._device.launch([Piece(COPY_HOST_S, 0.0)])
         return [memoryview(bytes(len(slots) * self.kv_layout.slot_nbytes))]
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    async def land_kv(
+        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+    ) -> None:
         await self._device.launch([Piece(COPY_HOST_S, 0.0)])
 
     def step(

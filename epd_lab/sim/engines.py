@@ -198,12 +198,14 @@ class SimLanguageEngine:
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
 
-    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
         if self.device.process.breaks.meet("fetch_kv"):
             raise self.device.process.breaks.error("fetch_kv")
         return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    async def land_kv(
+        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+    ) -> None:
         """In place."""
 
     def step(

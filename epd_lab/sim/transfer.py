@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from epd.messages import Address, RemoteRegion, TransportOffer
 from epd.transport.base import (
     Buffer,
+    DataPlane,
     Region,
     WriteFailed,
     WriteOutcome,
@@ -63,10 +64,7 @@ LOCAL_COST_S = 0.00002
 CLOSE_TIMEOUT_S = 5.0
 SETTLE_TIMEOUT_S = 0.5
 TOO_SLOW = 5.0  # a process that takes so many times as long does not answer in time
-
-
-SLOW_WRITE_S = 0.02
-"""So long that there is time for more than the next step: a sign, it changes nothing."""
+SLOW_WRITE_S = 0.02  # there is time for more than the next step: a sign, it changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +271,7 @@ class Fabric:
         )
 
 
-class SimTransferEngine:
+class SimTransferEngine(DataPlane):
     """The `TransferEngine` port of one simulated process."""
 
     def __init__(self, fabric: Fabric, process: SimProcess) -> None:

@@ -17,6 +17,7 @@ from epd.cli.doctor import Check
 from epd.cli.main import main
 from epd.cli.rundir import cluster_dir, make_private
 from epd.config import ConfigError
+from epd.transport import cuda_driver
 from epd.transport.mooncake_library import missing
 from epd.transport.shm_segment import Segment
 
@@ -208,7 +209,7 @@ def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
 def test_transports_are_asked_in_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor.check_transports()
     assert found.ok and {"shm", "tcp", "file"} <= set(found.detail.partition(" (")[0].split(", "))
-    assert found.remedy == missing()
+    assert found.remedy == "; ".join(filter(None, (cuda_driver.missing(), missing())))
     monkeypatch.setattr(doctor, "_ASK_TRANSPORTS", "raise ImportError('torn')")
     broken = doctor.check_transports()
     assert not broken.ok and "torn" in broken.detail

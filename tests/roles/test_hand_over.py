@@ -250,15 +250,15 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
         transfer.kv, transfer.parts = kv_state(num_whole=num_whole), ((transfer.nbytes, 0),)
         region, landing = at.role._requests.region, at.role._landing
         with (
-            mock.patch.object(region, "views") as put,
+            mock.patch.object(region, "_take_in") as look,
             mock.patch.object(landing, "land", mock.AsyncMock()) as land,
         ):
             assert published(at, transfer) == incoming.Published()
-            put.assert_called_once_with((), 0)
-            land.assert_awaited_once_with(transfer.slots, transfer.blocks)
+            look.assert_called_once_with()
+            land.assert_awaited_once_with(region._memory, transfer.slots, transfer.blocks)
             transfer.parts = ((1, 0),)
             assert isinstance(published(at, transfer), incoming.PublishFailed)
-            assert put.call_count == land.await_count == 1
+            assert look.call_count == land.await_count == 1
 
 
 OUTCOMES = [

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.language import TorchLanguageEngine
 from epd.messages import KvLayout
+from epd.roles.base import Ports
 from epd.roles.compose import Engines
 from epd.roles.landing import Landing
 from epd.tiny import CHECKPOINT
+from epd.transport import cuda
+from epd.transport.backend import BackendSettings
+from epd.transport.cuda import CudaTransferEngine
+from epd.transport.local import LocalMemory, LocalTransferEngine
+from epd.transport.routing import RoutingTransferEngine
 from tests.roles.cluster import Cluster
 from tests.roles.golden import answer, assert_exact, question
 from tests.roles.test_exactness import SMALL
+from tests.transport.fake_device import FakeDevice
 
 SLOTS = 8
 
@@ -27,25 +39,26 @@ class Staged:
     def __init__(self, engine: TorchLanguageEngine, num_slots: int = SLOTS) -> None:
         self._engine = engine
         self.num_landing_blocks = num_slots
-        self._landing = memoryview(b"")
         self.num_landed = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def attach_kv(self, buffer: memoryview) -> None:
-        self._landing = buffer
+        """Its mirror, too: what lands is named."""
 
-    async def fetch_kv(self, slots: Sequence[int]) -> list[memoryview]:
+    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
         await asyncio.sleep(0.002)
         return [memoryview(bytes(view)) for view in self._engine.pool.slot_views(slots)]
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    async def land_kv(
+        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+    ) -> None:
         await asyncio.sleep(0.002)
         nbytes = self._engine.kv_layout.block_nbytes
         targets = self._engine.pool.views(blocks)
         for slot, target in zip(slots, targets, strict=True):
-            target[:] = self._landing[slot * nbytes : (slot + 1) * nbytes]
+            target[:] = memory[slot * nbytes : (slot + 1) * nbytes]
         self.num_landed += len(slots)
 
 
@@ -85,8 +98,10 @@ class Pooled:
         block_nbytes=3 * 1024,
     )
 
-    async def land_kv(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        self.landed = (tuple(slots), tuple(blocks))
+    async def land_kv(
+        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+    ) -> None:
+        self.landed = (bytes(memory), tuple(slots), tuple(blocks))
 
 
 async def test_the_queue_is_in_order_and_lets_go() -> None:
@@ -98,8 +113,8 @@ async def test_the_queue_is_in_order_and_lets_go() -> None:
     leased = dict(landing.grants())
     assert list(leased) == ["a"], "b is first in the queue: c must not overtake it"
     assert leased["a"] == tuple(range(9)), "three slots of each of three blocks"
-    await landing.land(leased["a"], (30, 31, 32))
-    assert engine.landed == ((0, 1, 2), (30, 31, 32))
+    await landing.land(memoryview(b"here"), leased["a"], (30, 31, 32))
+    assert engine.landed == (b"here", (0, 1, 2), (30, 31, 32))
     landing.leave("b")
     leased |= landing.grants()
     assert leased["c"] == (9, 10, 11)
@@ -107,3 +122,56 @@ async def test_the_queue_is_in_order_and_lets_go() -> None:
         landing.release(leased[room])
     assert landing.num_leased == 0
     assert landing.fits(4) and not landing.fits(5)
+
+
+async def test_answers_are_exact_over_the_memory_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each instance with a table and a (fake) device of its own: rows and KV go from the one's
+    memory to the other's mirror, and none passes through host memory."""
+    os.chmod(tmp_path, 0o700)
+    monkeypatch.setattr(LocalTransferEngine, "domain", property(lambda self: str(id(self))))
+    executor = build_executor(SMALL)
+    cluster = Devices(tmp_path)
+    cluster.add(
+        "e0", ("encode",), Engines(vision=build_vision(CHECKPOINT, SMALL, executor)), engine=SMALL
+    )
+    for name, role in (("p0", "prefill"), ("d0", "decode")):
+        engine: Any = Staged(build_language(CHECKPOINT, SMALL, executor))
+        cluster.add(name, (role,), Engines(language=engine), engine=SMALL)
+    asked = [await question(f"question {i}", i % 3, seed=i) for i in range(6)]
+    async with cluster.running() as gateway:
+        said = await asyncio.gather(*(answer(gateway, one) for one in asked))
+        await cluster.settle()
+        decode, prefill = cluster.instances["d0"].requests, cluster.instances["p0"].embeddings
+        assert decode is not None and prefill is not None
+        for region in (decode.region, prefill.region):
+            assert bytes(region.buffer) == bytes(region.buffer.nbytes), "host memory is as it was"
+        staged: Any = decode.engine
+        assert staged.num_landed > SLOTS
+    for tokens, one in zip(said, asked, strict=True):
+        assert_exact(tokens, one)
+    await executor.close()
+
+
+class Devices(Cluster):
+    """Instances as in processes of their own, each with a device."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        super().__init__()
+
+    def _ports(self, name: str, epoch: int) -> Ports:
+        def make(its: BackendSettings) -> CudaTransferEngine:
+            return CudaTransferEngine(
+                its.instance_id, its.epoch, FakeDevice(), checksums=its.checksums,
+                directory=self._directory,
+            )  # fmt: skip
+
+        transfers = RoutingTransferEngine(
+            BackendSettings(name, epoch, device="cuda"),
+            LocalMemory(),
+            [replace(cuda.BACKEND, make=make)],
+            checksums="always",
+        )
+        return replace(super()._ports(name, epoch), transfers=transfers)

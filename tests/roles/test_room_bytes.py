@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from epd.fsm import incoming, outgoing
+from epd.fsm.incoming import Incoming
 from epd.messages import (
     Address,
     TransportOffer,
@@ -133,8 +134,12 @@ def test_how_a_peer_reaches_own_memory() -> None:
     with rooms("incoming") as at:
         plane = at.actor.ports.transfers
         with mock.patch.object(plane, "descriptor") as descriptor:
-            at.role.descriptor("region", PEER)
-            at.role.descriptor("region", Address("nobody", 1, ""))
+            known, unknown = (
+                Incoming("r", 1, peer, "o", 1, 9.0, at.actor.journal)
+                for peer in (PEER, Address("nobody", 1, ""))
+            )
+            at.role.descriptor("region", known)
+            at.role.descriptor("region", unknown)
         offered = plane.offers[0].name
         assert descriptor.call_args_list == [mock.call("region", offered), mock.call("region", "")]
         best, other = (
@@ -147,8 +152,14 @@ def test_how_a_peer_reaches_own_memory() -> None:
             mock.patch.object(type(plane), "offers", (best, other)),
             mock.patch.object(at.actor, "peer_info", return_value=its),
         ):
-            at.role.descriptor("region", PEER)
-        descriptor.assert_called_once_with("region", "shm")
+            fresh = Incoming("r", 1, PEER, "o", 1, 9.0, at.actor.journal)
+            at.role.descriptor("region", fresh)
+            assert at.role.landing("region", fresh) == "region"
+            at.role.descriptor("region", known)
+        assert descriptor.call_args_list == [
+            mock.call("region", "shm"),
+            mock.call("region", offered),
+        ]
 
 
 def test_what_is_ready_is_its_owners_to_hold() -> None:

@@ -307,7 +307,7 @@ async def test_kv_lands_where_it_stays_if_it_can() -> None:
     made.join("r", (8, 9))
     assert made.num_leased == 1
     assert list(made.grants()) == [("r", (16, 17, 18, 19))] and made.num_leased == 0
-    await made.land((16, 17, 18, 19), (8, 9))
+    await made.land(memoryview(b""), (16, 17, 18, 19), (8, 9))
     made._engine.land_kv.assert_not_awaited()  # type: ignore[attr-defined]
     made.release((16, 17, 18, 19))
     assert made.fits(4) and not made.fits(5)
@@ -320,8 +320,10 @@ async def test_who_does_not_fit_the_landing_memory_waits_in_its_queue() -> None:
     ((room, slots),) = made.grants()
     assert (room, slots) == ("a", (0, 1, 2, 3, 4, 5)), "nobody is overtaken"
     assert made.num_leased == 5
-    await made.land(slots, (10, 11, 12))
-    made._engine.land_kv.assert_awaited_once_with((0, 1, 2), (10, 11, 12))  # type: ignore[attr-defined]
+    memory = memoryview(b"")
+    await made.land(memory, slots, (10, 11, 12))
+    land_kv: Any = made._engine.land_kv
+    land_kv.assert_awaited_once_with(memory, (0, 1, 2), (10, 11, 12))
     made.release(slots)
     assert list(made.grants()) == [("b", (6, 7, 0, 1)), ("c", (2, 3))]
     made.join("d", (16, 17))

@@ -296,8 +296,8 @@ def test_one_wrong_block_on_its_way_is_noticed(family: str, damage: Damage) -> N
     def send_kv(engine: TorchLanguageEngine) -> None:
         fetch = engine.fetch_kv
 
-        async def fetch_wrong(slots: Sequence[int]) -> list[Any]:
-            return damage(list(await fetch(slots)))
+        async def fetch_wrong(slots: Sequence[int], *, in_place: bool) -> list[Any]:
+            return damage(list(await fetch(slots, in_place=in_place)))
 
         engine.fetch_kv = fetch_wrong  # type: ignore[method-assign]
 

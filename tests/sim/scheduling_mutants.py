@@ -159,9 +159,8 @@ def first_blocks_are_sent() -> Iterator[None]:
             return staged
         size = self._requests.engine.kv_layout.slots_per_block
         first = [block * size + n for block in request.block_table for n in range(size)]
-        return Staged(
-            await self._requests.engine.fetch_kv(first[: len(staged.slots)]), staged.slots
-        )
+        first = first[: len(staged.slots)]
+        return Staged(await self._requests.engine.fetch_kv(first, in_place=False), staged.slots)
 
     with mock.patch.object(KvProducer, "stage", first_ones):
         yield

@@ -1,4 +1,5 @@
-"""A process of its own for the shared memory tests: `python shm_child.py DIRECTORY own|write ...`.
+"""A process of its own: `python shm_child.py DIRECTORY own|write ...`; `device-own` and
+`device-write` for memory of a (fake) device.
 
 `own ID EPOCH`: allocates a region, prints its descriptor, waits.
 `write ID EPOCH DESCRIPTOR`: prints "writing" after the first write and goes on until it is killed.
@@ -13,16 +14,20 @@ import msgspec
 
 from epd.messages import RemoteRegion
 from epd.transport.base import Written
+from epd.transport.cuda import CudaTransferEngine
 from epd.transport.shm import ShmTransferEngine
+from tests.transport.fake_device import FakeDevice
+
+Engine = ShmTransferEngine | CudaTransferEngine
 
 
-async def own(engine: ShmTransferEngine) -> None:
+async def own(engine: Engine) -> None:
     region = engine.allocate("pool", 4, 1 << 20)
     print(msgspec.json.encode(region.remote).decode(), flush=True)
     await asyncio.sleep(60)
 
 
-async def write(engine: ShmTransferEngine, target: RemoteRegion) -> None:
+async def write(engine: Engine, target: RemoteRegion) -> None:
     source = bytes([0x11]) * (target.num_slots * target.slot_nbytes)
     announced = False
     while isinstance(await engine.write([source], target, range(target.num_slots)), Written):
@@ -32,8 +37,12 @@ async def write(engine: ShmTransferEngine, target: RemoteRegion) -> None:
 
 
 async def main(directory: str, what: str, instance_id: str, epoch: str, *more: str) -> None:
-    engine = ShmTransferEngine(instance_id, int(epoch), directory=directory)
-    if what == "own":
+    engine: Engine
+    if what.startswith("device-"):
+        engine = CudaTransferEngine(instance_id, int(epoch), FakeDevice(), directory=directory)
+    else:
+        engine = ShmTransferEngine(instance_id, int(epoch), directory=directory)
+    if what.endswith("own"):
         await own(engine)
     else:
         await write(engine, msgspec.json.decode(more[0], type=RemoteRegion))

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from epd.messages import Address
+from epd.transport import cuda
 from epd.transport.backend import BackendSettings
 from epd.transport.backends import BACKENDS, chosen, named, table
-from epd.transport.base import TransportError, WriteFailed, Written
+from epd.transport.base import Reference, TransportError, WriteFailed, Written
+from epd.transport.checksum import crc32
+from epd.transport.cuda import CudaTransferEngine
 from epd.transport.file import FileTransferEngine
 from epd.transport.local import LocalMemory
 from epd.transport.mooncake_library import missing
 from epd.transport.routing import RoutingTransferEngine
+from tests.transport.fake_device import FakeDevice
 
 OTHERS = ("tcp", "file", *(() if missing() else ("mooncake",)))
 SLOT_NBYTES = 3000
@@ -125,7 +131,9 @@ def test_mooncake_is_offered_to_other_hosts_where_it_works(
 
 
 def test_an_unknown_transport_is_refused_by_name() -> None:
-    with pytest.raises(TransportError, match="'pigeon': it must be auto, or some of shm, moonc"):
+    with pytest.raises(
+        TransportError, match="'pigeon': it must be auto, or some of cuda, shm, moonc"
+    ):
         chosen("pigeon", "ipc:///run/e0.sock", "")
 
 
@@ -144,4 +152,65 @@ async def test_offers_are_told_best_first_whatever_allocates(tmp_path: Path) -> 
     )
     assert [o.name for o in made.offers] == ["local", theirs, "shm", "tcp", "file"]
     assert made.allocate("rows", 1, 64).remote.backend == "file"
+    await made.close()
+
+
+def between_devices(
+    name: str, directory: Path, *names: str, memory: LocalMemory | None = None
+) -> RoutingTransferEngine:
+    """Computes on a (fake) device."""
+
+    def make(its: BackendSettings) -> CudaTransferEngine:
+        return CudaTransferEngine(
+            its.instance_id, its.epoch, FakeDevice(), checksums=its.checksums,
+            directory=str(directory),
+        )  # fmt: skip
+
+    settings = BackendSettings(name, os.getpid(), directory=str(directory), device="cuda")
+    backends = [replace(cuda.BACKEND, make=make), *map(named, names)]
+    return RoutingTransferEngine(settings, memory or LocalMemory(), backends, checksums="always")
+
+
+@pytest.mark.parametrize("others", [("shm",), ()])
+async def test_a_slot_lies_in_host_memory_or_in_its_mirror_as_the_pair_says(
+    private: Path, others: tuple[str, ...]
+) -> None:
+    decode = between_devices("pairs-d", private, *others)
+    near, far = between_devices("pairs-n", private, *others), engine("pairs-f", private, "shm")
+    region = decode.allocate("kv", 4, 64)
+    assert region.remote.backend == (others or ("local",))[0]
+    assert decode.landing(region, "cuda") is region, "there is no mirror yet"
+    mirror = decode.mirror(region)
+    try:
+        assert mirror is not None and mirror.remote.backend == "cuda"
+        assert decode.landing(region, "cuda") is mirror
+        assert decode.landing(region, "shm") is region
+        assert decode.descriptor(region, "cuda") == mirror.remote
+        assert decode.descriptor(region, "shm") == region.remote
+        assert near.takes_references(mirror.remote)
+        assert not near.takes_references(region.remote)
+        assert not far.takes_references(mirror.remote)
+        rows = Reference(SimpleNamespace(raw=lambda: b"near" * 16), 64)
+        written = await near.write([rows], decode.descriptor(region, "cuda"), (2,))
+        assert written == Written(64, crc32(b"near" * 16))
+        assert bytes(mirror.views((2,), 64)[0]) == b"near" * 16
+        assert bytes(region.views((2,), 64)[0]) == bytes(64)
+        if others:
+            assert isinstance(
+                await far.write([b"far!" * 16], decode.descriptor(region, "shm"), (2,)), Written
+            )
+            assert bytes(region.views((2,), 64)[0]) == b"far!" * 16
+        assert isinstance(await far.write([b"x"], mirror.remote, (0,)), WriteFailed)
+        remote = mirror.remote
+        decode.revoke(region)
+        assert isinstance(await near.write([b"x"], remote, (0,)), WriteFailed)
+    finally:
+        for each in (near, far, decode):
+            await each.close()
+
+
+async def test_only_who_computes_on_a_device_has_mirrors(private: Path) -> None:
+    made = engine("pairs-m", private, "shm")
+    region = made.allocate("kv", 1, 64)
+    assert made.mirror(region) is None and made.landing(region, "shm") is region
     await made.close()

@@ -19,6 +19,7 @@ from epd.transport import shm
 from epd.transport.backend import Backend, BackendSettings
 from epd.transport.backends import named
 from epd.transport.base import Reference, TransferEngine, TransportError, WriteFailed, Written
+from epd.transport.cuda import CudaTransferEngine
 from epd.transport.file import FileTransferEngine
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
@@ -39,6 +40,8 @@ from tests.contract.transfer_kit import (
     sixty_four_mib,
 )
 from tests.patience import PATIENCE_S
+from tests.transport import fake_device
+from tests.transport.fake_device import FakeDevice
 
 Make = Callable[[str, int], TransferEngine]
 
@@ -125,7 +128,13 @@ def _mooncake(directory: str) -> Make:
     return lambda name, epoch: MooncakeTransferEngine(name, epoch, checksums=True)
 
 
-KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file, _mooncake]
+def _cuda(directory: str) -> Make:
+    return lambda name, epoch: CudaTransferEngine(
+        name, epoch, FakeDevice(), checksums=True, directory=directory
+    )
+
+
+KINDS = [_local, _shm, _all_in_one, _stages_meet, _stages_apart, _tcp, _file, _mooncake, _cuda]
 ROUTED = (_all_in_one, _stages_meet, _stages_apart)
 
 
@@ -151,7 +160,8 @@ async def world(request: pytest.FixtureRequest, directory: str) -> AsyncIterator
 
 def _is_mapped(directory: str) -> bool:
     with open("/proc/self/maps", encoding="ascii") as maps:
-        return directory in maps.read()
+        mapped = maps.read()
+        return directory in mapped or fake_device.NAME in mapped
 
 
 @pytest.mark.parametrize("check", TRANSFER_CHECKS, ids=name_of)
@@ -297,7 +307,7 @@ async def test_without_a_common_backend_the_write_fails_with_a_remedy(directory:
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:
-    with pytest.raises(TransportError, match="'carrier-pigeon': choose one of shm"):
+    with pytest.raises(TransportError, match="'carrier-pigeon': choose one of cuda, shm"):
         named("carrier-pigeon")
 
 

@@ -1,0 +1,368 @@
+"""Data plane between GPUs of one host: the writer's copy engine writes into the owner's memory.
+
+A region is device memory that its owner hands out as a file descriptor (`memory_socket.py`); a
+writer maps it for its own device, once per (instance, epoch, region), and keeps the mapping.  What
+lies scattered is gathered into staging memory, piece by piece, and each piece is copied while the
+next one is gathered; rows are copied from where they lie.  A write has ended when an event behind
+its copies has passed.  So nothing passes through host memory, and the host only queues and waits.
+
+A copy that is queued cannot be taken back, and ends with its process.  Therefore the fence is the
+end of that process, as its pidfd tells it, and nothing less: a file lock is free before the last
+bytes have landed.  If the device fails under a write, its outcome is unknown until the device says
+that all that was queued has passed.
+
+A mapping of a dead owner's memory keeps that memory taken.  It is unmapped as soon as the owner's
+socket says that it is gone, behind the last own copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from epd.messages import Address, RemoteRegion
+from epd.transport.backend import Backend, BackendSettings
+from epd.transport.base import (
+    Buffer,
+    Life,
+    Reference,
+    TransportError,
+    WriteOutcome,
+    WriteUnknown,
+    Written,
+)
+from epd.transport.checksum import checksum_of, crc32
+from epd.transport.copying import share_out
+from epd.transport.cuda_driver import CudaDevice, missing
+from epd.transport.device import (
+    NUM_PIECES,
+    PIECE_NBYTES,
+    Copy,
+    Device,
+    DeviceError,
+    Gathered,
+    Memory,
+    place_of,
+)
+from epd.transport.host import this_host_id
+from epd.transport.host_engine import HostEngine
+from epd.transport.memory_socket import Door, MemorySocket, Question, ask, own_directory
+from epd.transport.region import (
+    Piece,
+    RegionKey,
+    SlotRegion,
+    WriteRefused,
+    byte_views,
+    check_shape,
+    key_of,
+)
+
+LOCATOR = re.compile(r"[0-9a-f]{16}\.sock")
+MAX_WAITING = 4  # writes that are queued on the device at once
+
+
+class _Mapping:
+    """A peer's region; unmapped when it is not served and nothing of ours moves in it."""
+
+    def __init__(self, remote: RemoteRegion, memory: Memory, threads: ThreadPoolExecutor) -> None:
+        self.remote = remote
+        self.memory = memory
+        self.door: Door | None = None
+        self._threads = threads
+        self._num_writes = 0
+        self._dropped = False
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self._num_writes += 1
+        try:
+            yield
+        finally:
+            self._num_writes -= 1
+            self._unmap()
+
+    def drop(self) -> None:
+        self._dropped = True
+        if self.door is not None:
+            self.door.close()
+        self._unmap()
+
+    def _unmap(self) -> None:
+        if self._dropped and not self._num_writes:
+            self._threads.submit(self.memory.close)
+
+
+class CudaTransferEngine(HostEngine):
+    """One instance's data plane towards GPUs of its host.  Raises TransportError."""
+
+    kind = "cuda"
+
+    def __init__(
+        self,
+        instance_id: str,
+        epoch: int,
+        device: Device,
+        *,
+        checksums: bool = False,
+        directory: str = "",
+    ) -> None:
+        super().__init__(instance_id, epoch, checksums=checksums)
+        self._device = device
+        self._directory = directory or own_directory()
+        self._socket: MemorySocket | None = None
+        self._memories: dict[RegionKey, Memory] = {}  # own
+        self._mapped: dict[RegionKey, asyncio.Task[_Mapping]] = {}
+        self._in_doubt = False  # something queued may still move
+        self._order = threading.Lock()
+        self._threads = ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="epd-cuda")
+
+    @property
+    def domain(self) -> str:
+        """Who can open our sockets, sees our processes, and has a GPU that reaches ours."""
+        directory, processes = os.stat(self._directory), os.stat("/proc/self/ns/pid")
+        places = (directory.st_dev, directory.st_ino, processes.st_ino)
+        return ":".join((this_host_id(), *map(str, places), self._device.domain))
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> SlotRegion:
+        """Device memory, zeroed; `by_reference` changes nothing: nobody deposits here."""
+        nbytes = check_shape(name, num_slots, slot_nbytes)
+        if self._socket is None:
+            self._socket = MemorySocket(self._directory, self._export)
+        try:
+            memory = self._device.allocate(nbytes)
+        except DeviceError as error:
+            raise TransportError(
+                f"device memory for {name} needs {nbytes / 2**20:.1f} MiB ({error}): lower "
+                "prefill.pool_nbytes or engine.kv_landing_nbytes, or use another --transport"
+            ) from None
+        region_id = self._region_ids.new(name)
+        remote = self._remote(region_id, self._socket.name, num_slots, slot_nbytes)
+        region = SlotRegion(remote, memory.whole[:nbytes], by_reference=by_reference)
+        self._own[region_id] = region
+        self._memories[key_of(remote)] = memory
+        return region
+
+    def _export(self, question: Question) -> int:
+        region = self._own.get(question.region.region_id)
+        if region is None or region.remote != question.region:
+            raise WriteRefused(f"region {question.region.region_id!r} is not as described, or gone")
+        return self._memories[key_of(region.remote)].export()
+
+    def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
+        super().conceal(region, remote)
+        del self._memories[key_of(remote)]  # what still refers to it keeps it mapped
+        assert self._socket is not None
+        self._socket.withdraw(remote)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _views(self, source: Sequence[Buffer]) -> list[Buffer]:
+        """Buffers of the host's or the device's memory, or what is gathered from there."""
+        views: list[Buffer] = []
+        for given in source:
+            raw = given.holder.raw() if isinstance(given, Reference) else given
+            on_device = isinstance(raw, Gathered) or hasattr(raw, "__cuda_array_interface__")
+            views += [raw] if on_device else byte_views([raw])
+        return views
+
+    async def _write(
+        self,
+        views: list[Buffer],
+        pieces: list[Piece],
+        target: RemoteRegion,
+        slots: tuple[int, ...],
+    ) -> WriteOutcome:
+        mapping = await self._mapping(target)
+        loop = asyncio.get_running_loop()
+        with mapping.in_use():
+            try:
+                checksum = await loop.run_in_executor(
+                    self._threads, self._move, mapping.memory.address, views, pieces, target
+                )
+            except DeviceError as error:
+                self._in_doubt = True
+                return WriteUnknown(f"the device failed under a write: {error}")
+        self._check(mapping, target)
+        return Written(sum(view.nbytes for view in views), checksum)
+
+    def _move(
+        self, base: int, views: list[Buffer], pieces: list[Piece], target: RemoteRegion
+    ) -> int:
+        failure: Exception | None = None
+        checksum = 0
+        with self._order:
+            try:
+                checksum = self._queue(base, views, pieces, target.slot_nbytes)
+            except Exception as error:
+                failure = error
+            passed = self._device.mark()
+        passed()
+        if failure is not None:  # what had been queued has passed all the same
+            raise WriteRefused(f"the write could not be queued: {failure!r}") from failure
+        return checksum
+
+    def _queue(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> int:
+        """Gives the checksum."""
+        if not (views and isinstance(views[0], Gathered)):
+            self._queue_copies(base, pieces)
+            return self._sum(views)
+        source, at, checksum = views[0], 0, 0
+        count = max(NUM_PIECES, -(-source.nbytes // (PIECE_NBYTES - unit)))
+        for share in share_out(pieces, count, unit):
+            nbytes = sum(piece.nbytes for _, piece in share)
+            staged = self._device.stage(source[at : at + nbytes])
+            if self._copier.checksums:
+                checksum = crc32(self._device.read(staged, nbytes), checksum)
+            copies, first = [], staged
+            for offset, piece in share:
+                copies.append(Copy(base + offset, first, piece.nbytes))
+                first += piece.nbytes
+            self._device.copy(copies)
+            at += nbytes
+        return checksum
+
+    def _queue_copies(self, base: int, pieces: list[Piece]) -> None:
+        copies = []
+        for offset, view in pieces:
+            address, on_device = place_of(view)
+            copies.append(Copy(base + offset, address, view.nbytes))
+            if not on_device:
+                self._device.copy([copies.pop()])
+        if copies:
+            self._device.copy(copies)
+
+    def _sum(self, views: list[Buffer]) -> int:
+        if not self._copier.checksums:
+            return 0
+        checksum = 0
+        for view in views:
+            address, on_device = place_of(view)
+            data = memoryview(self._device.read(address, view.nbytes)) if on_device else view
+            checksum = checksum_of([data], checksum)
+        return checksum
+
+    # --- peers' memory ----------------------------------------------------------------------------
+
+    async def _mapping(self, target: RemoteRegion) -> _Mapping:
+        """Mapped now or earlier, and served.  Raises WriteRefused."""
+        if not LOCATOR.fullmatch(target.locator) or target.num_slots < 1 or target.slot_nbytes < 1:
+            raise WriteRefused(f"{target.locator!r} is not the socket of an owner")
+        key = key_of(target)
+        opening = self._mapped.get(key)
+        if opening is None:
+            opening = asyncio.get_running_loop().create_task(self._map(target))
+            self._mapped[key] = opening
+        try:
+            mapping = await opening
+        except BaseException:
+            self._mapped.pop(key, None)
+            raise
+        if mapping.remote != target:
+            raise WriteRefused(f"region {target.region_id!r} is described differently than before")
+        self._check(mapping, target)
+        return mapping
+
+    def _check(self, mapping: _Mapping, target: RemoteRegion) -> None:
+        assert mapping.door is not None
+        if not mapping.door.is_open():
+            self._drop(target)
+            raise WriteRefused(
+                f"region {target.region_id!r} of {target.instance_id}:{target.epoch} "
+                "was revoked, or its owner is dead"
+            )
+
+    async def _map(self, target: RemoteRegion) -> _Mapping:
+        path = os.path.join(self._directory, target.locator)
+        wire, fd = await ask(path, Question(self._life[0], self._life[1], target))
+        nbytes = target.num_slots * target.slot_nbytes
+        try:
+            loop = asyncio.get_running_loop()
+            memory = await loop.run_in_executor(self._threads, self._device.open, fd, nbytes)
+        except DeviceError as error:
+            wire.close()
+            raise WriteRefused(
+                f"the memory of {target.instance_id} is not mapped: {error}"
+            ) from None
+        finally:
+            os.close(fd)
+        mapping = _Mapping(target, memory, self._threads)
+        mapping.door = Door(wire, lambda: self._drop(target))
+        return mapping
+
+    def _drop(self, target: RemoteRegion) -> None:
+        opened = self._mapped.pop(key_of(target), None)
+        if opened is not None and opened.done() and not opened.cancelled():
+            opened.result().drop()
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    async def settle(self, peer: Address) -> bool:
+        """Our writes in flight have ended, to whomever, and the device has passed what failed."""
+        if not await super().settle(peer):
+            return False
+        if self._in_doubt:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._pass_all)
+            except DeviceError:
+                return False
+            self._in_doubt = False
+        return True
+
+    def _pass_all(self) -> None:
+        with self._order:
+            passed = self._device.mark()
+        passed()
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        """Hand out nothing to that life any more; True once it has mapped nothing, or its process
+        has ended.  Who it was has been asked of the kernel when it was handed our memory."""
+        life: Life = (peer.instance_id, peer.epoch)
+        over = self._socket is None or self._socket.bar(life)
+        return over and await self.settle(peer)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        await super().close()
+        for opened in list(self._mapped.values()):
+            self._drop((await opened).remote)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if not self._writes and not self._in_doubt:
+            self._threads.submit(self._device.close)
+        self._threads.shutdown(wait=False)
+
+
+def _make(its: BackendSettings) -> CudaTransferEngine:
+    if reason := missing():
+        raise TransportError(f"transport cuda cannot be used: {reason}")
+    if not its.device.startswith("cuda"):
+        raise TransportError(
+            "transport cuda moves what lies on a GPU: start with --device cuda, or use another "
+            "--transport"
+        )
+    index = int(its.device.partition(":")[2] or 0)
+    try:
+        device = CudaDevice(index)
+    except DeviceError as error:
+        raise TransportError(
+            f"transport cuda cannot use {its.device}: {error}; use another --transport"
+        ) from None
+    return CudaTransferEngine(its.instance_id, its.epoch, device, checksums=its.checksums)
+
+
+BACKEND = Backend(
+    "cuda", rank=8, leaves_host=False, on_device=True, make=_make,
+    is_offered=lambda endpoint, directory: False,
+    domain="this boot of the host, its user's sockets, and the GPUs that reach each other",
+    offered="if it is named",
+    lacks=missing,
+)  # fmt: skip

@@ -1,0 +1,188 @@
+"""Memory of a device between real processes that die and freeze; host memory stands for it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from epd.messages import Address, RemoteRegion
+from epd.transport.backend import BackendSettings
+from epd.transport.base import TransportError, WriteFailed, WriteUnknown, Written
+from epd.transport.checksum import crc32
+from epd.transport.cuda import BACKEND, CudaTransferEngine
+from epd.transport.host import this_host_id
+from tests.patience import PATIENCE_S
+from tests.transport.fake_device import NAME, FakeDevice
+from tests.transport.test_shm_processes import Family as ShmFamily
+
+HERE = this_host_id()
+
+
+class Family(ShmFamily):
+    def device(self, instance_id: str, epoch: int = 1) -> CudaTransferEngine:
+        engine = CudaTransferEngine(instance_id, epoch, FakeDevice(), directory=self.directory)
+        self.devices.append(engine)
+        return engine
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.devices: list[CudaTransferEngine] = []
+
+    async def close(self) -> None:
+        await super().close()
+        for engine in self.devices:
+            await engine.close()
+
+
+@pytest.fixture
+async def family(tmp_path: Path) -> AsyncIterator[Family]:
+    os.chmod(tmp_path, 0o700)
+    made = Family(str(tmp_path))
+    yield made
+    await made.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def num_mapped() -> int:
+    """Mappings of a device's memory in this process."""
+    return Path("/proc/self/maps").read_text().count(NAME)
+
+
+async def test_a_writer_killed_in_the_middle_of_writes_is_fenced_by_its_end(family: Family) -> None:
+    consumer = family.device("consumer")
+    region = consumer.allocate("pool", 16, 1 << 20)
+    described = msgspec.json.encode(region.remote).decode()
+    pid, line = await family.child("device-write", "producer", "4", described)
+    assert line == "writing\n"
+    peer = Address("producer", 4, "")
+    for host_id, claimed in ((HERE, pid), ("another-boot-id", 1), (HERE, 0)):
+        assert not await consumer.fence(peer, host_id, claimed), "what it says of itself is nothing"
+    os.kill(pid, signal.SIGSTOP)
+    assert not await consumer.fence(peer, HERE, pid), "a frozen one writes on when it thaws (F7)"
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await consumer.fence(peer, HERE, pid):
+            await asyncio.sleep(0.01)
+    region.buffer[:] = bytes([0xEE]) * region.buffer.nbytes
+    await asyncio.sleep(0.1)
+    assert region.buffer == bytes([0xEE]) * region.buffer.nbytes, "a byte landed after the fence"
+
+
+async def test_a_fenced_life_gets_no_memory(family: Family) -> None:
+    consumer, producer = family.device("consumer"), family.device("producer")
+    region = consumer.allocate("pool", 1, 4096)
+    assert await consumer.fence(Address("producer", 1, ""), HERE, os.getpid()), "it has none yet"
+    outcome = await producer.write([b"x"], region.remote, (0,))
+    assert isinstance(outcome, WriteFailed) and "fenced" in outcome.reason
+    reborn = family.device("producer", 2)
+    assert isinstance(await reborn.write([b"x"], region.remote, (0,)), Written)
+
+
+async def test_a_dead_owners_memory_comes_back_unasked(family: Family) -> None:
+    """No write is under way, and nobody asks for a fence."""
+    producer = family.device("producer")
+    pid, line = await family.child("device-own", "consumer", "1")
+    target = msgspec.json.decode(line, type=RemoteRegion)
+    assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
+    assert num_mapped() == 1
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: num_mapped() == 0)
+    outcome = await producer.write([bytes(64)], target, (3,))
+    assert isinstance(outcome, WriteFailed)
+    sockets = [name for name in family.files() if name.endswith(".sock")]
+    assert sockets == [target.locator], "a dead owner's socket stays"
+    _, line = await family.child("device-own", "consumer", "2")
+    assert target.locator not in family.files(), "until the next owner sweeps"
+    target = msgspec.json.decode(line, type=RemoteRegion)
+    assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
+
+
+async def test_an_owner_killed_in_the_middle_of_writes(family: Family) -> None:
+    """The writer's outcomes are definite, and its own memory is not harmed."""
+    producer = family.device("producer")
+    pid, line = await family.child("device-own", "consumer", "1")
+    target = msgspec.json.decode(line, type=RemoteRegion)
+    data = [bytes([7]) * (1 << 20)]
+    writes = [asyncio.create_task(producer.write(data, target, (slot % 4,))) for slot in range(200)]
+    await writes[0]
+    os.kill(pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*writes)
+    assert {type(outcome) for outcome in outcomes} <= {Written, WriteFailed}
+    await until(lambda: num_mapped() == 0)
+
+
+async def test_a_device_that_fails_leaves_a_doubt_until_it_has_passed(family: Family) -> None:
+    consumer = family.device("consumer")
+    device = FakeDevice()
+    producer = CudaTransferEngine("producer", 1, device, directory=family.directory)
+    family.devices.append(producer)
+    region = consumer.allocate("pool", 1, 4096)
+    assert isinstance(await producer.write([b"x"], region.remote, (0,)), Written)
+    device.broken = True
+    assert isinstance(await producer.write([b"y"], region.remote, (0,)), WriteUnknown)
+    owner = Address("consumer", 1, "")
+    assert not await producer.settle(owner)
+    device.broken = False
+    assert await producer.settle(owner)
+    assert isinstance(await producer.write([b"z"], region.remote, (0,)), Written)
+
+
+class Scattered:
+    """`Gathered`: every other byte of some, as a pool's blocks are."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.nbytes = len(data[::2])
+
+    def __getitem__(self, part: slice) -> Scattered:
+        start, stop, _ = part.indices(self.nbytes)
+        return Scattered(self._data[2 * start : 2 * stop])
+
+    def gather_to(self, address: int, stream: object) -> None:
+        assert stream is None
+        ctypes.memmove(address, bytes(self._data[::2]), self.nbytes)
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 10])
+async def test_what_is_scattered_goes_in_pieces_of_whole_slots(
+    family: Family, num_slots: int
+) -> None:
+    device = FakeDevice()
+    consumer = family.device("consumer")
+    producer = CudaTransferEngine("producer", 1, device, checksums=True, directory=family.directory)
+    family.devices.append(producer)
+    region = consumer.allocate("kv", 12, 1000)
+    source = memoryview(os.urandom(2 * 1000 * num_slots))
+    slots = [(5 * slot + 3) % 12 for slot in range(num_slots)]
+    wanted = bytes(source[::2])
+    outcome = await producer.write([Scattered(source)], region.remote, slots)
+    assert outcome == Written(len(wanted), crc32(wanted))
+    assert b"".join(region.views(slots, len(wanted))) == wanted
+    assert sum(device.staged) == len(wanted) and len(device.staged) <= 4
+    assert all(nbytes % 1000 == 0 for nbytes in device.staged)
+
+
+def test_a_forced_transport_that_cannot_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TransportError, match=r"cuda-bindings, which comes with torch|driver"):
+        BACKEND.make(BackendSettings("a", 1, device="cuda:0"))
+    monkeypatch.setattr("epd.transport.cuda.missing", lambda: "")
+    with pytest.raises(TransportError, match="start with --device cuda, or use another"):
+        BACKEND.make(BackendSettings("a", 1))
+
+
+async def test_a_directory_that_others_may_enter_is_refused(family: Family) -> None:
+    os.chmod(family.directory, 0o755)
+    with pytest.raises(TransportError, match="chmod 700"):
+        family.device("a").allocate("pool", 1, 64)
