@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from epd.transport.backends import BACKENDS
+from epd_lab.bench.hop_senders import ON_HOST
 from epd_lab.bench.machine import sentence
 
 COLOURS = {
@@ -14,7 +14,7 @@ COLOURS = {
     "safetensors-shm": "#b7950b", "safetensors-disk": "#d69e2e", "safetensors-fsync": "#9b2c2c",
     "file-medium": "#7fb894", "safetensors-medium": "#6b4423",
 }  # fmt: skip
-OURS = {"local", *BACKENDS, "file-medium"}
+OURS = {"local", *ON_HOST, "file-medium"}
 WIDTH, HEIGHT = 430, 330  # of a panel's plot area
 LEFT, TOP, GAP = 70, 60, 90
 STYLE = (

@@ -29,7 +29,8 @@ REFERENCES = (
     "memcpy", "mooncake-raw", "safetensors-shm", "safetensors-disk", "safetensors-fsync",
     "safetensors-medium",
 )  # fmt: skip
-WAYS = ("memcpy", "local", *BACKENDS, "file-medium", *REFERENCES[1:])
+ON_HOST = tuple(name for name, backend in BACKENDS.items() if not backend.on_device)
+WAYS = ("memcpy", "local", *ON_HOST, "file-medium", *REFERENCES[1:])
 
 
 def in_cache(path: str) -> None:

@@ -17,6 +17,7 @@ EXAMPLES = (
     ("epd bench gateway", "about a minute on two cores"),
     ("epd bench gateway --json --repeats 5", "for programs"),
     ("epd bench hop --max-nbytes 16MiB", "two minutes; --json for programs"),
+    ("epd bench hop --device cuda", "between two GPUs; half a minute"),
     ("epd bench soak shm", "a minute; other transports take up to five"),
     ("epd bench sim", "some minutes; --hours 1 for a part of the day"),
     ("epd bench reuse", "encodes and first tokens when images repeat; some minutes"),
@@ -52,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", default="", metavar="DIR", help="also write hop.json, hop.md and hop.svg there"
     )
     hop.add_argument("--json", action="store_true", help="print one JSON object")
+    hop.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu",
+        help="cuda: rows and KV between the first two GPUs, over the transport of that name",
+    )  # fmt: skip
     soak = kinds.add_parser("soak", help="a transport under kills", description=SOAK)
     soak.add_argument("transport", help="such as shm; epd doctor names them")
     soak.add_argument("--items", type=int, default=10_000, metavar="N", help="default 10000")
@@ -110,6 +115,10 @@ def run(args: argparse.Namespace) -> int:
         soak_plan = soak.Plan(args.transport, args.items, args.kills, slots=slots, seed=args.seed)
         return soak.run(soak_plan, as_json=args.json)
     if args.what == "hop":
+        if args.device == "cuda":
+            from epd_lab.bench import hop_device
+
+            return hop_device.run(as_json=args.json)
         from epd_lab.bench import hop
 
         if args.max_nbytes < hop.SIZES[0]:
