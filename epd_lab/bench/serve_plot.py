@@ -57,7 +57,8 @@ def plot(found: dict[str, Any]) -> str:
         f'<text x="{LEFT + 110 * index + 20}" y="26">{server}</text>'
         for index, server in enumerate(servers)
     )
-    where = "; ".join([*found.get("gpus", []), sentence(found["machine"])])
+    machine = [sentence(found["machine"])] if "machine" in found else []  # none where predicted
+    where = "; ".join([*found.get("gpus", []), *machine])
     note = f"medians of {found['repeats']}; {where}"
     parts.append(f'<text x="16" y="{y + 14}" fill="#52606d">{note}</text>')
     width, height = LEFT + len(COLUMNS) * (WIDTH + GAP) + 10, y + 34

@@ -60,6 +60,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="default: all cores")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="compare with this gpu.json")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (SVG)")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a table as those of docs/topologies.md"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -67,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     """Raises UsageError and ConfigError."""
     from epd.topology import parse_topology
     from epd_lab.bench import serve_figures, serve_plot
-    from epd_lab.bench.machine import describe
     from epd_lab.bench.workload import NAMED, named
-    from epd_lab.plan import compared, costs, topologies
+    from epd_lab.plan import compared, costs, page, topologies
     from epd_lab.plan.run import Plan, gpu_settings
     from epd_lab.plan.run import run as predict
 
@@ -105,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
         "gpus": [f"predicted, not measured: {known.model.name} on {known.device}"],
         "sources": known.sources,
         "repeats": args.repeats,
-        "machine": describe(),
         "rows": rows,
         "errors": compared.errors(rows, measured),
     }
@@ -113,6 +114,9 @@ def run(args: argparse.Namespace) -> int:
         args.plot.write_text(serve_plot.plot(found))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return 0
+    if args.markdown:
+        print(page.markdown(rows))
         return 0
     print(*found["gpus"])
     print(serve_figures.table(rows))
