@@ -16,7 +16,8 @@ Identifiers
 -----------
 `request_id`   minted by the gateway, unique over the cluster's life (gateway epoch + counter).
 `attempt`      1, 2, ...: which try of the request; a migrated request is a new attempt.
-`room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D).
+`room`         one transfer: `request_id/attempt/item` (E to P) or `request_id/attempt/kv` (P to D);
+               `request_id/attempt/item.n` where an image is encoded once more.
 `mm_hash`      64 hex digits: H(tenant scope, content, processor config, model revision).
 `instance_id`  a name; with `epoch` (set anew by each start of the process) it is an address.
 All deadlines are absolute, in seconds of the gateway's time: its wall clock's when it started, and
@@ -27,6 +28,8 @@ needs to be right, and setting one moves no deadline.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Union
+
+import msgspec
 
 from epd.failure import Failure
 from epd.observed import ObserveReport, ObserveRequest
@@ -50,8 +53,18 @@ from epd.records import (
     TransportOffer,
     end_of,
 )
+from epd.room_messages import (
+    CancelAck,
+    CancelTransfer,
+    Commit,
+    CommitAck,
+    Grant,
+    KvOffer,
+    TransferAborted,
+    TransferInDoubt,
+)
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 # --- membership (every instance <-> gateway) ------------------------------------------------------
@@ -151,6 +164,10 @@ class EncodeRequest(Message):
     clip: Clip | None = None  # of a video
     bounds: PixelBounds | None = None  # of an image
 
+    def elsewhere(self, room: str) -> EncodeRequest:
+        """The same for another encoder."""
+        return msgspec.structs.replace(self, room=room)
+
 
 class EncodeAccepted(Message):
     """The image is at work.  Said again now and then while the room is open."""
@@ -230,6 +247,29 @@ class RequestFailed(Message):
     spans: tuple[Span, ...] = ()
 
 
+class RoomWanted(Message):
+    """The rows of an image do not come from this encoder: may another one be asked?
+
+    Answered by `RoomAdded`, or by the end of the attempt.
+    """
+
+    request_id: str
+    attempt: int
+    index: int  # of the image
+    encoder: Address
+    failure: Failure
+
+
+class RoomAdded(Message):
+    """The rows of an image may come in this room, too."""
+
+    request_id: str
+    attempt: int
+    index: int  # of the image
+    room: str
+    encoder: Address
+
+
 class AbortRequest(Message):
     """Stop working on it and give its memory back; answered by RequestAborted."""
 
@@ -257,92 +297,6 @@ class StageReport(Message):
     request_id: str
     attempt: int
     spans: tuple[Span, ...]
-
-
-# --- transfers, both hops (consumer <-> producer of a room) ---------------------------------------
-
-
-class KvOffer(Message):
-    """Prefill asks decode for room: blocks for the prompt now and `max_tokens` to come."""
-
-    room: str
-    request_id: str
-    attempt: int
-    num_prompt_tokens: int
-    num_emitted: int
-    token_ids: tuple[int, ...]  # penalties and later recompute need the text
-    sampling: SamplingParams
-    layout: KvLayout
-    gateway: Address
-    deadline_s: float
-    items: tuple[MediaItem, ...] = ()  # where images stand: part of what a block's content is
-    reports: bool = False  # the client wants a timeline
-    scope: str = ""  # as in PrefillRequest
-    first_token_deadline_s: float = 0.0
-
-
-class Grant(Message):
-    """The consumer leased `slots` of `region` for this room: the producer may write; idempotent."""
-
-    room: str
-    attempt: int
-    mm_hash: str  # empty for KV
-    region: RemoteRegion
-    slots: tuple[int, ...]
-    contract: RowContract | None  # rows; None for KV, whose layout is checked at the offer
-    num_rows: int
-    deadline_s: float
-    num_held: int = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
-
-
-class Commit(Message):
-    """Every byte of the room has landed; repeated until acknowledged."""
-
-    room: str
-    attempt: int
-    nbytes: int
-    parts: tuple[tuple[int, int], ...]  # of each write: bytes, and their checksum; 0: not computed
-    kv: KvState | None = None
-
-
-class CommitAck(Message):
-    room: str
-    attempt: int
-
-
-class CancelTransfer(Message):
-    """The consumer does not want it any more; its slots stay leased until CancelAck (fault F7).
-
-    `failure`: where it never wanted it.  It goes the way of the offer, so that who learns of the
-    refusal learns why.
-    """
-
-    room: str
-    attempt: int
-    failure: Failure | None = None
-
-
-class CancelAck(Message):
-    """The producer will never write to this room's slots again."""
-
-    room: str
-    attempt: int
-
-
-class TransferAborted(Message):
-    """The producer failed; nothing is being written and nothing will be."""
-
-    room: str
-    attempt: int
-    failure: Failure
-
-
-class TransferInDoubt(Message):
-    """The producer failed and cannot tell yet whether bytes still land: an end follows later."""
-
-    room: str
-    attempt: int
-    reason: str
 
 
 # --- links (anybody <-> anybody) ------------------------------------------------------------------
@@ -383,9 +337,11 @@ else:
     AnyMessage = Union[MESSAGES]  # noqa: UP007, RUF100  # what the bus decodes: each of them
 
 
-# What others read from here though it is defined in `epd.records` and `epd.observed`.
+# What others read from here though it is defined in the other modules of data.
 __all__ = [
-    "Address", "CacheTier", "Clip", "InstanceInfo", "KvLayout", "KvState", "Load", "MediaItem",
-    "Message", "ObserveReport", "ObserveRequest", "PixelBounds", "RemoteRegion", "RowContract",
-    "SamplingParams", "Span", "TokenChunk", "TokenLogprobs", "TransportOffer", "end_of",
+    "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
+    "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message",
+    "ObserveReport", "ObserveRequest", "PixelBounds", "RemoteRegion", "RowContract",
+    "SamplingParams", "Span", "TokenChunk", "TokenLogprobs", "TransferAborted", "TransferInDoubt",
+    "TransportOffer", "end_of",
 ]  # fmt: skip

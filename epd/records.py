@@ -268,6 +268,10 @@ class MediaItem(Record):
         """Position behind its last row."""
         return end_of(self.offset, self.num_rows, self.offsets)
 
+    def elsewhere(self, room: str, encoder: Address) -> MediaItem:
+        """The same of another encoder."""
+        return msgspec.structs.replace(self, room=room, encoder=encoder)
+
     def runs(self) -> list[tuple[int, int, int]]:
         """Its rows without gaps: position in the prompt, first row, number of rows."""
         if not self.offsets:

@@ -45,7 +45,7 @@ def packages(*names: str) -> frozenset[str]:
 
 
 PORTS = ("epd.api.port", "epd.engine.base", "epd.transport.base")
-DATA = ("epd.failure", "epd.messages", "epd.observed", "epd.records")
+DATA = ("epd.failure", "epd.messages", "epd.observed", "epd.records", "epd.room_messages")
 LEAVES = ("epd.config", "epd.errors", "epd.topology", *DATA)
 TORCH_FREE = (
     "epd.engine.checkpoint",
@@ -67,8 +67,11 @@ AREAS = {
     "epd.records": Area((), packages("msgspec"), NOT_PURE),
     "epd.failure": Area(("epd.records",), not_stdlib=NOT_PURE),
     "epd.observed": Area(("epd.records",), not_stdlib=NOT_PURE),
+    "epd.room_messages": Area(("epd.failure", "epd.records"), not_stdlib=NOT_PURE),
     "epd.messages": Area(
-        ("epd.failure", "epd.observed", "epd.records"), packages("msgspec"), NOT_PURE
+        ("epd.failure", "epd.observed", "epd.records", "epd.room_messages"),
+        packages("msgspec"),
+        NOT_PURE,
     ),
     "epd.topology": Area(("epd.config",), not_stdlib=NOT_PURE),
     "epd.fsm": Area(

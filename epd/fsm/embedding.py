@@ -7,6 +7,11 @@ its own at some encoder.  The first waiter's room becomes the load; the others f
 fails, the next room takes over, so that one lost encoder fails nobody who has another.  When rows
 are resident, the rooms that were not needed are cancelled.
 
+If an encoder was lost and no room is left, the gateways of all waiters are asked for another one
+(AWAITING_ROOM): a loss costs its images, not the attempts.  A further room is a follower like any
+other; who brought the room that it stands in for hears of the rows.  A gateway that has none ends
+the attempt, and what it does not answer fails by time.
+
 References keep rows from the moment they are wanted until their last consumer has used them; only
 unreferenced rows can be evicted (faults F23, F24).  When all waiters leave during a load it is
 ABANDONED: the memory is the transfer's until the outcome arrives, then the rows stay as cache or
@@ -35,7 +40,7 @@ from epd.fsm.kernel import (
     Table,
     unless,
 )
-from epd.records import MediaItem
+from epd.records import Address, MediaItem
 
 
 class Do(Effect):
@@ -47,6 +52,7 @@ class Do(Effect):
     CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
     KEEP_ROWS = "enter the order of use, from which unreferenced rows are evicted"
     NOTIFY_READY = "tell every waiter that the rows are resident"
+    ASK_ROOM = "ask every waiter's gateway for another room, and bound the wait for it"
     NOTIFY_ONE = "tell the new waiter that the rows are resident"
     NOTIFY_FAILED = "tell every waiter that the rows will not come"
     RELEASE_ROWS = "return the slots to the pool"
@@ -63,6 +69,7 @@ class S(State):
     LOADING = "rows are on their way; waiters wait", Own.LOAD
     RESIDENT = "the rows are here", Own.ROWS
     ABANDONED = "nobody waits; the outcome of the load is awaited", Own.LOAD
+    AWAITING_ROOM = "its encoder was lost; the gateways are asked for another room"
     FAILED = "no room is left to try"
     QUARANTINED = "the load's outcome is unknown; its slots stay with the transfer until fenced"
     EVICTED = "forgotten"
@@ -77,6 +84,8 @@ class Want:
     deadline_s: float
     ready: Callable[[str, object], None]  # room, rows
     failed: Callable[[Failure], None]
+    ask: Callable[[Address, Failure | None], None]  # for a room at another encoder than this
+    stands_for: str = ""  # the room whose waiter hears of the rows; empty: this one
 
 
 @dataclass(slots=True)
@@ -114,10 +123,23 @@ class LoadFailed(Event):
 
 @dataclass(slots=True)
 class LoadLost(Event):
-    """The producer was lost; its slots stay fenced."""
+    """Its outcome is unknown; its slots stay with the transfer."""
 
     ends = (Own.LOAD,)
     failure: Failure
+
+
+@dataclass(slots=True)
+class EncoderLost(Event):
+    """Its encoder was lost, which another one can make up for; slots stay with the transfer."""
+
+    ends = (Own.LOAD,)
+    failure: Failure
+
+
+@dataclass(slots=True)
+class NoRoomCame(Event):
+    by_time = True
 
 
 @dataclass(slots=True)
@@ -177,10 +199,12 @@ def keep_rows(embedding: Embedding, event: Loaded) -> None:
     embedding.rows, embedding.slots = event.rows, event.slots
 
 
-def keep_failure(embedding: Embedding, event: LoadFailed | LoadLost | LoadTimedOut) -> None:
+def keep_failure(embedding: Embedding, event: Failed) -> None:
     embedding.failure = event.failure
 
 
+Failed = LoadFailed | LoadLost | LoadTimedOut | EncoderLost
+_FAILED = (LoadFailed, LoadTimedOut, LoadLost, EncoderLost)
 _IN_LOAD = (S.REQUESTED, S.LOADING)
 _ENDED = (S.FAILED, S.EVICTED)
 
@@ -195,13 +219,18 @@ ROWS = (
     Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_ROOM,), remove_waiter, unless(others_wait)),
     Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
     Row(S.LOADING, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
-    Row(_IN_LOAD, (LoadFailed, LoadTimedOut, LoadLost), S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
+    Row(_IN_LOAD, _FAILED, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
     Row(_IN_LOAD, (LoadFailed, LoadTimedOut), S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
+    Row(_IN_LOAD, EncoderLost, S.AWAITING_ROOM, (Do.ASK_ROOM,), keep_failure, unless(another_room), "the images of the lost are encoded elsewhere (F19)"),
+    Row(S.AWAITING_ROOM, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
+    Row(S.AWAITING_ROOM, Unwanted, None, (), remove_waiter, others_wait),
+    Row(S.AWAITING_ROOM, Unwanted, S.EVICTED, (), remove_waiter, unless(others_wait)),
+    Row(S.AWAITING_ROOM, NoRoomCame, S.FAILED, (Do.NOTIFY_FAILED,), note="the question or the answer may be lost"),
     Row(S.ABANDONED, Wanted, S.LOADING, (), add_waiter, note="resurrection: the same load (F22)"),
     Row(S.ABANDONED, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS), keep_rows, note="kept as cache (F21)"),
-    Row(S.ABANDONED, (LoadFailed, LoadTimedOut), S.FAILED, (), keep_failure),
+    Row(S.ABANDONED, (LoadFailed, LoadTimedOut, EncoderLost), S.FAILED, (), keep_failure),
     Row(S.ABANDONED, LoadLost, S.QUARANTINED, (), keep_failure),
     Row(S.RESIDENT, Wanted, None, (Do.NOTIFY_ONE,), add_waiter),
     Row(S.RESIDENT, Unwanted, None, (), remove_waiter),
@@ -213,14 +242,14 @@ ROWS = (
 )
 
 IGNORES = (
-    Ignore(_ENDED, (Unwanted, LeaseGranted, SlotsReturned, EvictionRequested, IdleTimePassed, LoadFailed, LoadLost, LoadTimedOut), "it has ended; the transfer owns what is still to return"),
-    Ignore((S.REQUESTED, S.LOADING, S.RESIDENT, S.ABANDONED), (SlotsReturned,), "slots of an earlier load of this hash"),
-    Ignore((S.REQUESTED, S.LOADING, S.ABANDONED), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
-    Ignore((S.QUARANTINED,), (EvictionRequested, LoadFailed, LoadLost, LoadTimedOut), "the load was given up; its slots are the transfer's"),
+    Ignore(_ENDED, (Unwanted, LeaseGranted, SlotsReturned, EvictionRequested, IdleTimePassed, *_FAILED), "it has ended; the transfer owns what is still to return"),
+    Ignore((S.REQUESTED, S.LOADING, S.RESIDENT, S.ABANDONED, S.AWAITING_ROOM), (SlotsReturned,), "slots of an earlier load of this hash"),
+    Ignore((S.REQUESTED, S.LOADING, S.ABANDONED, S.AWAITING_ROOM), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore((S.QUARANTINED,), (EvictionRequested, *_FAILED), "the load was given up; its slots are the transfer's"),
     Ignore((S.ABANDONED,), (Unwanted,), "the waiter has left once"),
 )
 
-TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES)
+TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers={NoRoomCame: (Do.ASK_ROOM,)})
 # fmt: on
 
 
@@ -250,3 +279,8 @@ class Embedding(Machine):
 
     def untried(self) -> list[str]:
         return [room for room in self.waiters if room not in self.tried]
+
+    def rooms_for(self, room: str) -> list[str]:
+        """A waiter's rooms, its own first."""
+        further = [key for key, want in self.waiters.items() if want.stands_for == room]
+        return [room, *further]

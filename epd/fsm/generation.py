@@ -46,6 +46,7 @@ from epd.fsm.generation_events import (
     DeadlinePassed,
     Do,
     FinalTokensArrived,
+    ImageMoved,
     NoTopology,
     Own,
     Placed,
@@ -86,6 +87,7 @@ __all__ = [
     "Do",
     "FinalTokensArrived",
     "Generation",
+    "ImageMoved",
     "NoTopology",
     "Own",
     "Placed",
@@ -117,6 +119,10 @@ def begin_attempt(generation: Generation, event: Placed) -> None:
     generation.attempt += 1
     generation.accepted = False
     generation.num_before = len(generation.token_ids)
+    generation.placed = event.placement
+
+
+def note_moved(generation: Generation, event: ImageMoved) -> None:
     generation.placed = event.placement
 
 
@@ -195,6 +201,7 @@ ROWS = (
     # The attempt.
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
     Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
+    Row(_OPEN, ImageMoved, None, (Do.MOVE_IMAGE,), note_moved, note="its loss costs its images, not the attempt (F19)"),
     Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE), append_tokens),
     Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL,), append_tokens),
     Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),

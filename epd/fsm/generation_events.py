@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, Owned, State
-from epd.records import TokenChunk
+from epd.records import Address, TokenChunk
 from epd.scheduling.placement import Placement
 
 
 class Do(Effect):
     DISPATCH = "send the attempt to encode and prefill"
+    MOVE_IMAGE = "send an image to another encoder, and tell prefill of its room"
     PLACE = "choose instances for the next attempt, after a pause if several have failed"
     AWAIT_TOPOLOGY = "try to place it again soon"
     CHOOSE = "choose instances"
@@ -170,6 +171,15 @@ class AttemptTimedOut(Event):
     @property
     def failure(self) -> Failure:
         return Failure(FailureKind.LOST, self.reason)
+
+
+@dataclass(slots=True)
+class ImageMoved(Event):
+    """The encoder of an image was lost, and another one takes it: the attempt goes on."""
+
+    index: int
+    encoder: Address
+    placement: Placement  # with it
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ offer, a repeat does no harm, and nobody else would notice the loss. Then prefil
 (INCOMING). A request for rows alone has no prefill. Its images are offered until their rows are
 kept, and the last one that is kept is the answer.
 
+If an image's encoder is lost, it is offered to another one, under another room.
+
 The clocks of the attempt bound all of it (GENERATION). If the attempt is given up, the gateway also
 tells the encoders: prefill, which would dismiss the rooms, may be unreachable. After a success no
 message is needed.
@@ -37,6 +39,7 @@ T = TypeVar("T")
 
 class Do(Effect):
     SEND_IMAGES = "send each image that was not taken to its encoder"
+    SEND_ONE = "send an image to its new encoder"
     DOUBT = "have the links to those encoders asked for an echo"
     ARM_RETRY = "fire RetryDue later"
     SEND_ABORTS = "tell the encoder of each room that was not served"
@@ -79,6 +82,15 @@ class RowsKept(Event):
 
 
 @dataclass(slots=True)
+class RoomReplaced(Event, Generic[T]):
+    """The encoder of this room is lost: its image goes to another one, under a new room."""
+
+    room: str
+    new_room: str
+    image: T
+
+
+@dataclass(slots=True)
 class Answered(Event):
     """The generation has ended with its answer."""
 
@@ -106,6 +118,13 @@ def note_kept(offer: Offer[T], event: RowsKept) -> None:
     offer.images.pop(event.room, None)
 
 
+def replace_room(offer: Offer[T], event: RoomReplaced[T]) -> None:
+    offer.untaken.pop(event.room, None)
+    del offer.images[event.room]
+    offer.images[event.new_room] = event.image
+    offer.untaken[event.new_room] = None
+
+
 _OPEN = (S.OFFERED, S.TAKEN)
 _OVER = (S.SERVED, S.CALLED_OFF)
 _AGAIN = (Do.SEND_IMAGES, Do.ARM_RETRY)
@@ -119,6 +138,7 @@ ROWS = (
     Row(S.OFFERED, Taken, None, (), note_taken, unless(is_last)),
     Row(S.OFFERED, RowsKept, S.SERVED, (Do.ANSWER,), note_kept, is_last),
     Row(S.OFFERED, RowsKept, None, (), note_kept, unless(is_last)),
+    Row(_OPEN, RoomReplaced, S.OFFERED, (Do.SEND_ONE, Do.ARM_RETRY), replace_room, note="F19"),
     Row(_OPEN, Answered, S.SERVED),
     Row(_OPEN, GivenUp, S.CALLED_OFF),
 )

@@ -93,7 +93,7 @@ class Instance:
         if "prefill" in config.roles:
             if engine.row_contract is not None:
                 self.embeddings = Embeddings(
-                    actor, self.incoming, engine.row_contract, config.prefill
+                    actor, self.incoming, engine.row_contract, config.prefill, config.timing
                 )
                 engine.attach_rows(self.embeddings.region.buffer)
             self.prefill = PrefillRole(

@@ -17,7 +17,7 @@ from epd.api.port import JsonObject, TransferParams
 from epd.config import Timing
 from epd.failure import FailureKind
 from epd.fsm.generation import Generation
-from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest
+from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, RoomAdded
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.holds import Holds
@@ -189,7 +189,7 @@ class Dispatcher:
                 clip=item.clip,
                 bounds=item.bounds,
             )
-            images[room] = Image(encoder, request, item.image)
+            images[room] = Image(index, encoder, request, item.image)
             items.append(
                 MediaItem(
                     index=index,
@@ -205,6 +205,19 @@ class Dispatcher:
             )
         self.offers.begin(machine, images)
         return tuple(items)
+
+    def move(self, machine: Generation, index: int, encoder: Address) -> None:
+        """Send an image to this encoder, too; its placement says so."""
+        self._book(machine, machine.placement)
+        room = self.offers.move(machine, index, encoder)
+        added = RoomAdded(
+            request_id=machine.key,
+            attempt=machine.attempt,
+            index=index,
+            room=room,
+            encoder=encoder,
+        )
+        self._actor.send(machine.placement.prefill, added)
 
     def needed(self, machine: Generation) -> tuple[Address, ...]:
         """Instances whose loss ends the attempt; that of others is told by these."""

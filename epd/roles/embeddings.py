@@ -11,18 +11,21 @@ references.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from epd.config import PrefillConfig
+from epd.config import PrefillConfig, Timing
 from epd.failure import Failure, FailureKind
 from epd.fsm.embedding import (
     Do,
     Embedding,
+    EncoderLost,
     EvictionRequested,
     LeaseGranted,
     Loaded,
     LoadFailed,
     LoadLost,
     LoadTimedOut,
+    NoRoomCame,
     SlotsReturned,
     Unwanted,
     Want,
@@ -44,11 +47,17 @@ class Embeddings(Component[Embedding]):
     fires = Embedding
 
     def __init__(
-        self, actor: Actor, incoming: IncomingRooms, contract: RowContract, config: PrefillConfig
+        self,
+        actor: Actor,
+        incoming: IncomingRooms,
+        contract: RowContract,
+        config: PrefillConfig,
+        timing: Timing,
     ) -> None:
         super().__init__(actor)
         self._rooms = incoming
         self.contract = contract
+        self._timing = timing
         self._rows_timeout_s = config.rows_timeout_s
         self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
         slot_nbytes = self._rows_per_slot * contract.row_nbytes
@@ -78,7 +87,10 @@ class Embeddings(Component[Embedding]):
 
     def fired(self, machine: Embedding, event: Event) -> None:
         super().fired(machine, event)
-        if not (machine.terminal or (machine.at_rest and not machine.waiters)):
+        is_idle = machine.at_rest and not machine.waiters
+        if is_idle:  # it can make room for others
+            self._soon(self._pump_leases)
+        if not (machine.terminal or is_idle):
             self._busy[machine.key] = machine
         elif self._busy.get(machine.key) is machine:
             del self._busy[machine.key]
@@ -120,13 +132,24 @@ class Embeddings(Component[Embedding]):
         if self._leases.rejoin(embedding.room):
             self._soon(self._pump_budget)
 
+    def add_room(self, room: str, item: MediaItem) -> bool:
+        """The rows that `room` waits for may come in the room of `item`, too; False: they are not
+        waited for."""
+        embedding = self._embeddings.get(item.mm_hash)
+        own = embedding.waiters.get(room) if embedding is not None else None
+        if own is not None:
+            self.want(
+                replace(own, item=item, ready=_hear_rows, failed=_hear_failure, stands_for=room)
+            )
+        return own is not None
+
     def unwant(self, mm_hash: str, room: str) -> bool:
         """A waiter leaves; False if it was none."""
         embedding = self._embeddings.get(mm_hash)
         if embedding is None or room not in embedding.waiters:
             return False
-        self.fire(embedding, Unwanted(room, embedding.waiters[room]))
-        self._soon(self._pump_leases)
+        for each in embedding.rooms_for(room):
+            self.fire(embedding, Unwanted(each, embedding.waiters[each]))
         return True
 
     def dismiss(self, item: MediaItem, attempt: int) -> None:
@@ -184,7 +207,7 @@ class Embeddings(Component[Embedding]):
         item = want.item
         if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
             reason = f"instance {item.encoder.instance_id} was lost"
-            self.fire(embedding, LoadFailed(Failure(FailureKind.LOST, reason)))
+            self.fire(embedding, EncoderLost(Failure(FailureKind.LOST, reason)))
             return
         self._rooms.open(
             item.room,
@@ -221,6 +244,13 @@ class Embeddings(Component[Embedding]):
             want: Want = embedding.waiters[room]
             self.dismiss(want.item, want.attempt)
 
+    @performs(Do.ASK_ROOM)
+    def ask_room(self, embedding: Embedding, event: EncoderLost) -> None:
+        self.arm(embedding, self._timing.accept_timeout_s, NoRoomCame())
+        for want in embedding.waiters.values():
+            if not want.stands_for:
+                want.ask(_latest(embedding, want).encoder, event.failure)
+
     @performs(Do.KEEP_ROWS)
     def keep_rows(self, embedding: Embedding, event: Event) -> None:
         self._cache.add(embedding.key, len(embedding.slots))
@@ -243,7 +273,8 @@ class Embeddings(Component[Embedding]):
         for want in list(embedding.waiters.values()):
             is_media = failure.kind is FailureKind.MEDIA
             which = f"image {want.item.index + 1}: " if is_media else ""
-            want.failed(Failure(failure.kind, which + failure.reason))
+            culprit = _latest(embedding, want).encoder.instance_id
+            want.failed(Failure(failure.kind, which + failure.reason, culprit))
 
     @performs(Do.RELEASE_ROWS)
     def release_rows(self, embedding: Embedding, event: Event) -> None:
@@ -311,8 +342,23 @@ class Embeddings(Component[Embedding]):
         self._soon(self._pump_budget)
 
 
+def _hear_rows(room: str, rows: object) -> None:
+    """Of a further room: who waits hears of them by its own."""
+
+
+def _hear_failure(failure: Failure) -> None:
+    """Likewise."""
+
+
+def _latest(embedding: Embedding, want: Want) -> MediaItem:
+    """Where its rows were to come from in the end."""
+    return embedding.waiters[embedding.rooms_for(want.item.room)[-1]].item
+
+
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
+    if failure.kind is FailureKind.LOST:
+        return EncoderLost(failure)
     if incoming.held:
         return LoadLost(failure)
     if failure.kind is FailureKind.DEADLINE:

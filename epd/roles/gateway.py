@@ -47,6 +47,7 @@ from epd.messages import (
 )
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
+from epd.roles.elsewhere import Elsewhere
 from epd.roles.failures import FailureLog, error_of, is_mistake
 from epd.roles.gateway_metrics import instance_facts, instance_metrics, own_metrics, queue_metrics
 from epd.roles.gateway_timers import GatewayTimers
@@ -81,26 +82,25 @@ class GatewayRole(Component[Generation]):
     ) -> None:
         super().__init__(actor)
         self._registry = registry
-        self._limits = limits
-        self._timing = timing
+        self._limits, self._timing = limits, timing
         self._time_limits = TimeLimits.of(timing)
         self._dispatcher = dispatcher
         self._offers = dispatcher.offers
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
+        self.extend(Elsewhere(actor, self, dispatcher, timing))
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
         self.profile = Profiles(actor, registry).ask
         self.observe = Observatory(actor, registry).ask
-        self._serial = 0
+        self._serial = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
-        self.num_tokens = 0
         registry.on_lost = self._instance_lost
 
     def live(self) -> dict[str, int]:
-        own = {"generations": len(self._open), "assigned": self._dispatcher.num_assigned}
-        return {**own, **self._offers.live()}
+        assigned = self._dispatcher.num_assigned
+        return {"generations": len(self._open), "assigned": assigned, **self._offers.live()}
 
     # --- the API's side ---------------------------------------------------------------------------
 
@@ -198,14 +198,14 @@ class GatewayRole(Component[Generation]):
         if not self._dispatcher.send(machine):
             name = machine.placement.prefill.instance_id
             reason = f"instance {name} takes no messages"
-            self._attempt_failed(machine, {name}, Failure(FailureKind.BUSY, reason))
+            self.attempt_failed(machine, {name}, Failure(FailureKind.BUSY, reason))
 
     # --- messages ---------------------------------------------------------------------------------
 
     @receives(Tokens)
     def on_tokens(self, received: Received) -> None:
         for chunk in received.message.chunks:
-            machine = self._current(chunk.request_id, chunk.attempt)
+            machine = self.current(chunk.request_id, chunk.attempt)
             if machine is not None:
                 self._take(machine, chunk)
             elif not chunk.finish_reason:
@@ -234,7 +234,7 @@ class GatewayRole(Component[Generation]):
     @receives(RequestAccepted)
     def on_accepted(self, received: Received) -> None:
         message: RequestAccepted = received.message
-        machine = self._current(message.request_id, message.attempt)
+        machine = self.current(message.request_id, message.attempt)
         if machine is not None:
             self.fire(machine, generation_fsm.Accepted())
         else:
@@ -248,7 +248,7 @@ class GatewayRole(Component[Generation]):
     @receives(EncodeAccepted)
     def on_encode_accepted(self, received: Received) -> None:
         room: str = received.message.room
-        machine = self._current(room.rsplit("/", 2)[0], received.message.attempt)
+        machine = self.current(room.rsplit("/", 2)[0], received.message.attempt)
         if machine is not None and self._offers.wants(machine, room):
             self._offers.taken(machine, room)
             if machine.prompt.stage == "encode":
@@ -259,7 +259,7 @@ class GatewayRole(Component[Generation]):
     @receives(RowsKept)
     def on_rows_kept(self, received: Received) -> None:
         message: RowsKept = received.message
-        machine = self._current(message.request_id, message.attempt)
+        machine = self.current(message.request_id, message.attempt)
         if machine is not None:
             self._offers.kept(machine, message.room)
 
@@ -279,7 +279,7 @@ class GatewayRole(Component[Generation]):
     def on_failed(self, received: Received) -> None:
         message: EncodeRejected | RequestFailed = received.message
         failure, culprit = message.failure, message.failure.culprit or received.source
-        machine = self._current(message.request_id, message.attempt)
+        machine = self.current(message.request_id, message.attempt)
         sender = Address(received.source, received.epoch, "")
         if machine is None or self.actor.is_lost(sender):  # of the lost, its loss says all
             return
@@ -293,12 +293,12 @@ class GatewayRole(Component[Generation]):
             blamed = set()
         elif failure.kind is FailureKind.TRANSFER:
             blamed.add(received.source)  # either end of it
-        self._attempt_failed(machine, blamed, failure)
+        self.attempt_failed(machine, blamed, failure)
 
     @receives(RequestAborted)
     def on_aborted(self, received: Received) -> None:
         message: RequestAborted = received.message
-        machine = self._current(message.request_id, message.attempt)
+        machine = self.current(message.request_id, message.attempt)
         if machine is None:
             return
         machine.pending_aborts.discard(received.source)
@@ -314,12 +314,12 @@ class GatewayRole(Component[Generation]):
         if request_id in self._open:
             self._timelines.add(source, request_id, spans)
 
-    def _current(self, request_id: str, attempt: int) -> Generation | None:
+    def current(self, request_id: str, attempt: int) -> Generation | None:
         """The open generation, if the message is of its present attempt."""
         machine = self._open.get(request_id)
         return machine if machine is not None and machine.attempt == attempt else None
 
-    def _attempt_failed(
+    def attempt_failed(
         self, machine: Generation, blamed: AbstractSet[str], failure: Failure
     ) -> None:
         if is_mistake(failure):
@@ -336,14 +336,14 @@ class GatewayRole(Component[Generation]):
             if lost == placement.decode or not machine.token_ids_of_attempt:
                 reason = f"instance {lost.instance_id} was lost"
                 failure = Failure(FailureKind.LOST, reason)
-                self._attempt_failed(machine, {lost.instance_id}, failure)
+                self.attempt_failed(machine, {lost.instance_id}, failure)
 
     def peer_silent(self, peer: Address) -> None:
         """Nobody else would miss an image that was not taken there."""
         for key in self._offers.not_taken_by(peer):
             reason = f"instance {peer.instance_id} does not answer"
             failure = Failure(FailureKind.LOST, reason)
-            self._attempt_failed(self._open[key], {peer.instance_id}, failure)
+            self.attempt_failed(self._open[key], {peer.instance_id}, failure)
 
     # --- effects ----------------------------------------------------------------------------------
 

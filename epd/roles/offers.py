@@ -7,12 +7,21 @@ holds, and is told of those that are over (`wants`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epd.config import Timing
 from epd.fsm.generation import Generation
 from epd.fsm.kernel import Event
-from epd.fsm.offer import Answered, Do, GivenUp, Offered, RetryDue, RowsKept, Taken
+from epd.fsm.offer import (
+    Answered,
+    Do,
+    GivenUp,
+    Offered,
+    RetryDue,
+    RoomReplaced,
+    RowsKept,
+    Taken,
+)
 from epd.fsm.offer import Offer as OfferMachine
 from epd.messages import AbortEncode, Address, EncodeRequest
 from epd.roles.base import Actor, Component, performs
@@ -20,9 +29,11 @@ from epd.roles.base import Actor, Component, performs
 
 @dataclass(frozen=True, slots=True)
 class Image:
+    index: int  # in its prompt
     encoder: Address
     request: EncodeRequest
     image: bytes
+    num_before: int = 0  # encoders that were asked for it in this attempt
 
 
 Offer = OfferMachine[Image]
@@ -72,6 +83,24 @@ class Offers(Component[Offer]):
         offer = self._offers.get(machine.key)
         return offer is not None and room in offer.images and not machine.token_ids_of_attempt
 
+    def latest(self, machine: Generation, index: int) -> Image | None:
+        """Where an image of the present attempt was sent last; None: its rows are not wanted."""
+        offer = self._offers.get(machine.key)
+        if offer is None or machine.token_ids_of_attempt:
+            return None
+        return next((i for i in reversed(offer.images.values()) if i.index == index), None)
+
+    def move(self, machine: Generation, index: int, encoder: Address) -> str:
+        """Send an image to another encoder instead; returns its new room."""
+        image = self.latest(machine, index)
+        assert image is not None  # or nobody would want it elsewhere
+        count = image.num_before + 1
+        room = f"{machine.key}/{machine.attempt}/{index}.{count}"
+        request = image.request.elsewhere(room)
+        moved = replace(image, encoder=encoder, request=request, num_before=count)
+        self._tell(machine, RoomReplaced(image.request.room, room, moved))
+        return room
+
     def not_taken_by(self, peer: Address) -> list[str]:
         """Generations with an image that this encoder has not taken yet."""
         return [
@@ -85,8 +114,14 @@ class Offers(Component[Offer]):
     @performs(Do.SEND_IMAGES)
     def send_images(self, offer: Offer, event: Event) -> None:
         for room in offer.untaken:
-            image = offer.images[room]
-            self.actor.send(image.encoder, image.request, (image.image,))
+            self._send(offer.images[room])
+
+    @performs(Do.SEND_ONE)
+    def send_one(self, offer: Offer, event: RoomReplaced[Image]) -> None:
+        self._send(event.image)
+
+    def _send(self, image: Image) -> None:
+        self.actor.send(image.encoder, image.request, (image.image,))
 
     @performs(Do.DOUBT)
     def doubt(self, offer: Offer, event: Event) -> None:

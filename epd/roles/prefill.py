@@ -24,10 +24,14 @@ from epd.fsm.request import (
     TextOnly,
 )
 from epd.messages import (
+    Address,
+    CancelTransfer,
     MediaItem,
     PrefillRequest,
     RequestAborted,
     RequestFailed,
+    RoomAdded,
+    RoomWanted,
 )
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.embeddings import Embeddings
@@ -99,6 +103,19 @@ class PrefillRole(Component[Request]):
         arrived = EmbeddingsRequired() if message.items else TextOnly()
         self._requests.fire(request, arrived)
 
+    @receives(RoomAdded)
+    def on_room_added(self, received: Received) -> None:
+        message: RoomAdded = received.message
+        if self.actor.is_former(received):
+            return  # as above
+        request = self._requests.get(f"{message.request_id}/{message.attempt}")
+        if request is not None and self._embeddings is not None:
+            item = request.message.items[message.index]
+            further = item.elsewhere(message.room, message.encoder)
+            if self._embeddings.add_room(item.room, further):
+                return
+        self.actor.send(message.encoder, CancelTransfer(room=message.room, attempt=message.attempt))
+
     def _refusal(self, message: PrefillRequest) -> Failure | None:
         busy = self.actor.refusal("prefill", len(self._requests), self._config.max_queue)
         if busy:
@@ -132,17 +149,26 @@ class PrefillRole(Component[Request]):
         def ready(room: str, rows: object) -> None:
             self._requests.fire(request, EmbeddingReady(room, rows))
 
-        def failed(item: MediaItem, failure: Failure) -> None:
-            told = failure.of(item.encoder.instance_id)
-            self._requests.fire(request, EmbeddingFailed(told))
+        def failed(failure: Failure) -> None:
+            self._requests.fire(request, EmbeddingFailed(failure))
+
+        def ask(item: MediaItem, encoder: Address, failure: Failure) -> None:
+            wanted = RoomWanted(
+                request_id=message.request_id,
+                attempt=message.attempt,
+                index=item.index,
+                encoder=encoder,
+                failure=failure,
+            )
+            self.actor.send(message.gateway, wanted)
+            self.actor.doubt(message.gateway)  # it is said once: nothing else would be missed
 
         def granted() -> None:
             for item in message.items:
                 if request.terminal:
                     return
-                told = partial(failed, item)
-                due_s = message.first_token_deadline_s
-                embeddings.want(Want(item, message.attempt, due_s, ready, told))
+                due_s, asked = message.first_token_deadline_s, partial(ask, item)
+                embeddings.want(Want(item, message.attempt, due_s, ready, failed, asked))
             self._requests.fire(request, EmbeddingsPromised())
 
         embeddings.promise(request.key, message.items, granted)

@@ -32,7 +32,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from epd.messages import Address, InstanceInfo, Load
@@ -74,6 +74,11 @@ class Placement:
         return frozenset(
             address.instance_id for address in (*self.encoders, self.prefill, self.decode)
         )
+
+    def moved(self, index: int, encoder: Address) -> Placement:
+        """With another encoder for one of the images."""
+        before, behind = self.encoders[:index], self.encoders[index + 1 :]
+        return replace(self, encoders=(*before, encoder, *behind))
 
     def addresses(self) -> tuple[Address, ...]:
         """Each instance once, in a fixed order."""

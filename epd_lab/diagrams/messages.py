@@ -19,7 +19,7 @@ from epd_lab.diagrams.page import NOTICE, markdown_table, meaning
 
 _HOW_TO_READ = """\
 Read from the code of `epd/roles`: a class sends what it builds, and handles what its `@receives`
-decorators name. Fields and their meaning are in `epd/messages.py`."""
+decorators name. Fields and their meaning are in `epd/messages.py` and `epd/room_messages.py`."""
 
 ROLES = Path(messages.__file__).parent / "roles"
 
@@ -36,10 +36,9 @@ class Speaker:
 
 
 def vocabulary() -> dict[str, type[messages.Message]]:
-    """Every message by its name, in the order of `epd.messages`."""
-    kinds = (thing for thing in vars(messages).values() if isinstance(thing, type))
-    found = [k for k in kinds if issubclass(k, messages.Message) and k is not messages.Message]
-    return {kind.__name__: kind for kind in found}
+    """Every message by its name, in the order of `epd.messages`, and those of rooms."""
+    kinds = sorted(messages.MESSAGES, key=lambda kind: kind.__module__)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def speakers(folder: Path = ROLES) -> list[Speaker]:

@@ -45,6 +45,10 @@ def _part(table: Table) -> Part:
                 "load = 'asked'",
             ),
             "CANCEL_TRANSFER": ("load = 'none' if load == 'asked' else load",),
+            "ASK_ROOM": (
+                "require load == 'none' -- nobody is asked for another room while one loads",
+                "asked = True",
+            ),
             "KEEP_ROWS": ("require not kept -- rows are kept once", "kept = True"),
             "NOTIFY_READY": ("ready_a = in_a", "ready_b = in_b"),
             "NOTIFY_ONE": ("ready_a = in_a", "ready_b = in_b"),
@@ -66,6 +70,7 @@ def _part(table: Table) -> Part:
             "has_rows = False",
             *NO_WAITERS,
         ),
+        timers={"asked": m.NoRoomCame},
     )
 
 
@@ -103,6 +108,8 @@ def _load() -> Iterator[Happening]:
         ("rows_arrive", "work", open_, m.Loaded, (over, "slots = True")),
         ("load_fails", "fault", under_way, m.LoadFailed, (over,)),
         ("load_is_lost", "fault", under_way, m.LoadLost, (over, "lost = True")),
+        ("encoder_is_lost", "fault", under_way, m.EncoderLost, (over, "lost = True")),
+        ("no_room_comes", "time", "asked", m.NoRoomCame, ("asked = False",)),
         ("load_takes_too_long", "time", under_way, m.LoadTimedOut, (over,)),
         ("slots_come_back", "fault", "lost", m.SlotsReturned, ("lost = False",)),
     )
@@ -164,6 +171,7 @@ def embedding_model(table: Table = m.TABLE) -> Model:
             Variable("b_first", (False, True), "b came before a"),
             Variable("room", ("none", "a", "b"), "of the load"),
             Variable("load", ("none", "asked", "open"), "slots are asked for, or leased"),
+            Variable("asked", (False, True), "armed: a room is awaited"),
             Variable("lost", (False, True), "slots of a lost load are still fenced"),
             Variable("slots", (False, True), "the machine's own"),
             Variable("kept", (False, True), "in the books"),

@@ -25,7 +25,7 @@ TIMERS: dict[str, type[Event]] = {
 KIND = {"failure": "'lost'"}  # of every failure but those for good
 SILENT = frozenset(
     "note_accepted note_refusal note_lacking note_no_topology note_cut note_late note_deadline "
-    "note_abandoned ARM_DEADLINE".split()
+    "note_abandoned note_moved ARM_DEADLINE".split()
 )
 
 
@@ -48,6 +48,7 @@ def _part(table: Table) -> Part:
             "AWAIT_TOPOLOGY": ("pause = True",),
             "CHOOSE": ("placing = True",),
             "ARM_TOPOLOGY": ("topology = True",),
+            "MOVE_IMAGE": ("require at_work -- images move within an attempt",),
             "DELIVER": (
                 "require answers == 0 and not silent -- no tokens after the end",
                 "require not hole -- a hole in the tokens is not passed on",
@@ -105,7 +106,7 @@ def _api() -> Iterator[Happening]:
 
 
 def _attempt() -> Iterator[Happening]:
-    sent = "attempts > 0"
+    sent, open_ = "attempts > 0", "state in (PLACED, STREAMING)"
     words: tuple[tuple[str, type[Event], str, tuple[str, ...]], ...] = (
         ("is_accepted", g.Accepted, sent, ("watch = False",)),
         (
@@ -128,6 +129,7 @@ def _attempt() -> Iterator[Happening]:
     )
     for name, event, when, before in words:
         yield Happening(name, "fault", when, event, 0, before, event_fields=KIND)
+    yield Happening("an_image_moves", "fault", f"{sent} and at_work and {open_}", g.ImageMoved)
     yield Happening(
         "attempt_fails_for_good",
         "fault",

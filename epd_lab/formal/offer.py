@@ -23,7 +23,7 @@ def _part(table: Table) -> Part:
                 "answered = True",
             ),
         },
-        silent=frozenset(("DOUBT",)),
+        silent=frozenset(("DOUBT", "SEND_ONE")),
         timers={"clock": o.RetryDue},
     )
 
@@ -42,6 +42,14 @@ def _happenings() -> Iterator[Happening]:
             guards=last,
             event_fields=field,
             actions={"note_taken": (mine,)},
+        )
+        yield Happening(
+            f"{room}_moves",
+            "fault",
+            "begun and not FOR_ROWS and state in (OFFERED, TAKEN)",
+            o.RoomReplaced,
+            event_fields={**field, "new_room": f"'{room}'"},
+            actions={"replace_room": (f"lacks_{room} = True",)},
         )
         yield Happening(
             f"{room}_is_kept",

@@ -9,6 +9,7 @@ from epd_lab.sim.answer_drills import ANSWER_DRILLS
 from epd_lab.sim.cache_drills import CACHE_DRILLS
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import NOTHING, Drill
+from epd_lab.sim.elsewhere_drills import ELSEWHERE_DRILLS
 from epd_lab.sim.fault_drills import FAULT_DRILLS
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.link_drills import LINK_DRILLS
@@ -291,6 +292,7 @@ DRILLS: tuple[Drill, ...] = (
         ),
     ),
     *LOSS_DRILLS,
+    *ELSEWHERE_DRILLS,
     *CACHE_DRILLS,
     *RECOVERY_DRILLS,
     *LINK_DRILLS,

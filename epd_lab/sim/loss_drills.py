@@ -25,14 +25,11 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=IMAGES,
         faults=(
-            Fault("kill", "here", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=8, duration_s=0.4),
+            Fault("kill", "e0", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=8, duration_s=0.4),
         ),
-        mutants=(
-            "grants_reach_the_successor",
-            "a_lost_attempt_is_an_error",
-        ),
+        mutants=("grants_reach_the_successor",),
         fires=(
-            "GENERATION:PLACED>MIGRATING",
+            "GENERATION:ImageMoved",
             "INCOMING:QUARANTINED>FAILED",
             "INSTANCE:EpochReplaced",
         ),
@@ -46,7 +43,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=6, duration_s=0.05),),
         mutants=("lost_peer_frees_slots",),
         fires=(
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
             "INCOMING:QUARANTINED>FAILED",
             "INSTANCE:EpochReplaced",
         ),
@@ -93,10 +90,9 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         mutants=(
             "answer_without_image",
             "both_lives_are_members",
-            "a_lost_attempt_is_an_error",
         ),
         fires=(
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
             "INSTANCE:EpochReplaced",
         ),
     ),

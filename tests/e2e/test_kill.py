@@ -236,6 +236,19 @@ async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
             assert outcomes == {"answered": 10}, (names, replies)
 
 
+async def test_an_encoder_that_dies_costs_its_images_only() -> None:
+    """F59: they are encoded by the other one, and no attempt is given up."""
+    with serving("2e1p1d", **PATIENT) as server:
+        wait_for(lambda: len(server.instances()) == 4, READY_S, "all have joined")
+        epoch, bodies = server.instances()["e0"]["epoch"], questions(80, 10, 250, 40)
+        replies = await ask_during(server, bodies, lambda: send(signal.SIGKILL)(server, "e0"), None)
+        wait_until_replaced(server, "e0", epoch)
+        assert await check_same_afterwards(server, bodies, replies) == {"answered": 10}
+        assert not any(reply.has_migrated for reply in replies)
+        assert server.metrics()['epd_gateway_events_total{kind="images_moved"}'] >= 1
+        server.check_all_returned()
+
+
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -74,6 +74,7 @@ def _embedding(values: Values) -> embedding.Embedding:
     made = tables.make_embedding()
     order = ("b", "a") if values["b_first"] else ("a", "b")
     made.waiters = {room: "item" for room in order if values[f"in_{room}"]}
+    made.failure = tables.FAILURE
     made.tried = {room for room in order if values[f"tried_{room}"]}
     made.room = "" if values["room"] == "none" else values["room"]
     made.rows = "rows" if values["has_rows"] else None

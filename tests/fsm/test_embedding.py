@@ -8,6 +8,7 @@ from epd.failure import Failure, FailureKind
 from epd.fsm.embedding import (
     Do,
     Embedding,
+    EncoderLost,
     EvictionRequested,
     IdleTimePassed,
     LeaseGranted,
@@ -15,6 +16,7 @@ from epd.fsm.embedding import (
     LoadFailed,
     LoadLost,
     LoadTimedOut,
+    NoRoomCame,
     S,
     SlotsReturned,
     Unwanted,
@@ -43,7 +45,7 @@ def test_a_second_waiter_follows_the_same_load(loading: Embedding) -> None:
     assert loading.slots == (1, 2)
 
 
-@pytest.mark.parametrize("outcome", [LoadFailed, LoadTimedOut, LoadLost])
+@pytest.mark.parametrize("outcome", [LoadFailed, LoadTimedOut, LoadLost, EncoderLost])
 def test_another_room_takes_over_when_the_load_fails(
     loading: Embedding, outcome: type[LoadFailed]
 ) -> None:
@@ -68,6 +70,40 @@ def test_without_another_room_every_waiter_is_told(
     """LOADING -> FAILED, or QUARANTINED while the transfer still owns the slots."""
     follow(loading, (outcome(FAILURE), state, (Do.NOTIFY_FAILED,)))
     assert loading.failure == FAILURE
+
+
+def test_images_of_a_lost_encoder_come_in_another_room(loading: Embedding) -> None:
+    """F59: LOADING -> AWAITING_ROOM -> REQUESTED -> LOADING -> RESIDENT."""
+    follow(
+        loading,
+        (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
+        (SlotsReturned(), S.AWAITING_ROOM, ()),
+        (Wanted("a.1", "item a"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
+        (LeaseGranted(), S.LOADING, ()),
+        (ROWS, S.RESIDENT, ARRIVE),
+    )
+
+
+def test_a_room_that_does_not_come_is_not_waited_for(loading: Embedding) -> None:
+    """F59, F15: AWAITING_ROOM -> FAILED, with the loss as the reason."""
+    follow(
+        loading,
+        (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
+        (NoRoomCame(), S.FAILED, (Do.NOTIFY_FAILED,)),
+    )
+    assert loading.failure == FAILURE
+
+
+def test_who_leaves_waits_for_no_other_room(loading: Embedding) -> None:
+    """AWAITING_ROOM -> EVICTED with the last waiter."""
+    loading.fire(Wanted("b", "item b"))
+    loading.fire(EncoderLost(FAILURE))
+    follow(
+        loading,
+        (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
+        (Unwanted("a"), S.AWAITING_ROOM, ()),
+        (Unwanted("b"), S.EVICTED, ()),
+    )
 
 
 def test_an_abandoned_load_finishes_and_stays_as_cache(loading: Embedding) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from epd.fsm import generation as g
 from epd.fsm import instance as i
 from epd.fsm.generation import Do, S
 from tests.fsm.paths import follow
-from tests.fsm.tables import make_generation, make_instance
+from tests.fsm.tables import PEER, make_generation, make_instance
 
 TELL = (Do.CLOSE, Do.ANSWER_ERROR, Do.LOG_FAILURE)
 WAIT = (Do.AWAIT_TOPOLOGY, Do.ARM_TOPOLOGY)
@@ -48,6 +49,14 @@ def test_an_answer(placed: g.Generation) -> None:
         (g.DeadlinePassed(), S.FINISHED, ()),
     )
     assert (placed.token_ids, placed.finish_reason) == ([1, 2, 3], "stop")
+
+
+def test_an_image_that_moves_is_no_attempt(placed: g.Generation) -> None:
+    """F59: PLACED -> PLACED, and where it is says so."""
+    placement: Any = "with another encoder"
+    moved = g.ImageMoved(0, PEER, placement)
+    follow(placed, (moved, S.PLACED, (Do.MOVE_IMAGE,)))
+    assert (placed.placed, placed.attempt) == (placement, 1)
 
 
 def test_a_full_gateway_refuses_at_once() -> None:

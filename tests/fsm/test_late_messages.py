@@ -32,6 +32,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "GENERATION": {
         "Admitted": "once, first",
         "Placed NoTopology": "placing ends with its outcome",
+        "ImageMoved": "of the present attempt, whose images are wanted",
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
@@ -49,7 +50,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "EMBEDDING": {
         "Wanted": "a hash that has ended gets a new machine",
-        "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost": "by the one load",
+        "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost EncoderLost": "by the one load",
     },
     "OUTGOING": {
         "BytesReady SlotsLeased": "once",
@@ -65,7 +66,10 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "StartDue LivedLong KillDue": "there is one clock, and it is the present state's",
         "Launched LaunchFailed Served Ended": "of the one process",
     },
-    "OFFER": {"Offered": "once, first"},
+    "OFFER": {
+        "Offered": "once, first",
+        "RoomReplaced": "of a room whose rows are wanted",
+    },
     "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
 # Of these, what may come all the same: in every state but those named.
@@ -75,7 +79,7 @@ ALL_THE_SAME: dict[str, dict[str, str]] = {
         "EmbeddingsPromised": "ARRIVED WAITING_FOR_REMOTE_KV CALLED_OFF TRANSFERRING DECODING",
         "KvFailed": "ARRIVED WAITING WAITING_FOR_EMBEDDINGS HELD",
     },
-    "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost": "ABSENT RESIDENT"},
+    "EMBEDDING": {"LoadFailed LoadTimedOut LoadLost EncoderLost": "ABSENT RESIDENT AWAITING_ROOM"},
     "OUTGOING": {"BytesReady": "PARKED AWAITING_SLOTS WRITING WRITTEN DELIVERED"},
 }
 # Or when it has ended: the outcome is late, or was called off.
@@ -99,6 +103,7 @@ CLOCKS: dict[State, set[Effect]] = {
     e.S.DEFERRED: {e.Do.ARM_OUTCOME},
     o.S.EXPIRE_PENDING: {o.Do.ARM_GRACE},
     i.S.EXPIRE_PENDING: {i.Do.ARM_GRACE},
+    m.S.AWAITING_ROOM: {m.Do.ASK_ROOM},
     k.S.MUTE: {k.Do.ARM_TIMEOUT},
     k.S.UNREACHABLE: {k.Do.ARM_TIMEOUT},
     c.S.PAUSED: {c.Do.ARM_PAUSE},

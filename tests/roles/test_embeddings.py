@@ -24,6 +24,8 @@ from tests.roles.desk import Desk, desk
 
 ONE, TWO = Image("one"), Image("two")  # a slot each
 BIG = Image("big", (1, 16, 12))  # all twelve slots
+E0, LOST_E1 = Address("e0", 1, ""), "instance e1 was lost"
+LOST = Failure(FailureKind.LOST, "instance e0 was lost")
 
 
 class Pool:
@@ -32,6 +34,7 @@ class Pool:
     def __init__(self, at: Desk) -> None:
         self.at, self.role = at, at.role
         self.heard: list[Any] = []
+        self.asked: list[Any] = []  # of their gateways
 
     def item(self, room: str, image: Image = ONE, encoder: str = "e0") -> MediaItem:
         address = Address(encoder, 1, "")
@@ -56,6 +59,7 @@ class Pool:
             due_s,
             lambda room, rows: self.heard.append(("ready", room)),
             lambda *failure: self.heard.append((room, *failure)),
+            lambda *asked: self.asked.append((room, *asked)),
         )
         self.at.do(self.role.want, want)
         return self.role._embeddings.get(item.mm_hash)
@@ -63,6 +67,11 @@ class Pool:
     def unwant(self, room: str, image: Image = ONE) -> bool:
         self.at.said.clear()
         return bool(self.at.cluster.within("p0", self.role.unwant, mm_hash_of(image), room))
+
+    def add_room(self, of: str, room: str) -> bool:
+        return bool(
+            self.at.cluster.within("p0", self.role.add_room, of, self.item(room, ONE, "e1"))
+        )
 
     def promise(self, key: str, *images: Image) -> None:
         items = tuple(self.item(f"{key}/{n}", image) for n, image in enumerate(images))
@@ -125,7 +134,8 @@ def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
             made = type(own.role)
             other = mock.MagicMock(ports=own.at.actor.ports)
             config = own.at.cluster.settings.prefill
-            made(other, own.role._rooms, golden.ROW_CONTRACT, config)
+            timing = own.at.cluster.settings.timing
+            made(other, own.role._rooms, golden.ROW_CONTRACT, config, timing)
         nbytes = config.slot_nbytes
         allocate.assert_called_once_with("rows", 12, nbytes, by_reference=True)
 
@@ -209,7 +219,7 @@ def test_slots_are_handed_out_to_all_whom_they_serve() -> None:
         assert own.role.live()["lease_queue"] == 2
         assert own.transfer("a").state is incoming.S.PENDING
         own.hear("big", incoming.AbortReceived(Failure(FailureKind.ENGINE, "because")))
-        assert own.heard == [("big", Failure(FailureKind.ENGINE, "because"))]
+        assert own.heard == [("big", Failure(FailureKind.ENGINE, "because", "e0"))]
         assert own.role.live()["lease_queue"] == 0
         assert len(own.transfer("a").slots) == len(own.transfer("b").slots) == 1
 
@@ -232,7 +242,7 @@ def test_all_who_want_it_hear_why_it_failed(kind: str, told: str) -> None:
         own.hear("a", aborted)
         assert not own.heard, "the follower's room is tried"
         own.hear("b", aborted)
-        assert own.heard == [(room, Failure(FailureKind(kind), told)) for room in "ab"]
+        assert own.heard == [(room, Failure(FailureKind(kind), told, "e0")) for room in "ab"]
         assert own.role.live()["slots"] == 0 and not own.role._embeddings
 
 
@@ -240,8 +250,44 @@ def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
     with pool() as own:
         own.at.actor.lost.add(("e0", 1))
         own.want("a")
-        assert own.heard == [("a", Failure(FailureKind.LOST, "instance e0 was lost"))]
+        assert own.asked == [("a", E0, LOST)] and not own.heard
         assert own.role._rooms.find("a") is None
+
+
+def test_rows_of_the_lost_come_in_another_room_and_who_waits_hears_of_them() -> None:
+    """F19."""
+    with pool() as own:
+        own.at.actor.lost.add(("e0", 1))
+        embedding = own.want("a")
+        assert embedding.state is S.AWAITING_ROOM
+        assert not own.add_room("x", "x.1"), "nobody waits for it"
+        assert own.add_room("a", "a.1") and embedding.state is S.LOADING
+        assert own.role.live()["embedding_references"] == 2
+        own.arrive("a.1")
+        assert own.heard == [("ready", "a")], "the further room has nobody of its own"
+        assert own.unwant("a") and not embedding.waiters
+
+
+def test_who_leaves_takes_its_further_room_along() -> None:
+    with pool() as own:
+        embedding = own.want("a")
+        own.add_room("a", "a.1")
+        assert own.unwant("a") and not embedding.waiters
+        assert dismissed(own) == ["a", "a.1"]
+        assert embedding.state is S.ABANDONED, "its load is waited for"
+
+
+def test_another_room_is_not_waited_for_for_ever_and_the_last_that_failed_is_blamed() -> None:
+    """Either message may be lost."""
+    with pool() as own:
+        own.at.actor.lost.add(("e0", 1))
+        embedding = own.want("a")
+        own.add_room("a", "a.1")
+        own.hear("a.1", PeerLost())
+        assert own.asked[1:] == [("a", Address("e1", 1, ""), Failure(LOST.kind, LOST_E1))]
+        own.at.do(own.role.fire, embedding, fsm.NoRoomCame())
+        assert own.heard == [("a", Failure(LOST.kind, LOST_E1, "e1"))]
+        assert embedding.state is S.FAILED
 
 
 def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
@@ -251,12 +297,11 @@ def test_slots_of_the_lost_are_not_promised_until_it_is_fenced() -> None:
         with mock.patch.object(own.at.actor.ports.transfers, "fence", mock.AsyncMock()):
             own.hear("a", PeerLost())
         embedding = own.role._embeddings[mm_hash_of(ONE)]
-        assert embedding.state is S.QUARANTINED and own.role._leases.num_stranded == 1
+        assert embedding.state is S.AWAITING_ROOM and own.role._leases.num_stranded == 1
         own.promise("big", BIG)
         own.heard.clear()
         own.at.do(own.role._rooms.fire, own.transfer("a"), incoming.PeerFenced())
         assert own.heard == ["big"] and own.role._leases.num_stranded == 0
-        assert embedding.state is S.FAILED and not own.role._embeddings
 
 
 def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load() -> None:
@@ -272,6 +317,8 @@ def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load()
 
 
 OUTCOMES = [
+    ("lost", False, fsm.EncoderLost(Failure(FailureKind.LOST, "because"))),
+    ("lost", True, fsm.EncoderLost(Failure(FailureKind.LOST, "because"))),
     ("engine", False, fsm.LoadFailed(Failure(FailureKind.ENGINE, "because"))),
     ("deadline", False, fsm.LoadTimedOut(Failure(FailureKind.DEADLINE, "because"))),
     ("deadline", True, fsm.LoadLost(Failure(FailureKind.DEADLINE, "because"))),

@@ -113,7 +113,7 @@ def test_all_images_are_wanted_once_all_are_promised() -> None:
             assert request.state is S.RUNNING, "its text can be computed before"
             at.do(found[0].ready, "r/1/0", "rows")
             assert request.missing == {"r/1/1"} and request.rows == {"r/1/0": "rows"}
-            at.do(found[1].failed, Failure(FailureKind.MEDIA, "because"))
+            at.do(found[1].failed, Failure(FailureKind.MEDIA, "because", "e0"))
         (failed,) = [m for m in at.messages() if isinstance(m, RequestFailed)]
         assert failed.failure == Failure(FailureKind.MEDIA, "because", "e0")
         assert request.ended_for_client

@@ -164,7 +164,7 @@ def whoever_used_the_lost_is_tried_again() -> Iterator[None]:
             if machine.placed is not None and lost in machine.placed.addresses():
                 name = lost.instance_id
                 failure = Failure(FailureKind.LOST, f"instance {name} was lost")
-                self._attempt_failed(machine, {name}, failure)
+                self.attempt_failed(machine, {name}, failure)
 
     with mock.patch.object(GatewayRole, "_instance_lost", fail_all):
         yield
@@ -192,7 +192,7 @@ def a_message_of_the_last_attempt_ends_this_one() -> Iterator[None]:
         def current(request_id: str, attempt: int) -> generation.Generation | None:
             return self._open.get(request_id)
 
-        with mock.patch.object(self, "_current", current):
+        with mock.patch.object(self, "current", current):
             on_failed(self, received)
 
     with mock.patch.object(GatewayRole, "on_failed", of_any):

@@ -65,14 +65,14 @@ def attempts_are_not_called_off() -> Iterator[None]:
 @mutant
 def only_the_messenger_is_avoided() -> Iterator[None]:
     """F14: prefill tells of its encoder's failure, and all attempts go to that encoder again."""
-    fail = GatewayRole._attempt_failed
+    fail = GatewayRole.attempt_failed
 
     def messenger(
         self: GatewayRole, machine: generation.Generation, blamed: Any, *rest: Any
     ) -> None:
         fail(self, machine, {machine.placement.prefill.instance_id} & set(blamed), *rest)
 
-    with mock.patch.object(GatewayRole, "_attempt_failed", messenger):
+    with mock.patch.object(GatewayRole, "attempt_failed", messenger):
         yield
 
 

@@ -34,6 +34,7 @@ ALONE: tuple[tuple[type[Checker], str, str], ...] = (
         "messages-of-an-attempt-before",
         "a_message_of_the_last_attempt_ends_this_one",
     ),
+    (checkers.Elsewhere, "encode-dies-between-images", "a_lost_encoder_ends_the_attempt"),
     (checkers.Tombstones, "messages-of-an-attempt-before", "an_abort_is_confirmed_once"),
     (checkers.FirstToken, "quiet", "a_grant_waits_for_its_retry"),
     (checkers.Durations, "lose-the-only-prefill", "the_silent_are_lost_late"),

@@ -11,6 +11,7 @@ from epd_lab.sim.checkers.bounds import Bounds
 from epd_lab.sim.checkers.conservation import Conservation
 from epd_lab.sim.checkers.deadlines import Deadlines
 from epd_lab.sim.checkers.durations import Durations
+from epd_lab.sim.checkers.elsewhere import Elsewhere
 from epd_lab.sim.checkers.faultless import Faultless
 from epd_lab.sim.checkers.firsttoken import FirstToken
 from epd_lab.sim.checkers.forsaken import Forsaken
@@ -40,6 +41,7 @@ ALL = (
     Bounds,
     Durations,
     Attempts,
+    Elsewhere,
     Tombstones,
     FirstToken,
     WakeUps,
@@ -59,6 +61,7 @@ __all__ = [
     "Conservation",
     "Deadlines",
     "Durations",
+    "Elsewhere",
     "Faultless",
     "FirstToken",
     "Forsaken",

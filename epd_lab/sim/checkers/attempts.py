@@ -18,7 +18,7 @@ from typing import Any
 from epd.failure import FailureKind
 from epd.fsm import embedding, generation, incoming, instance, link
 from epd.fsm.kernel import Event, Machine, State
-from epd.messages import Address, EncodeRejected, RequestFailed
+from epd.messages import Address, EncodeRejected, RequestFailed, RoomWanted
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.checkers.durations import LATE_S, entered_s
@@ -30,7 +30,7 @@ _OPEN = (generation.S.PLACED, generation.S.STREAMING)
 _WAITING = (incoming.S.PENDING, incoming.S.RESERVED)
 _FAILED = (generation.AttemptFailed, generation.AttemptTimedOut, generation.TokensMissed)
 _LOST = (instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived)
-_LOADS = (embedding.LoadFailed, embedding.LoadLost, embedding.LoadTimedOut)
+_LOADS = (embedding.LoadFailed, embedding.LoadLost, embedding.LoadTimedOut, embedding.EncoderLost)
 
 
 def _life(address: Address) -> Life:
@@ -53,6 +53,7 @@ class Attempts(Checker):
         super().__init__(context)
         self._timing = context.cluster.settings.timing
         self._said: defaultdict[tuple[str, int], set[str]] = defaultdict(set)  # who failed it
+        self._asked: dict[tuple[str, int], tuple[float, str]] = {}  # for a room, last: when, whose
         self._blamed: defaultdict[str, set[str]] = defaultdict(set)  # by generation
         self._lost: defaultdict[str, set[Life]] = defaultdict(set)  # by gateway
         self._given_up: dict[str, dict[str, float]] = defaultdict(dict)  # by process: peer, when
@@ -71,9 +72,13 @@ class Attempts(Checker):
         """What the gateway has heard: a message that is lost or late blames nobody.  Of the lost,
         their loss says all."""
         message, source = received.message, received.source
-        if not isinstance(message, RequestFailed | EncodeRejected):
+        if not isinstance(message, RequestFailed | EncodeRejected | RoomWanted):
             return
         if (source, received.epoch) in self._lost[process.name]:
+            return
+        if isinstance(message, RoomWanted):
+            asked = self.world.loop.now_s, message.encoder.instance_id
+            self._asked[message.request_id, message.attempt] = asked
             return
         said = self._said[message.request_id, message.attempt]
         failure = message.failure
@@ -123,6 +128,9 @@ class Attempts(Checker):
             if event.failure.reason.endswith("takes no messages") and not self.context.undisturbed:
                 return {placement.prefill.instance_id}
             given_up, now_s = self._given_up[process.name], self.world.loop.now_s
+            asked_s, encoder = self._asked.get((machine.key, machine.attempt), (-1.0, ""))
+            if asked_s == now_s:  # and there is no other one
+                return {encoder}
             silent = {a.instance_id for a in placement.encoders}
             silent = {name for name in silent if given_up.get(name) == now_s}
             return silent if silent and event.failure.kind is FailureKind.LOST else None

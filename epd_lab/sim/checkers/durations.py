@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epd.fsm import encoding, generation, incoming, instance, link, membership, request
+from epd.fsm import embedding, encoding, generation, incoming, instance, link, membership, request
 from epd.fsm.kernel import STORY_LENGTH, Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.cluster import Settings
@@ -73,6 +73,7 @@ LASTS = (
     Lasts("timing.topology_timeout_s", generation.S.AWAITING_TOPOLOGY),
     Lasts("timing.topology_timeout_s", generation.S.MIGRATING, more_s=_pause_s),
     Lasts("timing.abort_timeout_s", incoming.S.EXPIRE_PENDING),
+    Lasts("timing.accept_timeout_s", embedding.S.AWAITING_ROOM),
     Lasts("prefill.rows_timeout_s", incoming.S.RESERVED, _of_rows_s),
     Lasts("timing.kv_lease_s", request.S.HELD),
     Lasts("encode.cache_load_timeout_s", encoding.S.DEMOTING),
@@ -93,6 +94,7 @@ LASTS = (
 TABLES = (
     generation.TABLE,
     incoming.TABLE,
+    embedding.TABLE,
     request.Request.table,
     encoding.Encoding.table,
     link.Link.table,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as m
@@ -26,8 +26,15 @@ from epd_lab.sim.model.laws import Step, require
 from epd_lab.sim.model.told import NBYTES
 from epd_lab.sim.model.world import World
 
+
+class Stands(NamedTuple):
+    """Of a waiter, what its machine reads."""
+
+    stands_for: str
+
+
 IDLE, WAITS, READY, FAILED, LEFT = "idle", "waits", "has rows", "failed", "left"
-WANT: Any = "item"  # who waits, as far as the machine is concerned
+WANT: Any = Stands("")  # who waits, as far as the machine is concerned
 BUSY_CONSUMER = (WAITS, READY)
 ENCODER = Address("e0", 1, "")
 
@@ -35,16 +42,22 @@ ENCODER = Address("e0", 1, "")
 class EmbeddingWorld(World):
     """One hash, and for each room: its request, its transfer, its slots and its encoder."""
 
-    def __init__(self, rooms: tuple[str, ...], mortal: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, rooms: tuple[str, ...], mortal: tuple[str, ...] = (), further: tuple[str, ...] = ()
+    ) -> None:
+        """`mortal`: whose encoder may die; `further`: rooms that may stand in for the first."""
         self.embedding = m.Embedding("hash")
         self.requests = dict.fromkeys(rooms, IDLE)
         self.transfers: dict[str, Incoming] = {}
-        self.slots = dict.fromkeys(rooms, "none")  # none, owned, published, free
-        self.encoders = dict.fromkeys(rooms, "idle")  # idle, granted, writing, over, never
+        self.further = further
+        every = (*rooms, *further)
+        self.slots = dict.fromkeys(every, "none")  # none, owned, published, free
+        self.encoders = dict.fromkeys(every, "idle")  # idle, granted, writing, over, never
         self.concluded: set[str] = set()  # rooms whose load is over, whatever they still own
         self.cancelled: set[str] = set()  # rooms whose encoder was asked to stop
         self.dead: set[str] = set()
-        self.mortal = mortal  # rooms whose encoder may die
+        self.given: set[str] = set()  # of the further rooms
+        self.mortal = mortal
         self.kept = ""  # the room whose slots hold the rows
 
     # --- EMBEDDING, as its role performs it -------------------------------------------------------
@@ -71,6 +84,9 @@ class EmbeddingWorld(World):
         if event.room == embedding.room:
             self.cancel_transfer(embedding, event)
 
+    def ask_room(self, embedding: m.Embedding, event: Event) -> None:
+        """What comes of it is a step of its own."""
+
     def keep_rows(self, embedding: m.Embedding, event: m.Loaded) -> None:
         require(not self.kept, "kept twice")
         self.kept = embedding.room
@@ -92,9 +108,11 @@ class EmbeddingWorld(World):
         for room in list(embedding.waiters):
             self._tell(room, FAILED)
             if room in self.embedding.waiters:  # its request fails and lets go at once
-                self.fire(m.Unwanted(room))
+                _let_go(self, room)
 
     def _tell(self, room: str, what: str) -> None:
+        if room in self.further:  # who it stands in for hears
+            return
         require(self.requests[room] == WAITS, f"{room} is told twice: {what}")
         self.requests[room] = what
 
@@ -135,7 +153,9 @@ class EmbeddingWorld(World):
         self.concluded.add(transfer.key)
         if not self._current(transfer.key):
             return
-        if transfer.held:
+        if transfer.why.kind is FailureKind.LOST:
+            self.fire(m.EncoderLost(transfer.why))
+        elif transfer.held:
             self.fire(m.LoadLost(transfer.why))
         elif transfer.why.kind is FailureKind.DEADLINE:
             self.fire(m.LoadTimedOut(transfer.why))
@@ -150,6 +170,12 @@ class EmbeddingWorld(World):
                 yield self.act(f"{room} wants the rows", "work", partial(_want, room=room))
             elif state in BUSY_CONSUMER:
                 yield self.act(f"{room} leaves", "fault", partial(_leave, room=room))
+        first, *_ = self.requests
+        for room in self.further:
+            if room not in self.given and first in self.embedding.waiters:
+                yield self.act(f"{room} may be used, too", "work", partial(_give, room=room))
+        if self.embedding.state is m.S.AWAITING_ROOM:
+            yield self.act("no room comes", "time", lambda w: w.fire(m.NoRoomCame()))
         if self.embedding.state is m.S.RESIDENT:
             evict = m.EvictionRequested()
             yield self.act("the pool needs slots", "fault", lambda w: w.fire(evict))
@@ -188,6 +214,9 @@ class EmbeddingWorld(World):
                 yield self.act(f"{room}'s encoder fails", "fault", gone)
         if transfer.terminal:
             return
+        if doing == "writing":
+            doubt = t.DoubtReceived(Failure(FailureKind.TRANSFER, "unknown"))
+            yield from self._event(room, doubt, "fault")
         if doing == "over":
             yield from self._event(room, t.CommitReceived(NBYTES, ((NBYTES, 1),)), "message")
         if doing == "never":
@@ -215,7 +244,7 @@ class EmbeddingWorld(World):
             require(known, f"{room} waits, and nobody knows of it")
         if self.embedding.state is m.S.RESIDENT:
             require(bool(self.kept), "resident without rows")
-            untold = [r for r in self.embedding.waiters if self.requests[r] == WAITS]
+            untold = [r for r, state in self.requests.items() if state == WAITS]
             require(not untold, f"{untold} wait for rows that are here")
 
     def quiescent(self) -> bool:
@@ -237,7 +266,21 @@ def _want(world: EmbeddingWorld, room: str) -> None:
 def _leave(world: EmbeddingWorld, room: str) -> None:
     world.requests[room] = LEFT
     if room in world.embedding.waiters:
-        world.fire(m.Unwanted(room))
+        _let_go(world, room)
+
+
+def _let_go(world: EmbeddingWorld, room: str) -> None:
+    embedding = world.embedding
+    for each in embedding.rooms_for(room):
+        if world.embedding is embedding:  # it has not ended
+            world.fire(m.Unwanted(each))
+
+
+def _give(world: EmbeddingWorld, room: str) -> None:
+    world.given.add(room)
+    first, *_ = world.requests
+    stand_in: Any = Stands(first)
+    world.fire(m.Wanted(room, stand_in))
 
 
 def _lease(world: EmbeddingWorld, room: str) -> None:

@@ -102,6 +102,13 @@ def _world(
 
 EMBEDDING = (
     *_world("embedding", "one room, mortal", partial(EmbeddingWorld, ("a",), ("a",)), 100, 5),
+    *_world(
+        "embedding",
+        "a further room",
+        partial(EmbeddingWorld, ("a",), ("a",), ("a2",)),
+        1_000,
+        5,
+    ),
     *_world("embedding", "two requests of one hash", partial(EmbeddingWorld, AB), 8_000, 20),
 )
 ENCODING = (

@@ -1,0 +1,77 @@
+"""Images that their encoders fail, encoded elsewhere within the same attempt.
+
+A prefill instance says whose rows do not come. The gateway, which has the image and knows the
+encoders, sends it to another one, and tells prefill of the room. What has arrived, and what is
+computed, stays. If there is no other encoder, the attempt has failed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from epd.config import Timing
+from epd.failure import Failure
+from epd.fsm.generation import Do, Generation, ImageMoved
+from epd.fsm.kernel import Event
+from epd.messages import AbortRequest, Address, RoomWanted
+from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.dispatch import Dispatcher
+from epd.transport.base import Received
+
+
+class Generations(Protocol):
+    """Whose attempts they are."""
+
+    def current(self, request_id: str, attempt: int) -> Generation | None:
+        """The open generation, if that is its present attempt."""
+        ...
+
+    def attempt_failed(self, machine: Generation, blamed: set[str], failure: Failure) -> None:
+        """It can not go on."""
+        ...
+
+    def fire(self, machine: Generation, event: Event) -> None: ...
+
+
+class Elsewhere(Component[Generation]):
+    """Performs what GENERATION says of one image."""
+
+    def __init__(
+        self, actor: Actor, owner: Generations, dispatcher: Dispatcher, timing: Timing
+    ) -> None:
+        super().__init__(actor)
+        self._owner = owner
+        self._dispatcher = dispatcher
+        self._max_attempts = timing.max_attempts
+
+    @receives(RoomWanted)
+    def on_room_wanted(self, received: Received) -> None:
+        message: RoomWanted = received.message
+        machine = self._owner.current(message.request_id, message.attempt)
+        if machine is None:
+            over = AbortRequest(request_id=message.request_id, attempt=message.attempt)
+            self.actor.send(received.source, over)
+            return
+        image = self._dispatcher.offers.latest(machine, message.index)
+        if image is None or image.encoder != message.encoder:
+            return  # nobody wants its rows any more, or its new room is being told
+        encoder = None
+        if image.num_before + 1 < self._max_attempts:
+            encoder = self._dispatcher.another_encoder(
+                machine, message.index, self._but(image.encoder)
+            )
+        if encoder is None:
+            culprit = {message.encoder.instance_id}
+            self._owner.attempt_failed(machine, culprit, message.failure)
+        else:
+            placement = machine.placement.moved(message.index, encoder)
+            self._owner.fire(machine, ImageMoved(message.index, encoder, placement))
+
+    def _but(self, encoder: Address) -> set[str]:
+        """It is not asked again; what has taken the place of the lost may be."""
+        return set() if self.actor.is_lost(encoder) else {encoder.instance_id}
+
+    @performs(Do.MOVE_IMAGE)
+    def move_image(self, machine: Generation, event: ImageMoved) -> None:
+        self._dispatcher.move(machine, event.index, event.encoder)
+        self.actor.counters["images_moved"] += 1

@@ -1,0 +1,83 @@
+"""An encoder that is lost costs its images, and nothing else.
+
+An image goes to another encoder only if prefill said that its rows do not come, and only if they
+have not come: those of the same prompt that are there stay.  An attempt is not given up for an
+image as long as there is an encoder to which it has not been sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epd.fsm import generation
+from epd.fsm.kernel import Event, Machine, State
+from epd.messages import RoomWanted
+from epd.transport.base import Received
+from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.process import SimProcess
+
+Image = tuple[str, int, int]  # generation, attempt, index
+
+
+class Elsewhere(Checker):
+    name = "elsewhere"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._wanted: dict[Image, RoomWanted] = {}
+        self._heard: tuple[float, RoomWanted] | None = None  # what was heard last, and when
+        world = context.world
+        world.watch(self._moved, generation.ImageMoved)
+        world.watch(self._failed, generation.AttemptFailed)
+        world.network.on_hearing.append(self._hear)
+
+    def _hear(self, process: SimProcess, received: Received) -> None:
+        message = received.message
+        if isinstance(message, RoomWanted):
+            self._heard = self.world.loop.now_s, message
+            self._wanted[message.request_id, message.attempt, message.index] = message
+
+    def _moved(
+        self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
+    ) -> None:
+        assert isinstance(machine, generation.Generation)
+        wanted = self._wanted.pop((machine.key, machine.attempt, event.index), None)
+        if wanted is None:
+            self.violate(
+                f"image {event.index} of {machine.key}/{machine.attempt} is encoded again, and "
+                "nobody has asked for that"
+            )
+        elif event.encoder == wanted.encoder:
+            self.violate(f"{machine.key}/{machine.attempt}: {event.encoder} is asked again")
+
+    def _failed(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if not isinstance(machine, generation.Generation) or self._heard is None:
+            return
+        heard_s, wanted = self._heard
+        is_why = (wanted.request_id, wanted.attempt) == (machine.key, machine.attempt)
+        if is_why and heard_s == self.world.loop.now_s and self._may_move(process, machine, wanted):
+            self.violate(
+                f"{machine.key}/{machine.attempt} is given up for its image {wanted.index}, and "
+                "there is another encoder"
+            )
+
+    def _may_move(
+        self, process: SimProcess, machine: generation.Generation, wanted: RoomWanted
+    ) -> bool:
+        node = self.context.cluster.nodes[process.name]
+        gateway = node.gateway
+        assert gateway is not None
+        takers = {i.info.address.instance_id: i for i in gateway.registry.takers()}
+        prefill = takers.get(machine.placement.prefill.instance_id)
+        silent = {*gateway.links.silent(), *(prefill.load.silent_peers if prefill else ())}
+        others = [
+            name
+            for name, taker in takers.items()
+            if "encode" in taker.info.roles
+            and taker.info.address != wanted.encoder
+            and name not in {*silent, *machine.avoided}
+            and machine.placement.prefill.instance_id not in taker.load.silent_peers
+        ]
+        return prefill is not None and bool(others)
