@@ -52,7 +52,7 @@ CACHE_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("kill", "here", point="ENCODING:ENCODING>RESIDENT", nth=24, duration_s=0.3),),
         mutants=("residency_survives_restart",),
         fires=(
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
             "INSTANCE:EpochReplaced",
         ),
     ),

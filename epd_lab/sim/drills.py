@@ -202,9 +202,9 @@ DRILLS: tuple[Drill, ...] = (
         fires=(
             "INSTANCE:SUSPECT>LOST",
             "expelled",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
         ),
-        mutants=("a_lost_attempt_is_an_error",),
+        mutants=("a_lost_encoder_ends_the_attempt",),
     ),
     Drill(
         "restart-gateway",

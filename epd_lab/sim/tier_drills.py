@@ -58,7 +58,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         ),
         fires=(
             "ENCODING:LOADING>DEMOTED",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
         ),
         mutants=("each_reader_loads_for_itself",),
         calm={"settings.encode": Settings().encode},
