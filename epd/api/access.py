@@ -21,7 +21,7 @@ from epd.api.exchange import Exchange, Headers
 from epd.api.identity import credential
 from epd.config import AccessConfig, ConfigError
 
-PAGES = ("/", "/docs", "/openapi.json")
+PAGES = ("/", "/docs", "/openapi.json", "/ui")
 OPEN = (*PAGES, "/encode/health", "/health", "/metrics", "/ping", "/ready", "/version")
 CHALLENGE = (b"www-authenticate", b"Bearer")
 PREFLIGHT_S = 600

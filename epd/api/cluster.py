@@ -1,7 +1,8 @@
 """`GET /state`: the machines of a cluster, counted, and the oldest ones with their stories.
 
-It shows what clients do (ids, sizes, when), so it is off where strangers reach the gateway: beyond
-this host it takes a key, or certificates, as the API does.
+`GET /ui` is a page that asks it.  Both show what clients do (ids, sizes, when), so they are off
+where strangers reach the gateway: beyond this host they take a key, or certificates, as the API
+does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from urllib.parse import parse_qs
 
 from msgspec.structs import asdict, replace
 
+from epd.api import web
 from epd.api.access import warning
 from epd.api.cluster_view import (
     ClusterView,
@@ -48,8 +50,7 @@ class Cluster:
 
     async def state(self, exchange: Exchange) -> None:
         """Raises ApiError."""
-        if self._is_off:
-            raise ApiError(403, OFF, code="state_is_off")
+        self._check()
         query, instance = read_query(exchange.query)
         try:
             told, silent = await self._frontend.observe(query)
@@ -59,6 +60,17 @@ class Cluster:
             told = {name: one for name, one in told.items() if name == instance}
         facts = {one["instance"]: one for one in self._frontend.ready().instances}
         await exchange.respond_json(200, view_of(told, facts, silent))
+
+    async def page(self, exchange: Exchange) -> None:
+        """It holds nothing of the cluster, and asks whoever opens it for a key if one is needed."""
+        self._check()
+        page, headers = web.cluster_page()
+        await exchange.respond(200, page, web.CONTENT_TYPE, list(headers))
+
+    def _check(self) -> None:
+        """Raises ApiError 403."""
+        if self._is_off:
+            raise ApiError(403, OFF, code="state_is_off")
 
 
 def read_query(text: str) -> tuple[Query, str]:

@@ -216,6 +216,7 @@ OPERATIONS = (
     Operation(
         "/docs", "get", "Pages", "This document, to read and to try", STRING, content_type=HTML
     ),
+    Operation("/ui", "get", "Pages", "The machines at work", STRING, content_type=HTML),
     Operation("/", "get", "Pages", "What runs here", STRING, content_type=HTML),
 )
 

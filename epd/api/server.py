@@ -209,6 +209,7 @@ class ApiServer:
             self._meter,
         )
         self._completions = completions
+        cluster = Cluster(self._frontend, self._config)
         tokenizing = Tokenizing(preparer, self._intake)
         profiling: dict[str, dict[str, Handler]] = {
             "/start_profile": {"POST": lambda exchange: self._profile(exchange, starts=True)},
@@ -229,7 +230,8 @@ class ApiServer:
             "/health": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics},
-            "/state": {"GET": Cluster(self._frontend, self._config).state},
+            "/state": {"GET": cluster.state},
+            "/ui": {"GET": cluster.page},
             "/version": {"GET": self._version},
             "/openapi.json": {"GET": self._openapi},
             "/docs": {"GET": self._docs},

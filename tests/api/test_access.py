@@ -51,7 +51,7 @@ async def test_a_key_is_needed(headers: dict[str, str], status: int) -> None:
 
 async def test_what_needs_no_key() -> None:
     async with serving(access=KEYS) as (server, _, _):
-        pages = ("/", "/docs", "/openapi.json")
+        pages = ("/", "/docs", "/openapi.json", "/ui")
         for path in ("/health", "/ready", "/metrics", "/version", "/ping", *pages):
             assert (await exchange(server, request(method="GET", path=path)))[0] == 200
         page = (await exchange(server, request(method="GET", path="/")))[2]

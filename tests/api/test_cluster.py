@@ -143,3 +143,11 @@ async def test_strangers_see_nothing() -> None:
     keys = AccessConfig(api_keys=("secret",))
     for host in ("127.0.0.1", "0.0.0.0"):
         assert (await ask("/state", host=host, access=keys))[0] == 401
+
+
+async def test_the_page_is_shown_where_the_state_is_and_asks_for_the_key_itself() -> None:
+    keys = AccessConfig(api_keys=("secret",))
+    open_to_all = {"host": "0.0.0.0"}
+    for status, given in ((200, {}), (403, open_to_all), (200, open_to_all | {"access": keys})):
+        async with serving(**given) as (server, _, _):
+            assert (await exchange(server, request(method="GET", path="/ui")))[0] == status

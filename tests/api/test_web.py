@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import re
 
 import pytest
 
 from epd.api.port import Readiness
+from epd.api.web import PAGES, cluster_page
 from tests.api.fakes import FakeFrontend, serving
 from tests.api.wire import Wire, exchange, request
 
@@ -45,13 +48,23 @@ async def test_what_is_not_ready_says_why_and_nothing_is_markup():
     assert status == 400 or b"<script>" not in body
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/ui"])
 async def test_nothing_is_loaded_from_elsewhere(path: str):
     headers, text = await page(path, Readiness(True, "", []))
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
     assert not re.search(r"""(src|href|fetch\()\s*=?\s*["'](https?:)?//""", text)
     assert "<style>:root" in text
+
+
+def test_the_page_of_machines_runs_only_what_it_came_with() -> None:
+    page, headers = cluster_page()
+    policy = dict(headers)[b"content-security-policy"].decode()
+    assert "unsafe" not in policy and "script-src 'sha256-" in policy
+    assert len(gzip.compress(page)) < 100_000
+    for line in (PAGES / "vendor" / "SHA256SUMS").read_text().splitlines():
+        checksum, name = line.split()
+        assert hashlib.sha256((PAGES / "vendor" / name).read_bytes()).hexdigest() == checksum
 
 
 async def test_a_page_can_be_asked_for_by_its_head():

@@ -1,0 +1,128 @@
+// The loop around the parts: ask, keep, look back, go into a place and out again.
+
+const kept = JSON.parse(document.getElementById("kept").textContent); // null, or what a file holds
+const root = document.getElementById("page");
+const app = {
+  ring: [], look: null, place: { machine: "GENERATION" }, limit_s: LIMIT_S,
+  is_paused: false, needs_key: false, trouble: "",
+};
+let serial = 0; // of the newest question
+
+const show = () => render(html`<${Page} />`, root);
+const shown = () => app.look || app.ring.at(-1);
+
+function keep(fresh) {
+  app.ring.push(entryOf(fresh, app.ring.at(-1)));
+  if (app.ring.length > RING) app.ring.shift();
+}
+
+async function ask() {
+  const query = queryOf(app.place);
+  const mine = ++serial;
+  const key = sessionStorage.getItem("epd-key");
+  try {
+    const answer = await fetch(`state${query}`, {
+      headers: key ? { Authorization: `Bearer ${key}` } : {},
+      signal: AbortSignal.timeout(5 * POLL_MS),
+    });
+    const told = await answer.json();
+    if (mine !== serial) return; // another place is looked into by now
+    app.needs_key = answer.status === 401;
+    app.trouble = answer.ok ? "" : told.error.message;
+    if (answer.ok) keep({ told, query, at_ms: Date.now() });
+  } catch (error) {
+    if (mine === serial) app.trouble = `the gateway does not answer (${error.message})`;
+  }
+  show();
+}
+
+/** Nobody looks at a hidden page: it asks nothing. */
+async function poll() {
+  const begun_ms = performance.now();
+  if (!app.is_paused && !app.needs_key && !document.hidden) await ask();
+  setTimeout(poll, Math.max(0, POLL_MS - (performance.now() - begun_ms)));
+}
+
+function go({ machine, state, key }) {
+  app.place = { machine, state, key };
+  arrive();
+  if (state) document.getElementById("inspected").focus();
+}
+
+/** The focus is where it was before this place was looked into. */
+async function back() {
+  const { machine, state, key } = app.place;
+  app.place = key ? { machine, state } : { machine };
+  await arrive();
+  const left = key ? `[data-key="${CSS.escape(key)}"]` : `[data-name=${state}]`;
+  document.querySelector(left)?.focus();
+}
+
+/** Also a page that pauses asks once for what is looked into. */
+async function arrive() {
+  show();
+  if (!kept) await ask();
+}
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && app.place.state) back();
+});
+
+function enterKey(event) {
+  event.preventDefault();
+  sessionStorage.setItem("epd-key", event.target.elements.key.value);
+  app.needs_key = false;
+  ask();
+}
+
+function Key() {
+  return html`<form class="bar" onSubmit=${enterKey}><label for="key">API key</label>
+    <input id="key" name="key" type="password" autocomplete="off" required />
+    <button>look</button> <span class="trouble" role="alert">${app.trouble}</span></form>`;
+}
+
+function Controls({ entry }) {
+  const at = app.look ? Math.max(0, app.ring.indexOf(app.look)) : app.ring.length - 1;
+  const ago = age((app.ring.at(-1).at_ms - entry.at_ms) / 1000);
+  const when = app.look ? `${ago} before` : kept ? "the end" : app.is_paused ? "paused" : "now";
+  const slide = (event) => {
+    const value = +event.target.value;
+    app.look = value < app.ring.length - 1 ? app.ring[value] : null;
+    show();
+  };
+  const pause = () => { app.is_paused = !app.is_paused; show(); };
+  const limit = (event) => { app.limit_s = Math.max(0, +event.target.value || 0); show(); };
+  return html`<div class="bar">
+    ${!kept && html`<button aria-pressed=${String(app.is_paused)} onClick=${pause}>pause</button>`}
+    <label>look back <input type="range" min="0" max=${app.ring.length - 1} value=${at}
+      aria-valuetext=${when} onInput=${slide} /></label> <output>${when}</output>
+    <label>red after <input type="number" min="0" value=${app.limit_s} onInput=${limit} /> s</label>
+  </div>`;
+}
+
+function Page() {
+  if (app.needs_key) return html`<header><h1>epd</h1></header><${Key} />`;
+  const entry = shown();
+  if (!entry) return html`<p class=${app.trouble ? "trouble" : "soft"}>${app.trouble || "asking…"}</p>`;
+  const { ring, place, limit_s } = app;
+  const about = { ring, entry, place, limit_s, go, back, is_kept: Boolean(kept), is_last: !app.look };
+  return html`
+    <header><h1>epd</h1><span class="soft">${kept ? kept.title : "the machines at work"}</span>
+      <${Controls} entry=${entry} /></header>
+    ${app.trouble && html`<p class="trouble" role="alert">${app.trouble}</p>`}
+    <${Late} ...${about} />
+    <${Processes} ...${about} />
+    <main>
+      <h2>Machines</h2>
+      <${Machines} ...${about} />
+      <div class=${place.state ? "split" : ""}>
+        <div><${Diagram} ...${about} /><${Unmoved} entry=${entry} machine=${place.machine} /></div>
+        ${place.state && html`<${Inspector} ...${about} />`}
+      </div>
+    </main>`;
+}
+
+if (kept) {
+  kept.entries.forEach(keep);
+  show();
+} else poll();

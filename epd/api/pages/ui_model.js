@@ -1,0 +1,116 @@
+// What is known: a ring of answers of GET /state, and what follows from one and the one before it.
+
+"use strict";
+const { html, render } = htmPreact;
+const RING = 300; // answers, a second apart
+const POLL_MS = 1000;
+const LIMIT_S = 5;
+// States in which a machine stays for as long as it serves, or an answer takes: their age means
+// nothing.
+const RESTING = {
+  CHILD: ["SERVING"],
+  EMBEDDING: ["RESIDENT"],
+  ENCODING: ["DEMOTED", "RESIDENT"],
+  GENERATION: ["STREAMING"],
+  INSTANCE: ["HEALTHY"],
+  MEMBERSHIP: ["MEMBER"],
+  REQUEST: ["DECODING", "HELD"],
+};
+
+const edgeKey = (machine, source, target) => `${machine} ${source} ${target}`;
+
+/** `flows`: how often each edge was taken per second since `before`. */
+function entryOf({ told, query = null, at_ms, note = "" }, before) {
+  const counts = new Map();
+  for (const edge of told.edges) {
+    if (edge.reason) continue;
+    const key = edgeKey(edge.machine, edge.source, edge.target);
+    counts.set(key, (counts.get(key) || 0) + edge.count);
+  }
+  const flows = new Map();
+  const spent_s = before ? (at_ms - before.at_ms) / 1000 : 0;
+  if (spent_s > 0)
+    for (const [key, count] of counts) {
+      const more = count - (before.counts.get(key) || 0);
+      if (more > 0) flows.set(key, more / spent_s); // less: a process has gone, with its count
+    }
+  return { told, query, at_ms, note, counts, flows };
+}
+
+function flowInto(entry, machine, target) {
+  let sum = 0;
+  for (const [key, flow] of entry.flows) {
+    const [of, source, to] = key.split(" ");
+    if (of === machine && to === target && source !== target) sum += flow;
+  }
+  return sum;
+}
+
+const isLate = (one, limit_s) =>
+  one.oldest_s > limit_s && !(RESTING[one.machine] || []).includes(one.state);
+
+const lateStates = (entry, limit_s) =>
+  entry.told.states.filter((one) => isLate(one, limit_s)).sort((a, b) => b.oldest_s - a.oldest_s);
+
+/** A place is what is looked into: {machine}, with a state {machine, state}, with a key also {key}. */
+function queryOf(place) {
+  if (place.key) return "?" + new URLSearchParams({ key: place.key, limit: 200 });
+  if (place.state)
+    return "?" + new URLSearchParams({ machine: place.machine, state: place.state, limit: 100 });
+  return "";
+}
+
+function machinesAt(entry, place) {
+  const wanted = place.key
+    ? (one) => `${one.key}/`.startsWith(`${place.key}/`)
+    : (one) => one.machine === place.machine && one.state === place.state;
+  return entry.told.machines.filter(wanted);
+}
+
+/** Processes of this answer, and those of earlier ones that are in it no more. */
+function processesAt(ring, entry) {
+  const present = new Map(entry.told.processes.map((one) => [one.instance, { ...one }]));
+  for (const earlier of ring) {
+    if (earlier.at_ms >= entry.at_ms) break;
+    for (const one of earlier.told.processes)
+      if (!present.has(one.instance) || present.get(one.instance).seen_ms)
+        present.set(one.instance, { ...one, seen_ms: earlier.at_ms });
+  }
+  for (const one of present.values()) one.is_silent = entry.told.no_answer.includes(one.instance);
+  return [...present.values()].sort((a, b) =>
+    (b.instance === "gateway") - (a.instance === "gateway") || (a.instance < b.instance ? -1 : 1));
+}
+
+/** A machine's life as spans of states, in seconds of the gateway's time. */
+function spansOf(one) {
+  const lines = one.story.filter((line) => line.source !== line.target);
+  return lines.map((line, at) => ({
+    state: line.target,
+    from_s: line.at_s,
+    to_s: at + 1 < lines.length ? lines[at + 1].at_s : line.at_s + (one.is_over ? 0 : one.age_s),
+  }));
+}
+
+/** The lines of all stories by time, each with its machine. */
+const merged = (machines) =>
+  machines.flatMap((one) => one.story.map((line) => ({ one, line })))
+    .sort((a, b) => a.line.at_s - b.line.at_s);
+
+// --- in words -------------------------------------------------------------------------------------
+
+const digits = (value) => value.toFixed(value < 10 ? 1 : 0);
+
+function age(seconds) {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  for (const [unit, size] of [["s", 1], ["m", 60]])
+    if (seconds < 120 * size) return `${digits(seconds / size)} ${unit}`;
+  return `${digits(seconds / 3600)} h`;
+}
+
+function amount(count, unit) {
+  if (unit !== "bytes") return String(count);
+  for (const [name, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+    if (count >= size) return `${(count / size).toFixed(1)} ${name}`;
+  return `${count} B`;
+}
+

@@ -1,0 +1,145 @@
+// The parts of the page. Each is a function of what is known and of the place that is looked into.
+
+const MAX_ROWS = 200; // a browser lays out more, but nobody reads them
+
+function Table({ label, head, children }) {
+  return html`<div class="wide"><table aria-label=${label}>
+    <thead><tr>${head.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${children}</tbody></table></div>`;
+}
+
+function Memory({ one }) {
+  const text = `${one.kind} ${amount(one.used, one.unit)} of ${amount(one.capacity, one.unit)}`;
+  const unit = one.unit === "bytes" ? "" : ` ${one.unit}`;
+  return html`<label class="memory"><meter min="0" max=${one.capacity} value=${one.used}></meter>
+    ${text}${unit}</label>`;
+}
+
+function Process({ one, now_ms }) {
+  const gone = one.seen_ms && !one.is_silent;
+  const trouble = one.is_silent ? "no answer" : gone ? `gone for ${age((now_ms - one.seen_ms) / 1000)}` : "";
+  const used = Object.entries(one.in_use || {}).filter(([, count]) => count);
+  return html`<tr class=${trouble || one.state === "SUSPECT" ? "late" : ""} data-process=${one.instance}>
+    <th scope="row">${one.instance}</th>
+    <td>${one.roles.join("+")}</td>
+    <td>${trouble || one.state}${one.silent_peers?.length ? `; hears nothing of ${one.silent_peers.join(", ")}` : ""}</td>
+    <td>${one.epoch || ""}</td><td>${one.pid || ""}</td><td>${one.assigned || ""}</td>
+    <td>${trouble ? "" : one.memory.filter((kind) => kind.capacity).map((kind) => html`<${Memory} key=${kind.kind} one=${kind} />`)}</td>
+    <td>${trouble ? "" : used.map(([kind, count]) => `${kind} ${count}`).join(", ")}</td></tr>`;
+}
+
+function Processes({ ring, entry }) {
+  const found = processesAt(ring, entry);
+  const known = new Set(found.map((one) => one.instance));
+  const silent = entry.told.no_answer.filter((name) => !known.has(name));
+  return html`<section aria-labelledby="processes"><h2 id="processes">Processes</h2>
+    <${Table} label="processes" head=${["process", "roles", "state", "epoch", "pid", "assigned", "memory", "in use"]}>
+      ${found.map((one) => html`<${Process} key=${one.instance} one=${one} now_ms=${entry.at_ms} />`)}
+      ${silent.map((name) => html`<tr class="late" key=${name}><th scope="row">${name}</th>
+        <td></td><td>no answer</td><td colspan="5"></td></tr>`)}
+    <//></section>`;
+}
+
+function Late({ entry, limit_s, go }) {
+  const late = lateStates(entry, limit_s);
+  return html`<section class="alerts" aria-label="past the limit">
+    ${entry.note && html`<p class="trouble" role="alert">${entry.note}</p>`}
+    ${late.length === 0 && html`<span class="soft">nothing is older than ${limit_s} s in a state that passes</span>`}
+    ${late.map((one) => html`<button key=${one.machine + one.state} class="late" onClick=${() => go(one)}>
+      ${one.machine} ${one.state} <b>${one.count}</b> ${age(one.oldest_s)}</button>`)}
+  </section>`;
+}
+
+function Machines({ entry, place, limit_s, go }) {
+  return html`<nav aria-label="machines">${[...drawings.keys()].map((name) => {
+    const states = entry.told.states.filter((one) => one.machine === name);
+    const count = states.reduce((sum, one) => sum + one.count, 0);
+    const late = states.some((one) => isLate(one, limit_s));
+    return html`<button key=${name} class=${late ? "late" : ""} aria-pressed=${String(place.machine === name)}
+      onClick=${() => go({ machine: name })}>${name} <b>${count || ""}</b></button>`;
+  })}</nav>`;
+}
+
+/** Events that moved nothing: the table ignores them for a reason, or they are illegal. */
+function Unmoved({ entry, machine }) {
+  const found = entry.told.edges.filter((one) => one.machine === machine && one.reason);
+  if (!found.length) return null;
+  const illegal = found.filter((one) => one.reason === "illegal");
+  return html`<details><summary class=${illegal.length ? "late" : ""}>
+      events that moved nothing (${illegal.length} of them illegal)</summary>
+    <${Table} label="events that moved nothing" head=${["state", "event", "times", "reason"]}>
+      ${found.map((one) => html`<tr class=${one.reason === "illegal" ? "late" : ""}
+          key=${one.source + one.event + one.reason}>
+        <td>${one.source}</td><td>${one.event}</td><td>${one.count}</td><td>${one.reason}</td></tr>`)}
+    <//></details>`;
+}
+
+// --- into a state, into a machine -----------------------------------------------------------------
+
+function Oldest({ machines, place, limit_s, go }) {
+  return html`<${Table} label=${`oldest in ${place.state}`} head=${["age", "process", "last event", "key"]}>
+    ${machines.slice(0, MAX_ROWS).map((one) => html`<tr key=${`${one.instance} ${one.key}`}
+        class=${isLate({ ...one, oldest_s: one.age_s }, limit_s) ? "late" : ""}>
+      <td>${age(one.age_s)}</td><td>${one.instance}</td><td>${one.story.at(-1)?.event}</td>
+      <td><button class="link" data-key=${one.key} onClick=${() => go({ ...place, key: one.key })}>${one.key}</button></td></tr>`)}
+  <//>`;
+}
+
+/** What the key is a part of: its room, attempt, request. */
+function Above({ place, go }) {
+  const parts = place.key.split("/");
+  return html`<p aria-label="parts of the key">${parts.map((part, at) => {
+    const key = parts.slice(0, at + 1).join("/");
+    return html`${at ? " / " : ""}<button key=${key} class="link" disabled=${key === place.key}
+      onClick=${() => go({ ...place, key })}>${part}</button>`;
+  })}</p>`;
+}
+
+function Waterfall({ machines }) {
+  const rows = machines.map((one) => ({ one, spans: spansOf(one) })).filter((row) => row.spans.length)
+    .sort((a, b) => a.spans[0].from_s - b.spans[0].from_s);
+  const from_s = Math.min(...rows.map((row) => row.spans[0].from_s));
+  const to_s = Math.max(...rows.map((row) => row.spans.at(-1).to_s));
+  const scale = 1000 / Math.max(to_s - from_s, 1e-6);
+  return html`<div class="waterfall" role="group" aria-label="waterfall">${rows.map(({ one, spans }) => html`
+    <div key=${`${one.instance} ${one.machine} ${one.key}`}>
+      <span>${one.instance} ${one.machine}</span>
+      <svg viewBox="0 0 1000 14" preserveAspectRatio="none" role="img"
+          aria-label=${spans.map((span) => `${span.state} ${age(span.to_s - span.from_s)}`).join(", ")}>
+        ${spans.map((span) => html`<rect class=${colourOf(one.machine, span.state)} y="1" height="12"
+          x=${(span.from_s - from_s) * scale} width=${Math.max(2, (span.to_s - span.from_s) * scale)}>
+          <title>${span.state} ${age(span.to_s - span.from_s)}</title></rect>`)}
+      </svg>
+      <span>${one.state}${one.is_over ? "" : ` for ${age(one.age_s)}`}</span>
+    </div>`)}<p class="soft">${age(to_s - from_s)} from left to right</p></div>`;
+}
+
+/** A column for each process: both ends of a room side by side, a request over all that serve it. */
+function Sequence({ machines }) {
+  const lines = merged(machines);
+  const processes = [...new Set(lines.map(({ one }) => one.instance))];
+  const start_s = lines[0].line.at_s;
+  return html`<${Table} label="events by time" head=${["ms", ...processes]}>
+    ${lines.slice(-MAX_ROWS).map(({ one, line }, at) => html`<tr key=${at}>
+      <td class="number">${((line.at_s - start_s) * 1000).toFixed(1)}</td>
+      ${processes.map((name) => html`<td>${name === one.instance && html`
+        <small>${one.machine} ${line.event}${line.times > 1 ? ` ×${line.times}` : ""}</small>
+        ${line.source !== line.target && html`<br /><b class=${colourOf(one.machine, line.target)}>${line.target}</b>`}`}</td>`)}
+    </tr>`)}<//>`;
+}
+
+function Inspector({ entry, place, limit_s, go, back, is_kept, is_last }) {
+  const asked = is_kept || entry.query === queryOf(place);
+  const machines = asked ? machinesAt(entry, place) : [];
+  const known = machines.some((one) => one.story.length);
+  const empty = !asked ? (is_last ? "asking…" : "These were not asked for at that time.") : place.key
+    ? "No process knows it any more." : "No machine is in this state.";
+  return html`<section id="inspector" aria-labelledby="inspected">
+    <h2 id="inspected" tabindex="-1">${place.key ? "One story" : `${place.machine} ${place.state}`}
+      <button onClick=${back}>back <kbd>Esc</kbd></button></h2>
+    ${place.key && html`<${Above} place=${place} go=${go} />`}
+    ${!machines.length && html`<p class="soft">${empty}</p>`}
+    ${machines.length > 0 && !place.key && html`<${Oldest} ...${{ machines, place, limit_s, go }} />`}
+    ${known && place.key && html`<${Waterfall} machines=${machines} /><${Sequence} machines=${machines} />`}
+  </section>`;
+}

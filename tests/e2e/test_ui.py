@@ -1,0 +1,86 @@
+"""The page at /ui in a real browser, with real workers behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from epd.tiny import SAMPLES
+from tests.e2e.client import Reply, data_url, post_all, question
+from tests.e2e.server import SLOW, Server, serving
+from tests.pages.browser import browsing, picture, window
+
+IMAGES = [data_url(path.read_bytes()) for path in sorted(SAMPLES.glob("*.png"))]
+SOON_MS = 10_000 * SLOW
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@contextmanager
+def asking(server: Server, *bodies: dict[str, Any]) -> Iterator[None]:
+    """Requests that run meanwhile, each answered in the end; the browser has this thread's loop."""
+    replies: list[Reply] = []
+    thread = threading.Thread(
+        target=lambda: replies.extend(asyncio.run(post_all(server.base_url, bodies)))
+    )
+    thread.start()
+    yield
+    thread.join()
+    assert [reply.status for reply in replies] == [200] * len(bodies)
+
+
+def test_states_light_up_while_a_request_is_served(browser: Browser, apart: Server) -> None:
+    body = question("Tell me more.", IMAGES[0]) | {"max_tokens": 1500, "ignore_eos": True}
+    with window(browser) as page:
+        page.goto(f"{apart.base_url}/ui")
+        expect(page.get_by_role("button", name="STREAMING: none")).to_have_count(1)
+        with asking(apart, *[body] * 4):
+            lit = page.get_by_role("button", name="STREAMING: 4")
+            expect(lit).to_be_visible(timeout=SOON_MS)
+            expect(page.locator(".flow").first).to_be_visible(timeout=SOON_MS)
+            picture(page, "serving")
+            lit.click()
+            page.get_by_role("table", name="oldest in STREAMING").get_by_role(
+                "button"
+            ).first.click()
+            events = page.get_by_role("table", name="events by time")
+            for name in ("gateway", "p0", "d0"):
+                expect(events.get_by_role("columnheader", name=name)).to_be_visible(timeout=SOON_MS)
+            picture(page, "request")
+        expect(page.get_by_text("FINISHED").first).to_be_visible(timeout=SOON_MS)
+
+
+def test_rooms_of_a_stopped_encoder_are_two_clicks_away_and_its_end_frees_them(
+    browser: Browser,
+) -> None:
+    with serving("2e1p1d", timing__request_timeout_s=120) as server, window(browser) as page:
+        page.goto(f"{server.base_url}/ui")
+        encoder = page.locator("[data-process=e0]")
+        expect(encoder).to_contain_text("HEALTHY", timeout=SOON_MS)
+        first = str(server.instances()["e0"]["epoch"])
+        page.get_by_label("red after").fill("1")
+        pid = server.pid("e0")
+        os.kill(pid, signal.SIGSTOP)
+        with asking(server, *(question("What is the total?", image) for image in IMAGES)):
+            expect(encoder).to_have_class("late", timeout=SOON_MS)
+            page.get_by_role("button", name="INCOMING QUARANTINED").click(timeout=SOON_MS)
+            page.get_by_role("button", name="gateway-").first.click(timeout=SOON_MS)
+            story = page.get_by_role("table", name="events by time")
+            expect(story).to_contain_text("PeerLost", timeout=SOON_MS)
+            picture(page, "quarantined")
+        os.kill(pid, signal.SIGKILL)
+        expect(encoder).not_to_contain_text(first, timeout=SOON_MS)
+        expect(encoder).to_contain_text("HEALTHY", timeout=SOON_MS)
+        expect(page.get_by_role("button", name="INCOMING QUARANTINED")).to_have_count(0)
