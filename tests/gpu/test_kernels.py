@@ -17,6 +17,7 @@ from epd.messages import KvLayout
 
 DTYPES = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # to relative error of the result
 BLOCK = 16
+LOG2E = 1.4426950408889634
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -140,7 +141,7 @@ def test_eight_bits_are_stored(heads: int, kv_heads: int, dim: int, kernel_devic
         for kernels, pool in zip((ops, torch_ops), pools, strict=True):
             kernels.rope_and_store(qkv, None, 1e-6, cos, sin, slots, pool.layer(1))
         for found, expected in zip(*(pool.layer(1) for pool in pools), strict=True):
-            limit = 2e-2 if kernel_device == "cuda" else 0.1  # the interpreter cuts
+            limit = 3e-2 if kernel_device == "cuda" else 0.1  # the interpreter cuts
             assert relative(meaning(found), meaning(expected)) < limit
         assert not pools[0].memory.view(8, 2, -1)[:, 0].any(), "the other layer is untouched"
 
@@ -246,6 +247,32 @@ def test_attention_over_eight_bits(
         expected = torch_ops.attend(query.double(), pool.layer(1), batch, dim**-0.5)
         known = sum(count for _, count in extents)
         assert relative(found[:known], expected[:known]) < limit, (dtype, extents)
+
+
+def test_prompts_that_find_no_room_are_read_in_their_blocks(
+    kernel_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for all prompts of a step, for the first of them, and for none give the same."""
+    ops = kernels_for("cuda")
+    from epd.engine.kernels import triton_prompts
+
+    dtype = torch.float16
+    extents = [(40, 1), (33, 5), (0, 70), (100, 65), (140, 40)]
+    batch, num_blocks = make_batch(extents, kernel_device, 32)
+    pool = make_pool(dtype, 2, 64, kernel_device, num_blocks)
+    pool.tensor.fill_(torch.nan)
+    wide = make_pool(torch.float64, 2, 64, kernel_device, num_blocks)
+    fill(pool, wide, batch)
+    query = torch.randn(len(batch.ids), 4, 64, dtype=dtype, device=kernel_device)
+    expected = torch_ops.attend(query.double(), wide.layer(1), batch, 0.125)
+    gathered = []
+    for rows in (4096, 384, 100):
+        monkeypatch.setattr(triton_prompts, "MAX_NBYTES", 2 * rows * 2 * 64 * dtype.itemsize)
+        out = torch.full_like(query, torch.nan)
+        triton_prompts.attend_gathered(query, pool.layer(1), batch, 0.125 * LOG2E, out)
+        gathered.append(int(out.isfinite().all(-1).all(-1).sum()))
+        assert relative(ops.attend(query, pool.layer(1), batch, 0.125), expected) < 1e-3
+    assert gathered == [70 + 65 + 40, 70, 0]
 
 
 def fill(pool: KvPool, wide: KvPool, batch: FlatBatch) -> None:

@@ -16,7 +16,9 @@ decided on the device, from the number of decodes: a captured step has room for 
 
 *Prefill* works on tiles of queries of one head (FlashAttention 2).  The host lists the tiles of all
 chunks, so chunks of any lengths, with any history, are one launch.  Keys that all queries of a tile
-may see are summed without a mask; only the diagonal needs one.
+may see are summed without a mask; only the diagonal needs one.  Chunks with a tile of queries or
+more have their keys and values laid side by side first (`triton_prompts`); here are those with
+less, such as drafts, those that find no room there, and float32.
 
 What pads a captured batch (rows behind its decodes, tiles of no sequence) is left at once: programs
 for it read nothing and write nothing.
@@ -45,6 +47,7 @@ from epd.engine.kernels.triton_paged import (
     scales_at,
     strides,
 )
+from epd.engine.kernels.triton_prompts import ALIGNED, attend_gathered, first_row, fits
 
 if TYPE_CHECKING:
     from epd.engine.flat_batch import FlatBatch
@@ -187,16 +190,24 @@ def _tile(
     return total, weight, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_rows"])
 def _prefill(
-    query, keys, values, key_scales, value_scales, tiles, cu_q, indptr, indices, seq_lens, out,
-    scale, stride, scale_stride, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
+    query, keys, values, key_scales, value_scales, tiles, decodes, cu_q, indptr, indices, seq_lens,
+    out, scale, max_rows, stride, scale_stride, NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EXACT: tl.constexpr, FP8: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.load(tiles + tl.program_id(1) * 2)
     if sequence < 0:
         return
+    if not EXACT:
+        row = first_row(
+            sequence, tl.load(decodes), cu_q, indptr, seq_lens, max_rows, BLOCK_M, BLOCK_SIZE,
+            ALIGNED,
+        )  # fmt: skip
+        if row >= 0:
+            return
     m = tl.load(tiles + tl.program_id(1) * 2 + 1) + tl.arange(0, BLOCK_M)
     m0 = tl.load(tiles + tl.program_id(1) * 2 + 1)
     head = tl.program_id(0)
@@ -352,13 +363,17 @@ def _launch_prefill(
     tiling = FP8_PROMPTS if is_fp8 else _prompt_tiling(query.device, block_d)
     if exact:
         tiling = _Tiling(32, 4, 2)
+    max_rows = 0
+    if not exact and fits(query, layer):
+        max_rows = attend_gathered(query, layer, batch, scaling * LOG2E, out)
     # Heads vary fastest: those that share keys run side by side and find them in the cache.
     _prefill[(query.shape[1], batch.shape.num_tiles)](
-        query, *pointers(layer), batch.tiles, batch.cu_q, batch.indptr, batch.indices,
-        batch.seq_lens, out, scaling * LOG2E, *strides(layer), NUM_HEADS=query.shape[1],
-        NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_SIZE=block_size,
-        BLOCK_M=batch.tile_size, BLOCK_N=tiling.block_n, EXACT=exact, FP8=is_fp8,
-        STAGES=tiling.num_stages if is_fp8 else None, num_warps=tiling.num_warps,
+        query, *pointers(layer), batch.tiles, batch.decodes, batch.cu_q, batch.indptr,
+        batch.indices, batch.seq_lens, out, scaling * LOG2E, max_rows, *strides(layer),
+        NUM_HEADS=query.shape[1], NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_d,
+        BLOCK_SIZE=block_size, ALIGNED=ALIGNED, BLOCK_M=batch.tile_size, BLOCK_N=tiling.block_n,
+        EXACT=exact, FP8=is_fp8, STAGES=tiling.num_stages if is_fp8 else None,
+        num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )  # fmt: skip
 
