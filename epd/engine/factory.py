@@ -39,7 +39,7 @@ from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
 
-MAX_CAPTURED_PATCHES = 4096  # of a run of the tower; a longer one hides its launches
+MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
 

@@ -19,8 +19,10 @@ memory pool: replays are serialised by the stream, so one's temporaries may be a
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -39,23 +41,57 @@ MAX_CHUNKS = 16  # prompts in a captured step
 Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
 
 
+class PartsRecorder(Protocol):
+    """A recorder of calls that are run again in parts, between which something else may run."""
+
+    def parts(
+        self, call: Callable[[], torch.Tensor]
+    ) -> tuple[list[Callable[[], None]], torch.Tensor]:
+        """What runs the call again, in order, and its result."""
+
+    def cut(self) -> None:
+        """From within the call: here a part ends and the next begins."""
+
+
 class CudaRecorder:
     """Captures into CUDA graphs that share their memory; the largest must come first."""
 
     def __init__(self) -> None:
-        self._memory: tuple[int, int] | None = None
+        self._memory = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # of the call that is being captured
 
     def __call__(self, call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        (replay,), result = self.parts(call)
+        return replay, result
+
+    def parts(
+        self, call: Callable[[], torch.Tensor]
+    ) -> tuple[list[Callable[[], None]], torch.Tensor]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             call()  # compiles what is compiled and sizes the libraries' workspaces
-        torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.synchronize()
+            gc.collect()  # what is freed while a stream is captured may fail the capture
+            torch.cuda.empty_cache()
+            self._begin()
+            try:
+                result = call()
+            finally:
+                graphs, self._graphs = self._graphs, []
+                graphs[-1].capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return [graph.replay for graph in graphs], result
+
+    def cut(self) -> None:
+        if self._graphs:  # else it is the call before the capture
+            self._graphs[-1].capture_end()
+            self._begin()
+
+    def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            result = call()
-        self._memory = self._memory or graph.pool()
-        return graph.replay, result
+        graph.capture_begin(pool=self._memory)
+        self._graphs.append(graph)
 
 
 class _Integers:

@@ -13,13 +13,15 @@ waits for two at most.
 What a layer costs is measured at start, on one image as large as a batch, whose patches are the
 dearest.  Slices of a run are of one size, and none is longer than a quantum.
 
+Captured runs (`tower_graphs`) are recorded in the same slices, a graph for each.
+
 Source: chunked prefill of Sarathi-Serve, for towers.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -43,6 +45,7 @@ class Slices:
         self._per_slice = 0  # layers; 0: this run is not cut
         self._layer = 0
         self._ahead: threading.Event | None = None  # where the slice before the last ends
+        self.on_cut: Callable[[], None] | None = None  # instead, while runs are recorded
         for layer in layers:
             layer.register_forward_pre_hook(self._before)
 
@@ -50,12 +53,6 @@ class Slices:
         """A whole run over one image took so long."""
         if self._num_layers:
             self._patch_s = elapsed_s / num_patches / self._num_layers
-
-    @property
-    def max_whole_patches(self) -> int:
-        """A run over so many takes a quantum; 0: there is no quantum."""
-        run_s = self._patch_s * self._num_layers
-        return int(self._quantum_s / run_s) if run_s else 0
 
     def begin(self, num_patches: int) -> None:
         """The next run has so many patches."""
@@ -67,8 +64,12 @@ class Slices:
             self._per_slice = -(-self._num_layers // num_slices)
 
     def cut(self) -> None:
-        """A slice, or a captured run, is launched next."""
+        """A slice, or a part of a captured run, is launched next."""
         if not self._per_slice:
+            return
+        if self.on_cut is not None:
+            if self._layer:  # what is before the layers goes with the first of them
+                self.on_cut()
             return
         before, self._ahead = self._ahead, self._executor.here()
         if before is not None:

@@ -1,28 +1,32 @@
-"""Captured runs of a tower over few patches: one launch instead of three hundred.
+"""Captured runs of a tower: a launch for each slice instead of three hundred for all.
 
 Theory of operation
 -------------------
-A small image takes less time on the device than launching its kernels takes on the host.  So runs
+A small image takes less time on the device than launching its kernels takes on the host, and under
+load the host is late for large ones, too: threads that decode images hold the interpreter.  So runs
 are captured once for some numbers of patches; one is then a copy of what it reads into the next
-larger shape, and a replay.  What pads it belongs to no segment: no tile of attention covers it, and
+larger shape, and replays.  What pads it belongs to no segment: no tile of attention covers it, and
 everything else in a tower looks at one patch, or the patches of one row, at a time.
 
-Runs that are cut into slices are longer than their launches, and stay as they are; so do those of
-more segments than there are tiles for, and towers with windows.
+A run that is cut into slices (`slices`) is captured as these slices, one graph each.  What one
+leaves for the next lies in memory that all graphs share: no other run comes between them.
+
+Runs of more segments than there are tiles for, and towers with windows, stay as they are.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from epd.engine.copies import upload
-from epd.engine.graphs import Recorder
+from epd.engine.graphs import PartsRecorder
 from epd.engine.segments import SegmentAttention
+from epd.engine.slices import Slices
 from epd.engine.tower import Grid, run, tower_inputs
 
 STEP = 128  # between the sizes: what pads is computed, too
@@ -37,15 +41,15 @@ class TowerGraphs:
         visual: Any,
         pixels: torch.Tensor,
         max_patches: int,
-        record: Recorder,
-        before: Callable[[], None],
+        record: PartsRecorder,
+        slices: Slices,
     ) -> None:
-        """`pixels`: of one row's patches; `before` is called ahead of each replay."""
+        """`pixels`: of one row's patches; `slices`: of this tower."""
         self._visual = visual
         attention = visual.blocks[0].attn
         self._attend: SegmentAttention = attention.attend
         self._head_dim = attention.qkv.out_features // 3 // attention.num_heads
-        self._before = before
+        self._slices = slices
         self._device = pixels.device
         self._merged = len(pixels)  # patches of a row
         most = max(1, max_patches // STEP) * STEP
@@ -56,7 +60,11 @@ class TowerGraphs:
         self._pixels = pixels.new_zeros(most, pixels.shape[1])
         self._inputs = {name: t.new_zeros(most, *t.shape[1:]) for name, t in given.items()}
         self._tiles = torch.zeros(self._room(most), 3, dtype=torch.int32, device=self._device)
-        self._graphs = {size: record(partial(self._run, size)) for size in reversed(self._sizes)}
+        slices.on_cut = record.cut
+        self._graphs = {
+            size: record.parts(partial(self._run, size)) for size in reversed(self._sizes)
+        }
+        slices.on_cut = None
 
     def __call__(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor | None:
         """Rows of all images; None: no graph fits."""
@@ -71,16 +79,20 @@ class TowerGraphs:
             return None
         padded = torch.zeros(self._room(size), 3, dtype=torch.int32)
         padded[: len(tiles)] = tiles
-        self._before()
+        parts, rows = self._graphs[size]
+        self._slices.cut()
         self._tiles[: len(padded)].copy_(upload(padded, self._device))
         self._pixels[: len(pixels)].copy_(pixels)
         for name, tensor in given.items():
             self._inputs[name][: len(tensor)].copy_(tensor)
-        replay, rows = self._graphs[size]
-        replay()
+        parts[0]()
+        for part in parts[1:]:
+            self._slices.cut()
+            part()
         return rows[: len(pixels) // self._merged].clone()  # the next replay writes there
 
     def _run(self, size: int) -> torch.Tensor:
+        self._slices.begin(size)
         bounds = torch.tensor([0, size], dtype=torch.int32)
         self._attend.preset(bounds, self._tiles[: self._room(size)])
         inputs = {name: tensor[:size] for name, tensor in self._inputs.items()}

@@ -22,7 +22,7 @@ import torch
 from epd.engine.base import EncodeFailure, Patches, Rows
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.geometry import image_geometry
-from epd.engine.graphs import Recorder
+from epd.engine.graphs import PartsRecorder
 from epd.engine.image_pixels import MAX_PIXELS
 from epd.engine.models.base import ModelAdapter
 from epd.engine.pinned import Arena
@@ -113,12 +113,10 @@ class TorchVisionEngine:
             times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
             self._slices.measured(largest.num_patches, min(times_s))
 
-    def capture(self, record: Recorder, max_patches: int) -> None:
-        """Runs over as many patches as take a quantum, and not more than `max_patches`."""
-        self._slices.begin(0)  # nothing is cut while it is captured
-        most = min(max_patches, self._slices.max_whole_patches or max_patches)
+    def capture(self, record: PartsRecorder, max_patches: int) -> None:
+        """Runs over up to so many patches, in their slices."""
         with torch.inference_mode():
-            self._adapter.capture_vision(self.model, most, record, self._slices.cut)
+            self._adapter.capture_vision(self.model, max_patches, record, self._slices)
 
     def _time_of(self, patches: Patches) -> float:
         on_gpu = self._streams is not None

@@ -69,10 +69,7 @@ class PlannedVision:
         most = max(size for size, _ in costs.tower.patches_ms)
         patch_s = costs.tower_s([most]) / costs.sustained / most  # as measured at start
         self._layer_s = patch_s / costs.model.tower_layers  # of a patch
-        launch = costs.tower.launch
-        whole = int(max_quantum_s / patch_s) if max_quantum_s else launch.max_captured
-        # as in `capture`
-        self._max_captured = min(launch.max_captured, whole) if config.cuda_graphs else 0
+        self._max_captured = costs.tower.launch.max_captured if config.cuda_graphs else 0
 
     async def preprocess(
         self,
@@ -97,7 +94,7 @@ class PlannedVision:
         num_patches, layers = sum(images), self._costs.model.tower_layers
         count, launch = 1, self._costs.tower.launch
         captured = num_patches <= self._max_captured
-        if self._quantum_s and not captured:
+        if self._quantum_s:
             most = max(1, int(self._quantum_s / (self._layer_s * num_patches)))
             count = math.ceil(layers / most)
         device_s, host_s = self._costs.tower_s(images), launch.host_s(captured=captured)

@@ -47,13 +47,25 @@ class Tiled:
         return out
 
 
-def played(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    result = call()
+class Played:
+    """Runs a call again as a whole, as the last of its parts."""
 
-    def again() -> None:
-        result.copy_(call())
+    def __init__(self) -> None:
+        self.cuts = 0
 
-    return again, result
+    def cut(self) -> None:
+        self.cuts += 1
+
+    def parts(
+        self, call: Callable[[], torch.Tensor]
+    ) -> tuple[list[Callable[[], None]], torch.Tensor]:
+        self.cuts = 0
+        result = call()
+
+        def again() -> None:
+            result.copy_(call())
+
+        return [lambda: None] * self.cuts + [again], result
 
 
 @pytest.fixture
@@ -64,7 +76,7 @@ def captured(
         vision: Any = driver(family).vision
         monkeypatch.setattr(SegmentAttention, "is_tiled", lambda self, qkv: True)
         monkeypatch.setattr(SegmentAttention, "kernels", Tiled())
-        vision.capture(played, 3 * STEP)
+        vision.capture(Played(), 3 * STEP)
         return vision.model.model.visual
 
     return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -74,21 +75,32 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_vl", "embedded"])
+@pytest.mark.parametrize("quantum_ms", [0.0, 0.001])
 async def test_captured_towers_give_the_same_rows(
     family: str,
+    quantum_ms: float,
     cuda: str,
     model_dir: Callable[[str], Path],  # noqa: F811
 ) -> None:
-    """Of single images and of all in one batch, behind larger ones and before."""
+    """Of single images and of all in one batch, behind larger ones and before; in one piece, and
+    layer by layer with steps between."""
     directory, rows = model_dir(family), {}
     asked = [images for _, images in cases(family) if images]
     for graphs in (True, False):
         config = EngineConfig(
-            device=cuda, dtype="bfloat16", kv_nbytes=32 << 20, threads=2, cuda_graphs=graphs
+            device=cuda,
+            dtype="bfloat16",
+            kv_nbytes=32 << 20,
+            threads=2,
+            cuda_graphs=graphs,
+            max_quantum_ms=quantum_ms,
         )
         executor = build_executor(config)
         vision = build_vision(directory, config, executor, max_batch_patches=1024)
-        assert hasattr(vision.model.model.visual, "graphs") == graphs
+        visual = vision.model.model.visual
+        assert hasattr(visual, "graphs") == graphs
+        for parts, _ in visual.graphs._graphs.values() if graphs else ():
+            assert len(parts) == (len(visual.blocks) if quantum_ms else 1)
         language = build_language(directory, config, executor, 16)
         serving = Driver(directory, vision, language)
         found = []
@@ -98,7 +110,10 @@ async def test_captured_towers_give_the_same_rows(
                 await vision.preprocess(png(image), layout.grid_thw)
                 for image, layout in zip(images, expand_all(serving, images), strict=True)
             ]
-            encoded = await vision.encode(patches)
+            run = vision.encode(patches)
+            request = await serving.request("r", [{"role": "user", "content": "beside it"}])
+            encoded, _ = await asyncio.gather(run, serving.run([request], 4096))
+            serving.release([request])
             found += [one.tensor.float().cpu() for one in encoded]  # type: ignore[union-attr]
         rows[graphs] = found
         await executor.close()

@@ -9,7 +9,7 @@ modelling file of transformers is imported when a model is built, never before.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,8 +17,9 @@ from torch import nn
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
-from epd.engine.graphs import Recorder
+from epd.engine.graphs import PartsRecorder
 from epd.engine.kv_pool import layer_nbytes
+from epd.engine.slices import Slices
 from epd.messages import KvLayout, PixelBounds, RowContract
 
 _COUPLED_ROPES = ("dynamic", "longrope")
@@ -158,11 +159,11 @@ class ModelAdapter:
         self,
         model: Any,
         max_patches: int,
-        record: Recorder,
-        before: Callable[[], None],
+        record: PartsRecorder,
+        slices: Slices,
     ) -> None:
-        """Capture runs of a loaded tower over up to so many patches, where it can be; `before` is
-        called ahead of each replay."""
+        """Capture runs of a loaded tower over up to so many patches, in these slices, where it can
+        be."""
 
     def tower_layers(self, model: Any) -> Sequence[nn.Module]:
         """The layers of a loaded tower, in the order in which a run calls each of them once."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
-from epd.engine.graphs import Recorder
+from epd.engine.graphs import PartsRecorder
 from epd.engine.image_ops import QwenImageOps
 from epd.engine.models.base import ModelAdapter
 from epd.engine.rope import mrope_positions
+from epd.engine.slices import Slices
 from epd.engine.tower import adopt, run, tower_inputs
 from epd.engine.tower_graphs import TowerGraphs
 from epd.engine.video import video_settings
@@ -53,15 +54,15 @@ class Qwen2VL(ModelAdapter):
         self,
         model: Any,
         max_patches: int,
-        record: Recorder,
-        before: Callable[[], None],
+        record: PartsRecorder,
+        slices: Slices,
     ) -> None:
         visual = model.model.visual
         weight, attention = visual.patch_embed.proj.weight, visual.blocks[0].attn
         pixels = weight.new_zeros(int(visual.spatial_merge_size) ** 2, weight[0].numel())
         has_windows = hasattr(visual, "window_size")  # which need tiles of their own
         if not has_windows and attention.attend.is_tiled(attention.qkv.weight):
-            visual.graphs = TowerGraphs(visual, pixels, max_patches, record, before)
+            visual.graphs = TowerGraphs(visual, pixels, max_patches, record, slices)
 
     def tower_layers(self, model: Any) -> Sequence[Any]:
         return list(model.model.visual.blocks)
