@@ -95,7 +95,7 @@ class InstanceInfo(Record):
 
     address: Address
     roles: tuple[str, ...]
-    host_id: str  # equal on one host (boot id): shared memory can reach it
+    host_id: str  # equal where pids mean the same: one boot of one host, one pid namespace
     pid: int
     num_slots: int = 0  # receive pool (prefill)
     num_kv_blocks: int = 0  # KV pool (prefill, decode)

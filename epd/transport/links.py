@@ -31,7 +31,7 @@ from epd.messages import Message
 from epd.transport.base import Life, TransportError
 from epd.transport.endpoint import is_loopback
 from epd.transport.frames import Accepted, Challenge, Done, Hello, Refused
-from epd.transport.host import this_host_id
+from epd.transport.host import this_boot_id
 from epd.transport.region import WriteRefused
 from epd.transport.wire import Wire
 
@@ -90,8 +90,8 @@ class Links:
         if not is_loopback(f"tcp://{self._host}:*"):
             return ""
         with contextlib.suppress(OSError):
-            return f"{this_host_id()}:{os.stat('/proc/self/ns/net').st_ino}"
-        return this_host_id()
+            return f"{this_boot_id()}:{os.stat('/proc/self/ns/net').st_ino}"
+        return this_boot_id()
 
     def listen(self) -> str:
         """`host:port`, bound now; connections are answered from the loop's next turn on."""

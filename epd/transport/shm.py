@@ -75,7 +75,7 @@ class ShmTransferEngine:
 
     @property
     def domain(self) -> str:
-        """This boot of the host, and its mount of /dev/shm: containers may have their own."""
+        """This host, its count of pids, its mount of /dev/shm: containers may have their own."""
         return f"{this_host_id()}:{os.stat(self._directory).st_dev}"
 
     def allocate(
@@ -212,6 +212,6 @@ def _make(its: BackendSettings) -> ShmTransferEngine:
 BACKEND = Backend(
     "shm", rank=10, leaves_host=False, make=_make,
     is_offered=lambda endpoint, directory: True,
-    domain="this boot of the host and its mount of /dev/shm",
+    domain="this boot of the host, its pid namespace and its mount of /dev/shm",
     offered="always",
 )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,19 @@ async def test_mooncake_what_does_not_end_is_owned_as_long_as_the_owner_lives(
     assert not await owner.fence(WRITER, this_host_id(), os.getpid())
     await writer.close()
     await owner.close()
+
+
+def test_another_pid_namespace_is_another_host() -> None:
+    """Fault F60: pods of one node have one boot id, and the first process of each is pid 1."""
+    tell = "from epd.transport.host import this_host_id; print(this_host_id())"
+    here = [sys.executable, "-c", tell]
+    there = subprocess.run(
+        ["unshare", "--pid", "--fork", *here], capture_output=True, text=True, check=False
+    )
+    if there.returncode:
+        pytest.skip(f"no pid namespace can be made here: {there.stderr.strip()}")
+    assert subprocess.check_output(here, text=True).strip() == this_host_id()
+    assert there.stdout.strip() != this_host_id()
 
 
 async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() -> None:
