@@ -21,6 +21,7 @@ VERBS = {
     "top": "watch a running cluster: instances, machines by state, the oldest ones",
     "list": "machines of a running cluster: transfers in QUARANTINED for 5 s, and the like",
     "story": "what happened to one request, room or image, at each process",
+    "k8s": "write the manifests of a topology for Kubernetes",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
     "bench": "measure a server under load, the gateway, the hop, the simulator",
     "diagrams": "write or check the images of the state machines",

@@ -1,0 +1,73 @@
+"""Objects for operators that a Kubernetes cluster may have: Prometheus, KEDA, an inference gateway.
+
+All of them look at the gateway, whose /metrics tells of every instance.  There is no metric of
+seconds that a queue will take, so scaling is by what waits.
+"""
+
+from __future__ import annotations
+
+from epd.cli.k8s import Cluster, Json, Object, component_of, labels, named
+from epd.topology import Roles
+
+WAITING_PER_INSTANCE = 4  # above it there are too few; a guess to begin with
+PICKER_PORT = 9002  # of the extension's endpoint picker
+
+
+def pod_monitor(cluster: Cluster) -> Object:
+    """For the operator of Prometheus; `instance` stays the name that epd gives."""
+    endpoint: Object = {"port": "http", "path": "/metrics", "honorLabels": True}
+    spec: Object = {
+        "selector": {"matchLabels": labels(cluster, "gateway")},
+        "podMetricsEndpoints": [endpoint],
+    }
+    return named(cluster, "monitoring.coreos.com/v1", "PodMonitor", "gateway") | {"spec": spec}
+
+
+def scaled_objects(cluster: Cluster, prometheus_url: str, max_replicas: int) -> list[Object]:
+    """For KEDA, one for each group.  Raises ConfigError."""
+    made = []
+    for roles, count in cluster.groups():
+        component = component_of(roles)
+        spec: Object = {
+            "scaleTargetRef": {"name": f"{cluster.name}-{component}"},
+            "minReplicaCount": count,
+            "maxReplicaCount": max(count, max_replicas),
+            "triggers": [_trigger(query, prometheus_url) for query in _queries(cluster, roles)],
+        }
+        made.append(named(cluster, "keda.sh/v1alpha1", "ScaledObject", component) | {"spec": spec})
+    return made
+
+
+def _queries(cluster: Cluster, roles: Roles) -> list[str]:
+    """Images at the encoders of a group; requests that wait for its batches."""
+    chosen = f'instance=~"{cluster.name}-{component_of(roles)}-[^-]+-[^-]+"'
+    if cluster.namespace:
+        chosen = f'namespace="{cluster.namespace}",{chosen}'
+    queries = []
+    if "encode" in roles:
+        queries.append(f'sum(epd_in_use{{kind="encodings",{chosen}}})')
+    if {"prefill", "decode"} & set(roles):
+        queries.append(f"sum(epd_instance_requests_waiting{{{chosen}}})")
+    return queries
+
+
+def _trigger(query: str, prometheus_url: str) -> Json:
+    metadata: Object = {
+        "serverAddress": prometheus_url,
+        "query": query,
+        "threshold": str(WAITING_PER_INSTANCE),
+    }
+    return {"type": "prometheus", "metadata": metadata}
+
+
+def inference_pool(cluster: Cluster, picker: str) -> Object:
+    """Gateways of all clusters of the namespace; `picker`: the Service that chooses among them."""
+    chosen = labels(cluster, "gateway")
+    del chosen["app.kubernetes.io/instance"]
+    spec: Object = {
+        "selector": {"matchLabels": chosen},
+        "targetPorts": [{"number": cluster.port}],
+        "endpointPickerRef": {"name": picker, "port": {"number": PICKER_PORT}},
+    }
+    api = "inference.networking.k8s.io/v1"
+    return named(cluster, api, "InferencePool", "") | {"spec": spec}

@@ -1,0 +1,208 @@
+"""Manifests: as they were read by a person, as Kubernetes' schemas want them, as `epd run` takes
+their command lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from epd.cli.k8s import Cluster, manifests
+from epd.cli.main import main
+from epd.cli.parser import Parser
+from epd.cli.settings import leaves
+from epd.cli.verbs import k8s, run
+from epd.config import ConfigError
+
+HERE = Path(__file__).parent
+SCHEMAS = sorted((HERE / "schemas").glob("*.json"))
+PLAIN = "--topology 2e1p1d --image registry.example/epd:1"
+ALL = (
+    "--topology 1e2pd --image registry.example/epd:1-cuda --name eyes --namespace vision "
+    "--secret keys --device cuda --claim models --model /models/Qwen3-VL-4B --kv-nbytes 4GiB "
+    "--drain-timeout 60 --memory 24Gi --cpu 4 --pod-monitor --max-replicas 6 "
+    "--scale-by http://prometheus.monitoring:9090 --inference-pool picker"
+)
+GOLDEN = {"k8s-2e1p1d.yaml": PLAIN, "k8s-1e2pd.yaml": ALL}
+OF_OPERATORS = {"PodMonitor", "ScaledObject", "InferencePool"}
+
+Captured = pytest.CaptureFixture[str]
+Manifest = dict[str, Any]
+
+
+def rendered(flags: str, capsys: Captured) -> str:
+    assert main(["k8s", "render", *flags.split()]) == 0
+    return capsys.readouterr().out
+
+
+def loaded(flags: str, capsys: Captured) -> list[Manifest]:
+    return list(yaml.safe_load_all(rendered(flags, capsys)))
+
+
+def pods(objects: list[Manifest]) -> dict[str, Manifest]:
+    """Their specs by the Deployment's name."""
+    deployments = [one for one in objects if one["kind"] == "Deployment"]
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in deployments}
+
+
+def parsed(pod: Manifest) -> argparse.Namespace:
+    """What `epd run` makes of the container's command line.  Raises UsageError."""
+    (container,) = pod["containers"]
+    assert container["command"] == ["epd"] and container["args"][0] == "run"
+    parser = Parser("epd run")
+    run.add_arguments(parser)
+    return parser.parse(container["args"][1:])
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_manifests_are_those_that_were_read(name: str, capsys: Captured) -> None:
+    text = (HERE / "golden" / name).read_text()
+    assert rendered(GOLDEN[name], capsys) == text, (
+        f"read the difference, then: epd k8s render {GOLDEN[name]} > tests/cli/golden/{name}"
+    )
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("flags", GOLDEN.values(), ids=GOLDEN)
+def test_kubernetes_takes_them(flags: str, schema: Path, capsys: Captured) -> None:
+    known = json.loads(schema.read_text())
+    seen = set()
+    for one in loaded(flags, capsys):
+        if one["kind"] not in OF_OPERATORS:
+            jsonschema_rs.validator_for(of_kind(known, one["kind"])).validate(one)
+            seen.add(one["kind"])
+    assert seen == set(known["kinds"])
+
+
+def of_kind(known: Manifest, kind: str) -> Manifest:
+    return {"$ref": f"#/$defs/{known['kinds'][kind]}", "$defs": known["$defs"]}
+
+
+def test_the_schemas_find_slips(capsys: Captured) -> None:
+    assert len(SCHEMAS) == 3
+    known = json.loads(SCHEMAS[0].read_text())
+    gateway = next(one for one in loaded(PLAIN, capsys) if one["kind"] == "Deployment")
+    check = jsonschema_rs.validator_for(of_kind(known, "Deployment"))
+    assert check.is_valid(gateway)
+    pod = gateway["spec"]["template"]["spec"]
+    pod["containers"][0]["portz"] = []
+    assert not check.is_valid(gateway)
+    del pod["containers"][0]["portz"]
+    pod["terminationGracePeriodSeconds"] = "45"
+    assert not check.is_valid(gateway)
+
+
+@pytest.mark.parametrize("topology", ["1epd", "2e1p1d", "1e2pd", "1ep1d", "3e2p2d1epd"])
+def test_command_lines_are_of_epd_run(topology: str, capsys: Captured) -> None:
+    flags = (
+        f"--topology {topology} --image I --max-images 4 --allowed-origins https://a https://b "
+        "--set timing.lost_after_s=9 --served-model-name tiny small --chat-template /t.jinja "
+        "--allow-unused-tensors --log-json --encoder-cache-device-nbytes 0 --port 9000"
+    )
+    found = {name: parsed(pod) for name, pod in pods(loaded(flags, capsys)).items()}
+    groups = Cluster("epd", topology, "I").groups()
+    assert list(found) == ["epd-gateway", *(f"epd-{'-'.join(roles)}" for roles, _ in groups)]
+    for name, args in found.items():
+        own = args.role.replace("+", "-")
+        assert name == f"epd-{own}"
+        assert args.instance_id == ("" if own == "gateway" else "$(POD_NAME)")
+        assert args.join == ("" if own == "gateway" else "tcp://epd-join:7000")
+        given = vars(args)
+        assert given["limits.max_images"] == 4 and given["port"] == 9000
+        assert given["access.allowed_origins"] == ["https://a", "https://b"]
+        assert given["model_names"] == ["tiny", "small"] and given["chat_template"] == "/t.jinja"
+        assert given["engine.allow_unused_tensors"] is True and args.log_json
+        assert given["encode.cache_device_nbytes"] == 0
+        assert args.assignments == ["timing.lost_after_s=9"]
+
+
+def test_what_belongs_together_agrees(capsys: Captured) -> None:
+    objects = loaded(ALL, capsys)
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert {one["metadata"]["namespace"] for one in objects} == {"vision"}
+    (container,) = pods(objects)["eyes-gateway"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for service in ("eyes", "eyes-join"):
+        spec = by_name["Service", service]["spec"]
+        template = by_name["Deployment", "eyes-gateway"]["spec"]["template"]
+        assert spec["selector"].items() <= template["metadata"]["labels"].items()
+        assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"])
+    for kind, name in by_name:
+        if kind in {"PodDisruptionBudget", "ScaledObject"}:
+            assert ("Deployment", name) in by_name
+    for one in objects:
+        if one["kind"] == "Deployment":
+            labels = one["spec"]["template"]["metadata"]["labels"]
+            assert one["spec"]["selector"]["matchLabels"] == labels
+            spec = one["spec"]["template"]["spec"]
+            assert spec["terminationGracePeriodSeconds"] > 60
+            volumes = {volume["name"] for volume in spec["volumes"]}
+            for container in (*spec["initContainers"], *spec["containers"]):
+                assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    query = by_name["ScaledObject", "eyes-encode"]["spec"]["triggers"][0]["metadata"]["query"]
+    pattern = re.search(r'instance=~"([^"]+)"', query)
+    assert pattern and re.fullmatch(pattern[1], "eyes-encode-5d5f8c9b7d-x2x4z")
+    assert not re.fullmatch(pattern[1], "eyes-encode-prefill-5d5f8c9b7d-x2x4z")
+
+
+def test_only_who_computes_gets_a_gpu(capsys: Captured) -> None:
+    found = pods(loaded(ALL, capsys))
+    limits = {n: p["containers"][0].get("resources", {}).get("limits") for n, p in found.items()}
+    gpu = {"memory": "24Gi", "nvidia.com/gpu": 1}
+    assert limits == {"eyes-gateway": None, "eyes-encode": gpu, "eyes-prefill-decode": gpu}
+
+
+def test_a_file_for_each_object(tmp_path: Path, capsys: Captured) -> None:
+    directory = tmp_path / "manifests"
+    assert main(["k8s", "render", *PLAIN.split(), "--output", str(directory)]) == 0
+    assert capsys.readouterr().out.startswith("9 files in ")
+    texts = [path.read_text() for path in directory.iterdir()]
+    assert all("kubectl create secret generic epd " in text for text in texts)
+    written = [yaml.safe_load(text) for text in texts]
+    assert sorted(map(str, written)) == sorted(map(str, loaded(PLAIN, capsys)))
+
+
+def test_nothing_of_a_secret_is_written(capsys: Captured) -> None:
+    text = rendered(ALL, capsys)
+    assert not any(one["kind"] == "Secret" for one in yaml.safe_load_all(text))
+    assert "kubectl create secret generic keys --namespace vision" in text
+    assert "&id" not in text, "an alias is for programs"
+
+
+def test_text_that_kubernetes_would_expand_stays() -> None:
+    cluster = Cluster("epd", "1epd", "I", flags=("--model", "$(POD_IP)"))
+    gateway = next(one for one in manifests(cluster) if one["kind"] == "Deployment")
+    assert "'$$(POD_IP)'" in str(gateway)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--topology 1e1p", "has no decode instance"),
+        ("--topology 1epd --api-key secret", "keys come from the Secret"),
+        ("--topology 1epd --host 0.0.0.0", "--host is no choice here"),
+        ("--topology 1epd --ssl-certfile c.pem", "let TLS end before the Service"),
+        ("--topology 1epd --device cuda:0,cuda:1", "a pod has one"),
+        ("--topology 1epd --port 0", "a Service needs to know the port"),
+        ("--topology 1epd --config x.toml", "a file of this host"),
+        ("--topology 1epd --name Epd", "write up to 24 small letters"),
+        ("--topology 1epd --max-images 0", "it must be above zero"),
+        ("--topology 1epd --kv-nbites 1G", "did you mean --kv-nbytes?"),
+        ("--topology 1epd --output /proc/x", "--output /proc/x cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_refused(flags: str, said: str, capsys: Captured) -> None:
+    assert main(["k8s", "render", "--image", "I", *flags.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_the_manifests_decide_are_settings() -> None:
+    assert {*k8s.GIVEN, *k8s.IN_IMAGE} <= set(leaves())
+    with pytest.raises(ConfigError):
+        Cluster("epd", "2x", "I").groups()
