@@ -136,6 +136,36 @@ async def test_rows_are_the_towers_own(
         del visual.graphs
 
 
+async def test_runs_are_captured_in_their_slices(
+    driver: Callable[[str], Driver],
+    captured: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph for each slice, and each is cut off by one call of those that wait."""
+    serving = driver("qwen3_vl")
+    slices = serving.vision._slices  # type: ignore[union-attr]
+    num_layers = slices._num_layers
+    assert num_layers > 1
+    expected = await rows_of(serving, BATCHES[0])
+    monkeypatch.setattr(slices, "_quantum_s", 1.0)
+    monkeypatch.setattr(slices, "_patch_s", 1.0 / STEP)  # a layer of the smallest size: a quantum
+    visual = captured("qwen3_vl")
+    ways: list[int] = []
+    try:
+        assert {len(parts) for parts, _ in visual.graphs._graphs.values()} == {num_layers}
+        monkeypatch.setattr(slices._executor, "give_way", lambda: ways.append(1))
+        monkeypatch.setattr(slices, "on_cut", lambda: None)  # the player's call is not cut again
+        found = await rows_of(serving, BATCHES[0])
+        assert not ways, "nothing gives way to others while a run is recorded"
+        monkeypatch.setattr(slices, "on_cut", None)
+        await rows_of(serving, BATCHES[0])
+        assert len(ways) == 2 * num_layers, "before each part, and by the player's own call"
+    finally:
+        del visual.graphs
+    for one, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, wanted, atol=1e-5, rtol=1e-4)
+
+
 async def test_windows_are_not_captured(
     driver: Callable[[str], Driver], captured: Callable[[str], Any]
 ) -> None:
