@@ -96,8 +96,10 @@ def test_rendered_command_lines_serve_and_drain(
         for command in started.values():
             command.send(signal.SIGTERM)
         for name in pods:
-            assert started[name].stop() == 0, started[name].text
+            assert started[name].wait() == 0, started[name].text
             assert "Traceback" not in started[name].text
+        for command in started.values():
+            command.check_nothing_left()
 
 
 async def ask(session: Any, url: str) -> list[Any]:
