@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,14 +129,20 @@ def stories(number: int) -> list[MachineView]:
     ]
 
 
+def metrics(number: int) -> str:
+    """Four more requests each time, with first tokens after 250 ms."""
+    name = "epd_time_to_first_token_seconds"
+    return f"{name}_sum {number}.0\n{name}_count {4 * number}\n"
+
+
 @contextmanager
 def page_of(
     browser: Browser, told: Any = answer, key: str = "", size: tuple[int, int] = WIDE
 ) -> Iterator[Page]:
-    """`told`: makes the answers; one that is None is no answer."""
+    """`told` makes the answers."""
     document, headers = cluster_page()
     served = [(name.decode(), value.decode()) for name, value in headers]
-    answers = iter(range(1_000_000))
+    answers, looks = itertools.count(), itertools.count(1)
 
     def serve(route: Route) -> None:
         if route.request.url == URL:
@@ -144,10 +151,10 @@ def page_of(
         elif key and route.request.headers.get("authorization") != f"Bearer {key}":
             error = {"error": {"message": "the API key is missing"}}
             route.fulfill(status=401, json=error)
-        elif (made := told(next(answers))) is None:
-            route.abort()
+        elif route.request.url.endswith("/metrics"):
+            route.fulfill(body=metrics(next(looks)))
         else:
-            route.fulfill(body=msgspec.json.encode(made))
+            route.fulfill(body=msgspec.json.encode(told(next(answers))))
 
     with window(browser, size) as page:
         page.route("**/*", serve)
@@ -194,6 +201,16 @@ def test_a_quarantined_room_is_found_in_two_clicks_and_by_keys_alone(browser: Br
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="INCOMING AWAITING_LANDING")).to_be_visible()
+
+
+def test_rates_and_latencies_over_time(browser: Browser) -> None:
+    with page_of(browser) as page:
+        expect(page.get_by_role("img", name="open requests: 15, at most 15")).to_be_visible()
+        expect(page.get_by_role("img", name="images encoded: 0.0/s")).to_be_visible()
+        expect(page.get_by_role("img", name="first token after: -")).to_be_visible()
+        told = page.get_by_role("img", name="first token after: 250 ms")
+        expect(told).to_be_visible(timeout=15_000)
+        picture(page, "over-time")
 
 
 def test_a_limit_of_ones_own(browser: Browser) -> None:
@@ -247,6 +264,8 @@ def test_a_gateway_that_is_gone_is_said_and_asked_again(browser: Browser) -> Non
     def serve(route: Route) -> None:
         if route.request.url == URL:
             route.fulfill(body=document, content_type="text/html")
+        elif route.request.url.endswith("/metrics"):
+            route.fulfill(body="")
         elif next(states, True):
             route.fulfill(body=msgspec.json.encode(answer(0)))
         else:

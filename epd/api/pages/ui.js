@@ -7,6 +7,8 @@ const app = {
   is_paused: false, needs_key: false, trouble: "",
 };
 let serial = 0; // of the newest question
+let metrics = { at_ms: 0, sums: null, latency: {} }; // what /metrics summed up, and since before
+const METRICS_MS = 5000;
 
 const show = () => render(html`<${Page} />`, root);
 const shown = () => app.look || app.ring.at(-1);
@@ -14,6 +16,18 @@ const shown = () => app.look || app.ring.at(-1);
 function keep(fresh) {
   app.ring.push(entryOf(fresh, app.ring.at(-1)));
   if (app.ring.length > RING) app.ring.shift();
+}
+
+/** Latencies of the requests since the look before: they change slowly, and are asked for seldom. */
+async function latencies() {
+  if (Date.now() - metrics.at_ms < METRICS_MS) return metrics.latency;
+  const before = metrics.sums;
+  metrics.at_ms = Date.now();
+  metrics.sums = counted(await (await fetch("metrics", { signal: AbortSignal.timeout(5 * POLL_MS) })).text());
+  metrics.latency = {};
+  for (const name of before ? Object.keys(LATENCIES) : [])
+    metrics.latency[name] = meanSince(metrics.sums, before, name);
+  return metrics.latency;
 }
 
 async function ask() {
@@ -26,10 +40,11 @@ async function ask() {
       signal: AbortSignal.timeout(5 * POLL_MS),
     });
     const told = await answer.json();
+    const latency = answer.ok ? await latencies() : {};
     if (mine !== serial) return; // another place is looked into by now
     app.needs_key = answer.status === 401;
     app.trouble = answer.ok ? "" : told.error.message;
-    if (answer.ok) keep({ told, query, at_ms: Date.now() });
+    if (answer.ok) keep({ told, query, at_ms: Date.now(), latency });
   } catch (error) {
     if (mine === serial) app.trouble = `the gateway does not answer (${error.message})`;
   }
@@ -112,6 +127,7 @@ function Page() {
     ${app.trouble && html`<p class="trouble" role="alert">${app.trouble}</p>`}
     <${Late} ...${about} />
     <${Processes} ...${about} />
+    <${OverTime} ...${about} />
     <main>
       <h2>Machines</h2>
       <${Machines} ...${about} />

@@ -20,7 +20,7 @@ const RESTING = {
 const edgeKey = (machine, source, target) => `${machine} ${source} ${target}`;
 
 /** `flows`: how often each edge was taken per second since `before`. */
-function entryOf({ told, query = null, at_ms, note = "" }, before) {
+function entryOf({ told, query = null, at_ms, note = "", latency = {} }, before) {
   const counts = new Map();
   for (const edge of told.edges) {
     if (edge.reason) continue;
@@ -34,7 +34,7 @@ function entryOf({ told, query = null, at_ms, note = "" }, before) {
       const more = count - (before.counts.get(key) || 0);
       if (more > 0) flows.set(key, more / spent_s); // less: a process has gone, with its count
     }
-  return { told, query, at_ms, note, counts, flows };
+  return { told, query, at_ms, note, latency, counts, flows };
 }
 
 function flowInto(entry, machine, target) {
@@ -51,6 +51,37 @@ const isLate = (one, limit_s) =>
 
 const lateStates = (entry, limit_s) =>
   entry.told.states.filter((one) => isLate(one, limit_s)).sort((a, b) => b.oldest_s - a.oldest_s);
+
+const LATENCIES = { ttft: "time_to_first_token", tpot: "time_per_output_token" };
+
+/** What /metrics summed up so far. */
+function counted(text) {
+  const found = {};
+  for (const [name, metric] of Object.entries(LATENCIES))
+    for (const part of ["sum", "count"])
+      found[`${name} ${part}`] = [...text.matchAll(new RegExp(`^epd_${metric}_seconds_${part}\\S* (.*)$`, "gm"))]
+        .reduce((sum, line) => sum + +line[1], 0); // over instances
+  return found;
+}
+
+/** Of the requests since `before`; null if there were none. */
+function meanSince(now, before, name) {
+  const count = now[`${name} count`] - before[`${name} count`];
+  return count > 0 ? (now[`${name} sum`] - before[`${name} sum`]) / count : null;
+}
+
+const perSecond = (flow) => `${digits(flow)}/s`;
+/** What is drawn over time: its name, its value in an entry, and that value in words. */
+const SERIES = [
+  ["open requests", (entry) => entry.told.states
+    .reduce((sum, one) => sum + (one.machine === "GENERATION" ? one.count : 0), 0), String],
+  ["finished", (entry) => flowInto(entry, "GENERATION", "FINISHED"), perSecond],
+  ["failed", (entry) => flowInto(entry, "GENERATION", "FAILED"), perSecond],
+  ["images encoded", (entry) => entry.flows.get(edgeKey("ENCODING", "ENCODING", "RESIDENT")) || 0, perSecond],
+  ["transfers", (entry) => flowInto(entry, "INCOMING", "DELIVERED"), perSecond],
+  ["first token after", (entry) => entry.latency.ttft, age],
+  ["each further token", (entry) => entry.latency.tpot, age],
+];
 
 /** A place is what is looked into: {machine}, with a state {machine, state}, with a key also {key}. */
 function queryOf(place) {

@@ -40,6 +40,27 @@ function Processes({ ring, entry }) {
     <//></section>`;
 }
 
+/** Gaps are where nothing is known. */
+function OverTime({ ring, entry }) {
+  const from_ms = ring[0].at_ms;
+  const scale = 240 / Math.max(ring.at(-1).at_ms - from_ms, 1);
+  const at = (one) => ((one.at_ms - from_ms) * scale).toFixed(1);
+  return html`<section aria-label="over time" class="series">${SERIES.map(([name, value, words]) => {
+    const values = ring.map(value);
+    const most = Math.max(...values.filter(Number.isFinite), 0);
+    const y = (one) => (30 - (28 * one) / (most || 1)).toFixed(1);
+    let path = "";
+    values.forEach((one, index) => {
+      if (Number.isFinite(one)) path += `${Number.isFinite(values[index - 1]) ? "L" : "M"}${at(ring[index])} ${y(one)}`;
+    });
+    const now = value(entry);
+    const text = Number.isFinite(now) ? words(now) : "-";
+    return html`<figure key=${name}><figcaption>${name} <b>${text}</b></figcaption>
+      <svg viewBox="0 0 240 32" role="img" aria-label=${`${name}: ${text}, at most ${words(most)}`}>
+        <path d=${path} /><line x1=${at(entry)} x2=${at(entry)} y1="0" y2="32" /></svg></figure>`;
+  })}</section>`;
+}
+
 function Late({ entry, limit_s, go }) {
   const late = lateStates(entry, limit_s);
   return html`<section class="alerts" aria-label="past the limit">
