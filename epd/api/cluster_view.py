@@ -85,3 +85,18 @@ class ClusterView(View):
     states: list[StateView] = []
     edges: list[EdgeView] = []
     machines: list[MachineView] = []
+
+
+class KeptAnswer(View):
+    """An answer of its time, in milliseconds; `note`: what is to be known of it."""
+
+    at_ms: float
+    told: ClusterView
+    note: str = ""
+
+
+class KeptAnswers(View):
+    """What a page holds that asks nobody."""
+
+    title: str
+    answers: list[KeptAnswer]

@@ -13,8 +13,11 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+import msgspec
+
 from epd import __version__
 from epd.api.asked import ModelFacts
+from epd.api.cluster_view import KeptAnswers
 from epd.api.exchange import Headers
 from epd.api.port import Readiness
 
@@ -37,6 +40,14 @@ def cluster_page() -> tuple[bytes, Headers]:
     page = _filled(_text("ui.html"), parts | {"POLICY": "", "KEPT": "null"})
     headers = [(b"content-security-policy", allowed.encode()), (b"cache-control", b"no-store")]
     return page.encode(), headers
+
+
+def cluster_file(kept: KeptAnswers) -> str:
+    """The same page as a file: it holds what it shows, and asks nobody."""
+    parts = _parts()
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_policy(parts)}">'
+    told = msgspec.json.encode(kept).decode().replace("<", "\\u003c")
+    return _filled(_text("ui.html"), parts | {"POLICY": f"\n{policy}", "KEPT": told})
 
 
 def _parts() -> dict[str, str]:

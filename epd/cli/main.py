@@ -22,6 +22,7 @@ VERBS = {
     "list": "machines of a running cluster: transfers in QUARANTINED for 5 s, and the like",
     "story": "what happened to one request, room or image, at each process",
     "k8s": "write the manifests of a topology for Kubernetes",
+    "snapshot": "what a running cluster does now, as one file for a browser",
     "sim": "the same roles on virtual time, with faults; replay a race by its seed",
     "bench": "measure a server under load, the gateway, the hop, the simulator",
     "diagrams": "write or check the images of the state machines",

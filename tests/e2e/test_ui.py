@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +63,24 @@ def test_states_light_up_while_a_request_is_served(browser: Browser, apart: Serv
                 expect(events.get_by_role("columnheader", name=name)).to_be_visible(timeout=SOON_MS)
             picture(page, "request")
         expect(page.get_by_text("FINISHED").first).to_be_visible(timeout=SOON_MS)
+
+
+def test_a_snapshot_is_a_page_of_its_own(browser: Browser, apart: Server, tmp_path: Path) -> None:
+    with asking(apart, *(question("What is the total?", image) for image in IMAGES)):
+        pass
+    path = tmp_path / "cluster.html"
+    command = [sys.executable, "-m", "epd", "snapshot", "--url", apart.base_url]
+    path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+    with window(browser) as page:
+        page.goto(path.as_uri())
+        for name in ("gateway", "e0", "p0", "d0"):
+            expect(page.locator(f"[data-process={name}]")).to_be_visible()
+        page.get_by_role("navigation").get_by_role("button", name="ENCODING").click()
+        page.get_by_role("button", name="RESIDENT: ").click()
+        image = page.get_by_role("table", name="oldest in RESIDENT").get_by_role("button")
+        image.first.click()
+        events = page.get_by_role("table", name="events by time")
+        expect(events.get_by_role("columnheader", name="p0")).to_be_visible()
 
 
 def test_rooms_of_a_stopped_encoder_are_two_clicks_away_and_its_end_frees_them(

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,20 +15,15 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from epd.api.cluster_view import (
     ClusterView,
-    EdgeView,
-    LineView,
-    MachineView,
-    MemoryView,
-    ProcessView,
-    StateView,
+    KeptAnswer,
+    KeptAnswers,
 )
-from epd.api.web import cluster_page
+from epd.api.web import cluster_file, cluster_page
 from epd.fsm.tables import TABLES
+from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, metrics
 from tests.pages.browser import WIDE, browsing, picture, window
 
 URL = "http://epd.test/ui"
-ROOM = "gateway-1-7/1/0"
-ILLEGAL = "illegal"
 A_SECOND_LATER = re.compile(r"^1[012]\d/s$")  # 120 more, in a second and a little
 
 
@@ -37,108 +33,8 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def line(at_s: float, source: str, event: str, target: str) -> LineView:
-    return LineView(at_s=at_s, source=source, event=event, target=target)
-
-
-def state(machine: str, name: str, count: int, oldest_s: float, instance: str) -> StateView:
-    return StateView(
-        machine=machine, state=name, count=count, oldest_s=oldest_s, instances={instance: count}
-    )
-
-
-def edge(source: str, event: str, target: str, count: int, reason: str = "") -> EdgeView:
-    return EdgeView(
-        machine="OUTGOING", source=source, event=event, target=target, count=count, reason=reason
-    )
-
-
-def memory(kind: str, unit: str, used: int, capacity: int) -> MemoryView:
-    return MemoryView(kind=kind, unit=unit, used=used, capacity=capacity)
-
-
-def answer(number: int) -> ClusterView:
-    """The `number`th one: a room is quarantined at both ends, for 7 s at first."""
-    return ClusterView(
-        processes=[
-            ProcessView(instance="gateway", roles=["gateway"], in_use={"offers": 2}),
-            ProcessView(
-                instance="e0",
-                roles=["encode"],
-                state="HEALTHY",
-                epoch=5,
-                memory=[memory("host tier", "bytes", 300 << 20, 1 << 30)],
-                in_use={"outgoing": 4},
-            ),
-            ProcessView(
-                instance="p0",
-                roles=["prefill", "decode"],
-                state="HEALTHY",
-                epoch=5,
-                memory=[memory("kv", "blocks", 1200, 2048), memory("rows", "slots", 96, 128)],
-                in_use={"incoming": 3, "requests": 5},
-            ),
-        ],
-        states=[
-            state("GENERATION", "PLACED", 3, 0.4, "gateway"),
-            state("GENERATION", "STREAMING", 12, 31.0, "gateway"),
-            state("ENCODING", "RESIDENT", 40, 500.0, "e0"),
-            state("OUTGOING", "GRANTED", 2, 0.3, "e0"),
-            state("OUTGOING", "WRITING", 3, 0.1, "e0"),
-            state("OUTGOING", "QUARANTINED", 1, 7.0 + number, "e0"),
-            state("INCOMING", "RESERVED", 5, 0.2, "p0"),
-            state("INCOMING", "QUARANTINED", 1, 7.0 + number, "p0"),
-        ],
-        edges=[
-            edge("PENDING", "GrantReceived", "GRANTED", 90 + 9 * number),
-            edge("GRANTED", "BytesReady", "STREAMING", 80 + 8 * number),
-            edge("WRITING", "WriteSucceeded", "WRITTEN", 80 + 120 * number),
-            edge("WRITING", "GrantReceived", "WRITING", 2, "a repeat of a grant that is used"),
-            edge("WRITTEN", "WriteFailed", "WRITTEN", 1, ILLEGAL),
-        ],
-        machines=stories(number),
-    )
-
-
-def stories(number: int) -> list[MachineView]:
-    """Of both ends of the room."""
-    return [
-        MachineView(
-            instance="e0",
-            machine="OUTGOING",
-            key=ROOM,
-            state="QUARANTINED",
-            age_s=7.0 + number,
-            story=[
-                line(10.0, "PENDING", "GrantReceived", "GRANTED"),
-                line(10.2, "GRANTED", "BytesReady", "WRITING"),
-                line(11.0, "WRITING", "PeerLost", "QUARANTINED"),
-            ],
-        ),
-        MachineView(
-            instance="p0",
-            machine="INCOMING",
-            key=ROOM,
-            state="QUARANTINED",
-            age_s=7.1 + number,
-            story=[
-                line(9.9, "PENDING", "SlotsLeased", "RESERVED"),
-                line(10.9, "RESERVED", "PeerLost", "QUARANTINED"),
-            ],
-        ),
-    ]
-
-
-def metrics(number: int) -> str:
-    """Four more requests each time, with first tokens after 250 ms."""
-    name = "epd_time_to_first_token_seconds"
-    return f"{name}_sum {number}.0\n{name}_count {4 * number}\n"
-
-
 @contextmanager
-def page_of(
-    browser: Browser, told: Any = answer, key: str = "", size: tuple[int, int] = WIDE
-) -> Iterator[Page]:
+def page_of(browser: Browser, told: Any = answer, size: tuple[int, int] = WIDE) -> Iterator[Page]:
     """`told` makes the answers."""
     document, headers = cluster_page()
     served = [(name.decode(), value.decode()) for name, value in headers]
@@ -148,9 +44,6 @@ def page_of(
         if route.request.url == URL:
             headers = dict(served, **{"content-type": "text/html; charset=utf-8"})
             route.fulfill(body=document, headers=headers)
-        elif key and route.request.headers.get("authorization") != f"Bearer {key}":
-            error = {"error": {"message": "the API key is missing"}}
-            route.fulfill(status=401, json=error)
         elif route.request.url.endswith("/metrics"):
             route.fulfill(body=metrics(next(looks)))
         else:
@@ -305,35 +198,6 @@ def test_the_key_is_asked_for_once_and_kept_by_this_tab_only(browser: Browser) -
     page.close()
 
 
-def crowd(number: int) -> ClusterView:
-    """A thousand requests, as many rooms, and as many stories as one answer can hold."""
-    made = answer(number)
-    made.states = [
-        state(table.name, one.name, 1000, 3.0, "p0")
-        for table in TABLES
-        for one in table.states
-        if one not in table.terminal
-    ]
-    made.edges = [
-        EdgeView(
-            machine=table.name,
-            source=source.name,
-            event=row.events[0].__name__,
-            target=(row.target or source).name,
-            count=100 * number,
-        )
-        for table in TABLES
-        for row in table.rows
-        for source in row.sources
-    ]
-    first = made.machines[0]
-    made.machines = [
-        msgspec.structs.replace(first, key=f"gateway-1-{at}/1/0", story=first.story * 5)
-        for at in range(1000)
-    ]
-    return made
-
-
 FRAMES = """async (for_ms) => {
   const begun = performance.now(), gaps = [];
   let last = begun;
@@ -374,3 +238,29 @@ def test_states_that_rest_are_in_the_tables(browser: Browser) -> None:
     with page_of(browser) as page:
         resting = page.evaluate("RESTING")
         assert resting and all(set(found) <= names[table] for table, found in resting.items())
+
+
+def test_a_file_needs_no_network_and_shows_what_it_holds(browser: Browser, tmp_path: Path) -> None:
+    hostile = answer(1)
+    hostile.processes[1].roles = ["</script><script>document.title = 'taken'</script>"]
+    answers = [
+        KeptAnswer(at_ms=1000.0, told=answer(0)),
+        KeptAnswer(at_ms=2000.0, told=hostile, note="conservation: a slot is lost"),
+    ]
+    path = tmp_path / "cluster.html"
+    path.write_text(cluster_file(KeptAnswers(title="a run", answers=answers)))
+    with window(browser) as page:
+        page.context.set_offline(True)
+        page.goto(path.as_uri())
+        expect(page.get_by_role("alert")).to_have_text("conservation: a slot is lost")
+        assert page.title() != "taken"
+        page.get_by_role("button", name="INCOMING QUARANTINED 1").click()
+        page.get_by_role("button", name=ROOM).click()
+        story = page.get_by_role("table", name="events by time")
+        expect(story.get_by_role("row")).to_have_count(6)
+        page.keyboard.press("Escape")
+        page.get_by_role("navigation").get_by_role("button", name="OUTGOING").click()
+        expect(page.locator(".flow").last).to_have_text("120/s")
+        page.get_by_label("look back").focus()
+        page.keyboard.press("Home")
+        expect(page.get_by_role("alert")).to_have_count(0)

@@ -139,6 +139,6 @@ function Page() {
 }
 
 if (kept) {
-  kept.entries.forEach(keep);
+  kept.answers.forEach(keep);
   show();
 } else poll();

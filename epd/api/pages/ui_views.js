@@ -153,7 +153,7 @@ function Inspector({ entry, place, limit_s, go, back, is_kept, is_last }) {
   const asked = is_kept || entry.query === queryOf(place);
   const machines = asked ? machinesAt(entry, place) : [];
   const known = machines.some((one) => one.story.length);
-  const empty = !asked ? (is_last ? "asking…" : "These were not asked for at that time.") : place.key
+  const empty = is_kept ? "None is kept." : !asked ? (is_last ? "asking…" : "These were not asked for at that time.") : place.key
     ? "No process knows it any more." : "No machine is in this state.";
   return html`<section id="inspector" aria-labelledby="inspected">
     <h2 id="inspected" tabindex="-1">${place.key ? "One story" : `${place.machine} ${place.state}`}

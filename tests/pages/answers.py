@@ -1,0 +1,145 @@
+"""Answers of GET /state and GET /metrics, made up."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from epd.api.cluster_view import (
+    ClusterView,
+    EdgeView,
+    LineView,
+    MachineView,
+    MemoryView,
+    ProcessView,
+    StateView,
+)
+from epd.fsm.tables import TABLES
+
+ROOM = "gateway-1-7/1/0"
+ILLEGAL = "illegal"
+
+
+def line(at_s: float, source: str, event: str, target: str) -> LineView:
+    return LineView(at_s=at_s, source=source, event=event, target=target)
+
+
+def state(machine: str, name: str, count: int, oldest_s: float, instance: str) -> StateView:
+    return StateView(
+        machine=machine, state=name, count=count, oldest_s=oldest_s, instances={instance: count}
+    )
+
+
+def edge(source: str, event: str, target: str, count: int, reason: str = "") -> EdgeView:
+    return EdgeView(
+        machine="OUTGOING", source=source, event=event, target=target, count=count, reason=reason
+    )
+
+
+def memory(kind: str, unit: str, used: int, capacity: int) -> MemoryView:
+    return MemoryView(kind=kind, unit=unit, used=used, capacity=capacity)
+
+
+def answer(number: int) -> ClusterView:
+    """The `number`th one: a room is quarantined at both ends, for 7 s at first."""
+    return ClusterView(
+        processes=[
+            ProcessView(instance="gateway", roles=["gateway"], in_use={"offers": 2}),
+            ProcessView(
+                instance="e0",
+                roles=["encode"],
+                state="HEALTHY",
+                epoch=5,
+                memory=[memory("host tier", "bytes", 300 << 20, 1 << 30)],
+                in_use={"outgoing": 4},
+            ),
+            ProcessView(
+                instance="p0",
+                roles=["prefill", "decode"],
+                state="HEALTHY",
+                epoch=5,
+                memory=[memory("kv", "blocks", 1200, 2048), memory("rows", "slots", 96, 128)],
+                in_use={"incoming": 3, "requests": 5},
+            ),
+        ],
+        states=[
+            state("GENERATION", "PLACED", 3, 0.4, "gateway"),
+            state("GENERATION", "STREAMING", 12, 31.0, "gateway"),
+            state("ENCODING", "RESIDENT", 40, 500.0, "e0"),
+            state("OUTGOING", "GRANTED", 2, 0.3, "e0"),
+            state("OUTGOING", "WRITING", 3, 0.1, "e0"),
+            state("OUTGOING", "QUARANTINED", 1, 7.0 + number, "e0"),
+            state("INCOMING", "RESERVED", 5, 0.2, "p0"),
+            state("INCOMING", "QUARANTINED", 1, 7.0 + number, "p0"),
+        ],
+        edges=[
+            edge("PENDING", "GrantReceived", "GRANTED", 90 + 9 * number),
+            edge("GRANTED", "BytesReady", "STREAMING", 80 + 8 * number),
+            edge("WRITING", "WriteSucceeded", "WRITTEN", 80 + 120 * number),
+            edge("WRITING", "GrantReceived", "WRITING", 2, "a repeat of a grant that is used"),
+            edge("WRITTEN", "WriteFailed", "WRITTEN", 1, ILLEGAL),
+        ],
+        machines=stories(number),
+    )
+
+
+def stories(number: int) -> list[MachineView]:
+    """Of both ends of the room."""
+    return [
+        MachineView(
+            instance="e0",
+            machine="OUTGOING",
+            key=ROOM,
+            state="QUARANTINED",
+            age_s=7.0 + number,
+            story=[
+                line(10.0, "PENDING", "GrantReceived", "GRANTED"),
+                line(10.2, "GRANTED", "BytesReady", "WRITING"),
+                line(11.0, "WRITING", "PeerLost", "QUARANTINED"),
+            ],
+        ),
+        MachineView(
+            instance="p0",
+            machine="INCOMING",
+            key=ROOM,
+            state="QUARANTINED",
+            age_s=7.1 + number,
+            story=[
+                line(9.9, "PENDING", "SlotsLeased", "RESERVED"),
+                line(10.9, "RESERVED", "PeerLost", "QUARANTINED"),
+            ],
+        ),
+    ]
+
+
+def metrics(number: int) -> str:
+    """Four more requests each time, with first tokens after 250 ms."""
+    name = "epd_time_to_first_token_seconds"
+    return f"{name}_sum {number}.0\n{name}_count {4 * number}\n"
+
+
+def crowd(number: int) -> ClusterView:
+    """A thousand requests, as many rooms, and as many stories as one answer can hold."""
+    made = answer(number)
+    made.states = [
+        state(table.name, one.name, 1000, 3.0, "p0")
+        for table in TABLES
+        for one in table.states
+        if one not in table.terminal
+    ]
+    made.edges = [
+        EdgeView(
+            machine=table.name,
+            source=source.name,
+            event=row.events[0].__name__,
+            target=(row.target or source).name,
+            count=100 * number,
+        )
+        for table in TABLES
+        for row in table.rows
+        for source in row.sources
+    ]
+    first = made.machines[0]
+    made.machines = [
+        replace(first, key=f"gateway-1-{at}/1/0", story=first.story * 5) for at in range(1000)
+    ]
+    return made
