@@ -32,7 +32,7 @@ ANY = {
     "epd/cli/": (42, "JSON of other servers, and values of settings"),
     "epd/engine/": (160, "tensors, modules and configurations of torch and transformers"),
     "epd/runtime/": (2, "a driver without types"),
-    "epd/transport/": (36, "sockets, a driver, and memory that is a buffer or a reference"),
+    "epd/transport/": (37, "sockets, a driver, and memory that is a buffer or a reference"),
 }
 
 

@@ -45,7 +45,7 @@ class KvHop:
     def source(self, slots: Sequence[int]) -> KvSource:
         """The bytes of slots that are final, for who gathers them on this device."""
         by_slot = self._pool.memory.view(-1, self._pool.layout.slot_nbytes)
-        return KvSource(_wide(by_slot), tuple(slots))
+        return KvSource(_wide(by_slot), slots)
 
     def fetch(self, slots: Sequence[int]) -> Deferred[list[memoryview]]:
         """The bytes of slots that are final, in pinned memory of their own."""
@@ -79,25 +79,40 @@ class KvHop:
 class KvSource:
     """Slots of a pool as a transport gathers them (`Gathered`), on whatever thread and stream."""
 
-    def __init__(self, by_slot: torch.Tensor, slots: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        by_slot: torch.Tensor,
+        slots: Sequence[int],
+        part: slice | None = None,
+        index: list[torch.Tensor] | None = None,
+    ) -> None:
+        """`part`: of the slots; `index`: has all of them, once they are on the device."""
         self._by_slot = by_slot
         self._slots = slots
+        self._part = part or slice(0, len(slots))
+        self._index = [] if index is None else index
         self._slot_nbytes = by_slot.shape[1] * by_slot.element_size()
-        self.nbytes = len(slots) * self._slot_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        count: int = self._part.stop - self._part.start
+        return count * self._slot_nbytes
 
     def __getitem__(self, part: slice) -> KvSource:
         start, stop, _ = part.indices(self.nbytes)
         assert start % self._slot_nbytes == stop % self._slot_nbytes == 0  # whole slots
-        first, last = start // self._slot_nbytes, stop // self._slot_nbytes
-        return KvSource(self._by_slot, self._slots[first:last])
+        first, size = self._part.start, self._slot_nbytes
+        cut = slice(first + start // size, first + stop // size)
+        return KvSource(self._by_slot, self._slots, cut, self._index)
 
     def gather_to(self, address: int, stream: int) -> None:
         device = self._by_slot.device
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+            if not self._index:
+                self._index.append(to_device(self._slots, torch.int64, device))
+            index = self._index[0][self._part]
             gathered = device_tensor(address, self.nbytes, device).view(self._by_slot.dtype)
-            index = to_device(self._slots, torch.int64, device)
-            gathered = gathered.view(len(self._slots), -1)
-            torch.index_select(self._by_slot, 0, index, out=gathered)
+            torch.index_select(self._by_slot, 0, index, out=gathered.view(len(index), -1))
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,10 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from epd.messages import Address, RemoteRegion
 from epd.transport.backend import Backend, BackendSettings
@@ -49,6 +50,7 @@ from epd.transport.device import (
     Memory,
     place_of,
 )
+from epd.transport.device_ends import Ends
 from epd.transport.host import this_host_id
 from epd.transport.host_engine import HostEngine
 from epd.transport.memory_socket import Door, MemorySocket, Question, ask, own_directory
@@ -63,7 +65,7 @@ from epd.transport.region import (
 )
 
 LOCATOR = re.compile(r"[0-9a-f]{16}\.sock")
-MAX_WAITING = 4  # writes that are queued on the device at once
+MAX_INLINE = 4  # copies that are queued on the loop, which takes less time than a thread's turn
 
 
 class _Mapping:
@@ -97,6 +99,21 @@ class _Mapping:
             self._threads.submit(self.memory.close)
 
 
+class _Queued(NamedTuple):
+    """A write that the device has been given."""
+
+    passed: Callable[[], None]
+    checksum: int
+    failure: Exception | None
+
+
+def _is_quick(pieces: list[Piece]) -> bool:
+    """Queued in microseconds: a few copies from the device's own memory."""
+    return len(pieces) <= MAX_INLINE and all(
+        hasattr(view, "__cuda_array_interface__") for _, view in pieces
+    )
+
+
 class CudaTransferEngine(HostEngine):
     """One instance's data plane towards GPUs of its host.  Raises TransportError."""
 
@@ -119,14 +136,15 @@ class CudaTransferEngine(HostEngine):
         self._mapped: dict[RegionKey, asyncio.Task[_Mapping]] = {}
         self._in_doubt = False  # something queued may still move
         self._order = threading.Lock()
-        self._threads = ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="epd-cuda")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="epd-cuda")
+        self._ends = Ends()
 
     @property
     def domain(self) -> str:
-        """Who can open our sockets, sees our processes, and has a GPU that reaches ours."""
-        directory, processes = os.stat(self._directory), os.stat("/proc/self/ns/pid")
-        places = (directory.st_dev, directory.st_ino, processes.st_ino)
-        return ":".join((this_host_id(), *map(str, places), self._device.domain))
+        """Who sees our processes, can open our sockets, and has a GPU that reaches ours."""
+        directory = os.stat(self._directory)
+        places = (str(directory.st_dev), str(directory.st_ino))
+        return ":".join((this_host_id(), *places, self._device.domain))
 
     def allocate(
         self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
@@ -181,32 +199,31 @@ class CudaTransferEngine(HostEngine):
     ) -> WriteOutcome:
         mapping = await self._mapping(target)
         loop = asyncio.get_running_loop()
+        work = (mapping.memory.address, views, pieces, target.slot_nbytes)
         with mapping.in_use():
             try:
-                checksum = await loop.run_in_executor(
-                    self._threads, self._move, mapping.memory.address, views, pieces, target
-                )
+                if self._copier.checksums or not _is_quick(pieces):
+                    queued = await loop.run_in_executor(self._threads, self._begin, *work)
+                else:
+                    queued = self._begin(*work)
+                await self._ends.end_of(queued.passed)
             except DeviceError as error:
                 self._in_doubt = True
                 return WriteUnknown(f"the device failed under a write: {error}")
+        if queued.failure is not None:  # what had been queued has passed all the same
+            raise WriteRefused(f"the write could not be queued: {queued.failure!r}")
         self._check(mapping, target)
-        return Written(sum(view.nbytes for view in views), checksum)
+        return Written(sum(view.nbytes for view in views), queued.checksum)
 
-    def _move(
-        self, base: int, views: list[Buffer], pieces: list[Piece], target: RemoteRegion
-    ) -> int:
+    def _begin(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> _Queued:
         failure: Exception | None = None
         checksum = 0
         with self._order:
             try:
-                checksum = self._queue(base, views, pieces, target.slot_nbytes)
+                checksum = self._queue(base, views, pieces, unit)
             except Exception as error:
                 failure = error
-            passed = self._device.mark()
-        passed()
-        if failure is not None:  # what had been queued has passed all the same
-            raise WriteRefused(f"the write could not be queued: {failure!r}") from failure
-        return checksum
+            return _Queued(self._device.mark(), checksum, failure)
 
     def _queue(self, base: int, views: list[Buffer], pieces: list[Piece], unit: int) -> int:
         """Gives the checksum."""
@@ -309,16 +326,13 @@ class CudaTransferEngine(HostEngine):
             return False
         if self._in_doubt:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._pass_all)
+                with self._order:
+                    passed = self._device.mark()
+                await self._ends.end_of(passed)
             except DeviceError:
                 return False
             self._in_doubt = False
         return True
-
-    def _pass_all(self) -> None:
-        with self._order:
-            passed = self._device.mark()
-        passed()
 
     async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
         """Hand out nothing to that life any more; True once it has mapped nothing, or its process
@@ -339,6 +353,7 @@ class CudaTransferEngine(HostEngine):
         if not self._writes and not self._in_doubt:
             self._threads.submit(self._device.close)
         self._threads.shutdown(wait=False)
+        self._ends.close()
 
 
 def _make(its: BackendSettings) -> CudaTransferEngine:
@@ -361,8 +376,8 @@ def _make(its: BackendSettings) -> CudaTransferEngine:
 
 BACKEND = Backend(
     "cuda", rank=8, leaves_host=False, on_device=True, make=_make,
-    is_offered=lambda endpoint, directory: False,
+    is_offered=lambda endpoint, directory: not missing(),
     domain="this boot of the host, its user's sockets, and the GPUs that reach each other",
-    offered="if it is named",
+    offered="if the instance computes on a GPU that can export memory",
     lacks=missing,
 )  # fmt: skip

@@ -52,16 +52,13 @@ def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
 def runs(slots: Sequence[int], slot_nbytes: int, nbytes: int) -> list[tuple[int, int]]:
     """`(offset, length)` in the region of the first `nbytes` of `slots`; neighbours are merged."""
     merged: list[tuple[int, int]] = []
-    for slot in slots:
-        length = min(slot_nbytes, nbytes)
-        if length <= 0:
-            break
-        nbytes -= length
-        offset = slot * slot_nbytes
-        if merged and sum(merged[-1]) == offset:
-            merged[-1] = (merged[-1][0], merged[-1][1] + length)
-        else:
-            merged.append((offset, length))
+    first, slots = 0, tuple(slots[: -(-nbytes // slot_nbytes)])
+    for at in range(1, len(slots) + 1):
+        if at == len(slots) or slots[at] != slots[at - 1] + 1:
+            length = min(nbytes, (at - first) * slot_nbytes)
+            merged.append((slots[first] * slot_nbytes, length))
+            nbytes -= length
+            first = at
     return merged
 
 
@@ -93,7 +90,7 @@ def check_slots(target: RemoteRegion, slots: Sequence[int]) -> None:
     """Raises WriteRefused unless the slots are distinct and in the region."""
     if len(slots) > 1 and len(set(slots)) != len(slots):
         raise WriteRefused("a slot is named twice")
-    for slot in slots:
+    for slot in (min(slots), max(slots)) if slots else ():
         if not 0 <= slot < target.num_slots:
             raise WriteRefused(f"slot {slot} is not one of the region's {target.num_slots}")
 

@@ -86,6 +86,7 @@ class End:
         self.pool.memory.view(torch.int64).random_(generator=generator)
         torch.cuda.synchronize()
 
+    @functools.cache  # noqa: B019 - a process has one
     def blocks(self, seed: int) -> tuple[int, ...]:
         generator = torch.Generator().manual_seed(seed)
         return tuple(torch.randperm(POOL_BLOCKS, generator=generator)[:NUM_BLOCKS].tolist())
@@ -93,12 +94,12 @@ class End:
     def rest(self) -> None:
         """Nothing is asked but the CPU seconds that come with every answer."""
 
-    async def land(self, seed: int) -> int:
+    def land(self, seed: int) -> int:
         """What was written becomes blocks of the pool; when the device has passed that, in ns."""
         self.hop.land(self.region.buffer, range(NUM_BLOCKS), self.blocks(seed))
-        passed = torch.cuda.Event(blocking=True)
+        passed = torch.cuda.Event()
         passed.record()
-        await asyncio.to_thread(passed.synchronize)
+        passed.synchronize()
         return time.perf_counter_ns()
 
     def is_equal(self, source: int, target: int) -> bool:
@@ -153,17 +154,18 @@ async def measure(count: int) -> list[Figure]:
     place = await receiver.ask("open", name="receiver", index=min(1, torch.cuda.device_count() - 1))
     await sender.open("sender", 0)
     target = msgspec.convert(place, RemoteRegion)
-    slots = range(target.num_slots)
 
     async def write(source: list[Any]) -> int:
-        outcome = await sender.engine.write(source, target, slots)
+        count = -(-source[0].nbytes // target.slot_nbytes)
+        outcome = await sender.engine.write(source, target, tuple(range(count)))
         if not isinstance(outcome, Written):
             raise RuntimeError(str(outcome))  # noqa: TRY004 - not a type error
         return time.perf_counter_ns()
 
+    size = LAYOUT.slots_per_block
+    places = [block * size + group for block in sender.blocks(1) for group in range(size)]
+
     async def hand_over() -> int:
-        size = LAYOUT.slots_per_block
-        places = [block * size + group for block in sender.blocks(1) for group in range(size)]
         await write([sender.hop.source(places)])
         usable_ns: int = await receiver.ask("land", seed=2)
         return usable_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,15 @@ async def test_a_connector_of_others_moves_rows_and_kv(tmp_path: Path) -> None:
         owners = {path.name.partition("-")[0] for path in tmp_path.glob("*.mem")}
         assert owners == {"p0", "d0"}, "the receive pool and the KV pools are its memory"
     assert list(tmp_path.iterdir()) == [], "and it is gone with its owners"
+
+
+async def test_rows_and_kv_go_between_the_memories_of_devices(tmp_path: Path) -> None:
+    """Where host memory stands for a device's; `tests/gpu` has the real ones."""
+    os.chmod(tmp_path, 0o700)
+    options = json.dumps({"directory": str(tmp_path)})
+    name = "tests.transport.fake_device:make"
+    with serving("1e1p1d", transport=name, transport_options=options) as server:
+        (reply,) = await post_all(server.base_url, [CAFE])
+        assert reply.text == ANSWER
+        assert server.instances()["p0"]["transports"] == {"d0": name, "e0": name}
+    assert list(tmp_path.iterdir()) == []

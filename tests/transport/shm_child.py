@@ -1,5 +1,5 @@
-"""A process of its own: `python shm_child.py DIRECTORY own|write ...`; `device-own` and
-`device-write` for memory of a (fake) device.
+"""A process of its own: `python shm_child.py DIRECTORY own|write ...`; `fake-own` and so on
+for the memory of a device that is none, `cuda:1-own` for a GPU's.
 
 `own ID EPOCH`: allocates a region, prints its descriptor, waits.
 `write ID EPOCH DESCRIPTOR`: prints "writing" after the first write and goes on until it is killed.
@@ -13,8 +13,9 @@ import sys
 import msgspec
 
 from epd.messages import RemoteRegion
-from epd.transport.base import Written
+from epd.transport.base import Buffer, Written
 from epd.transport.cuda import CudaTransferEngine
+from epd.transport.cuda_driver import CudaDevice
 from epd.transport.shm import ShmTransferEngine
 from tests.transport.fake_device import FakeDevice
 
@@ -28,7 +29,10 @@ async def own(engine: Engine) -> None:
 
 
 async def write(engine: Engine, target: RemoteRegion) -> None:
-    source = bytes([0x11]) * (target.num_slots * target.slot_nbytes)
+    nbytes = target.num_slots * target.slot_nbytes
+    source: Buffer = bytes([0x11]) * nbytes
+    if isinstance(engine, CudaTransferEngine):
+        source = engine._device.allocate(nbytes).whole[:nbytes]
     announced = False
     while isinstance(await engine.write([source], target, range(target.num_slots)), Written):
         if not announced:
@@ -38,11 +42,13 @@ async def write(engine: Engine, target: RemoteRegion) -> None:
 
 async def main(directory: str, what: str, instance_id: str, epoch: str, *more: str) -> None:
     engine: Engine
-    if what.startswith("device-"):
-        engine = CudaTransferEngine(instance_id, int(epoch), FakeDevice(), directory=directory)
+    device, _, what = what.rpartition("-")
+    if device:
+        made = FakeDevice() if device == "fake" else CudaDevice(int(device.partition(":")[2]))
+        engine = CudaTransferEngine(instance_id, int(epoch), made, directory=directory)
     else:
         engine = ShmTransferEngine(instance_id, int(epoch), directory=directory)
-    if what.endswith("own"):
+    if what == "own":
         await own(engine)
     else:
         await write(engine, msgspec.json.decode(more[0], type=RemoteRegion))

@@ -64,7 +64,7 @@ async def test_a_writer_killed_in_the_middle_of_writes_is_fenced_by_its_end(fami
     consumer = family.device("consumer")
     region = consumer.allocate("pool", 16, 1 << 20)
     described = msgspec.json.encode(region.remote).decode()
-    pid, line = await family.child("device-write", "producer", "4", described)
+    pid, line = await family.child("fake-write", "producer", "4", described)
     assert line == "writing\n"
     peer = Address("producer", 4, "")
     for host_id, claimed in ((HERE, pid), ("another-boot-id", 1), (HERE, 0)):
@@ -93,7 +93,7 @@ async def test_a_fenced_life_gets_no_memory(family: Family) -> None:
 async def test_a_dead_owners_memory_comes_back_unasked(family: Family) -> None:
     """No write is under way, and nobody asks for a fence."""
     producer = family.device("producer")
-    pid, line = await family.child("device-own", "consumer", "1")
+    pid, line = await family.child("fake-own", "consumer", "1")
     target = msgspec.json.decode(line, type=RemoteRegion)
     assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
     assert num_mapped() == 1
@@ -103,7 +103,7 @@ async def test_a_dead_owners_memory_comes_back_unasked(family: Family) -> None:
     assert isinstance(outcome, WriteFailed)
     sockets = [name for name in family.files() if name.endswith(".sock")]
     assert sockets == [target.locator], "a dead owner's socket stays"
-    _, line = await family.child("device-own", "consumer", "2")
+    _, line = await family.child("fake-own", "consumer", "2")
     assert target.locator not in family.files(), "until the next owner sweeps"
     target = msgspec.json.decode(line, type=RemoteRegion)
     assert isinstance(await producer.write([bytes(64)], target, (3,)), Written)
@@ -112,7 +112,7 @@ async def test_a_dead_owners_memory_comes_back_unasked(family: Family) -> None:
 async def test_an_owner_killed_in_the_middle_of_writes(family: Family) -> None:
     """The writer's outcomes are definite, and its own memory is not harmed."""
     producer = family.device("producer")
-    pid, line = await family.child("device-own", "consumer", "1")
+    pid, line = await family.child("fake-own", "consumer", "1")
     target = msgspec.json.decode(line, type=RemoteRegion)
     data = [bytes([7]) * (1 << 20)]
     writes = [asyncio.create_task(producer.write(data, target, (slot % 4,))) for slot in range(200)]

@@ -214,3 +214,10 @@ async def test_only_who_computes_on_a_device_has_mirrors(private: Path) -> None:
     region = made.allocate("kv", 1, 64)
     assert made.mirror(region) is None and made.landing(region, "shm") is region
     await made.close()
+
+
+def test_on_a_gpu_the_device_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epd.transport.cuda.missing", lambda: "")
+    names = [b.name for b in chosen("auto", "ipc:///run/e0.sock", "", "cuda:1")]
+    assert names == ["cuda", "shm"]
+    assert [b.name for b in chosen("auto", "ipc:///run/e0.sock", "")] == ["shm"]

@@ -43,7 +43,7 @@ class Family:
             [sys.executable, "-W", "error", CHILD, self.directory, what, instance_id, *more],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": ROOT},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         )
         self._children.append(process)
         assert process.stdout is not None
