@@ -200,6 +200,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[PortOrAny, about("HTTP port; it also names the cluster among those of this host", "--port", "where")] = 8000
     tenant: Annotated[str, about("whose rows and KV are shared where a request names none (X-EPD-Tenant)")] = ""
     cache_scope: Annotated[Literal["tenant", "global"], about("who shares cached rows and KV: tenant (API key, X-EPD-Tenant) or global", "--cache-scope", "where", "SCOPE")] = "tenant"
+    placement: Annotated[Literal["auto", "fixed"], about("which instances serve a request: auto, by predicted completion; fixed: by counts of requests, and prefill encodes its own images if it can", "--placement", "where", "RULE")] = "auto"
     encode_policy: Annotated[Literal["affinity", "round_robin", "random"], about("who encodes an image")] = "affinity"
     prefix_affinity: Annotated[bool, about("prompts go where their beginnings are, if that is not overloaded")] = True
     cluster_key: Annotated[str, about("key file, required between hosts; who has it is a member (made by --new-key)", "--cluster-key", "hosts", "FILE")] = ""

@@ -48,6 +48,7 @@ from epd.records import (
     RowContract,
     SamplingParams,
     Span,
+    StageCosts,
     TokenChunk,
     TokenLogprobs,
     TransportOffer,
@@ -342,6 +343,6 @@ __all__ = [
     "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
     "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message",
     "ObserveReport", "ObserveRequest", "PixelBounds", "RemoteRegion", "RowContract",
-    "SamplingParams", "Span", "TokenChunk", "TokenLogprobs", "TransferAborted", "TransferInDoubt",
-    "TransportOffer", "end_of",
+    "SamplingParams", "Span", "StageCosts", "TokenChunk", "TokenLogprobs", "TransferAborted",
+    "TransferInDoubt", "TransportOffer", "end_of",
 ]  # fmt: skip

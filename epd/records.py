@@ -160,6 +160,17 @@ class CacheTier(Record):
     failures: int  # reads and writes that went wrong; the value was encoded anew
 
 
+class StageCosts(Record):
+    """What an instance has measured of itself, in seconds; 0: not yet.  Placement reads it."""
+
+    patch_s: float = 0.0  # of an image in the tower
+    token_s: float = 0.0  # of a prompt
+    step_s: float = 0.0  # a step that only decodes, whoever is in it,
+    sequence_s: float = 0.0  # and what each sequence adds to it
+    nbyte_s: float = 0.0  # of rows to another instance
+    quantum_s: float = 0.0  # that images and prompts may hold decodes up for; 0: any time
+
+
 class Load(Record):
     """Heartbeat's view of how busy an instance is; placement reads it."""
 
@@ -175,6 +186,7 @@ class Load(Record):
     histograms: tuple[Histogram, ...] = ()  # of stages and hops
     counts: tuple[Count, ...] = ()  # of transfers and links
     silent_peers: tuple[str, ...] = ()  # that do not answer it, though they may be healthy
+    costs: StageCosts = StageCosts()
 
 
 class SamplingParams(Record):

@@ -88,6 +88,10 @@ class VisionEngine(Protocol):
     contract: RowContract
     max_batches: int  # calls of `encode` at once: 2, where others come between their parts
 
+    @property
+    def patch_s(self) -> float:
+        """Seconds of the tower per patch, as measured; 0: not yet."""
+
     async def preprocess(
         self,
         image: Any,

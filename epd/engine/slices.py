@@ -54,6 +54,11 @@ class Slices:
         if self._num_layers:
             self._patch_s = elapsed_s / num_patches / self._num_layers
 
+    @property
+    def patch_s(self) -> float:
+        """Of a whole run; 0: not measured."""
+        return self._patch_s * self._num_layers
+
     def begin(self, num_patches: int) -> None:
         """The next run has so many patches."""
         self._layer, self._per_slice = 0, 0

@@ -70,6 +70,10 @@ class TorchVisionEngine:
             self._streams.rows = Arena(device_nbytes + on_its_way, self._streams.device)
             self._streams.arena = Arena(host_nbytes + on_its_way)
 
+    @property
+    def patch_s(self) -> float:
+        return self._slices.patch_s
+
     async def preprocess(
         self,
         image: Any,

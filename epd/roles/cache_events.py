@@ -13,7 +13,7 @@ at most one encode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Never
 
 from epd.fsm.instance import Instance
@@ -97,6 +97,7 @@ class CacheDirectory(Component[Never]):
         super().__init__(actor)
         self.index = CacheIndex()
         self._registry = registry
+        self.on_stored: Callable[[str, str], None] = lambda instance_id, mm_hash: None
         registry.on_heartbeat_of = self._on_heartbeat
 
     @receives(CacheEvents)
@@ -107,6 +108,8 @@ class CacheDirectory(Component[Never]):
         batch = Batch(message.sequence, message.full, message.stored, message.evicted)
         if not self.index.apply(received.source, received.epoch, batch):
             self._ask(received.source)
+        for mm_hash in batch.stored:
+            self.on_stored(received.source, mm_hash)
 
     def _on_heartbeat(self, instance: Instance) -> None:
         """Sent after the batch of that number: what is not here by now is lost."""

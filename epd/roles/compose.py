@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
-from epd.messages import Address, InstanceInfo, Load
+from epd.messages import Address, InstanceInfo, Load, StageCosts
 from epd.observed import Memory
 from epd.roles.absent import WithoutDecode, WithoutPrefill
 from epd.roles.affinity import Affinity
@@ -33,8 +33,12 @@ from epd.roles.profiling import Profiled
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.scheduling.encode_policy import pick_encoder
+from epd.scheduling.fixed_rule import FixedRule
+from epd.scheduling.placement import MakeRule
+from epd.scheduling.predicted_rule import PredictedRule
 
 IDLE_CHECK_S = 0.05
+RULES: dict[str, MakeRule] = {"auto": PredictedRule, "fixed": FixedRule}
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class Instance:
     ) -> None:
         self.config = config
         self._close_engines = engines.close
+        self._vision = engines.vision
         self.actor = actor = Actor(ports)
         self.links = Links(actor, config.timing)
         self.outgoing = OutgoingRooms(actor, config.timing)
@@ -189,6 +194,21 @@ class Instance:
             dropped=tuple(sorted(self.actor.bus.dropped.items())),
             histograms=self.actor.times.told(),
             counts=self.actor.times.counts(),
+            costs=self._costs(),
+        )
+
+    def _costs(self) -> StageCosts:
+        step_s = sequence_s = token_s = 0.0
+        if self.requests is not None:
+            step_s, sequence_s = self.requests.cost.decodes.fitted()
+            token_s = self.requests.cost.prompts.unit_s
+        return StageCosts(
+            patch_s=self._vision.patch_s if self._vision is not None else 0.0,
+            token_s=token_s,
+            step_s=step_s,
+            sequence_s=sequence_s,
+            nbyte_s=self.actor.times.rows_nbyte_s(),
+            quantum_s=self.config.engine.max_quantum_ms / 1e3,
         )
 
     async def drain(self) -> bool:
@@ -240,7 +260,9 @@ class Gateway:
             self.affinity,
             pick,
             self.links.silent,
+            RULES[config.placement],
         )
+        self.directory.on_stored = dispatcher.encoded
         self.role = GatewayRole(self.actor, self.registry, config.limits, config.timing, dispatcher)
 
     def start(self) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from math import prod
 
-from epd.api.port import JsonObject, TransferParams
+from epd.api.port import JsonObject, PreparedItem, TransferParams
 from epd.config import Timing
 from epd.failure import FailureKind
 from epd.fsm.generation import Generation
@@ -21,10 +22,15 @@ from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, Room
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.holds import Holds
-from epd.roles.offers import Image, Offers
+from epd.roles.offers import Image as Offered
+from epd.roles.offers import Offers
 from epd.roles.registry import Registry
+from epd.scheduling.backlog import Books
 from epd.scheduling.placement import (
+    Asked,
     Candidate,
+    Image,
+    MakeRule,
     PickEncoder,
     Placement,
     Unplaceable,
@@ -32,6 +38,7 @@ from epd.scheduling.placement import (
     lacking,
     place,
 )
+from epd.scheduling.predicted_rule import PredictedRule
 from epd.scheduling.residency import CacheIndex, Flights, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
@@ -49,6 +56,7 @@ class Dispatcher:
         affinity: Affinity | None = None,
         pick: PickEncoder | None = None,
         silent: Callable[[], Iterable[str]] = tuple,
+        make_rule: MakeRule = PredictedRule,
     ) -> None:
         """`affinity`: None places without regard to prefixes; `pick`: see `place`; `silent`: who
         answers us nothing."""
@@ -61,6 +69,9 @@ class Dispatcher:
         self.holds = Holds(actor, timing)
         self.offers = Offers(actor, timing)
         self._silent = silent
+        self._make_rule = make_rule
+        self._work = Books()
+        self._shares_held: dict[str, float] = {}  # by generation: of its prompt, at prefill
         self._flights = Flights()
         self._assigned: Counter[str] = Counter()
         self._booked: dict[str, tuple[str, ...]] = {}  # by generation: of its present attempt
@@ -77,8 +88,9 @@ class Dispatcher:
 
     def candidates(self) -> list[Candidate]:
         return [
-            Candidate(i.info, i.load, self._assigned[i.info.address.instance_id])
+            Candidate(i.info, i.load, self._assigned[name], self._work.at(name))
             for i in self._registry.takers()
+            for name in (i.info.address.instance_id,)
         ]
 
     def lacking(self, *, with_images: bool) -> str:
@@ -88,18 +100,22 @@ class Dispatcher:
 
     def choose(self, machine: Generation) -> Placement | Unplaceable:
         """Instances for the next attempt of this generation."""
-        hashes = [item.mm_hash for item in machine.prompt.items]
         candidates = self.candidates()
         avoid = machine.avoided.union(self._silent())
         held = self._affinity.shares(machine, candidates) if self._affinity is not None else {}
-        known = Said(self, machine.prompt.encoded_at)
+        asked = Asked(
+            tuple(map(_image, machine.prompt.items)),
+            len(machine.prompt.token_ids) + len(machine.token_ids),
+            machine.prompt.sampling.max_tokens,
+            Said(self, machine.prompt.encoded_at),
+            held,
+        )
         is_absent = _is_absent(machine)
         chosen = place(
             candidates,
-            hashes,
+            asked,
+            self._make_rule,
             avoid,
-            known,
-            held,
             finds=not is_absent,
             at=self.holds.claimed_by(machine),
             pick=self._pick,
@@ -107,15 +123,17 @@ class Dispatcher:
         if is_absent and isinstance(chosen, Unplaceable):
             told = f"the rows of an image are not in the shared storage, and {chosen.reason}"
             return Unplaceable(told)
+        if isinstance(chosen, Placement):
+            self._shares_held[machine.key] = held.get(chosen.prefill.instance_id, 0.0)
         return chosen
 
     def another_encoder(
         self, machine: Generation, index: int, but: Collection[str]
     ) -> Address | None:
         """For the image of that index of the present attempt: whom to ask instead of `but`."""
-        mm_hash, at = machine.prompt.items[index].mm_hash, machine.placement.prefill
+        image, at = _image(machine.prompt.items[index]), machine.placement.prefill
         avoid = {*but, *machine.avoided, *self._silent()}
-        return another_encoder(self.candidates(), mm_hash, at, avoid, self)
+        return another_encoder(self.candidates(), image, self._make_rule, at, avoid, self)
 
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
@@ -172,7 +190,7 @@ class Dispatcher:
         self, machine: Generation, placement: Placement, deadline_s: float
     ) -> tuple[MediaItem, ...]:
         items = []
-        images: dict[str, Image] = {}
+        images: dict[str, Offered] = {}
         pairs = zip(machine.prompt.items, placement.encoders, strict=True)
         for index, (item, encoder) in enumerate(pairs):
             room = f"{machine.key}/{machine.attempt}/{index}"
@@ -189,7 +207,7 @@ class Dispatcher:
                 clip=item.clip,
                 bounds=item.bounds,
             )
-            images[room] = Image(index, encoder, request, item.image)
+            images[room] = Offered(index, encoder, request, item.image)
             items.append(
                 MediaItem(
                     index=index,
@@ -255,6 +273,18 @@ class Dispatcher:
             kv |= {"do_remote_prefill": True, "do_remote_decode": False, "lease_s": lease_s}
         return TransferParams(ec, kv)
 
+    # --- what is done of an attempt ---------------------------------------------------------------
+
+    def encoded(self, instance_id: str, mm_hash: str) -> None:
+        """An encoder says that it holds these rows."""
+        self._work.encoded(instance_id, mm_hash)
+
+    def began(self, machine: Generation) -> None:
+        """The first token of the present attempt is here."""
+        self._work.prefilled(machine.key)
+        if not machine.token_ids:
+            self.holds.taken(machine)
+
     # --- the end of an attempt --------------------------------------------------------------------
 
     def withdraw(self, machine: Generation) -> None:
@@ -269,18 +299,43 @@ class Dispatcher:
             self._affinity.ended(machine)
         self.offers.answered(machine)
         self._unbook(machine)
+        self._shares_held.pop(machine.key, None)
 
     def _book(self, machine: Generation, placement: Placement) -> None:
         self._unbook(machine)
         names = self._booked[machine.key] = tuple(sorted(placement.instances()))
-        encoders = (encoder.instance_id for encoder in placement.encoders)
-        hashes = (item.mm_hash for item in machine.prompt.items)
-        self._flights.begin(machine.key, zip(hashes, encoders, strict=True))
+        pairs = [
+            (item.mm_hash, encoder.instance_id)
+            for item, encoder in zip(machine.prompt.items, placement.encoders, strict=True)
+        ]
+        self._flights.begin(machine.key, pairs)
         self._assigned.update(names)
+        self._book_work(machine, placement, pairs)
+
+    def _book_work(
+        self, machine: Generation, placement: Placement, pairs: Iterable[tuple[str, str]]
+    ) -> None:
+        """What has to be encoded, computed and decoded, and where."""
+        images = [
+            (encoder, mm_hash, prod(item.grid_thw))
+            for item, (mm_hash, encoder) in zip(machine.prompt.items, pairs, strict=True)
+            if encoder not in self._index.resident(mm_hash)
+        ]
+        is_encode = machine.prompt.stage == "encode"
+        prefill = "" if is_encode else placement.prefill.instance_id
+        decode = "" if is_encode else placement.decode.instance_id
+        num_tokens = len(machine.prompt.token_ids) + len(machine.token_ids)
+        left = round(num_tokens * (1.0 - self._shares_held.get(machine.key, 0.0)))
+        self._work.sent(machine.key, images, prefill, left, decode)
 
     def _unbook(self, machine: Generation) -> None:
+        self._work.ended(machine.key)
         self._flights.end(machine.key)
         self._assigned.subtract(self._booked.pop(machine.key, ()))
+
+
+def _image(item: PreparedItem) -> Image:
+    return Image(item.mm_hash, prod(item.grid_thw), item.num_rows)
 
 
 def _is_absent(machine: Generation) -> bool:

@@ -24,6 +24,7 @@ class NoTower:
     """A `VisionEngine` for rows in host memory that others have made."""
 
     max_batches = 1
+    patch_s = 0.0
 
     def __init__(self, contract: RowContract) -> None:
         self.contract = contract

@@ -222,8 +222,8 @@ class GatewayRole(Component[Generation]):
                 machine, generation_fsm.TokensMissed(f"tokens {have} to {chunk.start} were lost")
             )
         elif chunk.start == have:
-            if not have:
-                self._dispatcher.holds.taken(machine)
+            if not machine.token_ids_of_attempt:
+                self._dispatcher.began(machine)
             arrived = (
                 generation_fsm.FinalTokensArrived
                 if chunk.finish_reason

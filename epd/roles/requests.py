@@ -74,7 +74,7 @@ class Requests(Component[Request]):
         engine.attach_kv(self.region.buffer)
         self._timing = timing
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
-        self._cost = StepCost(
+        self.cost = StepCost(
             config.max_itl_impact, config.max_quantum_ms / 1e3, config.min_step_tokens
         )
         self._scheduler = BatchScheduler[Request](
@@ -86,7 +86,7 @@ class Requests(Component[Request]):
                 max_running,
                 config.min_partial_tokens,
             ),
-            self._cost,
+            self.cost,
         )
         self._requests: dict[str, Request] = {}
         self.num_held = 0  # of them, answered: their blocks wait for who goes on (`held_prompts`)
@@ -94,7 +94,7 @@ class Requests(Component[Request]):
         self._outbox: dict[str, list[TokenChunk]] = {}
         self._settling = False  # a step's outcomes are being turned into events
         ahead = config.async_scheduling
-        self._loop = StepLoop(actor, engine, self, self._cost, runs_ahead=ahead)
+        self._loop = StepLoop(actor, engine, self, self.cost, runs_ahead=ahead)
         self.on_reserved: Reserved = lambda request, blocks, num_held: None
         self._scores = PromptScores()
         self.caching = config.prefix_caching

@@ -120,6 +120,14 @@ class StageTimes:
             lasted_s = generation.token_at_s - generation.first_token_at_s
             self._observe(MEAN_GAP, (), lasted_s / num_gaps)
 
+    def rows_nbyte_s(self) -> float:
+        """Seconds that a byte of rows took to another instance, since the process began; 0: none
+        went there."""
+        hops = [labels for name, labels in self._sums if name == "epd_hop_nbytes"]
+        away = [one for one in hops if ("hop", "rows") in one and ("transport", "local") not in one]
+        nbytes = sum(self._sums["epd_hop_nbytes", labels] for labels in away)
+        return sum(self._sums["epd_hop_seconds", labels] for labels in away) / (nbytes or 1.0)
+
     def _observe(self, name: str, labels: Labels, value: float) -> None:
         key, (_, bounds) = (name, labels), KINDS[name]
         counts = self._counts.setdefault(key, [0] * (len(bounds) + 1))

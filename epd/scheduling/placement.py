@@ -1,48 +1,36 @@
 """Placement: which instances serve an attempt.  Pure policy over the registry's view.
 
+Who may serve a stage is decided here; who does, by a `Rule`: by predicted completion
+(`predicted_rule.py`, the default), or by counts of open attempts (`fixed_rule.py`).
+
 An image goes, in this order: to the encoder that an open attempt has sent it to and that has not
 said yet that it holds the rows, whatever its load, for joining an encode costs nothing; to an
-encoder that holds its rows, unless that has more than `RESIDENT_BALANCE` times the mean load; to
-the prefill instance itself, if that can encode; else by bounded-load rendezvous hashing on
-`mm_hash` (Thaler and Ravishankar 1998; bounded loads: Mirrokni, Thorup, Zadimoghaddam 2016), so
-that equal images meet, but an encoder with more than `BALANCE` times the mean is passed over.
+encoder that holds its rows, unless that has more than `RESIDENT_BALANCE` times the mean load; else
+to whom the rule names.
 
 A prefill instance that reads the storage of encoders (`finds_rows`) serves an image that is there
 itself, without an encoder; where there is no encoder it is asked for any image.
-
-Prefill by load and by the prompt's beginning: an instance costs its open attempts, plus what it
-would have to compute, the share of the prompt that it does not hold times `_worth`.  So who holds
-all of it is chosen until it has so many attempts more than the least busy one, and passed from
-there on: a popular beginning spreads, and nobody waits for a cache.  Among instances that encode
-also by the images that they have; decode in the same way, equal ones by free KV blocks.  An
-instance that can take the next stage itself is preferred when it is not busier than the others:
-the hop is then local, a reference and no copy.
 
 A pair of instances that do not hear each other (one of them says so) is taken only if there is no
 other: the rest of the cluster may reach both, so neither is passed over as such.
 
 What is known of rows and prefixes may be stale.  That costs their computing, never an answer: only
 candidates are chosen, and the image always travels with its request.
-
-Sources: the cost of Dynamo's KV router (overlap against load), the balance thresholds of SGLang's.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Protocol
 
 from epd.messages import Address, InstanceInfo, Load
+from epd.scheduling.backlog import NOTHING_WAITS, Backlog
 from epd.scheduling.residency import Nowhere, Whereabouts
 
-BALANCE = 1.25
 RESIDENT_BALANCE = 2.0
-AFFINITY_SLACK = 1  # attempts more than the least busy prefill that images are worth
-PREFIX_SLACK = 2.0  # attempts more than others have that a whole prefix is worth,
-PREFIX_BALANCE = 0.25  # and this share of the mean
 NOWHERE = Nowhere()
 Shares = Mapping[str, float]  # instance to the share of the prompt that it likely holds, 0 to 1
 NOTHING_HELD: Shares = {}
@@ -52,14 +40,56 @@ PickEncoder = Callable[[Sequence["Candidate"]], "Candidate"]
 class Candidate:
     """An instance that takes work, with its load as heartbeats and the gateway's own books say."""
 
-    __slots__ = ("assigned", "info", "instance_id", "load", "roles")
+    __slots__ = ("assigned", "backlog", "info", "instance_id", "load", "roles")
 
-    def __init__(self, info: InstanceInfo, load: Load, assigned: int) -> None:
+    def __init__(
+        self,
+        info: InstanceInfo,
+        load: Load,
+        assigned: int,
+        backlog: Backlog = NOTHING_WAITS,
+    ) -> None:
         self.info = info
         self.load = load
         self.assigned = assigned  # open attempts that the gateway has placed there
+        self.backlog = backlog  # and their work
         self.instance_id = info.address.instance_id
         self.roles = info.roles
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image or video of a prompt, and what it costs."""
+
+    mm_hash: str
+    num_patches: int = 0
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an attempt needs, and what is known of it."""
+
+    images: Sequence[Image] = ()
+    num_tokens: int = 0  # of its prompt
+    max_tokens: int = 1  # of its answer
+    known: Whereabouts = NOWHERE
+    held: Shares = field(default_factory=dict)
+
+
+class Rule(Protocol):
+    """Chooses for one attempt, among instances that may serve a stage, in order of name."""
+
+    def prefill(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> Candidate: ...
+
+    def decode(self, prefill: Candidate, decodes: Sequence[Candidate]) -> Candidate: ...
+
+    def encoder(self, image: Image, encoders: Sequence[Candidate], prefill: Candidate) -> Candidate:
+        """Asked for one image after the other: the ones before it count."""
+        ...
+
+
+MakeRule = Callable[[Asked, Sequence[Candidate]], Rule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +139,9 @@ def lacking(infos: Iterable[InstanceInfo], *, with_images: bool, finds: bool) ->
 
 def place(
     candidates: Sequence[Candidate],
-    mm_hashes: Sequence[str],
+    asked: Asked,
+    make_rule: MakeRule,
     avoid: Collection[str] = (),
-    known: Whereabouts = NOWHERE,
-    held: Shares = NOTHING_HELD,
     *,
     finds: bool = True,
     at: str = "",
@@ -124,33 +153,41 @@ def place(
     prefill instance that holds the prompt for it.  `pick` takes an encoder for each image
     whatever is known of it (`encode_policy.py`).
     """
+    images, known = asked.images, asked.known
     infos = [c.info for c in candidates]
-    if reason := lacking(infos, with_images=bool(mm_hashes), finds=finds):
+    if reason := lacking(infos, with_images=bool(images), finds=finds):
         return Unplaceable(reason)
     ordered = sorted(candidates, key=attrgetter("instance_id"))
+    rule = make_rule(asked, ordered)
     prefills = _prefer([c for c in ordered if "prefill" in c.roles], avoid)
     decodes = _prefer([c for c in ordered if "decode" in c.roles], avoid)
     encoders = _prefer([c for c in ordered if "encode" in c.roles], avoid)
-    if mm_hashes and not encoders:
+    if images and not encoders:
         prefills = [c for c in prefills if c.info.finds_rows] or [
             c for c in ordered if c.info.finds_rows
         ]
-    needed = [them for them in (decodes, encoders if mm_hashes else []) if them]
+    needed = [them for them in (decodes, encoders if images else []) if them]
     prefills = [p for p in prefills if all(_reached(p, them) for them in needed)] or prefills
     prefills = [c for c in prefills if c.instance_id == at] or prefills
-    prefill = _prefill_for(mm_hashes, prefills, known, held)
-    decode = _decode_for(prefill, _reached(prefill, decodes) or decodes, held)
+    prefill = prefills[0] if len(prefills) == 1 else rule.prefill(prefills, decodes)
+    decodes = _reached(prefill, decodes) or decodes
+    decode = decodes[0] if len(decodes) == 1 else rule.decode(prefill, decodes)
     encoders = _reached(prefill, encoders) or encoders
     finder = prefill if finds and prefill.info.finds_rows else None
-    chosen = tuple(
-        _encoder_for(h, encoders, prefill, finder, known, pick).info.address for h in mm_hashes
-    )
-    return Placement(chosen, prefill.info.address, decode.info.address)
+    chosen: list[Address] = []
+    again: dict[str, Address] = {}  # an image that the prompt has twice is encoded once
+    for image in images:
+        if pick is not None or image.mm_hash not in again:
+            encoder = _encoder_for(image, encoders, prefill, finder, known, pick, rule)
+            again[image.mm_hash] = encoder.info.address
+        chosen.append(again[image.mm_hash])
+    return Placement(tuple(chosen), prefill.info.address, decode.info.address)
 
 
 def another_encoder(
     candidates: Sequence[Candidate],
-    mm_hash: str,
+    image: Image,
+    make_rule: MakeRule,
     at: Address,
     but: Collection[str],
     known: Whereabouts = NOWHERE,
@@ -162,7 +199,8 @@ def another_encoder(
     prefill = next((c for c in ordered if c.info.address == at), None)
     if prefill is None or not (encoders := _reached(prefill, encoders)):
         return None
-    return _encoder_for(mm_hash, encoders, prefill, None, known, None).info.address
+    rule = make_rule(Asked((image,), known=known), ordered)
+    return _encoder_for(image, encoders, prefill, None, known, None, rule).info.address
 
 
 def _prefer(candidates: list[Candidate], avoid: Collection[str]) -> list[Candidate]:
@@ -179,61 +217,30 @@ def _reached(prefill: Candidate, others: list[Candidate]) -> list[Candidate]:
     ]
 
 
-def _busyness(candidate: Candidate) -> tuple[int, int, str]:
+def busyness(candidate: Candidate) -> tuple[int, int, str]:
+    """By counts, for those that are equal in all else."""
     return (candidate.assigned, candidate.load.open_requests, candidate.instance_id)
 
 
-def _worth(candidates: list[Candidate]) -> float:
-    """Of a whole prefix, in open attempts."""
-    mean = sum(c.assigned for c in candidates) / len(candidates)
-    return PREFIX_SLACK + PREFIX_BALANCE * mean
-
-
-def _costs(candidates: list[Candidate], held: Shares) -> dict[str, float]:
-    """Attempts to wait for, and what is left to compute as a part of one."""
-    worth = _worth(candidates)
-    return {
-        c.instance_id: c.assigned + worth * (1.0 - held.get(c.instance_id, 0.0)) for c in candidates
-    }
-
-
-def _decode_for(prefill: Candidate, decodes: list[Candidate], held: Shares) -> Candidate:
-    costs = _costs(decodes, held)
-    best = min(decodes, key=lambda c: (costs[c.instance_id], -c.load.free_kv_blocks, c.instance_id))
-    if prefill in decodes:
-        return prefill if prefill.assigned <= best.assigned + 1 else best
-    return best
-
-
-def _prefill_for(
-    mm_hashes: Sequence[str], prefills: list[Candidate], known: Whereabouts, held: Shares
-) -> Candidate:
-    """The one that costs least, or one hardly more that has more of the images itself."""
-    costs = _costs(prefills, held)
-    least = min(prefills, key=lambda c: (costs[c.instance_id], *_busyness(c)))
-    has: Counter[str] = Counter()
-    for mm_hash in mm_hashes:
-        has.update({*known.in_flight(mm_hash), *known.resident(mm_hash)})
-    limit = costs[least.instance_id] + AFFINITY_SLACK
-    near = [c for c in prefills if costs[c.instance_id] <= limit]
-    return min(near, key=lambda c: (-has[c.instance_id], costs[c.instance_id], *_busyness(c)))
-
-
 def _encoder_for(
-    mm_hash: str,
+    image: Image,
     encoders: list[Candidate],
     prefill: Candidate,
     finder: Candidate | None,
     known: Whereabouts,
     pick: PickEncoder | None,
+    rule: Rule,
 ) -> Candidate:
     """`finder`: prefill itself, where it may find the rows without an encoder."""
+    mm_hash = image.mm_hash
     if finder is not None:
         places = (*known.resident(mm_hash), *known.in_flight(mm_hash))
         if not encoders or finder.instance_id in places:
             return finder
     if pick is not None:
         return pick(encoders)
+    if len(encoders) == 1:
+        return encoders[0]
     by_name = {c.instance_id: c for c in encoders}
     holders = [by_name[name] for name in known.resident(mm_hash) if name in by_name]
     for name in known.in_flight(mm_hash):
@@ -242,12 +249,10 @@ def _encoder_for(
     mean = sum(c.assigned for c in encoders) / len(encoders)
     near = [c for c in holders if c.assigned <= RESIDENT_BALANCE * (mean + 1)]
     if near:
-        return min(near, key=lambda c: (c is not prefill, _busyness(c)))
-    if prefill in encoders:
-        return prefill
-    allowed = [c for c in encoders if c.assigned <= BALANCE * (mean + 1)]
-    return max(allowed, key=lambda c: _weight(mm_hash, c.instance_id))
+        return min(near, key=lambda c: (c is not prefill, busyness(c)))
+    return rule.encoder(image, encoders, prefill)
 
 
-def _weight(mm_hash: str, instance_id: str) -> bytes:
+def weight(mm_hash: str, instance_id: str) -> bytes:
+    """Of rendezvous hashing: who has most takes the image, so equal images meet."""
     return hashlib.blake2b(f"{mm_hash}/{instance_id}".encode(), digest_size=8).digest()

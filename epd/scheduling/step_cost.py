@@ -10,6 +10,8 @@ Two bounds, either or both: with `max_itl_impact` = 1.5, prompts may add half of
 prompts MIN_PROMPT_TOKENS of it, whatever it costs: a bound that stops prompts for good would only
 move the wait from one client to another, and a device that computes tokens in tiles is used to its
 end by steps of a size that it likes, decodes included.
+
+`Rate` and `Line` are what placement is told (`StageCosts`): there the sum of many steps counts.
 """
 
 from __future__ import annotations
@@ -17,8 +19,45 @@ from __future__ import annotations
 import math
 
 MEMORY = 0.1  # weight of the newest measurement
+MIN_VARIANCE = 0.25  # of a count, below which nothing follows from it
+KEPT = 0.99  # of what was measured before, each time
 UNBOUNDED = 1 << 60
 MIN_PROMPT_TOKENS = 16
+
+
+class Rate:
+    """Seconds per unit, over what was done of late; 0: nothing was."""
+
+    def __init__(self) -> None:
+        self._units = self._elapsed_s = 0.0
+
+    def observe(self, units: int, elapsed_s: float) -> None:
+        self._units = KEPT * self._units + units
+        self._elapsed_s = KEPT * self._elapsed_s + elapsed_s
+
+    @property
+    def unit_s(self) -> float:
+        return self._elapsed_s / self._units if self._units else 0.0
+
+
+class Line:
+    """Seconds by a count: the line of least squares through what was seen of late."""
+
+    def __init__(self) -> None:
+        self._sums: tuple[float, ...] = (0.0,) * 5  # of 1, x, y, x * x, x * y
+
+    def observe(self, count: int, elapsed_s: float) -> None:
+        seen = (1.0, count, elapsed_s, count * count, count * elapsed_s)
+        self._sums = tuple(KEPT * a + b for a, b in zip(self._sums, seen, strict=True))
+
+    def fitted(self) -> tuple[float, float]:
+        """At a count of zero, and what each adds; 0: not known, as counts did not differ."""
+        n, x, y, xx, xy = self._sums
+        if not n:
+            return 0.0, 0.0
+        spread = n * xx - x * x
+        slope = max(0.0, (n * xy - x * y) / spread) if spread > n * n * MIN_VARIANCE else 0.0
+        return max(0.0, (y - slope * x) / n), slope
 
 
 class StepCost:
@@ -34,10 +73,16 @@ class StepCost:
         self._min_step_tokens = min_step_tokens
         self.decode_s = 0.0
         self.token_s = 0.0
+        self.decodes = Line()
+        self.prompts = Rate()
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, elapsed_s: float) -> None:
         """A step took so long."""
+        if num_prompt_tokens:
+            decode_s = self.decode_s if num_decodes else 0.0
+            self.prompts.observe(num_prompt_tokens, max(0.0, elapsed_s - decode_s))
         if num_decodes and not num_prompt_tokens:
+            self.decodes.observe(num_decodes, elapsed_s)
             self.decode_s = _follow(self.decode_s, elapsed_s)
         elif num_decodes and self.decode_s:
             added_s = max(0.0, elapsed_s - self.decode_s) / num_prompt_tokens

@@ -35,6 +35,7 @@ class NullVision:
 
     contract = CONTRACT
     max_batches = 1
+    patch_s = 0.0
 
     async def preprocess(
         self,

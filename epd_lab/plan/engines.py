@@ -67,7 +67,8 @@ class PlannedVision:
         self._threads = threads
         self._quantum_s = max_quantum_s
         most = max(size for size, _ in costs.tower.patches_ms)
-        patch_s = costs.tower_s([most]) / costs.sustained / most  # as measured at start
+        patch_s = costs.tower_s([most]) / costs.sustained / most
+        self.patch_s = patch_s  # as measured at start
         self._layer_s = patch_s / costs.model.tower_layers  # of a patch
         self._max_captured = costs.tower.launch.max_captured if config.cuda_graphs else 0
 

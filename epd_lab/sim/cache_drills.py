@@ -13,6 +13,15 @@ TURNOVER = Workload(24, image_share=1.0, num_images=40, spread_s=1.5)  # more th
 
 CACHE_DRILLS: tuple[Drill, ...] = (
     Drill(
+        "either-encodes",
+        ("F20", "F43"),
+        topology="1ep1ed",
+        work=Workload(30, image_share=0.9, num_images=30, spread_s=0.5, cancel_share=0.2),
+        faults=(Fault("kill", "ed0", point="ENCODING:PREPARED>ENCODING", nth=3, duration_s=0.5),),
+        fires=("GENERATION:AWAITING_TOPOLOGY>PLACED",),
+        mutants=("what_is_over_stays_in_the_books",),
+    ),
+    Drill(
         "same-image-everywhere",
         ("F37",),
         topology="3e1p1d",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from epd.config import (
     DecodeConfig,
@@ -93,6 +93,7 @@ class Settings:
     )
     decode: DecodeConfig = DecodeConfig(max_queue=64, max_running=16)
     engine: EngineConfig = EngineConfig(max_step_tokens=48, max_chunk_tokens=16)
+    placement: Literal["auto", "fixed"] = "auto"
     prefix_affinity: bool = True
     disk: DiskConditions = DiskConditions()  # used if `encode.cache_dir` is set
     disk_knows_all: bool = False  # rows of every image that will be asked for, from the start
@@ -254,6 +255,7 @@ class Cluster:
         return GatewayConfig(
             timing=settings.timing,
             limits=settings.limits,
+            placement=settings.placement,
             prefix_affinity=settings.prefix_affinity,
         )
 

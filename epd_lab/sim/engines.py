@@ -62,6 +62,7 @@ class SimVisionEngine:
         self.device = device
         self._quantum_s = max_quantum_s
         self.max_batches = 2 if max_quantum_s else 1
+        self.patch_s = 0.0
         self._pool = pool
         self._costs = costs
         self.num_encoded: dict[str, int] = {}  # by image, for the single-flight checker
@@ -95,6 +96,7 @@ class SimVisionEngine:
         self.on_call("encode", batch)
         num_patches = sum(item.num_patches for item in batch)
         cost_s = self._costs.encode_base_s + num_patches * self._costs.encode_per_patch_s
+        self.patch_s = cost_s / num_patches
         slow = any(item.pixels.flaw == "slow" for item in batch)
         num_slices = max(1, math.ceil(cost_s / self._quantum_s)) if self._quantum_s else 1
         cost_s /= num_slices

@@ -246,7 +246,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         ("F20", "F44", "F58"),
         topology="1e2p2d",
         work=Workload(60, image_share=0.5, num_images=60, spread_s=4.0),
-        settings=Settings(timing=SHORT_TOMBSTONES),
+        settings=Settings(timing=SHORT_TOMBSTONES, placement="fixed"),
         faults=(Fault("haunt", "p0", duration_s=0.4, factor=1.0),),
         fires=("former KvOffer",),
         mutants=("grants_of_the_lost_open_rooms",),

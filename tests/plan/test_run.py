@@ -90,7 +90,7 @@ def test_the_verb_prints_what_it_predicts(
     assert main([*asked, "--json", "--plot", str(tmp_path / "plan.svg")]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["rows"][0]["server"] == "1epd"
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
-    assert main([*asked, "--topology", "2epd", "--markdown"]) == 0
+    assert main([*asked, "--topology", "2epd", "--set", "placement=fixed", "--markdown"]) == 0
     *_, one, two = capsys.readouterr().out.splitlines()
     assert one.startswith("| 3x560-c1 | 1epd | **2.")
     assert two.startswith("| 3x560-c1 | 2epd | **2."), "as fast, by twice the GPUs"

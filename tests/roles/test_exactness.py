@@ -61,6 +61,7 @@ class SlowVision:
 
     def __init__(self, vision: Any, damage: Callable[[Rows], Rows] = lambda rows: rows) -> None:
         self.contract, self.max_batches = vision.contract, vision.max_batches
+        self.patch_s = vision.patch_s
         self.preprocess = vision.preprocess
         self._vision = vision
         self._damage = damage

@@ -242,6 +242,7 @@ class Spoiling:
 
     def __init__(self, tower: Any, damage: Damage) -> None:
         self.contract, self.max_batches = tower.contract, tower.max_batches
+        self.patch_s = tower.patch_s
         self.preprocess = tower.preprocess
         self._tower, self._damage = tower, damage
 

@@ -1,24 +1,30 @@
-"""Placement: equal images meet in one encoder, load is bounded, what is missing is named."""
+"""Placement: who may serve, and who does by the fixed rule: equal images meet in one encoder, load
+is bounded, what is missing is named."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, Load
+from epd.scheduling import placement
 from epd.scheduling.encode_policy import pick_encoder
+from epd.scheduling.fixed_rule import BALANCE, PREFIX_BALANCE, PREFIX_SLACK, FixedRule
 from epd.scheduling.placement import (
-    BALANCE,
-    PREFIX_BALANCE,
-    PREFIX_SLACK,
+    NOTHING_HELD,
+    NOWHERE,
+    Asked,
     Candidate,
+    Image,
+    PickEncoder,
     Placement,
+    Shares,
     Unplaceable,
-    another_encoder,
-    place,
 )
+from epd.scheduling.residency import Whereabouts
 from epd_lab.sim.rand import KeyedRandom
 
 
@@ -31,10 +37,36 @@ def candidate(
     return Candidate(info, Load(free_kv_blocks=blocks, silent_peers=silent), assigned)
 
 
-def ids(placement: Placement | Unplaceable) -> tuple[list[str], str, str]:
-    assert isinstance(placement, Placement)
-    encoders = [address.instance_id for address in placement.encoders]
-    return encoders, placement.prefill.instance_id, placement.decode.instance_id
+def place(
+    pool: Sequence[Candidate],
+    hashes: Sequence[str],
+    avoid: Collection[str] = (),
+    known: Whereabouts = NOWHERE,
+    held: Shares = NOTHING_HELD,
+    *,
+    finds: bool = True,
+    at: str = "",
+    pick: PickEncoder | None = None,
+) -> Placement | Unplaceable:
+    """By the fixed rule."""
+    asked = Asked(tuple(map(Image, hashes)), known=known, held=held)
+    return placement.place(pool, asked, FixedRule, avoid, finds=finds, at=at, pick=pick)
+
+
+def another_encoder(
+    pool: Sequence[Candidate],
+    mm_hash: str,
+    at: Address,
+    but: Collection[str],
+    known: Whereabouts = NOWHERE,
+) -> Address | None:
+    return placement.another_encoder(pool, Image(mm_hash), FixedRule, at, but, known)
+
+
+def ids(chosen: Placement | Unplaceable) -> tuple[list[str], str, str]:
+    assert isinstance(chosen, Placement)
+    encoders = [address.instance_id for address in chosen.encoders]
+    return encoders, chosen.prefill.instance_id, chosen.decode.instance_id
 
 
 def test_what_is_missing_is_named() -> None:

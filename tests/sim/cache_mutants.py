@@ -8,6 +8,7 @@ from unittest import mock
 
 from epd.roles.cache_events import CacheDirectory
 from epd.roles.dispatch import Dispatcher
+from epd.scheduling.backlog import Books
 from epd.scheduling.residency import Batch, CacheIndex
 from tests.sim.planting import mutant, several
 
@@ -57,4 +58,17 @@ def residency_survives_restart() -> Iterator[None]:
 def placement_forgets_flights() -> Iterator[None]:
     """F37: equal images on their way do not meet when their encoder is busy."""
     with mock.patch.object(Dispatcher, "in_flight", lambda self, mm_hash: ()):
+        yield
+
+
+@mutant
+def what_is_over_stays_in_the_books() -> Iterator[None]:
+    """F43: an attempt that was given up before its first token is waited behind for ever."""
+    ended = Books.ended
+
+    def only_answered(self: Books, key: str) -> None:
+        if (attempt := self._attempts.get(key)) is not None and attempt.has_begun:
+            ended(self, key)
+
+    with mock.patch.object(Books, "ended", only_answered):
         yield

@@ -65,9 +65,10 @@ def test_second_turns_find_their_first_ones() -> None:
 
 
 def test_a_beginning_that_everybody_has_does_not_overload_who_holds_it() -> None:
-    """One first turn, then all at once with the same beginning: both prefills get work."""
+    """One first turn, then all at once with the same beginning: both prefills get work, when what
+    waits where it is held takes longer than to compute it elsewhere."""
     first = Ask(0, 1.0, words(160, 1), max_tokens=4)
-    rest = [Ask(1 + n, 3.0, words(160, 1) + words(12, n), max_tokens=4) for n in range(12)]
+    rest = [Ask(1 + n, 3.0, words(160, 1) + words(12, n), max_tokens=4) for n in range(40)]
     clusters: list[Cluster] = []
     result = play([first, *rest], prepare=lambda world, cluster: clusters.append(cluster))
     assert result.fired["prefix_hit"] >= 4, "who holds it gets more"

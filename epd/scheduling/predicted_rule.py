@@ -1,0 +1,197 @@
+"""Placement by predicted completion: what waits at an instance, times what it costs there.
+
+Theory of operation
+-------------------
+A device does one thing at a time, so an instance is asked how many seconds of images and prompts
+wait there (`Backlog`, times the costs that it has measured).  Who decodes there takes turns with
+them: between two steps of decodes the device works for a quantum at most.  From these two follows
+when something more would be done (`_Forecast.done_s`).
+
+- **Prefill**: where the prompt would be done first, less what is cached of it, and its answer
+  after it: the hops of its rows, and the best place to decode it, seen from there.
+- **Encode**, image by image, those before it counted: until its prompt can go on, with the hop of
+  its rows, plus what it takes from all who are there (`delay_s`).  Encoded elsewhere, an image
+  saves its own prompt no more than the time of the tower, for at prefill it waits for those before
+  it anyway; so what counts under load is whom it delays: prompts that wait at prefill, or streams
+  at decode.  Of equal ones prefill itself, else by rendezvous hashing on `mm_hash` (Thaler and
+  Ravishankar 1998): equal images meet.
+- **Decode**: where a step is shortest with one more sequence in it.  It leaves prefill, or who
+  holds the prompt's KV, only for one that is better by `MOVE_GAIN`: KV moves, and the request then
+  depends on two instances.
+
+No herd: each choice changes the backlog that the next one sees, at once, whatever heartbeats say.
+Equal devices do not measure quite the same: they differ by chance, and by what they had to do.
+So all count as the fastest, but for those that are slower than that by more than `ALIKE`.  What
+nobody has measured yet costs what is usual (`USUAL`): only ratios count then.  With nothing to
+choose from nothing is computed.
+
+`epd sim plan --set placement=fixed` compares it with counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from epd.messages import InstanceInfo, StageCosts
+from epd.scheduling.placement import Asked, Candidate, Image, busyness, weight
+
+USUAL = StageCosts(patch_s=3e-6, token_s=15e-6, step_s=4e-3, sequence_s=5e-5, nbyte_s=5e-10)
+COMPUTED = ("patch_s", "token_s", "step_s", "sequence_s")
+COSTS = (*COMPUTED, "nbyte_s")
+HOP_S = 0.001  # grant, write, commit
+ANSWER_TOKENS = 64  # of an answer that count: nobody knows how long it will be
+STREAM_WORTH = 3  # who decodes counts for so many who wait: all that is left of it is later
+MOVE_GAIN = 0.1  # of the time of these, which makes decoding elsewhere worth it
+ALIKE = 1.5  # times the fastest
+
+
+class _Forecast:
+    """When one instance would be done with what waits there."""
+
+    __slots__ = ("_backlog", "_quantum_s", "costs", "images_s", "prompts_s", "ready_s")
+
+    def __init__(self, candidate: Candidate, costs: StageCosts) -> None:
+        self._backlog = backlog = candidate.backlog
+        self._quantum_s = candidate.load.costs.quantum_s
+        self.costs = costs
+        self.images_s = self.encode_s(backlog.num_patches)
+        self.ready_s = costs.token_s * backlog.num_ready
+        self.prompts_s = costs.token_s * backlog.num_tokens
+
+    def encode_s(self, num_patches: int) -> float:
+        return self.costs.patch_s * num_patches
+
+    def _step_s(self, count: int) -> float:
+        return self.costs.step_s + self.costs.sequence_s * count if count else 0.0
+
+    def done_s(self, work_s: float) -> float:
+        """So much, in turns with decodes."""
+        turns = 1.0 + work_s / self._quantum_s if self._quantum_s else 1.0
+        return work_s + turns * self._step_s(self._backlog.num_decoding)
+
+    def encoded_s(self, more_s: float) -> float:
+        """When so much more is encoded, in turns with prompts and decodes."""
+        images_s = self.images_s + more_s
+        return self.done_s(images_s + min(images_s, self.ready_s))
+
+    def delay_s(self, more_s: float) -> float:
+        """What so much more to do costs those who are there, all together."""
+        backlog = self._backlog
+        return more_s * (backlog.num_present + (STREAM_WORTH - 1) * backlog.num_decoding)
+
+    def token_s(self) -> float:
+        """A step with one more of those who decode here, or will."""
+        return self._step_s(self._backlog.num_sequences + 1)
+
+    @property
+    def work_s(self) -> float:
+        return self.images_s + self.prompts_s
+
+
+class PredictedRule:
+    """See `placement.Rule`."""
+
+    def __init__(self, asked: Asked, candidates: Sequence[Candidate]) -> None:
+        self._asked = asked
+        self._candidates = candidates
+
+    @cached_property
+    def _forecasts(self) -> dict[str, _Forecast]:
+        usual = _usual(c.load.costs for c in self._candidates)
+        return {
+            c.instance_id: _Forecast(c, _completed(c.load.costs, usual)) for c in self._candidates
+        }
+
+    def prefill(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> Candidate:
+        def completion_s(prefill: Candidate) -> float:
+            forecast = self._forecasts[prefill.instance_id]
+            left = 1.0 - self._asked.held.get(prefill.instance_id, 0.0)
+            prompt_s = forecast.costs.token_s * self._asked.num_tokens * left
+            rows_s = sum(self._rows_s(image, prefill) for image in self._asked.images)
+            answer_s = min(self._answer_s(prefill, decode) for decode in decodes)
+            return forecast.done_s(forecast.work_s + prompt_s) + rows_s + answer_s
+
+        return min(prefills, key=lambda c: (completion_s(c), *busyness(c)))
+
+    def decode(self, prefill: Candidate, decodes: Sequence[Candidate]) -> Candidate:
+        return min(
+            decodes,
+            key=lambda c: (
+                self._answer_s(prefill, c),
+                c is not prefill,
+                self._forecasts[c.instance_id].work_s,
+                -c.load.free_kv_blocks,
+                c.instance_id,
+            ),
+        )
+
+    def encoder(self, image: Image, encoders: Sequence[Candidate], prefill: Candidate) -> Candidate:
+        here = self._forecasts[prefill.instance_id]
+        waits_s = here.done_s(here.images_s + here.ready_s)
+
+        def cost_s(encoder: Candidate) -> float:
+            """Until its prompt can go on, and what it takes from others."""
+            forecast = self._forecasts[encoder.instance_id]
+            image_s = forecast.encode_s(image.num_patches)
+            others_s = forecast.delay_s(image_s)
+            if encoder is prefill:
+                return here.done_s(here.images_s + here.ready_s + image_s) + others_s
+            rows_s = forecast.encoded_s(image_s) + self._hop_s(image, encoder)
+            return max(rows_s, waits_s) + others_s
+
+        costs = {c.instance_id: cost_s(c) for c in encoders}
+        least_s = min(costs.values())
+        best = [c for c in encoders if costs[c.instance_id] == least_s]
+        chosen = max(best, key=lambda c: (c is prefill, weight(image.mm_hash, c.instance_id)))
+        forecast = self._forecasts[chosen.instance_id]
+        forecast.images_s += forecast.encode_s(image.num_patches)
+        return chosen
+
+    def _rows_s(self, image: Image, prefill: Candidate) -> float:
+        """What its rows cost at this prefill beyond what they cost everywhere."""
+        known, name = self._asked.known, prefill.instance_id
+        places = (*known.resident(image.mm_hash), *known.in_flight(image.mm_hash))
+        is_here = name in places if places else "encode" in prefill.roles
+        return 0.0 if is_here else self._hop_s(image, prefill)
+
+    def _hop_s(self, image: Image, one: Candidate) -> float:
+        contract = one.info.row_contract
+        nbytes = image.num_rows * contract.row_nbytes if contract is not None else 0
+        return HOP_S + nbytes * self._forecasts[one.instance_id].costs.nbyte_s
+
+    def _answer_s(self, prefill: Candidate, decode: Candidate) -> float:
+        """To decode there what was computed here."""
+        num_tokens = min(self._asked.max_tokens, ANSWER_TOKENS)
+        answer_s = num_tokens * self._forecasts[decode.instance_id].token_s()
+        if decode is prefill:
+            return answer_s * (1.0 - MOVE_GAIN)
+        held = self._asked.held.get(decode.instance_id, 0.0)
+        answer_s *= 1.0 - MOVE_GAIN * held
+        nbytes = (1.0 - held) * self._asked.num_tokens * _kv_token_nbytes(decode.info)
+        return answer_s + HOP_S + nbytes * self._forecasts[prefill.instance_id].costs.nbyte_s
+
+
+def _kv_token_nbytes(info: InstanceInfo) -> float:
+    layout = info.kv_layout
+    return layout.block_nbytes / layout.block_size if layout is not None else 0.0
+
+
+def _usual(told: Iterable[StageCosts]) -> dict[str, float]:
+    """The least that was measured of each; of what nobody has measured, what it would be on a
+    device that is as much faster or slower as the rest tells."""
+    all_, least = list(told), {}
+    for name in COSTS:
+        known = [value for costs in all_ if (value := getattr(costs, name))]
+        if known:
+            least[name] = min(known)
+    ratios = [least[name] / getattr(USUAL, name) for name in COMPUTED if name in least]
+    scale = sum(ratios) / len(ratios) if ratios else 1.0
+    scales = dict.fromkeys(COMPUTED, scale)
+    return {n: least.get(n, getattr(USUAL, n) * scales.get(n, 1.0)) for n in COSTS}
+
+
+def _completed(costs: StageCosts, usual: dict[str, float]) -> StageCosts:
+    """Its own where it is another kind of device."""
+    own = {name: value for name in COSTS if (value := getattr(costs, name)) > ALIKE * usual[name]}
+    return StageCosts(**{**usual, **own})

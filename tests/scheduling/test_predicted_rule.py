@@ -1,0 +1,289 @@
+"""Placement by predicted completion: no herd, nothing more loaded before what is less, each picture
+where it is done first, and the gateway's books, which all of it is read from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import astuple, replace
+from random import Random
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, StageCosts
+from epd.scheduling.backlog import NOTHING_WAITS, Backlog, Books
+from epd.scheduling.placement import Asked, Candidate, Image, Placement, place
+from epd.scheduling.predicted_rule import USUAL, PredictedRule
+
+GPU = StageCosts(
+    patch_s=3e-6,
+    token_s=14e-6,
+    step_s=3.6e-3,
+    sequence_s=5e-5,
+    nbyte_s=3e-12,
+    quantum_s=0.01,
+)
+UNMEASURED = StageCosts()
+PICTURE = 8160  # patches: 1920x1080
+LAYOUT = KvLayout(
+    num_layers=36,
+    block_size=16,
+    num_kv_heads=8,
+    head_dim=128,
+    dtype="bfloat16",
+    block_nbytes=16 * 147456,
+)
+CONTRACT = RowContract(
+    hidden=2560, row_width=10240, num_deepstack=3, dtype="bfloat16", row_nbytes=20480
+)
+ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
+
+
+def instance(name: str, backlog: Backlog = NOTHING_WAITS, costs: StageCosts = GPU) -> Candidate:
+    """`ep0` encodes and prefills."""
+    info = InstanceInfo(
+        address=Address(name, 1, f"ipc://{name}"),
+        roles=tuple(ROLES[letter] for letter in name if letter in ROLES),
+        host_id="host",
+        pid=1,
+        kv_layout=LAYOUT,
+        row_contract=CONTRACT,
+    )
+    return Candidate(info, Load(free_kv_blocks=100, costs=costs), 0, backlog)
+
+
+def pictures(count: int, num_patches: int = PICTURE) -> Asked:
+    images = [Image(f"hash{n}", num_patches, num_patches // 4) for n in range(count)]
+    return Asked(images, num_tokens=count * num_patches // 4 + 64, max_tokens=64)
+
+
+def chosen(pool: list[Candidate], asked: Asked) -> tuple[list[str], str, str]:
+    found = place(pool, asked, PredictedRule)
+    assert isinstance(found, Placement)
+    return (
+        [encoder.instance_id for encoder in found.encoders],
+        found.prefill.instance_id,
+        found.decode.instance_id,
+    )
+
+
+# --- 1ep1ed and its kin ---------------------------------------------------------------------------
+
+
+def test_one_picture_stays_with_its_prompt() -> None:
+    assert chosen([instance("ep0"), instance("ed0")], pictures(1)) == (["ep0"], "ep0", "ed0")
+
+
+def test_pictures_of_one_prompt_spread() -> None:
+    encoders, *_ = chosen([instance("ep0"), instance("ed0")], pictures(4))
+    assert Counter(encoders) == {"ep0": 2, "ed0": 2}
+    encoders, *_ = chosen([*map(instance, ("e0", "e1", "e2", "pd0"))], pictures(9))
+    assert Counter(encoders) == {"e0": 3, "e1": 3, "e2": 3}
+
+
+def test_decode_takes_pictures_when_many_wait_at_prefill_and_few_decode() -> None:
+    waits = Backlog(num_patches=9 * PICTURE, num_tokens=20000, num_ready=2000, num_present=9)
+    few = Backlog(num_sequences=2, num_decoding=2, num_present=2)
+    many = Backlog(num_sequences=20, num_decoding=20, num_present=20)
+    assert chosen([instance("ep0", waits), instance("ed0", few)], pictures(1))[0] == ["ed0"]
+    assert chosen([instance("ep0", waits), instance("ed0", many)], pictures(1))[0] == ["ep0"]
+
+
+def test_a_hop_through_slow_memory_keeps_pictures_and_answers_where_they_are() -> None:
+    slow = msgspec.structs.replace(GPU, nbyte_s=1e-8)
+    pool = [instance("ep0", costs=slow), instance("ed0", costs=slow)]
+    assert chosen(pool, pictures(2))[0] == ["ep0", "ep0"]
+    busy = Backlog(num_sequences=40, num_decoding=40, num_present=40)
+    pool = [instance("epd0", busy, slow), instance("d0", costs=slow)]
+    assert chosen(pool, pictures(1))[2] == "epd0"
+    pool = [instance("epd0", busy), instance("d0")]
+    assert chosen(pool, pictures(1))[2] == "d0", "over a fast one it goes"
+
+
+# --- prefixes, costs that are not known -----------------------------------------------------------
+
+
+def test_a_prefix_is_worth_what_it_saves() -> None:
+    asked = replace(pictures(0), num_tokens=10_000, held={"p1": 0.9})
+    for num_tokens, expected in ((8_900, "p1"), (9_100, "p0")):
+        waits = Backlog(num_tokens=num_tokens, num_ready=num_tokens)
+        pool = [instance("p0"), instance("p1", waits), instance("d0")]
+        assert chosen(pool, asked)[1] == expected
+
+
+def test_what_is_not_measured_costs_as_elsewhere() -> None:
+    """Someone new is neither free nor dear."""
+    waits = Backlog(num_tokens=1000, num_ready=1000)
+    pool = [instance("p0", waits), instance("p1", costs=UNMEASURED), instance("d0")]
+    assert chosen(pool, pictures(0))[1] == "p1"
+    pool = [instance("p0"), instance("p1", waits, UNMEASURED), instance("d0")]
+    assert chosen(pool, pictures(0))[1] == "p0"
+
+
+def test_before_anything_is_measured_ratios_are_usual() -> None:
+    """A CPU that has only measured its tower: its prompts are as much slower than usual."""
+    cpu = StageCosts(patch_s=100 * USUAL.patch_s)
+    waits = Backlog(num_tokens=PICTURE // 4, num_ready=PICTURE // 4, num_present=1)
+    for costs in (UNMEASURED, cpu):
+        pool = [instance("e0", costs=costs), instance("ep0", waits, costs), instance("d0")]
+        assert chosen(pool, pictures(1))[0] == ["e0"]
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+BACKLOGS = st.builds(
+    lambda patches, tokens, ready, decoding, coming: Backlog(
+        num_patches=patches,
+        num_tokens=tokens + ready,
+        num_ready=ready,
+        num_sequences=decoding + coming,
+        num_decoding=decoding,
+        num_present=decoding + coming,
+    ),
+    *(st.integers(0, 40) for _ in range(5)),
+)
+COSTS = st.sampled_from([GPU, UNMEASURED, msgspec.structs.replace(GPU, quantum_s=0.0)])
+
+
+def more(backlog: Backlog, name: str) -> Backlog:
+    """The same and some of one kind."""
+    grown = {
+        "num_patches": {"num_patches": 5000, "num_present": 1},
+        "num_tokens": {"num_tokens": 5000, "num_ready": 5000, "num_present": 1},
+        "num_sequences": {"num_sequences": 9, "num_decoding": 9, "num_present": 9},
+    }[name]
+    return replace(backlog, **{n: getattr(backlog, n) + count for n, count in grown.items()})
+
+
+@given(BACKLOGS, COSTS, st.sampled_from(["num_patches", "num_tokens", "num_sequences"]))
+def test_of_two_alike_the_more_loaded_one_is_never_preferred(
+    backlog: Backlog, costs: StageCosts, kind: str
+) -> None:
+    for loaded in (0, 1):
+        pair = [more(backlog, kind) if n == loaded else backlog for n in range(2)]
+        free = 1 - loaded
+        replicas = [instance(f"epd{n}", pair[n], costs) for n in range(2)]
+        assert chosen(replicas, pictures(1))[1] == f"epd{free}"
+        if kind == "num_sequences":
+            decodes = [instance(f"d{n}", pair[n], costs) for n in range(2)]
+            assert chosen([instance("p0"), *decodes], pictures(0))[2] == f"d{free}"
+        if kind == "num_patches":
+            encoders = [instance(f"e{n}", pair[n], costs) for n in range(2)]
+            assert chosen([*encoders, instance("pd0")], pictures(1))[0] == [f"e{free}"]
+
+
+@given(BACKLOGS, COSTS, st.integers(1, 6), st.randoms())
+def test_the_choice_does_not_depend_on_the_order_of_the_registry(
+    backlog: Backlog, costs: StageCosts, count: int, random: Random
+) -> None:
+    names = ("epd0", "epd1", "ep0", "ed0", "e0", "d0")
+    pool = [instance(name, backlog, costs) for name in names]
+    shuffled = list(pool)
+    random.shuffle(shuffled)
+    assert chosen(shuffled, pictures(count)) == chosen(pool, pictures(count))
+
+
+@given(st.integers(1, 3), st.integers(12, 60), st.sampled_from([1, 2, 4]))
+def test_a_stale_view_makes_no_herd(num_images: int, num_requests: int, speed: int) -> None:
+    """No heartbeat comes and nothing ends: work spreads in proportion to what each can do."""
+    fast = StageCosts(
+        patch_s=GPU.patch_s / speed,
+        token_s=GPU.token_s / speed,
+        step_s=GPU.step_s / speed,
+        sequence_s=GPU.sequence_s / speed,
+        nbyte_s=GPU.nbyte_s,
+    )
+    slow = msgspec.structs.replace(GPU, quantum_s=0.0)
+    books, work_s = Books(), Counter[str]()
+    costs = {"p0": fast, "p1": slow, "e0": fast, "e1": slow}
+    asked = pictures(num_images)
+    for n in range(num_requests):
+        pool = [instance(name, books.at(name), costs.get(name, slow)) for name in (*costs, "d0")]
+        named = replace(
+            asked, images=[replace(i, mm_hash=f"{n} {i.mm_hash}") for i in asked.images]
+        )
+        encoders, prefill, decode = chosen(pool, named)
+        images = [(e, i.mm_hash, PICTURE) for e, i in zip(encoders, named.images, strict=True)]
+        books.sent(f"request {n}", images, prefill, asked.num_tokens, decode)
+        work_s[prefill] += asked.num_tokens * costs[prefill].token_s
+        for encoder in encoders:
+            work_s[encoder] += PICTURE * costs[encoder].patch_s
+    one_s = {"p": asked.num_tokens * GPU.token_s, "e": PICTURE * GPU.patch_s}
+    for role, unit_s in one_s.items():
+        both = [work_s[f"{role}{n}"] for n in range(2)]
+        assert abs(both[0] - both[1]) <= 0.1 * sum(both) + 3 * unit_s * num_images, role
+
+
+@given(st.integers(1, 200))
+def test_a_stale_view_makes_no_herd_of_answers(num_requests: int) -> None:
+    books = Books()
+    for n in range(num_requests):
+        pool = [instance("p0", books.at("p0")), *(instance(d, books.at(d)) for d in ("d0", "d1"))]
+        _, prefill, decode = chosen(pool, pictures(0))
+        books.sent(str(n), (), prefill, 64, decode)
+    assert abs(books.at("d0").num_sequences - books.at("d1").num_sequences) <= 1
+
+
+# --- the books ------------------------------------------------------------------------------------
+
+
+def test_an_attempt_goes_through_the_books() -> None:
+    books = Books()
+    books.sent("a", [("e0", "x", 100), ("p0", "y", 50)], "p0", 200, "d0")
+    assert books.at("e0") == Backlog(num_patches=100, num_present=1)
+    assert books.at("p0") == Backlog(num_patches=50, num_tokens=200, num_present=1)
+    assert books.at("d0") == Backlog(num_sequences=1)
+    books.encoded("p0", "y")
+    books.encoded("e0", "x")
+    books.encoded("e0", "x")
+    assert books.at("p0") == Backlog(num_tokens=200, num_ready=200, num_present=1)
+    books.prefilled("a")
+    books.prefilled("a")
+    assert books.at("p0") == Backlog()
+    assert books.at("d0") == Backlog(num_sequences=1, num_decoding=1, num_present=1)
+    books.ended("a")
+    books.ended("a")
+    assert books.at("d0") == Backlog() and not len(books)
+
+
+def test_an_image_counts_once() -> None:
+    books = Books()
+    for key in ("a", "b"):
+        books.sent(key, [("e0", "x", 100)], "p0", 10, "d0")
+    assert books.at("e0").num_patches == 100
+    books.ended("a")
+    assert books.at("e0").num_patches == 0, "who joined it is not known to need it"
+    books.ended("b")
+    assert books.at("p0") == books.at("d0") == Backlog()
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from("sepx"), st.integers(0, 3)))
+
+
+@given(EVENTS)
+def test_nothing_is_left_in_the_books_and_nothing_is_negative(
+    events: list[tuple[int, str, int]],
+) -> None:
+    books, names = Books(), ("e0", "ep0", "d0", "")
+    for number, kind, image in events:
+        key = str(number)
+        if kind == "s":
+            books.ended(key)
+            prefill = "" if number == 5 else "ep0"
+            images = [(names[n % 2], f"h{n}", 10 + n) for n in range(image)]
+            books.sent(key, images, prefill, 7 * number, "d0" if prefill else "")
+        elif kind == "e":
+            books.encoded(names[image % 2], f"h{image}")
+        elif kind == "p":
+            books.prefilled(key)
+        else:
+            books.ended(key)
+        for name in names:
+            found = books.at(name)
+            assert min(astuple(found)) >= 0
+            assert found.num_ready <= found.num_tokens
+            assert found.num_decoding <= found.num_sequences
+    for number in range(6):
+        books.ended(str(number))
+    assert all(books.at(name) == Backlog() for name in names) and not len(books)
