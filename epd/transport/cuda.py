@@ -23,7 +23,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from epd.messages import Address, RemoteRegion
@@ -96,7 +96,8 @@ class _Mapping:
 
     def _unmap(self) -> None:
         if self._dropped and not self._num_writes:
-            self._threads.submit(self.memory.close)
+            with suppress(RuntimeError):  # the engine is closed: with the process it goes, too
+                self._threads.submit(self.memory.close)
 
 
 class _Queued(NamedTuple):
@@ -346,7 +347,8 @@ class CudaTransferEngine(HostEngine):
             return
         await super().close()
         for opened in list(self._mapped.values()):
-            self._drop((await opened).remote)
+            with suppress(WriteRefused):  # it was not mapped
+                self._drop((await opened).remote)
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -210,6 +210,8 @@ class CudaDevice:
         return CudaMemory(self, handle, self._rounded(nbytes))
 
     def stage(self, source: Gathered) -> int:
+        if source.nbytes > PIECE_NBYTES:
+            raise DeviceError(f"{source.nbytes} bytes do not fit a piece of staging memory")
         self._enter()
         driver = self.driver
         self._is_staged = True

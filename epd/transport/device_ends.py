@@ -43,8 +43,8 @@ class Ends:
             error: DeviceError | None = None
             try:
                 passed()
-            except DeviceError as raised:
-                error = raised
+            except Exception as raised:  # whatever it is, those behind it are waited for
+                error = DeviceError(str(raised))
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 tell(error)
             del entry, passed, tell

@@ -120,7 +120,9 @@ class MemorySocket:
         """Hand out nothing to it from now on; whether it can write nothing any more."""
         self._barred.add(life)
         pidfd = self._writers.get(life)
-        return pidfd is None or has_ended(pidfd)
+        if pidfd is not None and has_ended(pidfd):
+            os.close(self._writers.pop(life))
+        return life not in self._writers
 
     def withdraw(self, region: RemoteRegion) -> None:
         """Who has mapped it is told."""
