@@ -109,8 +109,11 @@ AREAS = {
     "epd.tiny": Area(("epd.tiny",)),
     "epd_lab": Area(()),
     **dict.fromkeys(
-        ("epd_lab.diagrams.settings_page", "epd_lab.diagrams.verb", "epd_lab.sim.verb"),
-        Area(("epd", "epd_lab")),
+        (
+            *("epd_lab.diagrams.settings_page", "epd_lab.diagrams.verb"),
+            *("epd_lab.sim.cli_replay", "epd_lab.sim.page", "epd_lab.sim.verb"),
+        ),
+        Area(("epd", "epd_lab"), packages("msgspec")),
     ),
     "epd_lab.tiny": Area(
         ("epd_lab.tiny", "epd.tiny"), packages("jinja2", "numpy", "PIL", "tokenizers") | TENSORS

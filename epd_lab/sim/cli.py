@@ -101,6 +101,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--grep", default="", help="only trace lines that contain this")
     parser.add_argument("--shrink", action="store_true", help="find the shortest failing plan")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the run as a page for a browser"
+    )
     _add_image(parser, "write timeline (SVG), sequence diagram and event log there")
 
 

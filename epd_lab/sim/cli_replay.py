@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from epd_lab.sim import mutants
+from epd.api import web
+from epd_lab.sim import mutants, page
 from epd_lab.sim.report import write_report
 from epd_lab.sim.run import Plan, describe, run
 from epd_lab.sim.runner import Job, judged
@@ -20,7 +22,7 @@ def replay(args: argparse.Namespace) -> int:
         if args.shrink:
             plan = _shortest(plan)
         _print_plan(plan)
-        failed = _show(job, plan, args.trace, args.grep)
+        failed = _show(job, plan, args.trace, args.grep, args.page)
         if args.image is not None:
             for path in write_report(plan, job.title(), args.image, args.grep):
                 print(path)
@@ -47,7 +49,7 @@ def _print_plan(plan: Plan) -> None:
         print(f"  fault: {fault}")
 
 
-def _show(job: Job, plan: Plan, trace: int, grep: str) -> bool:
+def _show(job: Job, plan: Plan, trace: int, grep: str, file: Path | None) -> bool:
     result = run(plan, keep=True)
     violations = judged(job, result)
     assert result.world is not None
@@ -60,5 +62,10 @@ def _show(job: Job, plan: Plan, trace: int, grep: str) -> bool:
     for line in violations:
         print(f"VIOLATION {line}")
     print(f"digest {result.digest}, {result.steps} steps, {result.virtual_s:.1f} virtual s")
+    if file is not None:
+        title = f"{job.title()}: {describe(plan)}"
+        kept = page.answers_of(result.world.events, result.virtual_s, title, violations)
+        file.write_text(web.cluster_file(kept), encoding="utf-8")
+        print(file)
     result.world.close()
     return bool(violations)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-WIDE = (1500, 1100)
+WIDE = (1280, 860)
 
 
 @contextmanager
