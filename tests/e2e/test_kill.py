@@ -96,7 +96,8 @@ async def test_kill_of_the_only_one(server: Server, name: str) -> None:
     migrated = [reply.has_migrated for reply in replies]
     slowest_s = max(reply.lasted_s for reply in replies)
     print(f"{name} lost after {lost_after[0]:.1f} s; {sum(migrated)} moved, last {slowest_s:.1f} s")
-    assert all(migrated) if name == "d0" else any(migrated)
+    if name != "e0":  # whose loss costs its images, and the attempts only if none is there in time
+        assert all(migrated) if name == "d0" else any(migrated)
     assert (await post_all(server.base_url, [HEALTHY]))[0].text == ANSWER
     server.check_all_returned()
 
