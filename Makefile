@@ -53,6 +53,11 @@ test-clients: $(STAMP)  ## Released openai packages against real processes; type
 test-models: $(STAMP)  ## Each machine and both ends of a transfer by SPIN and tla-checker (install them first)
 	$(BIN)/python -m tests.foreign
 
+.PHONY: docs
+docs: $(STAMP)  ## The documentation as a site, site/index.html; a broken link is an error
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+
 .PHONY: check
 check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagrams
 	$(BIN)/ruff check .
@@ -63,7 +68,7 @@ check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagram
 
 .PHONY: clean
 clean:  ## Remove the environment and everything that was made
-	rm -rf $(VENV) $(VENV)-libraries build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-libraries build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find epd epd_lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and by its exact pin, so that no other package's range chooses it.

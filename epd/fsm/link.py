@@ -128,3 +128,8 @@ class Link(Machine):
     def carries(self) -> bool:
         """Whether messages are still believed to arrive."""
         return self.state in (S.ASKED, S.CARRIES)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether what waits for the peer was given up, and anew would be."""
+        return self.state is S.UNREACHABLE

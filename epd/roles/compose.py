@@ -98,7 +98,12 @@ class Instance:
         if "prefill" in config.roles:
             if engine.row_contract is not None:
                 self.embeddings = Embeddings(
-                    actor, self.incoming, engine.row_contract, config.prefill, config.timing
+                    actor,
+                    self.incoming,
+                    engine.row_contract,
+                    config.prefill,
+                    config.timing,
+                    self.links.is_given_up,
                 )
                 engine.attach_rows(self.embeddings.region.buffer)
             self.prefill = PrefillRole(

@@ -33,7 +33,7 @@ from epd.fsm.embedding import (
 )
 from epd.fsm.incoming import CancelRequested, Incoming, SlotsLeased
 from epd.fsm.kernel import Event
-from epd.messages import CancelTransfer, Grant, MediaItem, RowContract
+from epd.messages import Address, CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Component, performs
 from epd.roles.incoming import IncomingRooms
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
@@ -53,9 +53,12 @@ class Embeddings(Component[Embedding]):
         contract: RowContract,
         config: PrefillConfig,
         timing: Timing,
+        is_given_up: Callable[[Address], bool] = lambda peer: False,
     ) -> None:
+        """`is_given_up`: whether an encoder does not answer this instance."""
         super().__init__(actor)
         self._rooms = incoming
+        self._is_given_up = is_given_up
         self.contract = contract
         self._timing = timing
         self._rows_timeout_s = config.rows_timeout_s
@@ -208,6 +211,10 @@ class Embeddings(Component[Embedding]):
         if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
             reason = f"instance {item.encoder.instance_id} was lost"
             self.fire(embedding, EncoderLost(Failure(FailureKind.LOST, reason)))
+            return
+        if self._is_given_up(item.encoder):  # likewise: rooms that are open have heard of it
+            reason = f"instance {item.encoder.instance_id} does not answer"
+            self.fire(embedding, LoadFailed(Failure(FailureKind.TRANSFER, reason)))
             return
         self._rooms.open(
             item.room,

@@ -34,6 +34,11 @@ class Links(Component[Link]):
         """Peers that do not answer."""
         return tuple(sorted(name for name, link in self._doubts.items() if not link.carries))
 
+    def is_given_up(self, peer: Address) -> bool:
+        """Whether nothing is waited for that this peer would have to say."""
+        link = self._doubts.get(peer.instance_id)
+        return link is not None and link.is_given_up
+
     def doubt(self, peer: Address) -> None:
         """An answer of this peer did not come."""
         name = peer.instance_id

@@ -116,7 +116,7 @@ FAULT_DRILLS: tuple[Drill, ...] = (
         ("F14", "F32"),
         topology="2e1p1d",
         work=SEEN_AGAIN,
-        settings=Settings(encode=TIERS),
+        settings=Settings(encode=TIERS, placement="fixed"),
         faults=(
             Fault("raise", "e0", call="get", factor=2),
             Fault("raise_late", "e1", call="get", factor=2),

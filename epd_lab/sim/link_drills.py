@@ -109,7 +109,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         work=Workload(24, image_share=1.0, num_images=24, spread_s=5.0),
         data=SLOW_CARD,
         faults=(
-            Fault("stall", "here", point="OUTGOING:PARKED>AWAITING_SLOTS", nth=8, duration_s=6.0),
+            Fault("stall", "e0", point="OUTGOING:PARKED>AWAITING_SLOTS", nth=8, duration_s=6.0),
         ),
         settings=Settings(timing=NOBODY_IS_LOST),
         mutants=("grace_frees_slots",),

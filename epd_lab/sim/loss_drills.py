@@ -25,7 +25,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
         topology="2e1p1d",
         work=IMAGES,
         faults=(
-            Fault("kill", "e0", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=8, duration_s=0.4),
+            Fault("kill", "e0", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=6, duration_s=0.4),
         ),
         mutants=("grants_reach_the_successor",),
         fires=(

@@ -14,7 +14,7 @@ from epd.failure import Failure, FailureKind
 from epd.fsm import embedding as fsm
 from epd.fsm import incoming
 from epd.fsm.embedding import S
-from epd.fsm.room import PeerLost
+from epd.fsm.room import PeerLost, PeerSilent
 from epd.messages import Address, CancelTransfer, Grant, MediaItem
 from epd.roles.embeddings import Want, _load_outcome
 from epd_lab.sim import golden
@@ -125,6 +125,19 @@ def test_an_image_is_asked_for_once_and_all_who_want_it_hear() -> None:
         assert own.heard[-1] == ("ready", "d") and dismissed(own) == ["d"]
         assert own.role.live()["embeddings_loading"] == 0 and own.role.live()["slots"] == 0
         assert own.role.live()["embedding_references"] == 4
+
+
+def test_nothing_is_asked_of_an_encoder_that_was_given_up() -> None:
+    """Rooms that were open have heard of its silence; one that is opened then would wait for
+    its deadline."""
+    with pool() as own:
+        own.want("a")
+        own.want("b")
+        with mock.patch.object(own.role, "_is_given_up", lambda peer: peer == E0):
+            own.hear("a", PeerSilent())
+        silent = Failure(FailureKind.TRANSFER, "instance e0 does not answer", "e0")
+        assert own.heard == [("a", silent), ("b", silent)]
+        assert own.role._rooms.find("b") is None
 
 
 def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
