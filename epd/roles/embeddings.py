@@ -212,7 +212,8 @@ class Embeddings(Component[Embedding]):
             reason = f"instance {item.encoder.instance_id} was lost"
             self.fire(embedding, EncoderLost(Failure(FailureKind.LOST, reason)))
             return
-        if self._is_given_up(item.encoder):  # likewise: rooms that are open have heard of it
+        is_next = not isinstance(event, Wanted)  # the room of one who waited for the load before it
+        if is_next and self._is_given_up(item.encoder):  # rooms that were open have heard of it
             reason = f"instance {item.encoder.instance_id} does not answer"
             self.fire(embedding, LoadFailed(Failure(FailureKind.TRANSFER, reason)))
             return
