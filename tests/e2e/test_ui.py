@@ -75,7 +75,7 @@ def test_a_snapshot_is_a_page_of_its_own(browser: Browser, apart: Server, tmp_pa
         page.goto(path.as_uri())
         for name in ("gateway", "e0", "p0", "d0"):
             expect(page.locator(f"[data-process={name}]")).to_be_visible()
-        page.get_by_role("navigation").get_by_role("button", name="ENCODING").click()
+        page.get_by_role("navigation").get_by_role("button", name="EMBEDDING").click()
         page.get_by_role("button", name="RESIDENT: ").click()
         image = page.get_by_role("table", name="oldest in RESIDENT").get_by_role("button")
         image.first.click()
