@@ -29,6 +29,7 @@ def test_a_request_is_found_at_every_process_that_served_it(
     assert reply.status == 200
     names = [one["instance"] for one in told(apart, capsys, "list", "instances")]
     assert names[0] == "gateway" and set(names) == {"gateway", "e0", "p0", "d0"}
+    assert told(apart, capsys, "list", "instances", "--older", "1h") == []
     images = {(m["instance"], m["machine"]) for m in told(apart, capsys, "list", "images")}
     assert images >= {("e0", "ENCODING"), ("p0", "EMBEDDING")}
     key = reply.body["id"].partition("-")[2]

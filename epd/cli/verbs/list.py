@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from epd.cli.machines import machine_lines, process_lines
     from epd.cli.temporary import running_of, with_server
 
-    shows_processes = args.kind == "instances" and not args.state
+    shows_processes = args.kind == "instances" and not (args.state or args.older)
     query = {
         "machine": ",".join(KINDS[args.kind]),
         "state": ",".join(args.state),
