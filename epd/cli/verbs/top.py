@@ -18,7 +18,7 @@ For programs: epd list and epd story with --json, or GET /state.
 
 EXAMPLES = (
     ("epd top", "the server on this host"),
-    ("epd top --url http://gpu7:8000 --every 5s", ""),
+    ("epd top --url http://gpu7:8000 --every 5s", "another host's, every five seconds"),
 )
 
 
