@@ -18,14 +18,14 @@ NBYTES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)
 NO_RATES: Mapping[tuple[str, str], float] = {}
 
 
-def age(seconds_: float) -> str:
-    """Three digits or so: 12 ms, 3.4 s, 5 m, 2.1 h."""
-    if seconds_ < 1.0:
-        return f"{seconds_ * 1000:.0f} ms"
-    for unit, size in (("s", 1.0), ("m", 60.0), ("h", 3600.0)):
-        if seconds_ < 120.0 * size or unit == "h":
-            return f"{seconds_ / size:.1f} {unit}"
-    return ""
+def age(seconds: float) -> str:
+    """12 ms, 3.4 s, 5.0 m, 2.1 h: the next unit from two of it on."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120.0:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60.0
+    return f"{minutes:.1f} m" if minutes < 120.0 else f"{minutes / 60.0:.1f} h"
 
 
 def nbytes(count: int) -> str:

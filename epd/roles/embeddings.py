@@ -53,7 +53,7 @@ class Embeddings(Component[Embedding]):
         contract: RowContract,
         config: PrefillConfig,
         timing: Timing,
-        is_given_up: Callable[[Address], bool] = lambda peer: False,
+        is_given_up: Callable[[Address], bool],
     ) -> None:
         """`is_given_up`: whether an encoder does not answer this instance."""
         super().__init__(actor)

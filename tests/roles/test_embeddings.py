@@ -148,7 +148,7 @@ def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
             other = mock.MagicMock(ports=own.at.actor.ports)
             config = own.at.cluster.settings.prefill
             timing = own.at.cluster.settings.timing
-            made(other, own.role._rooms, golden.ROW_CONTRACT, config, timing)
+            made(other, own.role._rooms, golden.ROW_CONTRACT, config, timing, mock.Mock())
         nbytes = config.slot_nbytes
         allocate.assert_called_once_with("rows", 12, nbytes, by_reference=True)
 
