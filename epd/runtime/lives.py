@@ -7,49 +7,59 @@ parent, which passes signals on and waits.  The child holds a pipe of it, and en
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 
 PAUSE_S = 0.5
+
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 
 
 def live_again(live: Callable[[], int], again: int) -> int:
     """Run `live` in a process of its own, anew while its exit status is `again`; the last status.
 
-    To be called before there are threads.
+    Who was asked to end does not live again.  To be called before there are threads.
     """
-    while (status := _live(live)) == again:
+    while True:
+        status, asked = _live(live)
+        if status != again or asked:
+            return status
         time.sleep(PAUSE_S)
-    return status
 
 
-def _live(live: Callable[[], int]) -> int:
+def _live(live: Callable[[], int]) -> tuple[int, bool]:
+    """One life: its exit status, and whether a signal asked for its end.
+
+    Signals are waited for, not handled: one between the fork and a handler would end the parent
+    alone, and one between a handler and `waitpid` would be seen only when the child has ended.
+    """
     lifeline, ours = os.pipe()
+    awaited = (*PASSED_ON, signal.SIGCHLD)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     pid = os.fork()
     if not pid:
         os.dup2(lifeline, 0)
         os.close(lifeline)
         os.close(ours)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _be(live)
     os.close(lifeline)
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    asked = False
     try:
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+            got = signal.sigtimedwait(awaited, PAUSE_S)
+            if got and got.si_signo in PASSED_ON:
+                asked = True
+                os.kill(pid, got.si_signo)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(ours)
-    return status if status >= 0 else 128 - status
+    status = os.waitstatus_to_exitcode(ended[1])
+    return status if status >= 0 else 128 - status, asked
 
 
 def _be(live: Callable[[], int]) -> None:

@@ -32,14 +32,26 @@ def test_it_lives_again_until_it_ends_otherwise(tmp_path: Path) -> None:
 PROGRAM = """
 import os, signal, sys, time
 from epd.runtime.lives import live_again
-from tests.patience import PATIENCE_S
-from tests.patience import PATIENCE_S
 def live():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
     print(os.getpid(), flush=True)
     while os.read(0, 1):
         pass
     return 3
+sys.exit(live_again(live, 75))
+"""
+
+
+SIGNALLED_AT_ONCE = """
+import os, signal, sys, time
+from epd.runtime.lives import live_again
+def live():
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    os.kill(os.getppid(), signal.SIGTERM)
+    while not asked:
+        time.sleep(0.001)
+    return 75
 sys.exit(live_again(live, 75))
 """
 
@@ -59,6 +71,14 @@ def test_signals_are_passed_on_and_the_status_comes_back() -> None:
         assert child != process.pid
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 9
+
+
+def test_a_signal_of_the_first_moment_is_passed_on_and_ends_all_lives() -> None:
+    for _ in range(20):
+        process = subprocess.run(
+            [sys.executable, "-c", SIGNALLED_AT_ONCE], timeout=PATIENCE_S, check=False
+        )
+        assert process.returncode == 75
 
 
 def test_it_does_not_outlive_its_parent() -> None:
