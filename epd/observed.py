@@ -12,6 +12,7 @@ class Query(Record):
     states: tuple[str, ...] = ()  # empty: any
     older_s: float = 0.0  # in their state for so long at least
     key: str = ""  # of a request, a room or an image, and what begins with it and a slash
+    late: bool = False  # only those whose time is over
     limit: int = 0  # machines of one process; 0: only counts
 
 
@@ -22,6 +23,8 @@ class StateCount(Record):
     state: str
     count: int
     oldest_s: float  # for how long the first of them has been there
+    num_late: int = 0  # their time is over: see `epd.roles.observation`
+    left_s: float | None = None  # until a clock ends the first of them, if nothing else does
 
 
 class EdgeCount(Record):
@@ -54,6 +57,8 @@ class MachineFacts(Record):
     age_s: float  # in that state
     is_over: bool  # its state is terminal
     story: tuple[StoryLine, ...]
+    is_late: bool = False
+    left_s: float | None = None
 
 
 class Memory(Record):

@@ -32,7 +32,7 @@ from epd.api.port import Frontend, InstanceFacts, Refused
 from epd.config import GatewayConfig
 from epd.observed import EdgeCount, Observed, Query
 
-PARAMETERS = ("machine", "state", "older_s", "key", "instance", "limit")
+PARAMETERS = ("machine", "state", "older_s", "late", "key", "instance", "limit")
 LIMIT = 20  # machines of each process, unless the request says how many
 MAX_LIMIT = 200
 OFF = (
@@ -85,6 +85,7 @@ def read_query(text: str) -> tuple[Query, str]:
         states=_names(given, "state"),
         older_s=_number(given, "older_s", 0.0, sys.float_info.max, float),
         key=_last(given, "key"),
+        late=bool(_number(given, "late", 0, 1, int)),
         limit=int(_number(given, "limit", LIMIT if given else 0, MAX_LIMIT, int)),
     )
     return query, _last(given, "instance")
@@ -127,6 +128,8 @@ def view_of(
             view = states.setdefault((one.machine, one.state), fresh)
             view.count += one.count
             view.oldest_s = max(view.oldest_s, one.oldest_s)
+            view.late += one.num_late
+            view.left_s = min((s for s in (view.left_s, one.left_s) if s is not None), default=None)
             view.instances[name] = one.count
         for edge in observed.edges:
             edges[replace(edge, count=0)] += edge.count

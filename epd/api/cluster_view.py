@@ -41,6 +41,8 @@ class StateView(View):
     state: str
     count: int = 0
     oldest_s: float = 0.0
+    late: int = 0  # so many of them stay though their time is over
+    left_s: float | None = None  # until a clock ends the first of them, if nothing else does
     instances: dict[str, int] = {}
 
 
@@ -74,6 +76,8 @@ class MachineView(View):
     state: str
     age_s: float
     is_over: bool = False
+    is_late: bool = False
+    left_s: float | None = None
     story: list[LineView] = []
 
 

@@ -88,6 +88,7 @@ QUERY = {
     "machine": STRING,
     "state": STRING,
     "older_s": {"type": "number", "minimum": 0},
+    "late": {"type": "integer", "minimum": 0, "maximum": 1},
     "key": STRING,
     "instance": STRING,
     "limit": {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT},

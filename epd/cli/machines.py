@@ -28,6 +28,10 @@ def age(seconds: float) -> str:
     return f"{minutes:.1f} m" if minutes < 120.0 else f"{minutes / 60.0:.1f} h"
 
 
+def _left(left_s: float | None) -> str:
+    return "" if left_s is None else age(left_s)
+
+
 def nbytes(count: int) -> str:
     for unit, size in NBYTES:
         if count >= size:
@@ -50,6 +54,7 @@ def machine_lines(told: ClusterView) -> list[str]:
     rows = [
         (
             age(one.age_s),
+            "late" if one.is_late else _left(one.left_s),
             one.instance,
             one.machine,
             one.state,
@@ -58,7 +63,7 @@ def machine_lines(told: ClusterView) -> list[str]:
         )
         for one in told.machines
     ]
-    return columns(("AGE", "PROCESS", "MACHINE", "STATE", "LAST EVENT", "KEY"), rows)
+    return columns(("AGE", "LEFT", "PROCESS", "MACHINE", "STATE", "LAST EVENT", "KEY"), rows)
 
 
 def process_lines(told: ClusterView) -> list[str]:
@@ -93,12 +98,13 @@ def state_lines(told: ClusterView, rates: Mapping[tuple[str, str], float] = NO_R
             one.state,
             str(one.count),
             age(one.oldest_s),
+            f"{one.late} late" if one.late else _left(one.left_s),
             f"{rates.get((one.machine, one.state), 0.0):.1f}",
             ", ".join(f"{name} {count}" for name, count in sorted(one.instances.items())),
         )
         for one in told.states
     ]
-    return columns(("MACHINE", "STATE", "COUNT", "OLDEST", "IN/S", "WHERE"), rows)
+    return columns(("MACHINE", "STATE", "COUNT", "OLDEST", "LEFT", "IN/S", "WHERE"), rows)
 
 
 def story_lines(machines: Sequence[MachineView]) -> list[str]:

@@ -86,6 +86,11 @@ class View:
         machines = self._told.machines
         return len(machines) if self._level == MACHINES else len(story_lines(machines)) - 1
 
+    def _is_late(self, row: int) -> bool:
+        if self._level == STATES:
+            return self._told.states[row].late > 0
+        return self._level == MACHINES and self._told.machines[row].is_late
+
     def lines(self, height: int) -> list[tuple[str, str]]:
         """Style and text of each line; the chosen one is in sight."""
         above = [("bold", f"{self.title}{'   PAUSED' if self.paused else ''}")]
@@ -102,7 +107,7 @@ class View:
         row = min(self._rows[self._level], max(0, len(listed) - 2))
         first = max(0, row - room + 1)
         shown = [
-            ("reverse" if at == row else "", line)
+            ("reverse" if at == row else "red" if self._is_late(at) else "", line)
             for at, line in enumerate(listed[1:])
             if first <= at < first + room
         ]

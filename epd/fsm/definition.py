@@ -84,6 +84,10 @@ class Definition:
             state: frozenset(event for event in self.timers if self.rows_of(state, event))
             for state in self.states
         }
+        self.ends_by = {  # of them, those that end it
+            state: frozenset(event for event in running if self._ends(state, event))
+            for state, running in self.running.items()
+        }
         self.ignores += tuple(self._late())
         self.machine = self._define()
         self.dispatch = self._compile()
@@ -166,6 +170,9 @@ class Definition:
 
     def rows_of(self, state: State, event: type[Event]) -> list[Row]:
         return [row for row in self.rows if event in row.events and state in row.sources]
+
+    def _ends(self, state: State, event: type[Event]) -> bool:
+        return any(row.target not in (None, state) for row in self.rows_of(state, event))
 
     def ignore_of(self, state: State, event: type[Event]) -> Ignore | None:
         return next((i for i in self.ignores if state in i.sources and event in i.events), None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from epd.fsm.kernel import Event, Machine, State, Table, Told
@@ -42,10 +43,7 @@ class Resident(NamedTuple):
     state: State
     since_s: float
     told: Told
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in self.table.terminal
+    machine: Machine | None = None  # of one that is not over
 
 
 class Change(NamedTuple):
@@ -139,6 +137,16 @@ class RecordingJournal:
             edge = Transition(table.name, state.name, event.__name__, state.name)
             found[edge] = (count, ignore.reason if ignore is not None else ILLEGAL)
         return found
+
+
+def outlived_its_clock(table: Table, state: str, backwards: Iterable[tuple[str, str, str]]) -> bool:
+    """Whether a clock of a machine went off in its present state, which time must not end (`held`).
+    `backwards`: source, event and target of the lines of its story, the last one first."""
+    if table.state(state) not in table.held:
+        return False
+    clocks = {event.__name__ for event in table.timers}
+    here = takewhile(lambda line: line[0] == line[2], backwards)
+    return any(event in clocks for _, event, _ in here)
 
 
 def changes(machine: Machine, offset_s: float = 0.0) -> list[Change]:

@@ -6,6 +6,11 @@ A process's journal keeps counts of edges and the machines of each state while i
 (`epd.fsm.story`). Nothing else is kept for those who look: `observe` reads it when somebody asks.
 So the gateway polls its instances for each question, and one that does not answer is named.
 
+A machine is late when its time is over and it is still in its state.  What ends a state by time is
+in the tables: a clock that leads out of it (a deadline, a limit of patience), of which the process
+knows when it goes off.  A state that is `held` is one that time must not end: who is there is late
+when a clock has gone off in vain, such as the first question for the outcome of a write.
+
 A key is matched whole, or up to a slash: the id of a request finds its attempts, their images'
 rooms and its KV room, at each process that has a part in them.  That of a room finds both ends.
 """
@@ -13,47 +18,42 @@ rooms and its KV room, at each process that has a part in them.  That of a room 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Never
 
 from epd.api.port import Refused
-from epd.fsm.kernel import read_story
-from epd.fsm.story import RecordingJournal, Resident
+from epd.fsm.kernel import Machine, read_story
+from epd.fsm.story import RecordingJournal, Resident, outlived_its_clock
 from epd.messages import ObserveReport, ObserveRequest
 from epd.observed import EdgeCount, MachineFacts, Memory, Observed, Query, StateCount, StoryLine
 from epd.roles.base import Actor, Component, receives
 from epd.roles.poll import Poll
 from epd.roles.registry import Registry
+from epd.roles.timers import Timers
 from epd.transport.base import Received
 
 ANSWER_TIMEOUT_S = 2.0
 MAX_OPEN = 16  # questions at a time
 MAX_MACHINES = 200  # told of one process
+LAG_S = 1.0  # a clock that is due may wait so long for its turn on the loop
 
 
 def observe(actor: Actor, query: Query, memory: tuple[Memory, ...] = ()) -> Observed:
     """What this process knows now; nothing, if its journal does not record."""
-    journal, now_s = actor.journal, actor.clock.now_s()
+    journal = actor.journal
     if not isinstance(journal, RecordingJournal):
         return Observed()
+    look = _Look(journal, actor.timers, actor.clock.now_s(), actor.cluster_offset_s)
     return Observed(
         in_use=tuple(sorted(item for one in actor.components for item in one.live().items())),
         memory=memory,
-        states=tuple(_states(journal, now_s)),
+        states=tuple(look.states()),
         edges=tuple(_edges(journal)),
-        machines=tuple(
-            _facts(actor, resident, now_s) for resident in _wanted(journal, query, now_s)
-        ),
+        machines=tuple(look.machines(query)),
     )
-
-
-def _states(journal: RecordingJournal, now_s: float) -> Iterator[StateCount]:
-    for table, state, machines in journal.residents():
-        oldest_s = now_s - next(iter(machines.values()))
-        yield StateCount(
-            machine=table.name, state=state.name, count=len(machines), oldest_s=oldest_s
-        )
 
 
 def _edges(journal: RecordingJournal) -> Iterator[EdgeCount]:
@@ -63,51 +63,91 @@ def _edges(journal: RecordingJournal) -> Iterator[EdgeCount]:
         yield EdgeCount(**edge._asdict(), count=count, reason=reason)
 
 
-def _wanted(journal: RecordingJournal, query: Query, now_s: float) -> list[Resident]:
-    """The oldest ones; of those that are over only what a key asks for."""
-    limit = min(query.limit, MAX_MACHINES)
-    if not limit:
-        return []
-    found = [one for one in _residents(journal, query) if _is_wanted(one, query, now_s)]
-    return heapq.nsmallest(limit, found, key=attrgetter("since_s"))
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """At the machines of one process, now."""
 
+    journal: RecordingJournal
+    timers: Timers
+    now_s: float
+    offset_s: float  # to the gateway's time
 
-def _residents(journal: RecordingJournal, query: Query) -> Iterator[Resident]:
-    for table, state, machines in journal.residents():
-        for machine, since_s in machines.items():
-            yield Resident(table, machine.key, state, since_s, machine.told)
-    if query.key:
-        yield from journal.ended()
-
-
-def _is_wanted(one: Resident, query: Query, now_s: float) -> bool:
-    return (
-        (not query.machines or one.table.name in query.machines)
-        and (not query.states or one.state.name in query.states)
-        and now_s - one.since_s >= query.older_s
-        and (not query.key or f"{one.key}/".startswith(f"{query.key}/"))
-    )
-
-
-def _facts(actor: Actor, one: Resident, now_s: float) -> MachineFacts:
-    offset_s = actor.cluster_offset_s
-    return MachineFacts(
-        machine=one.table.name,
-        key=one.key,
-        state=one.state.name,
-        age_s=now_s - one.since_s,
-        is_over=one.is_over,
-        story=tuple(
-            StoryLine(
-                at_s=entry.at_s + offset_s,
-                source=entry.source,
-                event=entry.event,
-                target=entry.target,
-                times=entry.times,
+    def states(self) -> Iterator[StateCount]:
+        for table, state, machines in self.journal.residents():
+            has_clock = state in table.held or table.ends_by[state]
+            left = [self._left_s(machine) for machine in machines] if has_clock else []
+            yield StateCount(
+                machine=table.name,
+                state=state.name,
+                count=len(machines),
+                oldest_s=self.now_s - next(iter(machines.values())),
+                num_late=sum(map(_is_late, left)),
+                left_s=_finite(min(left, default=math.inf)),
             )
-            for entry in read_story(one.told)
-        ),
-    )
+
+    def _left_s(self, machine: Machine | None) -> float:
+        """Until a clock ends its state; inf: none will, -inf: one went off in vain."""
+        if machine is None:
+            return math.inf
+        table, state = machine.table, machine.state
+        if state not in table.held:
+            return self.timers.due_s(machine, table.ends_by[state]) - self.now_s
+        lines = ((s.name, event.__name__, t.name) for _, s, event, t, _ in reversed(machine.told))
+        return -math.inf if outlived_its_clock(table, state.name, lines) else math.inf
+
+    def machines(self, query: Query) -> Iterator[MachineFacts]:
+        """The oldest ones; of those that are over only what a key asks for."""
+        limit = min(query.limit, MAX_MACHINES)
+        if limit:
+            wanted = [one for one in self._residents(query) if self._is_wanted(one, query)]
+            yield from map(self._facts, heapq.nsmallest(limit, wanted, key=attrgetter("since_s")))
+
+    def _residents(self, query: Query) -> Iterator[Resident]:
+        for table, state, machines in self.journal.residents():
+            for machine, since_s in machines.items():
+                yield Resident(table, machine.key, state, since_s, machine.told, machine)
+        if query.key:
+            yield from self.journal.ended()
+
+    def _is_wanted(self, one: Resident, query: Query) -> bool:
+        return (
+            (not query.machines or one.table.name in query.machines)
+            and (not query.states or one.state.name in query.states)
+            and self.now_s - one.since_s >= query.older_s
+            and (not query.key or f"{one.key}/".startswith(f"{query.key}/"))
+            and (not query.late or _is_late(self._left_s(one.machine)))
+        )
+
+    def _facts(self, one: Resident) -> MachineFacts:
+        left_s = self._left_s(one.machine)
+        return MachineFacts(
+            machine=one.table.name,
+            key=one.key,
+            state=one.state.name,
+            age_s=self.now_s - one.since_s,
+            is_over=one.machine is None,
+            is_late=_is_late(left_s),
+            left_s=_finite(left_s),
+            story=tuple(
+                StoryLine(
+                    at_s=entry.at_s + self.offset_s,
+                    source=entry.source,
+                    event=entry.event,
+                    target=entry.target,
+                    times=entry.times,
+                )
+                for entry in read_story(one.told)
+            ),
+        )
+
+
+def _is_late(left_s: float) -> bool:
+    return left_s < -LAG_S
+
+
+def _finite(left_s: float) -> float | None:
+    """What is told: no sooner than now, and nothing of what no clock ends."""
+    return max(0.0, left_s) if math.isfinite(left_s) else None
 
 
 class Observable(Component[Never]):

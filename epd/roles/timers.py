@@ -88,6 +88,13 @@ class Timers:
     def runs(self, machine: Machine, event: type[Event]) -> bool:
         return event in self._armed.get(machine, ())
 
+    def due_s(self, machine: Machine, events: Container[object]) -> float:
+        """When the first of these goes off; inf: none of them runs."""
+        armed = self._armed.get(machine)
+        if armed is None:
+            return math.inf
+        return min((one.due_s for event, one in armed.items() if event in events), default=math.inf)
+
     def will_call(self, callback: Callback) -> bool:
         return callback in self._armed[None]
 

@@ -24,12 +24,14 @@ from epd.api.cluster_view import (
     StateView,
 )
 from epd.fsm.kernel import STORY_LENGTH
+from epd.fsm.story import outlived_its_clock
 from epd.fsm.tables import TABLES
 from epd_lab.sim.world import Entry
 
 LOOKS = 100  # at regular times
 MAX_ANSWERS = 120  # with those after violations
 TOLD = frozenset({"fault", "kill", "stall", "violation"})  # in the note of the next look
+BY_NAME = {table.name: table for table in TABLES}
 TERMINAL = {table.name: {state.name for state in table.terminal} for table in TABLES}
 
 
@@ -90,12 +92,14 @@ class Fold:
         machines = []
         for life in self.lives.values():
             one, age_s = life.view, at_s - life.since_s
+            one.is_late = not one.is_over and _is_late(one)
             if whole or not one.is_over:
                 machines.append(replace(one, age_s=age_s))
             if not one.is_over:
                 fresh = StateView(machine=one.machine, state=one.state)
                 view = states.setdefault((one.machine, one.state), fresh)
                 view.count += 1
+                view.late += one.is_late
                 view.oldest_s = max(view.oldest_s, age_s)
         told = ClusterView(
             processes=list(self.processes.values()),
@@ -108,6 +112,11 @@ class Fold:
         )
         note, self.notes = "; ".join(self.notes), []
         return KeptAnswer(at_ms=at_s * 1000, told=told, note=note)
+
+
+def _is_late(one: MachineView) -> bool:
+    backwards = ((line.source, line.event, line.target) for line in reversed(one.story))
+    return outlived_its_clock(BY_NAME[one.machine], one.state, backwards)
 
 
 def answers_of(

@@ -15,8 +15,17 @@ from tests.api.wire import exchange, request
 LINE = StoryLine(at_s=12.5, source="PARKED", event="GrantReceived", target="WRITING")
 
 
-def waiting(count: int, oldest_s: float) -> StateCount:
-    return StateCount(machine="OUTGOING", state="WRITING", count=count, oldest_s=oldest_s)
+def waiting(
+    count: int, oldest_s: float, num_late: int = 0, left_s: float | None = None
+) -> StateCount:
+    return StateCount(
+        machine="OUTGOING",
+        state="WRITING",
+        count=count,
+        oldest_s=oldest_s,
+        num_late=num_late,
+        left_s=left_s,
+    )
 
 
 def edge(count: int, reason: str = "") -> EdgeCount:
@@ -41,11 +50,13 @@ TOLD = {
     "e0": Observed(
         in_use=(("encodings", 2),),
         memory=(Memory(kind="host tier", unit="bytes", used=5, capacity=9),),
-        states=(waiting(2, 3.0),),
+        states=(waiting(2, 3.0, 1, 0.5),),
         edges=(edge(4), edge(1, "illegal")),
         machines=(facts("r1/1/0", 3.0),),
     ),
-    "e1": Observed(states=(waiting(1, 7.0),), edges=(edge(3),), machines=(facts("r2/1/0", 7.0),)),
+    "e1": Observed(
+        states=(waiting(1, 7.0, 1, 2.5),), edges=(edge(3),), machines=(facts("r2/1/0", 7.0),)
+    ),
 }
 
 
@@ -66,6 +77,8 @@ async def test_counts_are_summed_and_machines_are_listed_oldest_first() -> None:
             "state": "WRITING",
             "count": 3,
             "oldest_s": 7.0,
+            "late": 2,
+            "left_s": 0.5,
             "instances": {"e0": 2, "e1": 1},
         }
     ]
@@ -108,6 +121,7 @@ async def test_one_process_alone() -> None:
                 machines=("OUTGOING", "INCOMING"), states=("QUARANTINED",), older_s=5.0, limit=20
             ),
         ),
+        ("?late=1", Query(late=True, limit=20)),
     ],
 )
 async def test_what_is_asked_for(text: str, query: Query) -> None:
@@ -121,6 +135,7 @@ async def test_what_is_asked_for(text: str, query: Query) -> None:
         ("older_s=-1", "older_s"),
         ("older_s=nan", "older_s"),
         ("older_s=inf", "older_s"),
+        ("late=2", "late"),
         ("limit=201", "limit"),
         ("limit=1.5", "limit"),
         ("mashine=OUTGOING", "mashine"),

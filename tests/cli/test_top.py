@@ -39,9 +39,15 @@ def machine(instance: str, name: str, state: str, age_s: float, *story: LineView
     )
 
 
-def state(name: str, count: int, oldest_s: float) -> StateView:
+def state(name: str, count: int, oldest_s: float, late: int = 0) -> StateView:
     return StateView(
-        machine="INCOMING", state=name, count=count, oldest_s=oldest_s, instances={"p0": count}
+        machine="INCOMING",
+        state=name,
+        count=count,
+        oldest_s=oldest_s,
+        late=late,
+        left_s=0.5,
+        instances={"p0": count},
     )
 
 
@@ -68,7 +74,7 @@ def told(**changed: Any) -> ClusterView:
                 ),
             ],
             no_answer=["d0"],
-            states=[state("GRANTED", 2, 0.25), state("QUARANTINED", 1, 130.0)],
+            states=[state("GRANTED", 2, 0.25), state("QUARANTINED", 1, 130.0, late=1)],
             edges=[edge("OFFERED", "GRANTED", 10), edge("GRANTED", "GRANTED", 500)],
             machines=[
                 machine(
@@ -125,7 +131,7 @@ def test_rates_are_those_between_two_looks() -> None:
     later = told(edges=[edge("OFFERED", "GRANTED", 30), edge("GRANTED", "GRANTED", 900)])
     view.update(later, 104.0)
     (granted,) = [text for _, text in view.lines(40) if "GRANTED" in text and "QUAR" not in text]
-    assert granted.split() == ["INCOMING", "GRANTED", "2", "250", "ms", "5.0", "p0", "2"]
+    assert granted.split() == ["INCOMING", "GRANTED", "2", *"250 ms 500 ms 5.0 p0 2".split()]
 
 
 def chosen(view: View, height: int = 40) -> list[str]:
@@ -152,6 +158,18 @@ def test_from_a_state_to_its_machines_to_a_story_and_back() -> None:
     view.back()
     view.back()
     assert view.query == {} and chosen(view) == ["QUARANTINED"]
+
+
+def test_what_is_late_is_red() -> None:
+    view = View("here")
+    view.update(told(), 100.0)
+    red = [text.split() for style, text in view.lines(40) if style == "red"]
+    assert [line[1:7] for line in red] == [["QUARANTINED", "1", "2.2", "m", "1", "late"]]
+    assert "500 ms" in machines.state_lines(told())[1]
+    view.enter()
+    view.update(told(machines=[replace(told().machines[0], is_late=True), *told().machines]), 1.0)
+    view.move(1)
+    assert [text.split()[2] for style, text in view.lines(40) if style == "red"] == ["late"]
 
 
 def test_what_is_chosen_stays_in_sight() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from epd.api.cluster_view import (
@@ -23,9 +25,16 @@ def line(at_s: float, source: str, event: str, target: str) -> LineView:
     return LineView(at_s=at_s, source=source, event=event, target=target)
 
 
-def state(machine: str, name: str, count: int, oldest_s: float, instance: str) -> StateView:
+def state(
+    machine: str, name: str, count: int, oldest_s: float, instance: str, **more: Any
+) -> StateView:
     return StateView(
-        machine=machine, state=name, count=count, oldest_s=oldest_s, instances={instance: count}
+        machine=machine,
+        state=name,
+        count=count,
+        oldest_s=oldest_s,
+        instances={instance: count},
+        **more,
     )
 
 
@@ -62,14 +71,14 @@ def answer(number: int) -> ClusterView:
             ),
         ],
         states=[
-            state("GENERATION", "PLACED", 3, 0.4, "gateway"),
+            state("GENERATION", "PLACED", 3, 0.4, "gateway", left_s=4.6),
             state("GENERATION", "STREAMING", 12, 31.0, "gateway"),
             state("ENCODING", "RESIDENT", 40, 500.0, "e0"),
             state("OUTGOING", "GRANTED", 2, 0.3, "e0"),
             state("OUTGOING", "WRITING", 3, 0.1, "e0"),
-            state("OUTGOING", "QUARANTINED", 1, 7.0 + number, "e0"),
-            state("INCOMING", "RESERVED", 5, 0.2, "p0"),
-            state("INCOMING", "QUARANTINED", 1, 7.0 + number, "p0"),
+            state("OUTGOING", "QUARANTINED", 1, 7.0 + number, "e0", late=1),
+            state("INCOMING", "RESERVED", 5, 40.0, "p0", left_s=80.0),
+            state("INCOMING", "QUARANTINED", 1, 7.0 + number, "p0", late=1),
         ],
         edges=[
             edge("PENDING", "GrantReceived", "GRANTED", 90 + 9 * number),
@@ -91,6 +100,7 @@ def stories(number: int) -> list[MachineView]:
             key=ROOM,
             state="QUARANTINED",
             age_s=7.0 + number,
+            is_late=True,
             story=[
                 line(10.0, "PENDING", "GrantReceived", "GRANTED"),
                 line(10.2, "GRANTED", "BytesReady", "WRITING"),
@@ -103,6 +113,7 @@ def stories(number: int) -> list[MachineView]:
             key=ROOM,
             state="QUARANTINED",
             age_s=7.1 + number,
+            is_late=True,
             story=[
                 line(9.9, "PENDING", "SlotsLeased", "RESERVED"),
                 line(10.9, "RESERVED", "PeerLost", "QUARANTINED"),

@@ -19,7 +19,6 @@ from epd.api.cluster_view import (
     KeptAnswers,
 )
 from epd.api.web import cluster_file, cluster_page
-from epd.fsm.tables import TABLES
 from tests.pages.answers import ILLEGAL, ROOM, answer, crowd, metrics
 from tests.pages.browser import WIDE, browsing, picture, window
 
@@ -106,14 +105,19 @@ def test_rates_and_latencies_over_time(browser: Browser) -> None:
         picture(page, "over-time")
 
 
-def test_a_limit_of_ones_own(browser: Browser) -> None:
+def test_red_is_what_is_late_and_not_what_is_old(browser: Browser) -> None:
     with page_of(browser) as page:
-        alerts = page.get_by_role("region", name="past the limit")
+        alerts = page.get_by_role("region", name="late")
         expect(alerts.get_by_role("button")).to_have_count(2)
-        page.get_by_label("red after").fill("3600")
-        expect(alerts.get_by_role("button")).to_have_count(0)
-        page.get_by_label("red after").fill("0")
-        expect(alerts.get_by_role("button")).to_have_count(6)
+        page.get_by_role("navigation").get_by_role("button", name="INCOMING").click()
+        old = page.get_by_role("button", name="RESERVED: 5, oldest 40 s, 80 s left")
+        expect(old).to_have_class(re.compile(r"^state c\d+ lit$"))
+        late = page.get_by_role("button", name=re.compile("QUARANTINED: 1, oldest .*, 1 late"))
+        expect(late).to_have_class(re.compile(r"^state c\d+ lit late$"))
+        late.click()
+        row = page.get_by_role("table", name="oldest in QUARANTINED").get_by_role("row").last
+        expect(row).to_have_class("late")
+        expect(row).to_contain_text("late")
 
 
 def test_pause_and_a_look_back(browser: Browser) -> None:
@@ -123,7 +127,7 @@ def test_pause_and_a_look_back(browser: Browser) -> None:
         page.get_by_role("button", name="pause").click()
         page.wait_for_timeout(1500)
         expect(slider).to_have_attribute("max", "2")
-        alerts = page.get_by_role("region", name="past the limit")
+        alerts = page.get_by_role("region", name="late")
         expect(alerts).to_contain_text("9.0 s")
         slider.focus()
         page.keyboard.press("Home")
@@ -231,13 +235,6 @@ def test_a_narrow_window(browser: Browser, scheme: Any) -> None:
         expect(page.get_by_role("heading", name="INCOMING QUARANTINED")).to_be_in_viewport()
         picture(page, f"narrow-state-{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_states_that_rest_are_in_the_tables(browser: Browser) -> None:
-    names = {table.name: {one.name for one in table.states} for table in TABLES}
-    with page_of(browser) as page:
-        resting = page.evaluate("RESTING")
-        assert resting and all(set(found) <= names[table] for table, found in resting.items())
 
 
 def test_a_file_needs_no_network_and_shows_what_it_holds(browser: Browser, tmp_path: Path) -> None:

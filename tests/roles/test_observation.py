@@ -10,14 +10,16 @@ from unittest import mock
 import pytest
 
 from epd.api.port import Refused
+from epd.fsm.incoming import CancelRequested, SlotsLeased
 from epd.fsm.outgoing import BytesReady
-from epd.fsm.room import RetryDue
+from epd.fsm.room import DeadlinePassed, PeerLost, RetryDue
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address
 from epd.observed import Query
-from epd.roles.observation import MAX_OPEN, Observatory, observe
+from epd.roles.observation import LAG_S, MAX_OPEN, Observatory, observe
+from epd.roles.timers import Timers
 from epd_lab.tiny.samples import read_index
-from tests.fsm.tables import make_embedding, make_outgoing
+from tests.fsm.tables import make_embedding, make_incoming, make_outgoing
 from tests.roles.test_cluster import cluster_of, loaded, prepared, preparer
 
 __all__ = ["loaded", "preparer"]  # fixtures
@@ -69,7 +71,9 @@ class Process:
     def __init__(self, *keys: str) -> None:
         self.now_s = 0.0
         self.journal = RecordingJournal(lambda: self.now_s)
-        self.clock = SimpleNamespace(now_s=lambda: self.now_s)
+        call_at = mock.MagicMock()  # the loop does not run: no clock goes off by itself
+        self.clock = SimpleNamespace(now_s=lambda: self.now_s, call_at=call_at)
+        self.timers = Timers(self.clock, mock.MagicMock())  # type: ignore[arg-type]
         self.components: list[Any] = []
         self.cluster_offset_s = 1000.0
         self.machines = []
@@ -101,6 +105,41 @@ def test_the_oldest_machines_are_told_first() -> None:
         ("OUTGOING", "PARKED", 1, 0.0),
         ("EMBEDDING", "ABSENT", 1, 0.0),
     ]
+
+
+def late_of(process: Process) -> dict[str, tuple[int, float | None]]:
+    """By state: how many are late, and what time the next to be ended has."""
+    observed = observe(process, Query(limit=9))  # type: ignore[arg-type]
+    told = {one.state: (one.num_late, one.left_s) for one in observed.states}
+    assert {one.state: (int(one.is_late), one.left_s) for one in observed.machines} == told
+    late = observe(process, Query(limit=9, late=True)).machines  # type: ignore[arg-type]
+    assert len(late) == sum(num_late for num_late, _ in told.values())
+    return told
+
+
+def test_who_outlives_a_clock_that_ends_its_state_is_late() -> None:
+    process = Process("a")
+    (room,) = process.machines
+    for event, delay_s in ((RetryDue, 0.5), (DeadlinePassed, 8.0)):
+        process.timers.arm(room, event, delay_s, mock.MagicMock())
+    assert late_of(process) == {"PENDING": (0, 8.0)}  # a repeated offer ends nothing
+    process.now_s += 8.0 + LAG_S
+    assert late_of(process) == {"PENDING": (0, 0.0)}
+    process.now_s += 0.1
+    assert late_of(process) == {"PENDING": (1, 0.0)}
+
+
+def test_where_time_must_not_end_it_who_outlives_a_clock_in_vain_is_late() -> None:
+    process = Process()
+    room = make_incoming(process.journal)
+    for event in (SlotsLeased((1,), 64), RetryDue(), PeerLost()):
+        room.fire(event)
+    process.timers.arm(room, RetryDue, 0.5, mock.MagicMock())
+    process.now_s += 60.0
+    assert late_of(process) == {"QUARANTINED": (0, None)}
+    room.fire(RetryDue())
+    room.fire(CancelRequested())
+    assert late_of(process) == {"QUARANTINED": (1, None)}
 
 
 def test_a_key_is_matched_up_to_a_slash() -> None:

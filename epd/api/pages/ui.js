@@ -3,7 +3,7 @@
 const kept = JSON.parse(document.getElementById("kept").textContent); // null, or what a file holds
 const root = document.getElementById("page");
 const app = {
-  ring: [], look: null, place: { machine: "GENERATION" }, limit_s: LIMIT_S,
+  ring: [], look: null, place: { machine: "GENERATION" },
   is_paused: false, needs_key: false, trouble: "",
 };
 let serial = 0; // of the newest question
@@ -106,12 +106,10 @@ function Controls({ entry }) {
     show();
   };
   const pause = () => { app.is_paused = !app.is_paused; show(); };
-  const limit = (event) => { app.limit_s = Math.max(0, +event.target.value || 0); show(); };
   return html`<div class="bar">
     ${!kept && html`<button aria-pressed=${String(app.is_paused)} onClick=${pause}>pause</button>`}
     <label>look back <input type="range" min="0" max=${app.ring.length - 1} value=${at}
       aria-valuetext=${when} onInput=${slide} /></label> <output>${when}</output>
-    <label>red after <input type="number" min="0" value=${app.limit_s} onInput=${limit} /> s</label>
   </div>`;
 }
 
@@ -119,8 +117,8 @@ function Page() {
   if (app.needs_key) return html`<header><h1>epd</h1></header><${Key} />`;
   const entry = shown();
   if (!entry) return html`<p class=${app.trouble ? "trouble" : "soft"}>${app.trouble || "asking…"}</p>`;
-  const { ring, place, limit_s } = app;
-  const about = { ring, entry, place, limit_s, go, back, is_kept: Boolean(kept), is_last: !app.look };
+  const { ring, place } = app;
+  const about = { ring, entry, place, go, back, is_kept: Boolean(kept), is_last: !app.look };
   return html`
     <header><h1>epd</h1><span class="soft">${kept ? kept.title : "the machines at work"}</span>
       <${Controls} entry=${entry} /></header>

@@ -35,11 +35,10 @@ const pressed = (act) => (event) => {
   act();
 };
 
-function Lit({ state, known, limit_s, chosen, open }) {
+function Lit({ state, known, chosen, open }) {
   const { x, y, width, height } = state.box;
-  const late = known && isLate(known, limit_s);
-  const words = known ? `${known.count}, oldest ${age(known.oldest_s)}${late ? ", past the limit" : ""}` : "none";
-  const look = ["state", state.colour, known && "lit", late && "late", chosen && "chosen"];
+  const words = known ? `${known.count}, oldest ${age(known.oldest_s)}${left(known)}` : "none";
+  const look = ["state", state.colour, known && "lit", known?.late && "late", chosen && "chosen"];
   return html`<g class=${look.filter(Boolean).join(" ")} role="button" tabindex="0" data-name=${state.name}
       aria-label=${`${state.name}: ${words}`} aria-pressed=${String(chosen)}
       onClick=${open} onKeyDown=${pressed(open)}>
@@ -50,7 +49,7 @@ function Lit({ state, known, limit_s, chosen, open }) {
   </g>`;
 }
 
-function Diagram({ entry, place, limit_s, go }) {
+function Diagram({ entry, place, go }) {
   const drawn = drawings.get(place.machine);
   const known = new Map(
     entry.told.states.filter((one) => one.machine === place.machine).map((one) => [one.state, one]));
@@ -64,7 +63,7 @@ function Diagram({ entry, place, limit_s, go }) {
         <polyline points=${edge.points} stroke-width=${3 + Math.min(4, Math.log10(1 + edge.flow) * 2)} />
         <text class="flow" x=${drawn.width - 2} y=${edge.y + 4}>${digits(edge.flow)}/s</text></g>`)}
       ${drawn.states.map((state) => html`<${Lit} key=${state.name} state=${state}
-        known=${known.get(state.name)} limit_s=${limit_s} chosen=${place.state === state.name}
+        known=${known.get(state.name)} chosen=${place.state === state.name}
         open=${() => go({ machine: place.machine, state: state.name })} />`)}
     </svg>
   </div></div>`;

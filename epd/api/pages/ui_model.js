@@ -4,18 +4,6 @@
 const { html, render } = htmPreact;
 const RING = 300; // answers, a second apart
 const POLL_MS = 1000;
-const LIMIT_S = 5;
-// States in which a machine stays for as long as it serves, or an answer takes: their age means
-// nothing.
-const RESTING = {
-  CHILD: ["SERVING"],
-  EMBEDDING: ["RESIDENT"],
-  ENCODING: ["DEMOTED", "RESIDENT"],
-  GENERATION: ["STREAMING"],
-  INSTANCE: ["HEALTHY"],
-  MEMBERSHIP: ["MEMBER"],
-  REQUEST: ["DECODING", "HELD"],
-};
 
 const edgeKey = (machine, source, target) => `${machine} ${source} ${target}`;
 
@@ -46,11 +34,8 @@ function flowInto(entry, machine, target) {
   return sum;
 }
 
-const isLate = (one, limit_s) =>
-  one.oldest_s > limit_s && !(RESTING[one.machine] || []).includes(one.state);
-
-const lateStates = (entry, limit_s) =>
-  entry.told.states.filter((one) => isLate(one, limit_s)).sort((a, b) => b.oldest_s - a.oldest_s);
+const lateStates = (entry) =>
+  entry.told.states.filter((one) => one.late).sort((a, b) => b.oldest_s - a.oldest_s);
 
 const LATENCIES = { ttft: "time_to_first_token", tpot: "time_per_output_token" };
 
@@ -137,6 +122,10 @@ function age(seconds) {
     if (seconds < 120 * size) return `${digits(seconds / size)} ${unit}`;
   return `${digits(seconds / 3600)} h`;
 }
+
+/** Until a clock ends the first of them; or how many it should have ended. */
+const left = (one) =>
+  one.late ? `, ${one.late} late` : one.left_s == null ? "" : `, ${age(one.left_s)} left`;
 
 function amount(count, unit) {
   if (unit !== "bytes") return String(count);

@@ -61,21 +61,21 @@ function OverTime({ ring, entry }) {
   })}</section>`;
 }
 
-function Late({ entry, limit_s, go }) {
-  const late = lateStates(entry, limit_s);
-  return html`<section class="alerts" aria-label="past the limit">
+function Late({ entry, go }) {
+  const late = lateStates(entry);
+  return html`<section class="alerts" aria-label="late">
     ${entry.note && html`<p class="trouble" role="alert">${entry.note}</p>`}
-    ${late.length === 0 && html`<span class="soft">nothing is older than ${limit_s} s in a state that passes</span>`}
+    ${late.length === 0 && html`<span class="soft">nothing stays where its time is over</span>`}
     ${late.map((one) => html`<button key=${one.machine + one.state} class="late" onClick=${() => go(one)}>
-      ${one.machine} ${one.state} <b>${one.count}</b> ${age(one.oldest_s)}</button>`)}
+      ${one.machine} ${one.state} <b>${one.late}</b> ${age(one.oldest_s)}</button>`)}
   </section>`;
 }
 
-function Machines({ entry, place, limit_s, go }) {
+function Machines({ entry, place, go }) {
   return html`<nav aria-label="machines">${[...drawings.keys()].map((name) => {
     const states = entry.told.states.filter((one) => one.machine === name);
     const count = states.reduce((sum, one) => sum + one.count, 0);
-    const late = states.some((one) => isLate(one, limit_s));
+    const late = states.some((one) => one.late);
     return html`<button key=${name} class=${late ? "late" : ""} aria-pressed=${String(place.machine === name)}
       onClick=${() => go({ machine: name })}>${name} <b>${count || ""}</b></button>`;
   })}</nav>`;
@@ -97,11 +97,11 @@ function Unmoved({ entry, machine }) {
 
 // --- into a state, into a machine -----------------------------------------------------------------
 
-function Oldest({ machines, place, limit_s, go }) {
-  return html`<${Table} label=${`oldest in ${place.state}`} head=${["age", "process", "last event", "key"]}>
+function Oldest({ machines, place, go }) {
+  return html`<${Table} label=${`oldest in ${place.state}`} head=${["age", "left", "process", "last event", "key"]}>
     ${machines.slice(0, MAX_ROWS).map((one) => html`<tr key=${`${one.instance} ${one.key}`}
-        class=${isLate({ ...one, oldest_s: one.age_s }, limit_s) ? "late" : ""}>
-      <td>${age(one.age_s)}</td><td>${one.instance}</td><td>${one.story.at(-1)?.event}</td>
+        class=${one.is_late ? "late" : ""}>
+      <td>${age(one.age_s)}</td><td>${one.is_late ? "late" : one.left_s == null ? "" : age(one.left_s)}</td><td>${one.instance}</td><td>${one.story.at(-1)?.event}</td>
       <td><button class="link" data-key=${one.key} onClick=${() => go({ ...place, key: one.key })}>${one.key}</button></td></tr>`)}
   <//>`;
 }
@@ -149,7 +149,7 @@ function Sequence({ machines }) {
     </tr>`)}<//>`;
 }
 
-function Inspector({ entry, place, limit_s, go, back, is_kept, is_last }) {
+function Inspector({ entry, place, go, back, is_kept, is_last }) {
   const asked = is_kept || entry.query === queryOf(place);
   const machines = asked ? machinesAt(entry, place) : [];
   const known = machines.some((one) => one.story.length);
@@ -160,7 +160,7 @@ function Inspector({ entry, place, limit_s, go, back, is_kept, is_last }) {
       <button onClick=${back}>back <kbd>Esc</kbd></button></h2>
     ${place.key && html`<${Above} place=${place} go=${go} />`}
     ${!machines.length && html`<p class="soft">${empty}</p>`}
-    ${machines.length > 0 && !place.key && html`<${Oldest} ...${{ machines, place, limit_s, go }} />`}
+    ${machines.length > 0 && !place.key && html`<${Oldest} ...${{ machines, place, go }} />`}
     ${known && place.key && html`<${Waterfall} machines=${machines} /><${Sequence} machines=${machines} />`}
   </section>`;
 }

@@ -21,6 +21,7 @@ EXAMPLES = (
         "epd list transfers --state QUARANTINED --older 5s",
         "memory that waits for an outcome, for more than five seconds",
     ),
+    ("epd list transfers --late", "what stays in its state though its time is over"),
     ("epd list requests --state WAITING_FOR_EMBEDDINGS", "prompts whose images are not there yet"),
     ("epd list instances", "roles, lives, memory and what each process owns now"),
     ("epd list images --json | jq -r '.machines[].key'", "for programs"),
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older", type=options.seconds, default=0.0, metavar="TIME",
         help="only those in their state for so long: 500ms, 5s, 2m",
     )  # fmt: skip
+    parser.add_argument(
+        "--late", action="store_true", help="only those that stay though their time is over"
+    )
     parser.add_argument("--instance", default="", metavar="NAME", help="only those of this process")
     parser.add_argument(
         "--limit",
@@ -56,11 +60,12 @@ def run(args: argparse.Namespace) -> int:
     from epd.cli.machines import machine_lines, process_lines
     from epd.cli.temporary import running_of, with_server
 
-    shows_processes = args.kind == "instances" and not (args.state or args.older)
+    shows_processes = args.kind == "instances" and not (args.state or args.older or args.late)
     query = {
         "machine": ",".join(KINDS[args.kind]),
         "state": ",".join(args.state),
         "older_s": str(args.older),
+        "late": str(int(args.late)),
         "instance": args.instance,
         "limit": str(args.limit),
     }
