@@ -49,6 +49,7 @@ class KvLayout(Record):
     dtype: str
     block_nbytes: int
     max_layer_groups: int = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
+    first_kv_head: int = 0  # of those here, by its place in the model: a rank has a part of them
 
     @property
     def slots_per_block(self) -> int:

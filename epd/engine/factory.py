@@ -35,7 +35,9 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import adapter_for
 from epd.engine.row_splice import RowSplicer
 from epd.engine.sampler import Draft
+from epd.engine.sharding import WHOLE, Shard
 from epd.engine.streams import DOWNLOAD, KV_OUT, DeviceStreams
+from epd.engine.tensor_parallel import TensorParallel
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
 
@@ -120,8 +122,11 @@ def build_language(
     kv_leaving_nbytes: int = 0,
     mirrored_nbytes: Callable[[int], int] = lambda row_nbytes: 0,
     progress: Progress = no_progress,
+    shard: Shard = WHOLE,
 ) -> TorchLanguageEngine:
     """The language stage with an empty KV pool, loaded and warm; blocks for seconds.
+
+    `shard`: what this rank of a group computes; all ranks must be at it at the same time.
 
     `max_running`: sequences of a step, at most.  `kv_leaving_nbytes`: pinned memory for KV on its
     way from a GPU to another instance, reserved here.  `mirrored_nbytes`: of the device, that the
@@ -136,13 +141,16 @@ def build_language(
     if engine_config.kv_cache_dtype == "fp8":
         fp8.check_kv(device, dtype)
         kv_dtype = FP8
-    layout = adapter.kv_layout(kv_dtype, engine_config.block_size, engine_config.kv_layer_groups)
+    layout = adapter.kv_layout(
+        kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard
+    )
     attention.register()
     if engine_config.kv_nbytes:
         kv_blocks(engine_config, layout.block_nbytes)  # refuse before loading
-    model = _load(adapter, "language", dtype, engine_config, progress)
+    model = _load(adapter, "language", dtype, engine_config, progress, shard)
     if engine_config.quantization:
         fp8.quantize(adapter.language_model(model).layers)  # type: ignore[arg-type]
+    TensorParallel(adapter, model, shard).join()
     small = KvPool(layout, 1, kv_dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
@@ -152,10 +160,17 @@ def build_language(
         _touch_sampling(torch.zeros(max_running, vocabulary, device=device))
     row_nbytes = adapter.row_contract(dtype).row_nbytes if adapter.has_vision else 0
     mirrored = mirrored_nbytes(row_nbytes) if on_gpu else 0
-    num_blocks = kv_blocks(engine_config, layout.block_nbytes, mirrored)
+    num_blocks = shard.least(kv_blocks(engine_config, layout.block_nbytes, mirrored), device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
     engine = TorchLanguageEngine(
-        adapter, model, forward, executor, dtype, engine_config.kv_landing_nbytes, kv_leaving_nbytes
+        adapter,
+        model,
+        forward,
+        executor,
+        dtype,
+        engine_config.kv_landing_nbytes,
+        kv_leaving_nbytes,
+        shard,
     )
     engine.warm_up()
     if on_gpu:
@@ -179,6 +194,7 @@ def _load(
     dtype: torch.dtype,
     config: EngineConfig,
     progress: Progress,
+    shard: Shard = WHOLE,
 ) -> Any:
     if config.quantization:
         fp8.check(config.device, dtype)
@@ -190,6 +206,7 @@ def _load(
         config.load_format,
         allow_unused=config.allow_unused_tensors,
         progress=progress,
+        shard=shard,
     )
 
 

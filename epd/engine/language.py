@@ -6,6 +6,10 @@ The engine holds weights and the KV pool and no request.  A step
 checks every sequence alone (what is wrong with one must not cost the others), runs one forward over
 the good ones, takes logits only where a token is to be sampled, and samples.
 
+In a group each rank runs all steps over its shard of the model.  Tokens are chosen once, by
+the first rank, so ranks cannot disagree; what else there is to say of a step (log-probabilities, a
+sequence that failed) only the first rank knows.
+
 A step has two halves.  The first runs on the launch thread and queues everything the device is to
 do; it waits for nothing.  The second (`Deferred.finish`) turns what has arrived in host memory into
 outcomes, once the device has passed the step.  Between them the next step may be launched already:
@@ -47,8 +51,9 @@ from epd.engine.kv_pool import KvPool
 from epd.engine.logit_rules import Bits, SampleRequest
 from epd.engine.models.base import ModelAdapter
 from epd.engine.pinned import register
-from epd.engine.sampler import Draft
+from epd.engine.sampler import Draft, Told
 from epd.engine.scoring import Scores
+from epd.engine.sharding import WHOLE, Shard
 from epd.engine.slices import HUNG_S
 from epd.engine.step_check import StepCheck
 from epd.engine.stopwatch import stopwatch_of
@@ -67,6 +72,7 @@ class TorchLanguageEngine:
         dtype: torch.dtype = torch.float32,
         kv_landing_nbytes: int = 0,
         kv_leaving_nbytes: int = 0,
+        shard: Shard = WHOLE,
     ) -> None:
         self.model = model
         self.forward = forward
@@ -84,6 +90,7 @@ class TorchLanguageEngine:
         self.num_landing_blocks = landing
         self._adapter = adapter
         self._executor = executor
+        self._shard = shard
         vocabulary = adapter.language_model(model).embed_tokens.num_embeddings
         self._check = StepCheck(
             self.max_context,
@@ -178,7 +185,7 @@ class TorchLanguageEngine:
             outcomes.append(StepFailure(fault) if fault else None)
         good = [i for i, fault in enumerate(outcomes) if fault is None]
         asked = [i for i in good if batch[i].sample is not None]
-        draft: Draft | None = None
+        draft: Draft | Told | None = None
         scores: list[Scores] = []
         if good:
             try:
@@ -205,16 +212,24 @@ class TorchLanguageEngine:
 
         return Deferred(finish)
 
-    def _draft(self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled) -> Draft:
+    def _draft(
+        self, logits: torch.Tensor, batch: Sequence[StepSequence], last: _Sampled
+    ) -> Draft | Told:
         """Of the sequences that sample; who has drafts is not known to the next step, since which
-        of its tokens is the last is not."""
-        requests: list[SampleRequest] = []
+        of its tokens is the last is not.  The first rank draws, and the others are told."""
         rows: dict[str, int] = {}
+        count = 0
         for sequence in batch:
             if not sequence.num_drafts:
-                rows[sequence.request_id] = len(requests)
-            requests += self._requests(sequence, last)
+                rows[sequence.request_id] = count
+            count += 1 + sequence.num_drafts
+        broadcast = self._shard.collectives.broadcast
+        if self._shard.rank:
+            self._last = _Sampled(rows)
+            return Told(broadcast(torch.empty(count, dtype=torch.int64, device=logits.device)))
+        requests = [request for sequence in batch for request in self._requests(sequence, last)]
         draft = Draft(logits, requests, last.draft.tokens if last.draft is not None else None)
+        broadcast(draft.tokens)
         is_asked = any(request.allowed is not None for request in requests)
         self._last = _Sampled(rows, draft, self._executor.here() if is_asked else None)
         return draft

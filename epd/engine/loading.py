@@ -33,6 +33,8 @@ from torch import nn
 from epd.engine import stored_fp8
 from epd.engine.base import Progress, no_progress
 from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.engine.sharding import WHOLE, Shard
+from epd.engine.tensor_parallel import Cut, TensorParallel, shrink
 
 if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
@@ -74,10 +76,16 @@ class StagePlan:
     wanted: dict[str, torch.Tensor]  # on meta, by the model's name
     sources: dict[str, str]  # of all stages: the model's name to the checkpoint's
     tied: dict[str, str]  # parameter to the one that it shares memory with
+    cuts: dict[str, Cut]  # what a rank keeps of a parameter, if not all of it
 
 
 def plan_stage(
-    adapter: ModelAdapter, stage: str, *, dummy: bool = False, allow_unused: bool = False
+    adapter: ModelAdapter,
+    stage: str,
+    *,
+    dummy: bool = False,
+    allow_unused: bool = False,
+    shard: Shard = WHOLE,
 ) -> StagePlan:
     """The plan of one stage ("vision" or "language").
 
@@ -98,11 +106,15 @@ def plan_stage(
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
     tied = _tied_names(adapter, model, sources)
+    parallel = TensorParallel(adapter, model, shard)
+    parallel.drop_added_twice()
     wanted = {n: t for n, t in model.state_dict().items() if n in sources or n not in tied}
     if not dummy:
         _check_wanted(adapter, sources, wanted)
         _check_unused(adapter, unused, allowed=allow_unused)
-    return StagePlan(model, wanted, sources, tied)
+    cuts = parallel.cuts()
+    shrink(model, cuts)
+    return StagePlan(model, wanted, sources, tied, cuts)
 
 
 def load_stage(
@@ -114,27 +126,32 @@ def load_stage(
     *,
     allow_unused: bool = False,
     progress: Progress = no_progress,
+    shard: Shard = WHOLE,
 ) -> nn.Module:
     """The model with the weights of one stage, in eval mode; what belongs to the other is None.
 
-    `load_format` "dummy" makes weights on the device instead of reading them.  Raises what
-    `plan_stage` raises, and ModelError where a file cannot be read.
+    `load_format` "dummy" makes weights on the device instead of reading them.  `shard`: a rank
+    reads only what it keeps.  Raises what `plan_stage` raises, and ModelError where a file cannot
+    be read.
     """
     dummy = load_format == "dummy"
-    plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused)
+    plan = plan_stage(adapter, stage, dummy=dummy, allow_unused=allow_unused, shard=shard)
     model, wanted = plan.model, plan.wanted
+    joint = {*plan.tied, *plan.tied.values()}  # cut when they are compared
+    cuts = {name: cut for name, cut in plan.cuts.items() if name not in joint}
     if dummy:
-        state = {name: _dummy(name, tensor, dtype, device) for name, tensor in wanted.items()}
+        state = {n: _dummy(n, like, dtype, device, cuts.get(n)) for n, like in wanted.items()}
     else:
 
         def told(done: int, total: int) -> None:
             progress(stage, done, total)
 
-        state = _read(adapter.checkpoint, plan.sources, wanted, dtype, device, told)
+        state = _read(adapter.checkpoint, plan.sources, wanted, cuts, dtype, device, told)
     for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
             state[name] = state[source]
+    state |= {name: plan.cuts[name].of(state[name]) for name in joint & plan.cuts.keys()}
     model.load_state_dict(state, strict=False, assign=True)
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if left:
@@ -241,6 +258,7 @@ def _read(
     checkpoint: Checkpoint,
     sources: Mapping[str, str],
     wanted: Mapping[str, torch.Tensor],
+    cuts: Mapping[str, Cut],
     dtype: torch.dtype,
     device: str,
     progress: Callable[[int, int], None],
@@ -252,27 +270,38 @@ def _read(
     for name in wanted:
         by_file[checkpoint.tensors[sources[name]].file].append(name)
     state: dict[str, torch.Tensor] = {}
-    done, total = 0, sum(_nbytes(tensor, dtype) for tensor in wanted.values())
+    kept = {n: cuts[n].of(like) if n in cuts else like for n, like in wanted.items()}  # on meta
+    done, total = 0, sum(_nbytes(tensor, dtype) for tensor in kept.values())
     for file, names in by_file.items():
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in names:
-                    tensor = _stored(reader, checkpoint, sources[name], dtype)
-                    if tensor.shape != wanted[name].shape:
+                    entry, cut = checkpoint.tensors[sources[name]], cuts.get(name)
+                    is_transposed = entry.shape != wanted[name].shape
+                    if cut is not None and is_transposed:
+                        cut = cut.transposed()
+                    tensor = _stored(reader, checkpoint, sources[name], dtype, cut)
+                    if is_transposed:
                         tensor = tensor.transpose(1, 2).contiguous()
                     state[name] = _convert(tensor, dtype, device)
-                    done += _nbytes(wanted[name], dtype)
+                    done += _nbytes(kept[name], dtype)
                     progress(done, total)
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
             raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
     return state
 
 
-def _stored(reader: Any, checkpoint: Checkpoint, stored: str, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of an open file, and what it means where it is stored in eight bits."""
-    tensor: torch.Tensor = reader.get_tensor(stored)
+def _stored(
+    reader: Any, checkpoint: Checkpoint, stored: str, dtype: torch.dtype, cut: Cut | None
+) -> torch.Tensor:
+    """What is kept of a tensor of an open file, and what it means where it is stored in eight
+    bits."""
     if checkpoint.tensors[stored].dtype != stored_fp8.DTYPE:
-        return tensor
+        read: torch.Tensor = (
+            cut.read(reader.get_slice(stored)) if cut is not None else reader.get_tensor(stored)
+        )
+        return read
+    tensor = reader.get_tensor(stored)  # whole, since its scales may be of blocks
     from safetensors import safe_open
 
     scales = stored_fp8.scale_name(checkpoint.tensors, stored)
@@ -283,7 +312,8 @@ def _stored(reader: Any, checkpoint: Checkpoint, stored: str, dtype: torch.dtype
     else:
         with safe_open(file, framework="pt") as other:
             found = other.get_tensor(scales)
-    return stored_fp8.widened(tensor, found, checkpoint.config, dtype)
+    wide = stored_fp8.widened(tensor, found, checkpoint.config, dtype)
+    return wide if cut is None else cut.of(wide)
 
 
 def _nbytes(like: torch.Tensor, dtype: torch.dtype) -> int:
@@ -296,8 +326,12 @@ def _convert(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Ten
     return tensor.to(device=device, dtype=target, copy=True)
 
 
-def _dummy(name: str, like: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
+def _dummy(
+    name: str, like: torch.Tensor, dtype: torch.dtype, device: str, cut: Cut | None
+) -> torch.Tensor:
     """Random weights, the same in every process: norms of one, no biases, the rest N(0, 0.02)."""
+    if cut is not None:
+        return cut.of(_dummy(name, like, dtype, device, None)).clone()
     if not like.is_floating_point() or like.ndim < 2:
         fill = 1.0 if name.endswith("weight") else 0.0
         kind = dtype if like.is_floating_point() else like.dtype

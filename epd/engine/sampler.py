@@ -100,6 +100,19 @@ class Draft:
         return outcome
 
 
+class Told:
+    """Tokens that another rank has chosen, and nothing more about them."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+        self._chosen = to_host(tokens)
+
+    def finish(self) -> Callable[[int], TokenLogprobs | StepFailure]:
+        """As of a draft."""
+        chosen: list[int] = self._chosen.tolist()
+        return lambda row: TokenLogprobs(chosen[row], 0.0, ())
+
+
 def _draw_rows(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """int64 `[n]`: one token per row, filtered and drawn where the logits are."""
     numbers = [uniform(r.params.seed, r.output_index) for r in requests]

@@ -17,12 +17,14 @@ from typing import Protocol
 import torch
 from torch import distributed
 
+from epd.config import ConfigError
+
 
 class Collectives(Protocol):
     """Calls that every rank of a group enters, in the same order, with equal shapes."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in place."""
+        """The sum over all ranks; `x` is overwritten."""
         ...
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -59,9 +61,9 @@ class ProcessGroupCollectives:
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        parts = x.new_empty(self._group.size(), *x.shape)
+        parts = x.new_empty(self._group.size() * len(x), *x.shape[1:])
         distributed.all_gather_into_tensor(parts, x.contiguous(), group=self._group)
-        return torch.cat(parts.unbind(), dim)
+        return parts if dim == 0 else torch.cat(parts.chunk(self._group.size()), dim)
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         distributed.broadcast(x, group=self._group, group_src=source)
@@ -78,7 +80,44 @@ class Shard:
 
     def part(self, total: int) -> range:
         """This rank's of so many things in a row; parts differ by one at most."""
-        return range(total * self.rank // self.size, total * (self.rank + 1) // self.size)
+        return part(total, self.rank, self.size)
+
+    def least(self, number: int, device: str) -> int:
+        """The smallest number that a rank has; waits for the device."""
+        own = torch.tensor([number], device=device)
+        return int(self.collectives.all_gather(own, 0).min())
 
 
 WHOLE = Shard(0, 1, Alone())
+
+
+def part(total: int, index: int, count: int) -> range:
+    """One of `count` parts of so many things in a row, as equal as can be."""
+    return range(total * index // count, total * (index + 1) // count)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Those of a rank, by their place in the model."""
+
+    queries: range
+    kv: range
+
+    @classmethod
+    def of(cls, shard: Shard, num_heads: int, num_kv_heads: int) -> Heads:
+        """Raises ConfigError where a rank would have none."""
+        rank, size = shard.rank, shard.size
+        if size > num_heads:
+            raise ConfigError(
+                f"the model has {num_heads} attention heads, which {size} ranks cannot share; use "
+                f"{num_heads} ranks at most"
+            )
+        group = num_heads // num_kv_heads
+        if size <= num_kv_heads:
+            kv = shard.part(num_kv_heads)
+            return cls(range(kv.start * group, kv.stop * group), kv)
+        head = rank * num_kv_heads // size
+        holders = [r for r in range(size) if r * num_kv_heads // size == head]
+        own = part(group, holders.index(rank), len(holders))
+        first = head * group
+        return cls(range(first + own.start, first + own.stop), range(head, head + 1))

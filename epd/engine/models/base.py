@@ -9,7 +9,7 @@ modelling file of transformers is imported when a model is built, never before.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.graphs import PartsRecorder
 from epd.engine.kv_pool import layer_nbytes
+from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.engine.slices import Slices
 from epd.messages import KvLayout, PixelBounds, RowContract
 
@@ -36,6 +37,10 @@ class ModelAdapter:
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()  # (pattern, replacement), applied in order
     # Published tensors that are not read on purpose: older releases saved what is computed now.
     skipped: ClassVar[tuple[str, ...]] = (r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+
+    # How weights are cut for tensor parallelism, where transformers does not say so itself: by
+    # name, with * for the index of a layer.
+    tp_plan: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
@@ -114,18 +119,27 @@ class ModelAdapter:
             row_nbytes=width * dtype.itemsize,
         )
 
-    def kv_layout(self, dtype: torch.dtype, block_size: int, max_layer_groups: int = 4) -> KvLayout:
+    def kv_layout(
+        self,
+        dtype: torch.dtype,
+        block_size: int,
+        max_layer_groups: int = 4,
+        shard: Shard = WHOLE,
+    ) -> KvLayout:
+        """Of the heads that a rank holds."""
         text = self.text_config
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        heads, layers = int(text.num_key_value_heads), int(text.num_hidden_layers)
+        layers = int(text.num_hidden_layers)
+        heads = Heads.of(shard, int(text.num_attention_heads), int(text.num_key_value_heads)).kv
         return KvLayout(
             num_layers=layers,
             block_size=block_size,
-            num_kv_heads=heads,
+            num_kv_heads=len(heads),
             head_dim=int(head_dim),
             dtype=str(dtype).removeprefix("torch."),
-            block_nbytes=layers * layer_nbytes(block_size, heads, int(head_dim), dtype),
+            block_nbytes=layers * layer_nbytes(block_size, len(heads), int(head_dim), dtype),
             max_layer_groups=max_layer_groups,
+            first_kv_head=heads.start,
         )
 
     # --- language ---------------------------------------------------------------------------------

@@ -18,6 +18,15 @@ from epd.engine.tower_graphs import TowerGraphs
 from epd.engine.video import video_settings
 from epd.messages import PixelBounds
 
+_LAYERS = {
+    f"model.language_model.layers.*.{name}": how
+    for how, names in (
+        ("colwise", "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj"),
+        ("rowwise", "self_attn.o_proj mlp.down_proj"),
+    )
+    for name in names.split()
+}
+
 
 class Qwen2VL(ModelAdapter):
     model_type = "qwen2_vl"
@@ -108,6 +117,7 @@ class Qwen3VL(Qwen2VL):
     model_type = "qwen3_vl"
     modelling = "qwen3_vl.modeling_qwen3_vl"
     class_name = "Qwen3VLForConditionalGeneration"
+    tp_plan = _LAYERS
 
     @property
     def num_deepstack(self) -> int:
