@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.patience import PATIENCE_S
 
 WIDE = (1280, 860)
 
@@ -20,6 +22,7 @@ def browsing() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("no chromium here; apt-get install chromium")
+    expect.set_options(timeout=PATIENCE_S * 1e3)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path)
         yield browser
@@ -30,6 +33,7 @@ def browsing() -> Iterator[Browser]:
 def window(browser: Browser, size: tuple[int, int] = WIDE) -> Iterator[Page]:
     """A page; what it complains of fails the test."""
     page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+    page.set_default_timeout(PATIENCE_S * 1e3)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)

@@ -123,12 +123,14 @@ def test_red_is_what_is_late_and_not_what_is_old(browser: Browser) -> None:
 def test_pause_and_a_look_back(browser: Browser) -> None:
     with page_of(browser) as page:
         slider = page.get_by_label("look back")
-        expect(slider).to_have_attribute("max", "2")
+        expect(slider).to_have_attribute("max", re.compile("^[1-9]"))
         page.get_by_role("button", name="pause").click()
+        page.wait_for_timeout(500)  # an answer may have been on its way
+        last = int(slider.get_attribute("max") or 0)
         page.wait_for_timeout(1500)
-        expect(slider).to_have_attribute("max", "2")
+        expect(slider).to_have_attribute("max", str(last))
         alerts = page.get_by_role("region", name="late")
-        expect(alerts).to_contain_text("9.0 s")
+        expect(alerts).to_contain_text(f"{7 + last}.0 s")
         slider.focus()
         page.keyboard.press("Home")
         expect(alerts).to_contain_text("7.0 s")
