@@ -70,6 +70,22 @@ class Memory(Record):
     capacity: int
 
 
+class StageLoad(Record):
+    """What waits for a stage of an instance, in predicted seconds; of decode, what a step takes."""
+
+    instance: str
+    stage: str
+    load_s: float
+
+
+class LinkCount(Record):
+    """Bytes written to a peer since the process began."""
+
+    peer: str
+    transport: str
+    nbytes: int
+
+
 class Observed(Record):
     """The answer to a `Query`."""
 
@@ -77,6 +93,8 @@ class Observed(Record):
     memory: tuple[Memory, ...] = ()
     states: tuple[StateCount, ...] = ()
     edges: tuple[EdgeCount, ...] = ()
+    links: tuple[LinkCount, ...] = ()
+    loads: tuple[StageLoad, ...] = ()  # of all instances, as the gateway predicts them
     machines: tuple[MachineFacts, ...] = ()
 
 

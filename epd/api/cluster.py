@@ -7,10 +7,13 @@ does.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 from msgspec.structs import asdict, replace
@@ -21,6 +24,7 @@ from epd.api.cluster_view import (
     ClusterView,
     EdgeView,
     LineView,
+    LinkView,
     MachineView,
     MemoryView,
     ProcessView,
@@ -30,11 +34,12 @@ from epd.api.errors import ApiError, bad_request
 from epd.api.exchange import Exchange
 from epd.api.port import Frontend, InstanceFacts, Refused
 from epd.config import GatewayConfig
-from epd.observed import EdgeCount, Observed, Query
+from epd.observed import EdgeCount, Observed, Query, StageLoad
 
-PARAMETERS = ("machine", "state", "older_s", "late", "key", "instance", "limit")
+PARAMETERS = ("machine", "state", "older_s", "late", "key", "instance", "limit", "over_s")
 LIMIT = 20  # machines of each process, unless the request says how many
 MAX_LIMIT = 200
+MAX_OVER_S = 60.0
 OFF = (
     "the state of the cluster is not shown to whoever comes: set an API key (--api-key), or listen "
     "on 127.0.0.1"
@@ -51,15 +56,27 @@ class Cluster:
     async def state(self, exchange: Exchange) -> None:
         """Raises ApiError."""
         self._check()
-        query, instance = read_query(exchange.query)
+        asked = read_query(exchange.query)
+        earlier, since_s = None, 0.0
+        if asked.over_s:
+            earlier, since_s = await self._look(Query(), asked.instance), time.monotonic()
+            await asyncio.sleep(asked.over_s)
+        view = await self._look(asked.query, asked.instance)
+        if earlier is not None:
+            _add_rates(view.edges, earlier.edges, time.monotonic() - since_s)
+        await exchange.respond_json(200, view)
+
+    async def _look(self, query: Query, instance: str) -> ClusterView:
+        """At that process, or at all.  Raises ApiError."""
         try:
             told, silent = await self._frontend.observe(query)
         except Refused as refusal:
             raise ApiError(refusal.status, refusal.message) from None
+        loads = [load for one in told.values() for load in one.loads]
         if instance:
             told = {name: one for name, one in told.items() if name == instance}
         facts = {one["instance"]: one for one in self._frontend.ready().instances}
-        await exchange.respond_json(200, view_of(told, facts, silent))
+        return view_of(told, facts, silent, loads)
 
     async def page(self, exchange: Exchange) -> None:
         """It holds nothing of the cluster, and asks whoever opens it for a key if one is needed."""
@@ -73,8 +90,16 @@ class Cluster:
             raise ApiError(403, OFF, code="state_is_off")
 
 
-def read_query(text: str) -> tuple[Query, str]:
-    """What is asked for, and of which process (empty: of all).  Raises ApiError 400."""
+class Asked(NamedTuple):
+    """By the parameters of a request."""
+
+    query: Query
+    instance: str  # empty: all
+    over_s: float  # between two looks, for rates; 0: one is enough
+
+
+def read_query(text: str) -> Asked:
+    """Raises ApiError 400."""
     given = parse_qs(text, keep_blank_values=True)
     for name in given:
         if name not in PARAMETERS:
@@ -86,9 +111,12 @@ def read_query(text: str) -> tuple[Query, str]:
         older_s=_number(given, "older_s", 0.0, sys.float_info.max, float),
         key=_last(given, "key"),
         late=bool(_number(given, "late", 0, 1, int)),
-        limit=int(_number(given, "limit", LIMIT if given else 0, MAX_LIMIT, int)),
+        limit=int(
+            _number(given, "limit", LIMIT if given.keys() - {"over_s"} else 0, MAX_LIMIT, int)
+        ),
     )
-    return query, _last(given, "instance")
+    over_s = _number(given, "over_s", 0.0, MAX_OVER_S, float)
+    return Asked(query, _last(given, "instance"), over_s)
 
 
 def _last(given: Mapping[str, list[str]], name: str) -> str:
@@ -110,13 +138,18 @@ def _number(
     except ValueError:
         value = math.nan
     if not 0.0 <= value <= most:
-        takes = "seconds, 0 or more" if kind is float else f"a whole number from 0 to {most:g}"
+        takes = f"a whole number from 0 to {most:g}"
+        if kind is float:
+            takes = "seconds, 0 or more" if most > MAX_OVER_S else f"seconds from 0 to {most:g}"
         raise bad_request(f"{name} is {text[:40]!r}; it takes {takes}", name)
     return value
 
 
 def view_of(
-    told: Mapping[str, Observed], facts: Mapping[str, InstanceFacts], silent: Iterable[str]
+    told: Mapping[str, Observed],
+    facts: Mapping[str, InstanceFacts],
+    silent: Iterable[str],
+    loads: Sequence[StageLoad],
 ) -> ClusterView:
     """Counts are sums over processes; machines are listed with theirs, oldest first."""
     states: dict[tuple[str, str], StateView] = {}
@@ -137,18 +170,37 @@ def view_of(
             story = [LineView(**asdict(line)) for line in facts_of.story]
             machines.append(MachineView(instance=name, **{**asdict(facts_of), "story": story}))
     return ClusterView(
-        processes=[_process(name, one, facts.get(name)) for name, one in told.items()],
+        processes=[_process(name, one, facts.get(name), loads) for name, one in told.items()],
         no_answer=list(silent),
         states=[states[key] for key in sorted(states)],
         edges=[
             EdgeView(**{**asdict(edge), "count": count})
             for edge, count in sorted(edges.items(), key=lambda pair: repr(pair[0]))
         ],
+        links=[
+            LinkView(instance=name, **asdict(link))
+            for name, one in told.items()
+            for link in one.links
+        ],
         machines=sorted(machines, key=lambda one: -one.age_s),
     )
 
 
-def _process(name: str, one: Observed, facts: InstanceFacts | None) -> ProcessView:
+def _add_rates(edges: Iterable[EdgeView], earlier: Iterable[EdgeView], spent_s: float) -> None:
+    """A process that has begun anew counts anew: no edge was taken less often than never."""
+    before = {_edge_of(edge): edge.count for edge in earlier}
+    for edge in edges:
+        edge.per_s = max(0.0, (edge.count - before.get(_edge_of(edge), 0)) / spent_s)
+
+
+def _edge_of(edge: EdgeView) -> tuple[str, ...]:
+    return edge.machine, edge.source, edge.event, edge.target, edge.reason
+
+
+def _process(
+    name: str, one: Observed, facts: InstanceFacts | None, loads: Iterable[StageLoad]
+) -> ProcessView:
     memory = [MemoryView(**asdict(kind)) for kind in one.memory]
     known = facts or {"instance": name, "roles": ["gateway"]}
-    return ProcessView(**known, in_use=dict(one.in_use), memory=memory)
+    load_s = {load.stage: load.load_s for load in loads if load.instance == name}
+    return ProcessView(**known, in_use=dict(one.in_use), memory=memory, load_s=load_s)

@@ -32,6 +32,7 @@ class ProcessView(View):
     silent_peers: list[str] = []
     in_use: dict[str, int] = {}
     memory: list[MemoryView] = []
+    load_s: dict[str, float] = {}
 
 
 class StateView(View):
@@ -55,6 +56,16 @@ class EdgeView(View):
     target: str
     count: int
     reason: str = ""
+    per_s: float | None = None  # of an answer that was asked for rates
+
+
+class LinkView(View):
+    """Bytes that were written over a link since its process began."""
+
+    instance: str
+    peer: str
+    transport: str
+    nbytes: int
 
 
 class LineView(View):
@@ -88,6 +99,7 @@ class ClusterView(View):
     no_answer: list[str] = []
     states: list[StateView] = []
     edges: list[EdgeView] = []
+    links: list[LinkView] = []
     machines: list[MachineView] = []
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from epd import __version__
 from epd.api.access import OPEN
 from epd.api.asked import ModelFacts
-from epd.api.cluster import MAX_LIMIT
+from epd.api.cluster import MAX_LIMIT, MAX_OVER_S
 from epd.api.port import JsonObject
 from epd.api.schemas import BOOLEAN, COUNT, OBJECT, STRING, Schema, array, components, record, ref
 from epd.config import Limits
@@ -82,6 +82,7 @@ _STATE = {
     "no_answer": array(STRING),
     "states": array(OBJECT),
     "edges": array(OBJECT),
+    "links": array(OBJECT),
     "machines": array(OBJECT),
 }
 QUERY = {
@@ -92,6 +93,7 @@ QUERY = {
     "key": STRING,
     "instance": STRING,
     "limit": {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT},
+    "over_s": {"type": "number", "minimum": 0, "maximum": MAX_OVER_S},
 }
 _READY = {"ready": BOOLEAN, "reason": STRING, "instances": array(OBJECT)}
 

@@ -1,7 +1,6 @@
 """Objects for operators that a Kubernetes cluster may have: Prometheus, KEDA, an inference gateway.
 
-All of them look at the gateway, whose /metrics tells of every instance.  There is no metric of
-seconds that a queue will take, so scaling is by what waits.
+All of them look at the gateway, whose /metrics tells of every instance.
 """
 
 from __future__ import annotations
@@ -9,7 +8,9 @@ from __future__ import annotations
 from epd.cli.k8s import Cluster, Json, Object, component_of, labels, named
 from epd.topology import Roles
 
-WAITING_PER_INSTANCE = 4  # above it there are too few; a guess to begin with
+# Above these there are too few; guesses to begin with.
+LOAD_S = 2  # predicted seconds of images, or of prompts, that wait for each instance
+WAITING = 4  # requests that wait for the batch of each that decodes
 PICKER_PORT = 9002  # of the extension's endpoint picker
 
 
@@ -32,30 +33,35 @@ def scaled_objects(cluster: Cluster, prometheus_url: str, max_replicas: int) -> 
             "scaleTargetRef": {"name": f"{cluster.name}-{component}"},
             "minReplicaCount": count,
             "maxReplicaCount": max(count, max_replicas),
-            "triggers": [_trigger(query, prometheus_url) for query in _queries(cluster, roles)],
+            "triggers": [
+                _trigger(query, threshold, prometheus_url)
+                for query, threshold in _queries(cluster, roles)
+            ],
         }
         made.append(named(cluster, "keda.sh/v1alpha1", "ScaledObject", component) | {"spec": spec})
     return made
 
 
-def _queries(cluster: Cluster, roles: Roles) -> list[str]:
-    """Images at the encoders of a group; requests that wait for its batches."""
+def _queries(cluster: Cluster, roles: Roles) -> list[tuple[str, int]]:
+    """The work that waits for a group, and how much of it each instance may have."""
     chosen = f'instance=~"{cluster.name}-{component_of(roles)}-[^-]+-[^-]+"'
     if cluster.namespace:
         chosen = f'namespace="{cluster.namespace}",{chosen}'
-    queries = []
-    if "encode" in roles:
-        queries.append(f'sum(epd_in_use{{kind="encodings",{chosen}}})')
-    if {"prefill", "decode"} & set(roles):
-        queries.append(f"sum(epd_instance_requests_waiting{{{chosen}}})")
+    queries = [
+        (f'sum(epd_instance_load_seconds{{stage="{stage}",{chosen}}})', LOAD_S)
+        for stage in ("encode", "prefill")
+        if stage in roles
+    ]
+    if "decode" in roles:
+        queries.append((f"sum(epd_instance_requests_waiting{{{chosen}}})", WAITING))
     return queries
 
 
-def _trigger(query: str, prometheus_url: str) -> Json:
+def _trigger(query: str, threshold: int, prometheus_url: str) -> Json:
     metadata: Object = {
         "serverAddress": prometheus_url,
         "query": query,
-        "threshold": str(WAITING_PER_INSTANCE),
+        "threshold": str(threshold),
     }
     return {"type": "prometheus", "metadata": metadata}
 

@@ -74,12 +74,13 @@ def process_lines(told: ClusterView) -> list[str]:
             "+".join(one.roles),
             one.state,
             str(one.epoch or ""),
+            ", ".join(f"{stage} {age(load_s)}" for stage, load_s in one.load_s.items()),
             ", ".join(map(_memory, one.memory)),
             ", ".join(f"{kind} {count}" for kind, count in one.in_use.items() if count),
         )
         for one in told.processes
     ]
-    lines = columns(("PROCESS", "ROLES", "STATE", "EPOCH", "MEMORY", "IN USE"), rows)
+    lines = columns(("PROCESS", "ROLES", "STATE", "EPOCH", "LOAD", "MEMORY", "IN USE"), rows)
     return lines + [f"{name} did not answer" for name in told.no_answer]
 
 

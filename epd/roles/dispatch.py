@@ -19,6 +19,7 @@ from epd.config import Timing
 from epd.failure import FailureKind
 from epd.fsm.generation import Generation
 from epd.messages import Address, EncodeRequest, MediaItem, PrefillRequest, RoomAdded
+from epd.observed import StageLoad
 from epd.roles.affinity import Affinity
 from epd.roles.base import Actor
 from epd.roles.holds import Holds
@@ -38,7 +39,7 @@ from epd.scheduling.placement import (
     lacking,
     place,
 )
-from epd.scheduling.predicted_rule import PredictedRule
+from epd.scheduling.predicted_rule import PredictedRule, predicted_loads
 from epd.scheduling.residency import CacheIndex, Flights, Said
 
 DEADLINE_GRACE_S = 0.5  # between the two who know a deadline: one ends it in order, one in any case
@@ -92,6 +93,10 @@ class Dispatcher:
             for i in self._registry.takers()
             for name in (i.info.address.instance_id,)
         ]
+
+    def loads(self) -> tuple[StageLoad, ...]:
+        """What waits at each instance, in seconds."""
+        return tuple(predicted_loads(self.candidates()))
 
     def lacking(self, *, with_images: bool) -> str:
         """Why nothing could be placed now; empty if it could."""

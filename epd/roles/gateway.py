@@ -93,7 +93,7 @@ class GatewayRole(Component[Generation]):
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
         self.profile = Profiles(actor, registry).ask
-        self.observe = Observatory(actor, registry).ask
+        self.observe = Observatory(actor, registry, dispatcher.loads).ask
         self._serial = self.num_tokens = 0
         self.outcomes: Counter[str] = Counter()
         registry.on_lost = self._instance_lost
@@ -161,7 +161,7 @@ class GatewayRole(Component[Generation]):
         own = own_metrics(self.outcomes, self.num_tokens, num_open, self.actor)
         known = self._registry.instances
         each = (sample for one in known for sample in instance_metrics(one))
-        return [*own, *queue_metrics(known), *each]
+        return [*own, *queue_metrics(known, self._dispatcher.loads()), *each]
 
     # --- placement --------------------------------------------------------------------------------
 

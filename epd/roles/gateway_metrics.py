@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from epd.api.port import InstanceFacts, Metric, histogram
 from epd.fsm.instance import Instance
+from epd.observed import StageLoad
 from epd.records import Count, Histogram
 from epd.roles.base import Actor
 from epd.roles.stage_times import COUNTS, KINDS
@@ -26,6 +27,7 @@ DROPPED = "messages that the bus did not let in or did not send"
 SILENT = "peers that do not answer this instance; its links to them are opened anew"
 QUEUES = {"waiting": "requests that wait for the batch", "running": "requests in the batch"}
 KV_USAGE = "share of the KV blocks that requests hold, 0 to 1"
+LOAD = "predicted work that waits for a stage; of decode, the time of a step"
 IN_USE = "memory and work in use by kind; zero when idle"
 
 
@@ -63,7 +65,7 @@ def _counts(instance: str, told: Iterable[Count]) -> Iterator[Metric]:
         yield Metric(one.name, one.value, labels, "counter", COUNTS[one.name])
 
 
-def queue_metrics(instances: Iterable[Instance]) -> Iterator[Metric]:
+def queue_metrics(instances: Iterable[Instance], loads: Iterable[StageLoad]) -> Iterator[Metric]:
     """How full the cluster is, as those ask who choose between clusters (see the names of the
     Gateway API's inference extension), and each instance.
 
@@ -83,6 +85,9 @@ def queue_metrics(instances: Iterable[Instance]) -> Iterator[Metric]:
     for kind, text in QUEUES.items():
         yield Metric(f"epd_requests_{kind}", total[kind], (), help=f"{text}; of all instances")
     yield Metric("epd_kv_cache_usage", _share(used, capacity), (), help=f"{KV_USAGE}; of all")
+    for load in loads:
+        of = (("instance", load.instance), ("stage", load.stage))
+        yield Metric("epd_instance_load_seconds", load.load_s, of, help=LOAD)
 
 
 def _share(part: int, whole: int) -> float:

@@ -28,7 +28,16 @@ from epd.api.port import Refused
 from epd.fsm.kernel import Machine, read_story
 from epd.fsm.story import RecordingJournal, Resident, outlived_its_clock
 from epd.messages import ObserveReport, ObserveRequest
-from epd.observed import EdgeCount, MachineFacts, Memory, Observed, Query, StateCount, StoryLine
+from epd.observed import (
+    EdgeCount,
+    MachineFacts,
+    Memory,
+    Observed,
+    Query,
+    StageLoad,
+    StateCount,
+    StoryLine,
+)
 from epd.roles.base import Actor, Component, receives
 from epd.roles.poll import Poll
 from epd.roles.registry import Registry
@@ -41,7 +50,12 @@ MAX_MACHINES = 200  # told of one process
 LAG_S = 1.0  # a clock that is due may wait so long for its turn on the loop
 
 
-def observe(actor: Actor, query: Query, memory: tuple[Memory, ...] = ()) -> Observed:
+def observe(
+    actor: Actor,
+    query: Query,
+    memory: tuple[Memory, ...] = (),
+    loads: tuple[StageLoad, ...] = (),
+) -> Observed:
     """What this process knows now; nothing, if its journal does not record."""
     journal = actor.journal
     if not isinstance(journal, RecordingJournal):
@@ -52,6 +66,8 @@ def observe(actor: Actor, query: Query, memory: tuple[Memory, ...] = ()) -> Obse
         memory=memory,
         states=tuple(look.states()),
         edges=tuple(_edges(journal)),
+        links=tuple(actor.times.links()),
+        loads=loads,
         machines=tuple(look.machines(query)),
     )
 
@@ -167,8 +183,11 @@ class Observable(Component[Never]):
 class Observatory(Component[Never]):
     """The gateway's side."""
 
-    def __init__(self, actor: Actor, registry: Registry) -> None:
+    def __init__(
+        self, actor: Actor, registry: Registry, loads: Callable[[], tuple[StageLoad, ...]]
+    ) -> None:
         super().__init__(actor)
+        self._loads = loads
         self._poll = Poll[Observed](actor, registry, ANSWER_TIMEOUT_S)
 
     async def ask(self, query: Query) -> tuple[dict[str, Observed], list[str]]:
@@ -178,7 +197,7 @@ class Observatory(Component[Never]):
         told, silent = await self._poll.ask(
             lambda serial: ObserveRequest(serial=serial, query=query)
         )
-        own = observe(self.actor, query)
+        own = observe(self.actor, query, loads=self._loads())
         return {self.actor.address.instance_id: own, **told}, silent
 
     @receives(ObserveReport)

@@ -23,6 +23,7 @@ from epd.fsm.kernel import Machine
 from epd.fsm.outgoing import Outgoing
 from epd.fsm.room import Room
 from epd.messages import KvOffer
+from epd.observed import LinkCount
 from epd.records import STAGES, Count, Histogram
 
 SECONDS = (
@@ -78,6 +79,12 @@ class StageTimes:
             Count(name=name, labels=labels, value=value)
             for (name, labels), value in sorted(self._totals.items())
         )
+
+    def links(self) -> Iterator[LinkCount]:
+        """Bytes by link, since the process began."""
+        for (name, labels), nbytes in sorted(self._totals.items()):
+            if name == LINK_NBYTES:
+                yield LinkCount(**dict(labels), nbytes=nbytes)
 
     def note_stages(self, machine: Machine) -> None:
         """Once for each machine, when what it makes is there or given up."""

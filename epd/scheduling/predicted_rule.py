@@ -30,10 +30,11 @@ choose from nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from epd.messages import InstanceInfo, StageCosts
+from epd.observed import StageLoad
 from epd.scheduling.placement import Asked, Candidate, Image, busyness, weight
 
 USUAL = StageCosts(patch_s=3e-6, token_s=15e-6, step_s=4e-3, sequence_s=5e-5, nbyte_s=5e-10)
@@ -62,13 +63,13 @@ class _Forecast:
     def encode_s(self, num_patches: int) -> float:
         return self.costs.patch_s * num_patches
 
-    def _step_s(self, count: int) -> float:
+    def step_s(self, count: int) -> float:
         return self.costs.step_s + self.costs.sequence_s * count if count else 0.0
 
     def done_s(self, work_s: float) -> float:
         """So much, in turns with decodes."""
         turns = 1.0 + work_s / self._quantum_s if self._quantum_s else 1.0
-        return work_s + turns * self._step_s(self._backlog.num_decoding)
+        return work_s + turns * self.step_s(self._backlog.num_decoding)
 
     def encoded_s(self, more_s: float) -> float:
         """When so much more is encoded, in turns with prompts and decodes."""
@@ -82,7 +83,7 @@ class _Forecast:
 
     def token_s(self) -> float:
         """A step with one more of those who decode here, or will."""
-        return self._step_s(self._backlog.num_sequences + 1)
+        return self.step_s(self._backlog.num_sequences + 1)
 
     @property
     def work_s(self) -> float:
@@ -170,6 +171,21 @@ class PredictedRule:
         answer_s *= 1.0 - MOVE_GAIN * held
         nbytes = (1.0 - held) * self._asked.num_tokens * _kv_token_nbytes(decode.info)
         return answer_s + HOP_S + nbytes * self._forecasts[prefill.instance_id].costs.nbyte_s
+
+
+def predicted_loads(candidates: Sequence[Candidate]) -> Iterator[StageLoad]:
+    """Of each stage of each of these: the images and prompts that wait there; what a step of
+    those takes who decode there."""
+    usual = _usual(c.load.costs for c in candidates)
+    for one in candidates:
+        forecast = _Forecast(one, _completed(one.load.costs, usual))
+        stages = {
+            "encode": forecast.images_s,
+            "prefill": forecast.prompts_s,
+            "decode": forecast.step_s(one.backlog.num_decoding),
+        }
+        for stage in one.roles:
+            yield StageLoad(instance=one.instance_id, stage=stage, load_s=stages[stage])
 
 
 def _kv_token_nbytes(info: InstanceInfo) -> float:

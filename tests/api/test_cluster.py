@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from epd.config import AccessConfig
-from epd.observed import EdgeCount, MachineFacts, Memory, Observed, Query, StateCount, StoryLine
+from epd.observed import (
+    EdgeCount,
+    LinkCount,
+    MachineFacts,
+    Memory,
+    Observed,
+    Query,
+    StageLoad,
+    StateCount,
+    StoryLine,
+)
 from tests.api.fakes import serving
 from tests.api.wire import exchange, request
 
@@ -46,12 +56,18 @@ def facts(key: str, age_s: float) -> MachineFacts:
 
 
 TOLD = {
-    "gateway": Observed(),
+    "gateway": Observed(
+        loads=(
+            StageLoad(instance="e0", stage="encode", load_s=1.5),
+            StageLoad(instance="e1", stage="encode", load_s=0.0),
+        )
+    ),
     "e0": Observed(
         in_use=(("encodings", 2),),
         memory=(Memory(kind="host tier", unit="bytes", used=5, capacity=9),),
         states=(waiting(2, 3.0, 1, 0.5),),
         edges=(edge(4), edge(1, "illegal")),
+        links=(LinkCount(peer="p0", transport="shm", nbytes=77),),
         machines=(facts("r1/1/0", 3.0),),
     ),
     "e1": Observed(
@@ -97,6 +113,8 @@ async def test_counts_are_summed_and_machines_are_listed_oldest_first() -> None:
         }
     ]
     assert told["no_answer"] == ["d0"]
+    assert [one["load_s"] for one in told["processes"]] == [{}, {"encode": 1.5}, {"encode": 0.0}]
+    assert told["links"] == [{"instance": "e0", "peer": "p0", "transport": "shm", "nbytes": 77}]
     assert told["processes"][1]["in_use"] == {"encodings": 2}
     assert told["processes"][1]["memory"] == [
         {"kind": "host tier", "unit": "bytes", "used": 5, "capacity": 9}
@@ -105,8 +123,28 @@ async def test_counts_are_summed_and_machines_are_listed_oldest_first() -> None:
 
 async def test_one_process_alone() -> None:
     _, told, _ = await ask("/state?instance=e0")
-    assert [one["instance"] for one in told["processes"]] == ["e0"]
+    assert [(one["instance"], one["load_s"]) for one in told["processes"]] == [
+        ("e0", {"encode": 1.5})
+    ]
     assert [one["count"] for one in told["states"]] == [2]
+
+
+async def test_rates_are_those_of_the_time_between_two_looks() -> None:
+    async with serving() as (server, frontend, _):
+        looks = iter([{"e0": Observed(edges=(edge(4),))}, TOLD])
+
+        async def observe(query: Query) -> Any:
+            frontend.queries.append(query)
+            return next(looks), []
+
+        frontend.observe = observe
+        asked = request(method="GET", path="/state?over_s=0.05&limit=3")
+        _, _, body = await exchange(server, asked)
+        edges = {one["reason"]: one for one in json.loads(body)["edges"]}
+    assert frontend.queries == [Query(), Query(limit=3)]
+    assert 0.0 < edges[""]["per_s"] <= 3 / 0.05  # from 4 to 7
+    assert 0.0 < edges["illegal"]["per_s"] <= 1 / 0.05
+    assert (await ask("/state"))[1]["edges"][0]["per_s"] is None
 
 
 @pytest.mark.parametrize(
@@ -114,6 +152,7 @@ async def test_one_process_alone() -> None:
     [
         ("", Query()),
         ("?limit=3", Query(limit=3)),
+        ("?over_s=0", Query()),
         ("?key=gw-1-2%2F1", Query(key="gw-1-2/1", limit=20)),
         (
             "?machine=outgoing,INCOMING&state=quarantined&older_s=5",
@@ -136,6 +175,7 @@ async def test_what_is_asked_for(text: str, query: Query) -> None:
         ("older_s=nan", "older_s"),
         ("older_s=inf", "older_s"),
         ("late=2", "late"),
+        ("over_s=61", "over_s"),
         ("limit=201", "limit"),
         ("limit=1.5", "limit"),
         ("mashine=OUTGOING", "mashine"),

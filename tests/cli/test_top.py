@@ -71,6 +71,7 @@ def told(**changed: Any) -> ClusterView:
                         MemoryView(kind="host tier", unit="bytes", used=3 << 20, capacity=1 << 30),
                     ],
                     in_use={"incoming": 2, "requests": 0},
+                    load_s={"prefill": 1.5},
                 ),
             ],
             no_answer=["d0"],
@@ -108,9 +109,11 @@ def test_ages(seconds: float, text: str) -> None:
 
 def test_processes_and_who_did_not_answer() -> None:
     head, gateway, p0, silent = machines.process_lines(told())
-    assert head.split() == ["PROCESS", "ROLES", "STATE", "EPOCH", "MEMORY", "IN", "USE"]
+    assert head.split() == ["PROCESS", "ROLES", "STATE", "EPOCH", "LOAD", "MEMORY", "IN", "USE"]
     assert gateway.split() == ["gateway", "gateway"]
-    assert "prefill+decode" in p0 and "kv 3/9 blocks, host tier 3.0 MiB/1.0 GiB" in p0
+    assert (
+        "prefill+decode" in p0 and "prefill 1.5 s  kv 3/9 blocks, host tier 3.0 MiB/1.0 GiB" in p0
+    )
     assert p0.endswith("incoming 2") and silent == "d0 did not answer"
 
 

@@ -10,6 +10,7 @@ from epd.api.cluster_view import (
     ClusterView,
     EdgeView,
     LineView,
+    LinkView,
     MachineView,
     MemoryView,
     ProcessView,
@@ -44,6 +45,10 @@ def edge(source: str, event: str, target: str, count: int, reason: str = "") -> 
     )
 
 
+def link(instance: str, peer: str, transport: str, nbytes: int) -> LinkView:
+    return LinkView(instance=instance, peer=peer, transport=transport, nbytes=nbytes)
+
+
 def memory(kind: str, unit: str, used: int, capacity: int) -> MemoryView:
     return MemoryView(kind=kind, unit=unit, used=used, capacity=capacity)
 
@@ -59,6 +64,7 @@ def answer(number: int) -> ClusterView:
                 state="HEALTHY",
                 epoch=5,
                 memory=[memory("host tier", "bytes", 300 << 20, 1 << 30)],
+                load_s={"encode": 0.65},
                 in_use={"outgoing": 4},
             ),
             ProcessView(
@@ -67,6 +73,7 @@ def answer(number: int) -> ClusterView:
                 state="HEALTHY",
                 epoch=5,
                 memory=[memory("kv", "blocks", 1200, 2048), memory("rows", "slots", 96, 128)],
+                load_s={"prefill": 1.5, "decode": 0.011},
                 in_use={"incoming": 3, "requests": 5},
             ),
         ],
@@ -86,6 +93,10 @@ def answer(number: int) -> ClusterView:
             edge("WRITING", "WriteSucceeded", "WRITTEN", 80 + 120 * number),
             edge("WRITING", "GrantReceived", "WRITING", 2, "a repeat of a grant that is used"),
             edge("WRITTEN", "WriteFailed", "WRITTEN", 1, ILLEGAL),
+        ],
+        links=[
+            link("e0", "p0", "shm", (300 + 40 * number) << 20),
+            link("p0", "p0", "local", 7 << 30),
         ],
         machines=stories(number),
     )
@@ -123,9 +134,18 @@ def stories(number: int) -> list[MachineView]:
 
 
 def metrics(number: int) -> str:
-    """Four more requests each time, with first tokens after 250 ms."""
-    name = "epd_time_to_first_token_seconds"
-    return f"{name}_sum {number}.0\n{name}_count {4 * number}\n"
+    """A hundred more requests at each of two gateways each time: of 200, 120 have their first token
+    within 100 ms, 190 within 250 ms, all within 500 ms."""
+    return "".join(
+        f'epd_time_to_first_token_seconds_bucket{{instance="{instance}",le="{bound}"}} {count}\n'
+        for instance in ("gateway", "other")
+        for bound, count in (
+            ("0.1", 60 * number),
+            ("0.25", 95 * number),
+            ("0.5", 100 * number),
+            ("+Inf", 100 * number),
+        )
+    )
 
 
 def crowd(number: int) -> ClusterView:

@@ -17,6 +17,7 @@ from epd.fsm.story import RecordingJournal
 from epd.messages import Address
 from epd.observed import Query
 from epd.roles.observation import LAG_S, MAX_OPEN, Observatory, observe
+from epd.roles.stage_times import StageTimes
 from epd.roles.timers import Timers
 from epd_lab.tiny.samples import read_index
 from tests.fsm.tables import make_embedding, make_incoming, make_outgoing
@@ -53,6 +54,9 @@ async def test_a_stream_is_seen_at_every_process(preparer: Any, loaded: Any) -> 
         assert open_ones["REQUEST", "DECODING"] == 1
         assert {m.kind for m in told["p0"].memory} == {"kv", "rows"}
         assert dict(told["d0"].in_use)["requests"] == 1
+        assert [one.peer for one in told["e0"].links] == ["p0"] and told["e0"].links[0].nbytes > 0
+        loads = {(one.instance, one.stage): one.load_s for one in told["gateway"].loads}
+        assert loads["e0", "encode"] == loads["p0", "prefill"] == 0.0 < loads["d0", "decode"]
         async for _ in stream:
             pass
         await cluster.settle()
@@ -75,6 +79,7 @@ class Process:
         self.clock = SimpleNamespace(now_s=lambda: self.now_s, call_at=call_at)
         self.timers = Timers(self.clock, mock.MagicMock())  # type: ignore[arg-type]
         self.components: list[Any] = []
+        self.times = StageTimes(lambda: self.now_s)
         self.cluster_offset_s = 1000.0
         self.machines = []
         for key in keys:
@@ -162,7 +167,7 @@ def test_a_story_is_told_in_the_time_of_the_gateway() -> None:
 async def test_as_many_as_there_are_places_for_may_look() -> None:
     actor = mock.MagicMock()
     present = SimpleNamespace(present=True, info=SimpleNamespace(address=Address("silent", 1, "")))
-    observatory = Observatory(actor, SimpleNamespace(instances=[present]))  # type: ignore[arg-type]
+    observatory = Observatory(actor, SimpleNamespace(instances=[present]), tuple)  # type: ignore[arg-type]
     looking = [asyncio.ensure_future(observatory.ask(Query())) for _ in range(MAX_OPEN)]
     await asyncio.sleep(0)
     with pytest.raises(Refused, match="others are looking"):

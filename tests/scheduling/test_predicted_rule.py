@@ -8,13 +8,14 @@ from dataclasses import astuple, replace
 from random import Random
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.messages import Address, InstanceInfo, KvLayout, Load, RowContract, StageCosts
 from epd.scheduling.backlog import NOTHING_WAITS, Backlog, Books
 from epd.scheduling.placement import Asked, Candidate, Image, Placement, place
-from epd.scheduling.predicted_rule import USUAL, PredictedRule
+from epd.scheduling.predicted_rule import USUAL, PredictedRule, predicted_loads
 
 GPU = StageCosts(
     patch_s=3e-6,
@@ -287,3 +288,17 @@ def test_nothing_is_left_in_the_books_and_nothing_is_negative(
     for number in range(6):
         books.ended(str(number))
     assert all(books.at(name) == Backlog() for name in names) and not len(books)
+
+
+# --- what is told of it ---------------------------------------------------------------------------
+
+
+def test_the_load_of_a_stage_is_what_waits_for_it() -> None:
+    """Each stage of each instance, by what it has measured, or what others have."""
+    busy = Backlog(num_patches=1000, num_tokens=2000, num_sequences=3, num_decoding=2)
+    pool = [instance("ep0", busy), instance("d0", busy, UNMEASURED)]
+    loads = {(one.instance, one.stage): one.load_s for one in predicted_loads(pool)}
+    step_s = GPU.step_s + 2 * GPU.sequence_s
+    expected = {("ep0", "encode"): 3e-3, ("ep0", "prefill"): 28e-3, ("d0", "decode"): step_s}
+    assert loads == pytest.approx(expected)
+    assert all(one.load_s == 0.0 for one in predicted_loads([instance("epd0")]))

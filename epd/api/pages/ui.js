@@ -5,12 +5,20 @@ const root = document.getElementById("page");
 const app = {
   ring: [], look: null, place: { machine: "GENERATION" },
   is_paused: false, needs_key: false, trouble: "",
+  seeks: "", // what gets the focus when it is shown
 };
 let serial = 0; // of the newest question
-let metrics = { at_ms: 0, sums: null, latency: {} }; // what /metrics summed up, and since before
+let metrics = { at_ms: 0, buckets: null, latency: {} }; // what /metrics counted, and since before
 const METRICS_MS = 5000;
 
-const show = () => render(html`<${Page} />`, root);
+function show() {
+  render(html`<${Page} />`, root);
+  const found = app.seeks && document.querySelector(app.seeks);
+  if (!found) return;
+  found.focus();
+  app.seeks = "";
+}
+
 const shown = () => app.look || app.ring.at(-1);
 
 function keep(fresh) {
@@ -21,12 +29,12 @@ function keep(fresh) {
 /** Latencies of the requests since the look before: they change slowly, and are asked for seldom. */
 async function latencies() {
   if (Date.now() - metrics.at_ms < METRICS_MS) return metrics.latency;
-  const before = metrics.sums;
+  const before = metrics.buckets;
   metrics.at_ms = Date.now();
-  metrics.sums = counted(await (await fetch("metrics", { signal: AbortSignal.timeout(5 * POLL_MS) })).text());
+  metrics.buckets = bucketsOf(await (await fetch("metrics", { signal: AbortSignal.timeout(5 * POLL_MS) })).text());
   metrics.latency = {};
-  for (const name of before ? Object.keys(LATENCIES) : [])
-    metrics.latency[name] = meanSince(metrics.sums, before, name);
+  for (const name of before ? LATENCIES : [])
+    metrics.latency[name] = quantilesSince(metrics.buckets[name], before[name]);
   return metrics.latency;
 }
 
@@ -60,23 +68,22 @@ async function poll() {
 
 function go({ machine, state, key }) {
   app.place = { machine, state, key };
+  app.seeks = state ? "#inspected" : "";
   arrive();
-  if (state) document.getElementById("inspected").focus();
 }
 
-/** The focus is where it was before this place was looked into. */
-async function back() {
+/** The focus goes where it was before this place was looked into, when that is shown again. */
+function back() {
   const { machine, state, key } = app.place;
   app.place = key ? { machine, state } : { machine };
-  await arrive();
-  const left = key ? `[data-key="${CSS.escape(key)}"]` : `[data-name=${state}]`;
-  document.querySelector(left)?.focus();
+  app.seeks = key ? `[data-key="${CSS.escape(key)}"]` : `[data-name=${state}]`;
+  arrive();
 }
 
 /** Also a page that pauses asks once for what is looked into. */
-async function arrive() {
+function arrive() {
   show();
-  if (!kept) await ask();
+  if (!kept) ask();
 }
 
 addEventListener("keydown", (event) => {
@@ -126,6 +133,7 @@ function Page() {
     <${Late} ...${about} />
     <${Processes} ...${about} />
     <${OverTime} ...${about} />
+    <${Links} entry=${entry} />
     <main>
       <h2>Machines</h2>
       <${Machines} ...${about} />

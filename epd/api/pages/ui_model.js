@@ -7,6 +7,8 @@ const POLL_MS = 1000;
 
 const edgeKey = (machine, source, target) => `${machine} ${source} ${target}`;
 
+const linkKey = (one) => `${one.instance} ${one.peer} ${one.transport}`;
+
 /** `flows`: how often each edge was taken per second since `before`. */
 function entryOf({ told, query = null, at_ms, note = "", latency = {} }, before) {
   const counts = new Map();
@@ -22,7 +24,12 @@ function entryOf({ told, query = null, at_ms, note = "", latency = {} }, before)
       const more = count - (before.counts.get(key) || 0);
       if (more > 0) flows.set(key, more / spent_s); // less: a process has gone, with its count
     }
-  return { told, query, at_ms, note, latency, counts, flows };
+  const nbytes = new Map(told.links.map((one) => [linkKey(one), one.nbytes]));
+  const links = told.links.map((one) => {
+    const more = one.nbytes - (before?.nbytes.get(linkKey(one)) || 0);
+    return { ...one, per_s: spent_s > 0 && more > 0 ? more / spent_s : 0 };
+  });
+  return { told, query, at_ms, note, latency, counts, flows, nbytes, links };
 }
 
 function flowInto(entry, machine, target) {
@@ -37,35 +44,47 @@ function flowInto(entry, machine, target) {
 const lateStates = (entry) =>
   entry.told.states.filter((one) => one.late).sort((a, b) => b.oldest_s - a.oldest_s);
 
-const LATENCIES = { ttft: "time_to_first_token", tpot: "time_per_output_token" };
+const LATENCIES = ["time_to_first_token", "time_per_output_token"];
+const QUANTILES = [0.5, 0.99];
 
-/** What /metrics summed up so far. */
-function counted(text) {
-  const found = {};
-  for (const [name, metric] of Object.entries(LATENCIES))
-    for (const part of ["sum", "count"])
-      found[`${name} ${part}`] = [...text.matchAll(new RegExp(`^epd_${metric}_seconds_${part}\\S* (.*)$`, "gm"))]
-        .reduce((sum, line) => sum + +line[1], 0); // over instances
+/** The buckets of these histograms so far: how many values are at most so much, over instances. */
+function bucketsOf(text) {
+  const found = Object.fromEntries(LATENCIES.map((name) => [name, new Map()]));
+  const lines = new RegExp(`^epd_(${LATENCIES.join("|")})_seconds_bucket.*le="(.*?)".* (.*)$`, "gm");
+  for (const [, name, bound, count] of text.matchAll(lines)) {
+    const most_s = bound === "+Inf" ? Infinity : +bound;
+    found[name].set(most_s, (found[name].get(most_s) || 0) + +count);
+  }
   return found;
 }
 
-/** Of the requests since `before`; null if there were none. */
-function meanSince(now, before, name) {
-  const count = now[`${name} count`] - before[`${name} count`];
-  return count > 0 ? (now[`${name} sum`] - before[`${name} sum`]) / count : null;
+/** Of the values since `before`, none if there were none; within a bucket they count as spread evenly. */
+function quantilesSince(now, before) {
+  const counts = [...now].map(([most_s, count]) => [most_s, count - (before.get(most_s) || 0)])
+    .sort((a, b) => a[0] - b[0]);
+  const all = counts.at(-1)?.[1];
+  if (!(all > 0)) return [];
+  return QUANTILES.map((share) => {
+    const wanted = share * all;
+    const at = counts.findIndex(([, count]) => count >= wanted);
+    const [from_s, below] = at ? counts[at - 1] : [0, 0];
+    const [to_s, count] = counts[at];
+    return to_s === Infinity ? from_s : from_s + ((to_s - from_s) * (wanted - below)) / (count - below || 1);
+  });
 }
 
 const perSecond = (flow) => `${digits(flow)}/s`;
-/** What is drawn over time: its name, its value in an entry, and that value in words. */
+const latency = (name) => (entry) => entry.latency[name] || [];
+/** What is drawn over time: its name, its values in an entry, and one of them in words. */
 const SERIES = [
-  ["open requests", (entry) => entry.told.states
-    .reduce((sum, one) => sum + (one.machine === "GENERATION" ? one.count : 0), 0), String],
-  ["finished", (entry) => flowInto(entry, "GENERATION", "FINISHED"), perSecond],
-  ["failed", (entry) => flowInto(entry, "GENERATION", "FAILED"), perSecond],
-  ["images encoded", (entry) => entry.flows.get(edgeKey("ENCODING", "ENCODING", "RESIDENT")) || 0, perSecond],
-  ["transfers", (entry) => flowInto(entry, "INCOMING", "DELIVERED"), perSecond],
-  ["first token after", (entry) => entry.latency.ttft, age],
-  ["each further token", (entry) => entry.latency.tpot, age],
+  ["open requests", (entry) => [entry.told.states
+    .reduce((sum, one) => sum + (one.machine === "GENERATION" ? one.count : 0), 0)], String],
+  ["finished", (entry) => [flowInto(entry, "GENERATION", "FINISHED")], perSecond],
+  ["failed", (entry) => [flowInto(entry, "GENERATION", "FAILED")], perSecond],
+  ["images encoded", (entry) => [entry.flows.get(edgeKey("ENCODING", "ENCODING", "RESIDENT")) || 0], perSecond],
+  ["transfers", (entry) => [flowInto(entry, "INCOMING", "DELIVERED")], perSecond],
+  ["first token, p50 p99", latency("time_to_first_token"), age],
+  ["further ones, p50 p99", latency("time_per_output_token"), age],
 ];
 
 /** A place is what is looked into: {machine}, with a state {machine, state}, with a key also {key}. */

@@ -24,6 +24,7 @@ function Process({ one, now_ms }) {
     <td>${one.roles.join("+")}</td>
     <td>${trouble || one.state}${one.silent_peers?.length ? `; hears nothing of ${one.silent_peers.join(", ")}` : ""}</td>
     <td>${one.epoch || ""}</td><td>${one.pid || ""}</td><td>${one.assigned || ""}</td>
+    <td>${trouble ? "" : Object.entries(one.load_s).map(([stage, load_s]) => html`<span class="memory" key=${stage}>${stage} ${age(load_s)}</span>`)}</td>
     <td>${trouble ? "" : one.memory.filter((kind) => kind.capacity).map((kind) => html`<${Memory} key=${kind.kind} one=${kind} />`)}</td>
     <td>${trouble ? "" : used.map(([kind, count]) => `${kind} ${count}`).join(", ")}</td></tr>`;
 }
@@ -33,32 +34,44 @@ function Processes({ ring, entry }) {
   const known = new Set(found.map((one) => one.instance));
   const silent = entry.told.no_answer.filter((name) => !known.has(name));
   return html`<section aria-labelledby="processes"><h2 id="processes">Processes</h2>
-    <${Table} label="processes" head=${["process", "roles", "state", "epoch", "pid", "assigned", "memory", "in use"]}>
+    <${Table} label="processes" head=${["process", "roles", "state", "epoch", "pid", "assigned", "load", "memory", "in use"]}>
       ${found.map((one) => html`<${Process} key=${one.instance} one=${one} now_ms=${entry.at_ms} />`)}
       ${silent.map((name) => html`<tr class="late" key=${name}><th scope="row">${name}</th>
-        <td></td><td>no answer</td><td colspan="5"></td></tr>`)}
+        <td></td><td>no answer</td><td colspan="6"></td></tr>`)}
     <//></section>`;
 }
 
-/** Gaps are where nothing is known. */
-function OverTime({ ring, entry }) {
+/** A line for each of its values; gaps are where nothing is known. */
+function Series({ name, value, words, ring, entry }) {
   const from_ms = ring[0].at_ms;
   const scale = 240 / Math.max(ring.at(-1).at_ms - from_ms, 1);
   const at = (one) => ((one.at_ms - from_ms) * scale).toFixed(1);
-  return html`<section aria-label="over time" class="series">${SERIES.map(([name, value, words]) => {
-    const values = ring.map(value);
-    const most = Math.max(...values.filter(Number.isFinite), 0);
-    const y = (one) => (30 - (28 * one) / (most || 1)).toFixed(1);
-    let path = "";
-    values.forEach((one, index) => {
-      if (Number.isFinite(one)) path += `${Number.isFinite(values[index - 1]) ? "L" : "M"}${at(ring[index])} ${y(one)}`;
-    });
-    const now = value(entry);
-    const text = Number.isFinite(now) ? words(now) : "-";
-    return html`<figure key=${name}><figcaption>${name} <b>${text}</b></figcaption>
-      <svg viewBox="0 0 240 32" role="img" aria-label=${`${name}: ${text}, at most ${words(most)}`}>
-        <path d=${path} /><line x1=${at(entry)} x2=${at(entry)} y1="0" y2="32" /></svg></figure>`;
-  })}</section>`;
+  const values = ring.map(value);
+  const most = Math.max(...values.flat(), 0);
+  const paths = [];
+  values.forEach((ones, index) => ones.forEach((one, line) => {
+    const goes_on = values[index - 1]?.length > line;
+    paths[line] = `${paths[line] || ""}${goes_on ? "L" : "M"}${at(ring[index])} ${(30 - (28 * one) / (most || 1)).toFixed(1)}`;
+  }));
+  const text = value(entry).map(words).join(" ") || "-";
+  return html`<figure><figcaption>${name} <b>${text}</b></figcaption>
+    <svg viewBox="0 0 240 32" role="img" aria-label=${`${name}: ${text}, at most ${words(most)}`}>
+      ${paths.map((path) => html`<path d=${path} />`)}
+      <line x1=${at(entry)} x2=${at(entry)} y1="0" y2="32" /></svg></figure>`;
+}
+
+const OverTime = ({ ring, entry }) =>
+  html`<section aria-label="over time" class="series">${SERIES.map(([name, value, words]) =>
+    html`<${Series} key=${name} ...${{ name, value, words, ring, entry }} />`)}</section>`;
+
+function Links({ entry }) {
+  if (!entry.links.length) return null;
+  const bytes = (count) => amount(Math.round(count), "bytes");
+  return html`<details open><summary>bytes by link</summary>
+    <${Table} label="links" head=${["from", "to", "by", "bytes", "per second"]}>
+      ${entry.links.map((one) => html`<tr key=${linkKey(one)}><td>${one.instance}</td><td>${one.peer}</td>
+        <td>${one.transport}</td><td>${bytes(one.nbytes)}</td><td>${bytes(one.per_s)}</td></tr>`)}
+    <//></details>`;
 }
 
 function Late({ entry, go }) {
