@@ -61,9 +61,10 @@ class ProcessGroupCollectives:
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        parts = x.new_empty(self._group.size() * len(x), *x.shape[1:])
-        distributed.all_gather_into_tensor(parts, x.contiguous(), group=self._group)
-        return parts if dim == 0 else torch.cat(parts.chunk(self._group.size()), dim)
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self._group.size())]
+        distributed.all_gather(parts, x, group=self._group)
+        return torch.cat(parts, dim)
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         distributed.broadcast(x, group=self._group, group_src=source)

@@ -32,6 +32,7 @@ from epd.engine.sharding import Heads, Shard, part
 if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
+MULTIPLE = 16
 _WHOLE = ("", "replicated_with_grad_allreduce", "embedding_rowwise")
 _SUMMED = ("rowwise", "moe_tp_experts")
 _GATHERED = "colwise_gather_output"
@@ -109,7 +110,7 @@ class TensorParallel:
     def _gathered(self, module: nn.Module, given: object, x: torch.Tensor) -> torch.Tensor:
         """Logits of the whole vocabulary, whose parts may differ by one."""
         count = self._shard.size
-        sizes = [len(part(self._vocabulary, rank, count)) for rank in range(count)]
+        sizes = [len(_aligned(self._vocabulary, rank, count)) for rank in range(count)]
         widest = max(sizes)
         whole = self._shard.collectives.all_gather(pad(x, (0, widest - x.shape[-1])), -1)
         if widest * count == self._vocabulary:
@@ -127,7 +128,7 @@ class TensorParallel:
         dim = max(last - 1, 0)
         size = like.shape[dim]
         if how == "packed_colwise":  # gate and up, one behind the other
-            own = self._shard.part(size // 2)
+            own = self._part(size // 2)
             return Cut(dim, (own, range(size // 2 + own.start, size // 2 + own.stop)))
         if how in ("colwise", _GATHERED):
             return Cut(dim, (self._kept(name, size),))
@@ -144,10 +145,22 @@ class TensorParallel:
             if parts & projections:
                 each = size // count
                 return range(heads.start * each, heads.stop * each)
-        return self._shard.part(size)
+        return self._part(size)
+
+    def _part(self, size: int) -> range:
+        return _aligned(size, self._shard.rank, self._shard.size)
 
     def _how(self, name: str) -> str:
         return self._plan.get(re.sub(r"\.\d+(?=\.)", ".*", name), "")
+
+
+def _aligned(size: int, rank: int, count: int) -> range:
+    """One of `count` parts; in multiples of what products of matrices take, if there are enough."""
+    unit = MULTIPLE
+    while size % unit or size < unit * count:
+        unit //= 2
+    own = part(size // unit, rank, count)
+    return range(own.start * unit, own.stop * unit)
 
 
 def shrink(model: nn.Module, cuts: Mapping[str, Cut]) -> None:

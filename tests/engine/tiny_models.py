@@ -141,7 +141,7 @@ def make_model(
 ) -> Path:
     """Write a checkpoint of `family` into `directory` and return it.
 
-    `text`: changes to the text settings of a vision family.  `save` goes to save_pretrained
+    `text`: changes to the settings of the language model.  `save` goes to save_pretrained
     (`max_shard_size="100KB"` makes a sharded checkpoint).
     """
     import torch
@@ -150,7 +150,8 @@ def make_model(
     directory.mkdir(parents=True, exist_ok=True)
     config_name, class_name, settings = _CONFIGS[family]
     if text:
-        settings = settings | {"text_config": settings["text_config"] | text}
+        sees = "text_config" in settings
+        settings = settings | ({"text_config": settings["text_config"] | text} if sees else text)
     transformers = importlib.import_module("transformers")
     config = getattr(transformers, config_name)(**settings)
     with torch.random.fork_rng():

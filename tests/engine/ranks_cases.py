@@ -1,0 +1,105 @@
+"""What ranks are asked to do together; each plays the same requests, and tells what it got."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from epd.config import EngineConfig
+from epd.engine.base import PENDING, Outcome, Scoring, StepSequence
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.sharding import Shard
+from epd.messages import SamplingParams
+from tests.engine.conftest import CONFIG
+from tests.engine.driver import Driver
+from tests.engine.test_decoder import fuse
+from tests.engine.test_speculation import oracle, third
+
+Case = tuple[Any, list[Any]]  # a prompt and its images
+LIMIT = {"max_tokens": 10}
+SHORT = 4  # tokens ahead of a preemption
+
+
+@cache
+def _serving(directory: Path, shard: Shard, config: EngineConfig, *, fused: bool) -> Driver:
+    executor = build_executor(config)
+    sees = (directory / "preprocessor_config.json").is_file()
+    vision = build_vision(directory, config, executor) if sees else None
+    language = build_language(directory, config, executor, shard=shard)
+    if fused:
+        language.forward = fuse(language)
+    return Driver(directory, vision, language)
+
+
+def driver(shard: Shard, directory: Path, *, fused: bool = False, quantization: str = "") -> Driver:
+    config = replace(CONFIG, quantization=quantization)
+    return _serving(directory, shard, config, fused=fused)
+
+
+def answers(
+    shard: Shard,
+    directory: Path,
+    cases: Sequence[Case],
+    chunk: int = 16,
+    golden: Sequence[Sequence[int]] = (),
+    fused: bool = False,
+    samplings: Sequence[Mapping[str, Any]] = (),
+    quantization: str = "",
+) -> list[list[int]]:
+    """All requests together, prompts beside decodes; with drafts, where the answer is known."""
+
+    async def play() -> list[list[int]]:
+        there = driver(shard, directory, fused=fused, quantization=quantization)
+        each = samplings or [{}] * len(cases)
+        requests = [
+            await there.request(str(i), *case, **LIMIT | sampling)
+            for i, (case, sampling) in enumerate(zip(cases, each, strict=True))
+        ]
+        for request, answer in zip(requests, golden, strict=False):
+            request.draft = oracle(answer, third)
+        said = await there.run(requests, chunk)
+        there.release(requests)
+        return said
+
+    return asyncio.run(play())
+
+
+def preempted(shard: Shard, directory: Path, ids: list[int]) -> list[int]:
+    """The answer of a request whose blocks are taken away in its middle."""
+
+    async def play() -> list[int]:
+        there = driver(shard, directory)
+        first = await there.request("first", ids, max_tokens=SHORT)
+        (said,) = await there.run([first], 5)
+        there.release([first])
+        again = await there.request("again", [*ids, *said], max_tokens=LIMIT["max_tokens"] - SHORT)
+        (rest,) = await there.run([again], 7)
+        there.release([again])
+        return [*said, *rest]
+
+    return asyncio.run(play())
+
+
+def outcomes(shard: Shard, directory: Path, ids: list[int], fused: bool) -> list[Outcome]:
+    """A prompt with scores, beside one that fails, and the token that is pending then."""
+    language = driver(shard, directory, fused=fused).language
+    params = SamplingParams(max_tokens=9, num_logprobs=3)
+    scoring = Scoring(ids[1:], 2)
+    prompt = StepSequence("a", ids, 0, [3, 1], None, sample=params, scoring=scoring)
+    broken = StepSequence("b", [10**6], 0, [2], None, sample=params)
+    pending = StepSequence("a", [PENDING], len(ids), [3, 1], None, sample=params, output_index=1)
+    return [*language.run([broken, prompt]).outcomes, *language.run([pending]).outcomes]
+
+
+def held(shard: Shard, directory: Path) -> tuple[range, int]:
+    """The heads of a rank, and the blocks of its pool."""
+    language = driver(shard, directory).language
+    layout = language.kv_layout
+    return range(layout.first_kv_head, layout.first_kv_head + layout.num_kv_heads), (
+        language.num_blocks
+    )

@@ -1,0 +1,155 @@
+"""Ranks that share a model answer as one process does, and as transformers does.
+
+Real processes over gloo: four are started once, and all groups are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epd.engine.base import StepFailure
+from epd.messages import TokenLogprobs
+from tests.engine import ranks_cases
+from tests.engine.conftest import chat, drawn_image
+from tests.engine.ranks import SIZES, Ranks
+from tests.engine.reference import reference_generate
+from tests.engine.test_speculation import HARD
+from tests.engine.tiny_models import EMBEDDED, make_model
+
+UNEVEN = {"num_key_value_heads": 3, "head_dim": 16, "vocab_size": 275, "intermediate_size": 97}
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 72, "num_attention_heads": 9, "attention_bias": True, "mlp_bias": True,
+    },
+    "qwen3_vl_moe": {"num_attention_heads": 6, "moe_intermediate_size": 56},
+}  # fmt: skip
+MODELS = ("embedded", *CHANGES)
+PROMPT = list(b"the quick brown fox")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Heads, MLP and vocabulary of all but the bundled one cannot be shared out evenly."""
+
+    @cache
+    def make(name: str) -> Path:
+        if name == "embedded":
+            return EMBEDDED
+        return make_model(name, tmp_path_factory.mktemp(name), UNEVEN | CHANGES[name])
+
+    return make
+
+
+def cases(name: str) -> list[ranks_cases.Case]:
+    text: list[ranks_cases.Case] = [(chat("hello there"), []), (chat("2 + 2?", "4", "3 + 3?"), [])]
+    if name == "llama":
+        return text
+    return [*text, (chat((2, "which?")), [drawn_image(3, 33, 47), drawn_image(4, 90, 50)])]
+
+
+def golden(directory: Path, name: str) -> list[list[int]]:
+    most = ranks_cases.LIMIT["max_tokens"]
+    return [reference_generate(directory, *case, most) for case in cases(name)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_equals_generate(name: str, ranks: Ranks, model: Callable[[str], Path]) -> None:
+    """Chunks beside decodes, images, drafts; through transformers' layers and the fused ones."""
+    directory = model(name)
+    expected = golden(directory, name)
+    for size, fused in ((1, False), (2, False), (4, True)):
+        drafts = expected[1:] if fused else expected[:1]
+        found = ranks.run(size, ranks_cases.answers, directory, cases(name), 13, drafts, fused)
+        assert found == [expected] * size, (size, fused)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("chunk", [5, 16, 4096])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_equals_generate_in_any_chunks(
+    name: str, chunk: int, fused: bool, ranks: Ranks, model: Callable[[str], Path]
+) -> None:
+    directory = model(name)
+    expected = golden(directory, name)
+    for size in SIZES:
+        for drafts in ((), expected):
+            found = ranks.run(
+                size, ranks_cases.answers, directory, cases(name), chunk, drafts, fused
+            )
+            assert found == [expected] * size, size
+
+
+def test_a_preempted_request_goes_on(ranks: Ranks, model: Callable[[str], Path]) -> None:
+    directory = model("llama")
+    expected = reference_generate(directory, PROMPT, (), ranks_cases.LIMIT["max_tokens"])
+    assert ranks.run(2, ranks_cases.preempted, directory, PROMPT) == [expected] * 2
+
+
+def test_any_sampling_is_the_same_on_all_ranks(ranks: Ranks) -> None:
+    """Drawn tokens depend on the seed and not on who draws."""
+    asked = [cases("embedded")[0]] * len(HARD)
+    samplings = [{"max_tokens": 16} | params | {"max_tokens": 16} for params in HARD.values()]
+    arguments = (EMBEDDED, asked, 16, (), False, samplings)
+    (alone,) = ranks.run(1, ranks_cases.answers, *arguments)
+    assert len({tuple(answer) for answer in alone}) > 3
+    assert ranks.run(2, ranks_cases.answers, *arguments) == [alone] * 2
+
+
+@pytest.mark.parametrize(("size", "fused"), [(2, True), (4, False)])
+def test_the_first_rank_knows_what_there_is_to_say(
+    size: int, fused: bool, ranks: Ranks, model: Callable[[str], Path]
+) -> None:
+    """Scores of a prompt, log-probabilities, a sequence that fails, and the token that the next
+    step takes from the device."""
+    arguments = (ranks_cases.outcomes, model("llama"), PROMPT, fused)
+    (alone,) = ranks.run(1, *arguments)
+    first, *others = ranks.run(size, *arguments)
+    for known, found in zip(alone, first, strict=True):
+        if isinstance(known, StepFailure):
+            assert found == known
+        else:
+            _assert_close(found, known)
+    tokens = [token.token_id for token in alone if isinstance(token, TokenLogprobs)]
+    assert len(tokens) == 2
+    for other in others:
+        assert [t.token_id for t in other if isinstance(t, TokenLogprobs)] == tokens
+
+
+def _assert_close(found: TokenLogprobs, known: TokenLogprobs) -> None:
+    assert found.token_id == known.token_id
+    assert found.rank == pytest.approx(known.rank, abs=2)  # where two are nearly as likely
+    assert found.logprob == pytest.approx(known.logprob, abs=1e-4)
+    assert [token for token, _ in found.top] == [token for token, _ in known.top]
+    for mine, theirs in zip(found.prompt, known.prompt, strict=True):
+        _assert_close(mine, theirs)
+
+
+def test_eight_bits_are_cut_too(ranks: Ranks) -> None:
+    """Scales differ, so answers may; ranks agree."""
+    asked = cases("embedded")[:1]
+    arguments = (EMBEDDED, asked, 16, (), True, (), "fp8")
+    first, second = ranks.run(2, ranks_cases.answers, *arguments)
+    assert first == second
+    assert first == ranks.run(1, ranks_cases.answers, *arguments)[0]
+
+
+def test_ranks_say_which_heads_they_hold(ranks: Ranks, model: Callable[[str], Path]) -> None:
+    """All have as many blocks, though one holds more heads in each."""
+    found = ranks.run(2, ranks_cases.held, model("llama"))
+    assert [heads for heads, _ in found] == [range(1), range(1, 3)]
+    assert found[0][1] == found[1][1]
+    four = ranks.run(4, ranks_cases.held, EMBEDDED)
+    assert [heads.start for heads, _ in four] == [0, 0, 1, 1]
