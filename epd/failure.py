@@ -11,6 +11,7 @@ class FailureKind(StrEnum):
     """What went wrong; the kind alone says what may be done about it, and what a client is told."""
 
     ABSENT = "absent"  # the rows were to be found in a storage, and are not there
+    AWAY = "away"  # who was asked takes no work: it drains, or has not heard its welcome yet
     BUSY = "busy"
     CANCELLED = "cancelled"
     CAPACITY = "capacity"  # it can never fit
@@ -30,17 +31,24 @@ class FailureKind(StrEnum):
         return self in _RETRYABLE
 
     @property
+    def is_counted(self) -> bool:
+        """Whether attempts that end so are bounded by their number, not by time alone: nobody has
+        touched what was sent to who is away."""
+        return self is not _K.AWAY
+
+    @property
     def status(self) -> int:
         """Of the HTTP answer, if it is all that the client gets."""
         return _STATUS.get(self, 500)
 
 
 _K = FailureKind
-_RETRYABLE = frozenset((_K.ABSENT, _K.BUSY, _K.CANCELLED, _K.ENGINE, _K.LOST, _K.TRANSFER))
+_RETRYABLE = frozenset((_K.ABSENT, _K.AWAY, _K.BUSY, _K.CANCELLED, _K.ENGINE, _K.LOST, _K.TRANSFER))
 _STATUS = {
     _K.MEDIA: 400,
     _K.CAPACITY: 400,
     _K.ABSENT: 503,
+    _K.AWAY: 503,
     _K.BUSY: 503,
     _K.LOST: 503,
     _K.TRANSFER: 503,

@@ -10,6 +10,8 @@ are numbered by output index, so a duplicate is recognised and a hole is an outc
 What bounds the attempts is failing again and again in the same way, as a request does that brings
 down whatever serves it.  Failures of different kinds happened to meet in one request and say
 nothing about the next attempt: each kind is counted by itself, and the deadline bounds the sum.
+One is not counted (AWAY, F61): an instance that drains, or has not heard its welcome, has done
+nothing with the request, and the gateway will soon hear of it.
 
 Three clocks bound what a client waits for: the first token, each token after it, and the whole.  A
 token that does not come in time is an error.  When the time for the whole is over, what has been
@@ -104,7 +106,8 @@ __all__ = [
 
 def may_retry(generation: Generation, event: AttemptEnded) -> bool:
     kind = event.failure.kind
-    return kind.retryable and generation.failures.get(kind, 0) + 1 < generation.max_attempts
+    has_more = generation.failures.get(kind, 0) + 1 < generation.max_attempts
+    return kind.retryable and (has_more or not kind.is_counted)
 
 
 def may_come(generation: Generation, event: NoTopology) -> bool:
@@ -137,7 +140,7 @@ def append_tokens(generation: Generation, event: TokensArrived | FinalTokensArri
 
 def note_failure(generation: Generation, event: AttemptEnded) -> None:
     generation.failure, kind = event.failure, event.failure.kind
-    generation.failures[kind] = generation.failures.get(kind, 0) + 1
+    generation.failures[kind] = generation.failures.get(kind, 0) + kind.is_counted
     generation.avoided.update(event.blamed)
 
 

@@ -29,6 +29,7 @@ from types import CoroutineType
 from typing import ClassVar, Generic, Never, TypeVar
 
 from epd.engine.base import DeviceLost
+from epd.failure import Failure, FailureKind
 from epd.fsm.kernel import Effect, Event, IllegalEvent, Journal, Machine
 from epd.fsm.membership import Membership
 from epd.messages import Address, InstanceInfo, Message, Span
@@ -161,13 +162,10 @@ class Actor:
         An `Address` means one life of the peer: its successor must not get what it was not told.  A
         grant that reached the successor would let it write into slots leased to the dead (F44).
         """
-        if isinstance(to, str):
-            instance_id = to
-        else:
-            instance_id = to.instance_id
-            if self._connected.get(instance_id, 0) not in (0, to.epoch):
-                self.counters["message_to_other_epoch"] += 1
-                return False
+        instance_id = to if isinstance(to, str) else to.instance_id
+        if isinstance(to, Address) and self._connected.get(instance_id, 0) not in (0, to.epoch):
+            self.counters["message_to_other_epoch"] += 1
+            return False
         if instance_id == self.address.instance_id:
             own = Received(instance_id, self.address.epoch, message, tuple(payloads))
             asyncio.get_running_loop().call_soon(self.deliver, own)
@@ -207,12 +205,13 @@ class Actor:
         self.counters["message_of_other_epoch"] += 1
         return True
 
-    def refusal(self, role: str, num_open: int, max_open: int, of: str = "requests") -> str:
-        """Why it takes no new work now; empty if it does."""
-        why = self.membership.objection if self.membership is not None else ""
-        if not why and num_open >= max_open:
-            why = f"has {max_open} {of} open"
-        return f"the {role} instance {why}" if why else ""
+    def refusal(self, role: str, count: int, most: int, of: str = "requests") -> Failure | None:
+        """Why it takes no new work now; None if it does."""
+        if self.membership is not None and (why := self.membership.objection):
+            return Failure(FailureKind.AWAY, f"the {role} instance {why}")
+        if count >= most:
+            return Failure(FailureKind.BUSY, f"the {role} instance has {most} {of} open")
+        return None
 
     # --- tasks ------------------------------------------------------------------------------------
 

@@ -94,9 +94,8 @@ class DecodeRole(Component[Request]):
 
     def _refusal(self, message: KvOffer) -> Failure | None:
         own = self._layout
-        busy = self.actor.refusal("decode", len(self._requests), self._config.max_queue)
-        if busy:
-            return Failure(FailureKind.BUSY, busy)
+        if refusal := self.actor.refusal("decode", len(self._requests), self._config.max_queue):
+            return refusal
         if message.layout != own:
             reason = f"KV layouts differ: prefill {message.layout}, decode {own}"
             return Failure(FailureKind.CONTRACT, reason)

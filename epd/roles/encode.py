@@ -117,14 +117,14 @@ class EncodeRole(Component[Encoding]):
                 received.source, EncodeAccepted(room=message.room, attempt=message.attempt)
             )
             return
-        if reason := self._refusal(received):
+        if refusal := self._refusal(received):
             self.actor.send(
                 received.source,
                 EncodeRejected(
                     request_id=message.request_id,
                     attempt=message.attempt,
                     room=message.room,
-                    failure=Failure(FailureKind.BUSY, reason),
+                    failure=refusal,
                 ),
             )
             return
@@ -195,16 +195,16 @@ class EncodeRole(Component[Encoding]):
         if encoding is not None:
             self.fire(encoding, encoding_fsm.RoomClosed(room))
 
-    def _refusal(self, received: Received) -> str:
+    def _refusal(self, received: Received) -> Failure | None:
         max_queue = self._config.max_queue
-        if busy := self.actor.refusal("encode", len(self._askers), max_queue, "images"):
-            return busy
+        if refusal := self.actor.refusal("encode", len(self._askers), max_queue, "images"):
+            return refusal
         consumer = received.message.consumer
         if consumer is not None and self.actor.is_lost(consumer):
-            return "the prefill instance was lost"
+            return Failure(FailureKind.BUSY, "the prefill instance was lost")
         if len(received.payloads) != 1:
-            return "the request came without its image"
-        return ""
+            return Failure(FailureKind.BUSY, "the request came without its image")
+        return None
 
     # --- how far it runs ahead --------------------------------------------------------------------
 

@@ -117,9 +117,8 @@ class PrefillRole(Component[Request]):
         self.actor.send(message.encoder, CancelTransfer(room=message.room, attempt=message.attempt))
 
     def _refusal(self, message: PrefillRequest) -> Failure | None:
-        busy = self.actor.refusal("prefill", len(self._requests), self._config.max_queue)
-        if busy:
-            return Failure(FailureKind.BUSY, busy)
+        if refusal := self.actor.refusal("prefill", len(self._requests), self._config.max_queue):
+            return refusal
         if message.items and self._embeddings is None:
             return Failure(FailureKind.MEDIA, "this model takes no images")
         if self._embeddings is not None and (reason := self._embeddings.refusal(message.items)):

@@ -136,6 +136,19 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         ),
     ),
     Drill(
+        "drain-unheard",
+        ("F55", "F61"),
+        topology="1e1p1d",
+        work=Workload(20, spread_s=0.1, max_tokens=64),
+        settings=Settings(costs=Costs(step_base_s=0.02), num_blocks=256),
+        faults=(
+            Fault("haunt", "d0", point=FIRST_DECODE, call="Heartbeat"),
+            Fault("drain", "d0", point=FIRST_DECODE),
+        ),
+        fires=("GENERATION:AWAITING_TOPOLOGY>PLACED",),
+        mutants=("who_is_away_is_counted",),
+    ),
+    Drill(
         "a-new-gateway-counts-anew",
         ("F17", "F35", "F44"),
         topology="2e1p1d",

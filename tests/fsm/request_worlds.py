@@ -23,6 +23,7 @@ class GenerationWorld(World):
         self.machine: g.Generation = make_generation()
         self.admitted = False
         self.silent = False  # the API reads no more
+        self.num_away = 0  # times that nobody took it
 
     def choices(self) -> Choices:
         state = self.machine.state
@@ -38,7 +39,7 @@ class GenerationWorld(World):
         yield from (g.DeadlinePassed(), g.TokenTimedOut("late"), g.CancelRequested("hung up"))
         yield from (g.Refused("it is wrong"), g.Abandoned("a fault"))
         if state is not g.S.PREPARING:  # what instances and timers of attempts may still say
-            for kind in (FailureKind.ENGINE, FailureKind.CONTRACT):
+            for kind in (FailureKind.ENGINE, FailureKind.CONTRACT, FailureKind.AWAY):
                 yield g.AttemptFailed(Failure(kind, "because"))
             yield from (
                 g.AttemptRefused(Failure(FailureKind.MEDIA, "bad")),
@@ -51,6 +52,8 @@ class GenerationWorld(World):
     def before(self, event: Event) -> None:
         said = isinstance(event, SAID_BY_API) and not self.machine.terminal
         self.silent |= said and self.admitted
+        is_away = isinstance(event, g.AttemptFailed) and event.failure.kind is FailureKind.AWAY
+        self.num_away += is_away
         self.admitted |= isinstance(event, g.Admitted)
 
     def perform(self, effect: g.Do, event: Event) -> None:
@@ -63,7 +66,7 @@ class GenerationWorld(World):
             known = failure is not None and failure.kind is FailureKind.DEADLINE
             self.need(late == known, "another kind of failure")
         if effect is g.Do.DISPATCH:
-            bound = 1 + NUM_KINDS * (self.machine.max_attempts - 1)
+            bound = 1 + NUM_KINDS * (self.machine.max_attempts - 1) + self.num_away
             self.need(self.machine.attempt <= bound, "too many attempts")
             self.need(self.done[effect] == self.machine.attempt, "an attempt is sent once")
 

@@ -153,9 +153,18 @@ def test_an_answer_that_a_stop_string_ended_is_finished(placed: g.Generation) ->
     )
 
 
+def test_who_is_away_uses_up_no_attempts(placed: g.Generation) -> None:
+    """PLACED -> MIGRATING -> PLACED, until who was asked is back."""
+    away = g.AttemptFailed(Failure(FailureKind.AWAY, "e0 is draining"))
+    for _ in range(3 * placed.max_attempts):
+        follow(placed, (away, S.MIGRATING, (Do.ABORT_ATTEMPT, Do.PLACE)))
+        placed.fire(g.Placed(placed.placement))
+    assert not any(placed.failures.values())
+
+
 def test_a_deadline_says_what_had_failed_before(placed: g.Generation) -> None:
     """MIGRATING -> FAILED: while it waited for its next attempt, time ran out."""
-    placed.fire(g.AttemptFailed(Failure(FailureKind.BUSY, "d0 is draining")))
+    placed.fire(g.AttemptFailed(Failure(FailureKind.AWAY, "d0 is draining")))
     follow(placed, (g.DeadlinePassed(), S.FAILED, TELL))
     assert placed.failure is not None and placed.failure.kind is FailureKind.DEADLINE
     assert placed.cause == "d0 is draining"

@@ -178,6 +178,7 @@ def test_when_all_fail_at_once_the_log_says_so_and_is_not_drowned() -> None:
         ("lost", 503, True),
         ("unavailable", 503, True),
         ("busy", 503, True),
+        ("away", 503, True),
         ("transfer", 503, False),
         ("contract", 500, False),
         ("engine", 500, False),

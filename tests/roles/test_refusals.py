@@ -107,7 +107,7 @@ def refused(desk: Desk, message: PrefillRequest) -> tuple[str, bool] | None:
 def test_a_prefill_instance_that_takes_no_work_says_that_another_may(plant: Any) -> None:
     with desk("1e1p1d", "p0", "prefill", SETTINGS) as at:
         plant(at)
-        assert refused(at, prompt(at, "r", items=(item("r/1/0"),))) == ("busy", True)
+        assert refused(at, prompt(at, "r", items=(item("r/1/0"),))) == ("away", True)
 
 
 def test_a_prefill_instance_has_so_many_open() -> None:
@@ -212,7 +212,7 @@ def declined(desk: Desk, message: KvOffer) -> tuple[str, bool] | None:
 def test_a_decode_instance_that_takes_no_work_says_that_another_may(plant: Any) -> None:
     with desk("1e1p1d", "d0", "decode", SETTINGS) as at:
         plant(at)
-        assert declined(at, offer(at, "r")) == ("busy", True)
+        assert declined(at, offer(at, "r")) == ("away", True)
 
 
 def test_a_decode_instance_has_so_many_open() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from epd.failure import FailureKind
 from epd.fsm import generation, incoming, instance, outgoing
 from epd.fsm.kernel import Event
 from epd.fsm.membership import AbsenceSettled
@@ -275,4 +276,11 @@ def refusals_are_not_told() -> Iterator[None]:
             on_offer(self, received)
 
     with mock.patch.object(DecodeRole, "on_kv_offer", silently):
+        yield
+
+
+@mutant
+def who_is_away_is_counted() -> Iterator[None]:
+    """F61: an instance that drains uses up the attempts of whoever waits for it."""
+    with mock.patch.object(FailureKind, "is_counted", True):
         yield

@@ -26,6 +26,7 @@ from epd_lab.sim.cluster import Node
 from epd_lab.sim.process import SimProcess
 
 Life = tuple[str, int]
+EXACT_S = 1e-6  # of sums of times
 _OPEN = (generation.S.PLACED, generation.S.STREAMING)
 _WAITING = (incoming.S.PENDING, incoming.S.RESERVED)
 _FAILED = (generation.AttemptFailed, generation.AttemptTimedOut, generation.TokensMissed)
@@ -163,6 +164,8 @@ class Attempts(Checker):
         has_looked = source is generation.S.AWAITING_TOPOLOGY
         pause_s = self._timing.retry_interval_s * (machine.attempt - 2)
         has_run = process.resumed_s < self.world.loop.now_s - waited_s
+        if waited_s < pause_s - EXACT_S and not has_looked:
+            self.violate(f"{machine.key}/{machine.attempt} is placed within its pause: {pause_s} s")
         if waited_s > pause_s + LATE_S and has_run and not has_looked:
             self.violate(
                 f"{machine.key}/{machine.attempt} is placed {waited_s:.3f} s after the attempt "

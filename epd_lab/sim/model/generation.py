@@ -4,7 +4,8 @@ All attempts run at one instance, the next while the last may still hold memory 
 the way are kept for ever: each may arrive late, several times, out of order, or never.  A late
 message of an attempt that was given up is the point.
 
-All failures are of one kind, because attempts are counted by kind: so there are few.
+All failures are of one kind, because attempts are counted by kind: so there are few.  Refusals of
+who takes no work are not counted and so not here.
 
 Laws: one terminal answer, and the place given back once (F39, F40); tokens without gap or repeat
 (F20); what was called off before it began never begins (F42); what ends without its last token has
