@@ -8,7 +8,8 @@ decoding to a pool.  Both give an asyncio future, resolved through `call_soon_th
 
 A call of long work (`launch_long`) lets others in between its parts (`give_way`): before each part
 one of those that are queued, if none has run since the part before.  Another long call never comes
-between.
+between.  One that is brief for the device (`launch_brief`) takes nobody's turn: where KV lands ten
+times between two steps, streams would wait for the parts of an image as often.
 
 When is a launched call done?  On a CPU when it has returned; on a GPU when the event recorded after
 its last kernel has passed.  That difference is the `Completion` port: the launch thread hands it a
@@ -40,12 +41,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from epd.engine.base import DeviceLost, EngineError
 
 T = TypeVar("T")
 Deliver = Callable[[BaseException | None], None]
+
+
+class Weight(Enum):
+    """Of a call, for the device."""
+
+    BRIEF = "hardly any"
+    STEP = "one of those who take turns"
+    LONG = "cut into parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class _Job:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     loop: asyncio.AbstractEventLoop
-    is_long: bool
+    weight: Weight
     future: asyncio.Future[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,13 +163,13 @@ class _Threads:
             thread.start()
 
     def submit(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], *, is_long: bool = False
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], weight: Weight = Weight.STEP
     ) -> asyncio.Future[Any]:
         if self._closed:
             raise EngineError(f"{self._name} is closed; no new work is accepted")
         if self._jobs.qsize() + len(self._postponed) >= self._max_queue:
             raise EngineError(f"{self._name} has {self._max_queue} calls waiting; try again later")
-        job = _Job(function, arguments, asyncio.get_running_loop(), is_long)
+        job = _Job(function, arguments, asyncio.get_running_loop(), weight)
         self._jobs.put(job)
         if self._lost is not None:  # who ended has emptied the queue before this came
             self._refuse_all(self._lost)
@@ -207,15 +217,17 @@ class _Threads:
             self._run(job)
 
     def give_way(self) -> None:
-        if self._is_due:
-            with contextlib.suppress(queue.Empty):
-                while (job := self._jobs.get_nowait()) is not None and job.is_long:
+        with contextlib.suppress(queue.Empty):
+            while self._is_due:
+                job = self._jobs.get_nowait()
+                if job is not None and job.weight is Weight.LONG:
                     self._postponed.append(job)
-                self._take(job)
+                else:
+                    self._take(job)
         self._is_due = True
 
     def _run(self, job: _Job) -> None:
-        self._is_due &= job.is_long
+        self._is_due &= job.weight is not Weight.STEP
         result: Any = None
         failure: BaseException | None = None
         try:
@@ -271,11 +283,18 @@ class DeviceExecutor:
         self, function: Callable[..., T | Deferred[T]], *arguments: Any
     ) -> asyncio.Future[T]:
         """As `launch`, for work that holds others up; among such calls the order is kept."""
-        return self._launch.submit(function, arguments, is_long=True)
+        return self._launch.submit(function, arguments, Weight.LONG)
+
+    def launch_brief(
+        self, function: Callable[..., T | Deferred[T]], *arguments: Any
+    ) -> asyncio.Future[T]:
+        """As `launch`, for work that holds nobody up: a long call gives way to the next step
+        besides."""
+        return self._launch.submit(function, arguments, Weight.BRIEF)
 
     def give_way(self) -> None:
         """From within a long call, before a part of it: run the next of the others that are queued,
-        if there is one and none has run since the part before."""
+        if there is one and none has run since the part before, and what is brief before it."""
         self._launch.give_way()
 
     def here(self) -> threading.Event:

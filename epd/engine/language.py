@@ -134,13 +134,13 @@ class TorchLanguageEngine:
         if in_place:
             return [self._hop.source(slots)]
         fetch: Any = self._hop.fetch
-        return list(await self._executor.launch(fetch, tuple(slots)))
+        return list(await self._executor.launch_brief(fetch, tuple(slots)))
 
     async def land_kv(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """What arrived in `slots` of this attached memory becomes the content of `blocks`."""
         if self._hop is not None:
             land: Any = self._hop.land
-            await self._executor.launch(land, memory, tuple(slots), tuple(blocks))
+            await self._executor.launch_brief(land, memory, tuple(slots), tuple(blocks))
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from epd.engine.executor import Weight
 from epd_lab.sim.loop import SimLoop
 
 
@@ -33,7 +34,7 @@ class Piece:
 @dataclass(slots=True)
 class _Call:
     pieces: Sequence[Piece]
-    is_long: bool
+    weight: Weight
     done: asyncio.Future[None]
     begun: Callable[[float, float], None]  # when the device begins and ends its last piece
 
@@ -59,12 +60,11 @@ class PlannedDevice:
     def launch(
         self,
         pieces: Sequence[Piece],
-        *,
-        is_long: bool = False,
+        weight: Weight = Weight.STEP,
         begun: Callable[[float, float], None] = _unseen,
     ) -> asyncio.Future[None]:
         """Done when the device has passed it."""
-        call = _Call(pieces, is_long, self.loop.create_future(), begun)
+        call = _Call(pieces, weight, self.loop.create_future(), begun)
         self._calls.append(call)
         if not self._serves:
             self._serves = True
@@ -77,9 +77,9 @@ class PlannedDevice:
         self._serves = False
 
     async def _run(self, call: _Call) -> None:
-        self._is_due = self._is_due and call.is_long
+        self._is_due = self._is_due and call.weight is not Weight.STEP
         for piece in call.pieces:
-            if call.is_long:
+            if call.weight is Weight.LONG:
                 await self._cut()
             await self._launch(piece, call)
         self.loop.call_at(self._free_at_s, _end, call.done)
@@ -100,13 +100,12 @@ class PlannedDevice:
         wait_s, self._ahead_s = self._ahead_s - self.loop.now_s, self._free_at_s
         if wait_s > 0:
             await asyncio.sleep(wait_s)
-        if self._is_due:
-            while self._calls:
-                call = self._calls.popleft()
-                if not call.is_long:
-                    await self._run(call)
-                    break
+        while self._is_due and self._calls:
+            call = self._calls.popleft()
+            if call.weight is Weight.LONG:
                 self._postponed.append(call)
+            else:
+                await self._run(call)
         self._is_due = True
 
 

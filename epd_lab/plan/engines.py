@@ -23,6 +23,7 @@ from epd.engine.base import (
     StepResult,
     StepSequence,
 )
+from epd.engine.executor import Weight
 from epd.messages import Clip, KvLayout, PixelBounds, RowContract, TokenLogprobs
 from epd_lab.plan.costs import Costs
 from epd_lab.plan.device import Piece, PlannedDevice, Threads
@@ -85,9 +86,8 @@ class PlannedVision:
         return Patches(None, grid_thw, num_patches, num_patches // self._costs.model.merge_size**2)
 
     async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
-        await self._device.launch(
-            self._pieces([p.num_patches for p in batch]), is_long=self._quantum_s > 0
-        )
+        weight = Weight.LONG if self._quantum_s else Weight.STEP
+        await self._device.launch(self._pieces([p.num_patches for p in batch]), weight)
         return [self._rows(patches.num_rows) for patches in batch]
 
     def _pieces(self, images: list[int]) -> list[Piece]:
@@ -151,7 +151,7 @@ class PlannedLanguage:
     async def land_kv(
         self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
     ) -> None:
-        await self._device.launch([Piece(COPY_HOST_S, 0.0)])
+        await self._device.launch([Piece(COPY_HOST_S, 0.0)], Weight.BRIEF)
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

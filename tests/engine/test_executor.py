@@ -14,7 +14,7 @@ import pytest
 
 from epd.engine.base import DeviceLost, EngineError
 from epd.engine.cuda_events import CudaEventBridge
-from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, _Job, _Threads
+from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, Weight, _Job, _Threads
 
 PATIENCE_S = 30.0
 
@@ -314,8 +314,8 @@ async def test_long_calls_that_were_put_off_fail_with_the_thread() -> None:
 
     with mock.patch.object(_Threads, "_run", around):
         threads = _Threads("device", 1, 16, ReturnCompletion())
-        futures = [threads.submit(long, (), is_long=True)]
-        futures += [threads.submit(int, (), is_long=True) for _ in range(2)]
+        futures = [threads.submit(long, (), Weight.LONG)]
+        futures += [threads.submit(int, (), Weight.LONG) for _ in range(2)]
         queued.set()
         assert await asyncio.wait_for(futures[0], PATIENCE_S) is None
         for future in futures[1:]:

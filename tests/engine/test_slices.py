@@ -135,6 +135,33 @@ async def test_whoever_has_just_been_run_is_owed_nothing() -> None:
     assert await executor.close()
 
 
+async def test_what_is_brief_takes_nobodys_turn() -> None:
+    """Nor does it end the turn of a step, before or behind it."""
+    executor = DeviceExecutor()
+    started, go = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def long() -> None:
+        started.set()
+        assert go.wait(PATIENCE_S)
+        for part in range(4):
+            executor.give_way()
+            order.append(f"part{part}")
+
+    calls = [executor.launch_long(long)]
+    assert await asyncio.to_thread(started.wait, PATIENCE_S)
+    for name in ("land0", "land1", "step0", "land2", "step1", "land3"):
+        brief = name.startswith("land")
+        launch = executor.launch_brief if brief else executor.launch
+        calls.append(launch(order.append, name))
+    go.set()
+    await asyncio.gather(*calls)
+    assert order == (
+        ["part0", "land0", "land1", "step0", "part1", "land2", "step1", "part2", "land3", "part3"]
+    )
+    assert await executor.close()
+
+
 async def test_a_call_that_gives_way_is_finished_before_the_end() -> None:
     """Closing waits for it, and for what was queued."""
     executor = DeviceExecutor()
