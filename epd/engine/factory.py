@@ -85,11 +85,13 @@ def build_vision(
     max_pixels: int = MAX_PIXELS,
     max_batch_patches: int = 0,
     progress: Progress = no_progress,
+    shard: Shard = WHOLE,
 ) -> TorchVisionEngine:
     """The vision stage, loaded and warm; blocks for seconds.
 
     `max_pixels`: larger images are refused before they are decoded.  `max_batch_patches`: memory
-    for so many is touched.  Raises ModelError and ConfigError.
+    for so many is touched.  `shard`: the images of a batch are shared out to the ranks of a group.
+    Raises ModelError and ConfigError.
     """
     dtype = DTYPES[engine_config.dtype]
     executor = executor or build_executor(engine_config)
@@ -105,7 +107,10 @@ def build_vision(
         dtype,
         max_pixels,
         executor.streams,
-        engine_config.max_quantum_ms / 1e3,
+        # Ranks cut at different places, and would put a step into different ones.
+        engine_config.max_quantum_ms / 1e3 if shard.size == 1 else 0.0,
+        shard,
+        engine_config.device,
     )
     measures = executor.streams is not None or engine_config.max_quantum_ms
     engine.warm_up(max_batch_patches if measures else 0)

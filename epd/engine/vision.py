@@ -28,6 +28,8 @@ from epd.engine.models.base import ModelAdapter
 from epd.engine.pinned import Arena
 from epd.engine.preprocess import Preprocessor
 from epd.engine.row_memory import copied_out, tensor_of
+from epd.engine.sharding import WHOLE, Shard
+from epd.engine.shared_tower import SharedTower, Tower
 from epd.engine.slices import Slices
 from epd.engine.stopwatch import stopwatch_of
 from epd.engine.streams import DOWNLOAD, DeviceStreams
@@ -50,6 +52,8 @@ class TorchVisionEngine:
         max_pixels: int = MAX_PIXELS,
         streams: DeviceStreams | None = None,
         max_quantum_s: float = 0.0,
+        shard: Shard = WHOLE,
+        device: str = "cpu",
     ) -> None:
         self.model = model
         self.contract = adapter.row_contract(dtype)
@@ -60,6 +64,11 @@ class TorchVisionEngine:
         self._streams = streams
         self._slices = Slices(executor, adapter.tower_layers(model), max_quantum_s)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
+        self._num_ranks = shard.size
+        self._tower: Tower = self._rows_of
+        if shard.size > 1:
+            width = self.contract.row_width
+            self._tower = SharedTower(self._rows_of, shard, width, dtype, device)
 
     def reserve(self, device_nbytes: int, host_nbytes: int) -> None:
         """Memory for rows that are kept, before the plan of the device shares out the rest: on the
@@ -110,9 +119,9 @@ class TorchVisionEngine:
         image and as many: first touch of weights and code, and of the memory that the largest
         batch needs; what a layer costs."""
         smallest = self._image(1)
-        self._run([smallest])
+        self._run([smallest] * self._num_ranks)
         if count := num_patches // smallest.num_patches:
-            self._run([smallest] * count)
+            self._run([smallest] * count * self._num_ranks)
             largest = self._image(self._scale_of(num_patches))
             times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
             self._slices.measured(largest.num_patches, min(times_s))
@@ -125,7 +134,7 @@ class TorchVisionEngine:
     def _time_of(self, patches: Patches) -> float:
         on_gpu = self._streams is not None
         watch = stopwatch_of(on_gpu=on_gpu)
-        self._run([patches])
+        self._run([patches] * self._num_ranks)
         watch.stop()
         if on_gpu:
             torch.cuda.synchronize()
@@ -171,11 +180,8 @@ class TorchVisionEngine:
             return _failure(error)
 
     def _run(self, batch: list[Patches]) -> list[_Launched]:
-        self._slices.begin(sum(patches.num_patches for patches in batch))
         with torch.inference_mode():
-            rows = self._adapter.encode(
-                self.model, [self._on_device(patches) for patches in batch], self._dtype
-            )
+            rows = self._tower(batch)
             expected = sum(patches.num_rows for patches in batch)
             if rows.shape != (expected, self.contract.row_width):
                 raise ValueError(
@@ -183,6 +189,12 @@ class TorchVisionEngine:
                     f"{(expected, self.contract.row_width)} was expected"
                 )
             return [self._own(part) for part in rows.split([patches.num_rows for patches in batch])]
+
+    def _rows_of(self, batch: Sequence[Patches]) -> torch.Tensor:
+        """Of images that this rank has, in order."""
+        self._slices.begin(sum(patches.num_patches for patches in batch))
+        on_device = [self._on_device(patches) for patches in batch]
+        return self._adapter.encode(self.model, on_device, self._dtype)
 
     def _on_device(self, patches: Patches) -> Patches:
         if self._streams is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from epd.config import EngineConfig
-from epd.engine.base import PENDING, Outcome, Scoring, StepSequence
+from epd.engine.base import PENDING, EncodeFailure, Outcome, Scoring, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.sharding import Shard
+from epd.engine.shared_tower import owners
+from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
-from tests.engine.conftest import CONFIG
-from tests.engine.driver import Driver
+from tests.engine.conftest import CONFIG, chat
+from tests.engine.driver import Driver, expand, png
 from tests.engine.test_decoder import fuse
 from tests.engine.test_speculation import oracle, third
 
@@ -103,3 +106,29 @@ def held(shard: Shard, directory: Path) -> tuple[range, int]:
     return range(layout.first_kv_head, layout.first_kv_head + layout.num_kv_heads), (
         language.num_blocks
     )
+
+
+def encoded(
+    shard: Shard, directory: Path, images: Sequence[Any], broken: int
+) -> list[list[list[float]] | str]:
+    """The rows of each image; each rank has the pixels of its own only, and one of them is bad."""
+
+    async def play() -> list[list[list[float]] | str]:
+        vision = _tower(directory, shard)
+        _, layouts = expand(directory, chat((len(images), "x")), images)
+        batch = [
+            await vision.preprocess(png(image), layout.grid_thw)
+            for image, layout in zip(images, layouts, strict=True)
+        ]
+        for index, rank in enumerate(owners(batch, shard.size)):
+            if rank != shard.rank or index == broken:
+                batch[index] = dataclasses.replace(batch[index], pixels=None)
+        found = await vision.encode(batch)
+        return [r.reason if isinstance(r, EncodeFailure) else r.tensor.tolist() for r in found]
+
+    return asyncio.run(play())
+
+
+@cache
+def _tower(directory: Path, shard: Shard) -> TorchVisionEngine:
+    return build_vision(directory, CONFIG, shard=shard)

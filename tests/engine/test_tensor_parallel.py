@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from epd.engine.base import StepFailure
+from epd.engine.base import Patches, StepFailure
+from epd.engine.shared_tower import owners
 from epd.messages import TokenLogprobs
 from tests.engine import ranks_cases
 from tests.engine.conftest import chat, drawn_image
@@ -153,3 +155,26 @@ def test_ranks_say_which_heads_they_hold(ranks: Ranks, model: Callable[[str], Pa
     assert found[0][1] == found[1][1]
     four = ranks.run(4, ranks_cases.held, EMBEDDED)
     assert [heads.start for heads, _ in four] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_ranks_share_out_the_images_of_a_batch(size: int, ranks: Ranks) -> None:
+    """All ranks have all rows in order; an image that fails, fails alone, on all of them (F13)."""
+    images = [drawn_image(i, 40 + 11 * i, 70 - 9 * i) for i in range(4)]
+    broken = 2
+    (alone,) = ranks.run(1, ranks_cases.encoded, EMBEDDED, images, broken)
+    for found in ranks.run(size, ranks_cases.encoded, EMBEDDED, images, broken):
+        for index, (rows, expected) in enumerate(zip(found, alone, strict=True)):
+            if index == broken:
+                assert "not finite" in rows and "failed" in expected
+            else:
+                torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected))
+    (lonely,) = ranks.run(1, ranks_cases.encoded, EMBEDDED, images[:1], -1)
+    assert ranks.run(size, ranks_cases.encoded, EMBEDDED, images[:1], -1) == [lonely] * size
+
+
+def test_the_largest_images_are_shared_out_first() -> None:
+    batch = [Patches(None, (1, 1, 1), num_patches, 1) for num_patches in (4, 16, 8, 8, 32, 4)]
+    assert owners(batch, 2) == [0, 1, 1, 1, 0, 1]
+    assert owners(batch[:1], 4) == [0]
+    assert owners(batch, 1) == [0] * 6
