@@ -7,8 +7,8 @@ its own at some encoder.  The first waiter's room becomes the load; the others f
 fails, the next room takes over, so that one lost encoder fails nobody who has another.  When rows
 are resident, the rooms that were not needed are cancelled.
 
-If an encoder was lost and no room is left, the gateways of all waiters are asked for another one
-(AWAITING_ROOM): a loss costs its images, not the attempts.  A further room is a follower like any
+If an encoder was lost, or does not answer, and no room is left, the gateways of all waiters are
+asked for another one (AWAITING_ROOM): a loss costs its images, not the attempts.  A further room is a follower like any
 other; who brought the room that it stands in for hears of the rows.  A gateway that has none ends
 the attempt, and what it does not answer fails by time.
 
@@ -69,7 +69,7 @@ class S(State):
     LOADING = "rows are on their way; waiters wait", Own.LOAD
     RESIDENT = "the rows are here", Own.ROWS
     ABANDONED = "nobody waits; the outcome of the load is awaited", Own.LOAD
-    AWAITING_ROOM = "its encoder was lost; the gateways are asked for another room"
+    AWAITING_ROOM = "its encoder was lost, or is silent; the gateways are asked for another room"
     FAILED = "no room is left to try"
     QUARANTINED = "the load's outcome is unknown; its slots stay with the transfer until fenced"
     EVICTED = "forgotten"
@@ -131,7 +131,8 @@ class LoadLost(Event):
 
 @dataclass(slots=True)
 class EncoderLost(Event):
-    """Its encoder was lost, which another one can make up for; slots stay with the transfer."""
+    """Its encoder was lost or does not answer, which another one can make up for; slots stay with
+    the transfer."""
 
     ends = (Own.LOAD,)
     failure: Failure
@@ -223,7 +224,7 @@ ROWS = (
     Row(_IN_LOAD, (LoadFailed, LoadTimedOut), S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.LOADING, LoadLost, S.QUARANTINED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
-    Row(_IN_LOAD, EncoderLost, S.AWAITING_ROOM, (Do.ASK_ROOM,), keep_failure, unless(another_room), "the images of the lost are encoded elsewhere (F19)"),
+    Row(_IN_LOAD, EncoderLost, S.AWAITING_ROOM, (Do.ASK_ROOM,), keep_failure, unless(another_room), "its images are encoded elsewhere (F19)"),
     Row(S.AWAITING_ROOM, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
     Row(S.AWAITING_ROOM, Unwanted, None, (), remove_waiter, others_wait),
     Row(S.AWAITING_ROOM, Unwanted, S.EVICTED, (), remove_waiter, unless(others_wait)),

@@ -101,9 +101,12 @@ def note_lost(room: Room, event: Event) -> None:
     room.failure = Failure(FailureKind.LOST, f"instance {room.peer.instance_id} was lost")
 
 
+def silence_of(peer: Address) -> Failure:
+    return Failure(FailureKind.TRANSFER, f"instance {peer.instance_id} does not answer")
+
+
 def note_silent(room: Room, event: Event) -> None:
-    reason = f"instance {room.peer.instance_id} does not answer"
-    room.failure = Failure(FailureKind.TRANSFER, reason)
+    room.failure = silence_of(room.peer)
 
 
 def note_late(room: Room, event: Event) -> None:

@@ -230,9 +230,11 @@ class Dispatcher:
         return tuple(items)
 
     def move(self, machine: Generation, index: int, encoder: Address) -> None:
-        """Send an image to this encoder, too; its placement says so."""
+        """Send an image to this encoder; its placement says so."""
         self._book(machine, machine.placement)
         room = self.offers.move(machine, index, encoder)
+        if machine.prompt.stage == "encode":
+            return
         added = RoomAdded(
             request_id=machine.key,
             attempt=machine.attempt,

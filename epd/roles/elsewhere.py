@@ -2,7 +2,8 @@
 
 A prefill instance says whose rows do not come. The gateway, which has the image and knows the
 encoders, sends it to another one, and tells prefill of the room. What has arrived, and what is
-computed, stays. If there is no other encoder, the attempt has failed.
+computed, stays. If there is no other encoder, the attempt has failed. Of an image that was not
+taken, and of rows that no prefill waits for, the gateway itself knows that an encoder fails them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from epd.config import Timing
-from epd.failure import Failure
+from epd.failure import Failure, FailureKind
 from epd.fsm.generation import Do, Generation, ImageMoved
 from epd.fsm.kernel import Event
 from epd.messages import AbortRequest, Address, RoomWanted
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
+from epd.roles.offers import Image
 from epd.transport.base import Received
 
 
@@ -55,17 +57,36 @@ class Elsewhere(Component[Generation]):
         image = self._dispatcher.offers.latest(machine, message.index)
         if image is None or image.encoder != message.encoder:
             return  # nobody wants its rows any more, or its new room is being told
+        self._go(machine, image, message.failure)
+
+    def peer_silent(self, peer: Address) -> None:
+        """Nobody else would miss an image that was not taken there."""
+        failure = Failure(FailureKind.LOST, f"instance {peer.instance_id} does not answer")
+        for key, image in self._dispatcher.offers.not_taken_by(peer):
+            self.actor.mailbox.append(key, self._leave, key, image, failure)
+
+    def encoder_lost(self, encoder: Address, failure: Failure) -> None:
+        """Likewise of one whose rows go to no prefill instance, which would tell."""
+        for key, image in self._dispatcher.offers.not_taken_by(encoder):
+            if image.request.consumer is None:
+                self.actor.mailbox.append(key, self._leave, key, image, failure)
+
+    def _leave(self, key: str, image: Image, failure: Failure) -> None:
+        machine = self._owner.current(key, image.request.attempt)
+        if machine is not None and self._dispatcher.offers.latest(machine, image.index) is image:
+            self._go(machine, image, failure)
+
+    def _go(self, machine: Generation, image: Image, failure: Failure) -> None:
+        """To another encoder, or the attempt has failed."""
         encoder = None
         if image.num_before + 1 < self._max_attempts:
-            encoder = self._dispatcher.another_encoder(
-                machine, message.index, self._but(image.encoder)
-            )
+            but = self._but(image.encoder)
+            encoder = self._dispatcher.another_encoder(machine, image.index, but)
         if encoder is None:
-            culprit = {message.encoder.instance_id}
-            self._owner.attempt_failed(machine, culprit, message.failure)
+            self._owner.attempt_failed(machine, {image.encoder.instance_id}, failure)
         else:
-            placement = machine.placement.moved(message.index, encoder)
-            self._owner.fire(machine, ImageMoved(message.index, encoder, placement))
+            placement = machine.placement.moved(image.index, encoder)
+            self._owner.fire(machine, ImageMoved(image.index, encoder, placement))
 
     def _but(self, encoder: Address) -> set[str]:
         """It is not asked again; what has taken the place of the lost may be."""

@@ -33,6 +33,7 @@ from epd.fsm.embedding import (
 )
 from epd.fsm.incoming import CancelRequested, Incoming, SlotsLeased
 from epd.fsm.kernel import Event
+from epd.fsm.room import silence_of
 from epd.messages import Address, CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Component, performs
 from epd.roles.incoming import IncomingRooms
@@ -214,8 +215,7 @@ class Embeddings(Component[Embedding]):
             return
         is_next = not isinstance(event, Wanted)  # the room of one who waited for the load before it
         if is_next and self._is_given_up(item.encoder):  # rooms that were open have heard of it
-            reason = f"instance {item.encoder.instance_id} does not answer"
-            self.fire(embedding, LoadFailed(Failure(FailureKind.TRANSFER, reason)))
+            self.fire(embedding, EncoderLost(silence_of(item.encoder)))
             return
         self._rooms.open(
             item.room,
@@ -365,7 +365,7 @@ def _latest(embedding: Embedding, want: Want) -> MediaItem:
 
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
-    if failure.kind is FailureKind.LOST:
+    if failure.kind is FailureKind.LOST or failure == silence_of(incoming.peer):
         return EncoderLost(failure)
     if incoming.held:
         return LoadLost(failure)

@@ -89,7 +89,8 @@ class GatewayRole(Component[Generation]):
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
-        self.extend(Elsewhere(actor, self, dispatcher, timing))
+        self._elsewhere = Elsewhere(actor, self, dispatcher, timing)
+        self.extend(self._elsewhere)
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
         self.profile = Profiles(actor, registry).ask
@@ -328,22 +329,17 @@ class GatewayRole(Component[Generation]):
         self.fire(machine, generation_fsm.AttemptFailed(failure, blamed))
 
     def _instance_lost(self, lost: Address) -> None:
-        """Fail the attempts that still need it; an encoder's loss is prefill's to tell."""
+        """Fail the attempts that still need it; an encoder's loss is prefill's to tell, if one
+        waits for the rows."""
+        failure = Failure(FailureKind.LOST, f"instance {lost.instance_id} was lost")
         for machine in list(self._open.values()):
             placement = machine.placed
-            if placement is None or lost not in self._dispatcher.needed(machine):
+            if placement is None or machine.prompt.stage == "encode":
                 continue
-            if lost == placement.decode or not machine.token_ids_of_attempt:
-                reason = f"instance {lost.instance_id} was lost"
-                failure = Failure(FailureKind.LOST, reason)
+            is_prefill = lost == placement.prefill and not machine.token_ids_of_attempt
+            if lost == placement.decode or is_prefill:
                 self.attempt_failed(machine, {lost.instance_id}, failure)
-
-    def peer_silent(self, peer: Address) -> None:
-        """Nobody else would miss an image that was not taken there."""
-        for key in self._offers.not_taken_by(peer):
-            reason = f"instance {peer.instance_id} does not answer"
-            failure = Failure(FailureKind.LOST, reason)
-            self.attempt_failed(self._open[key], {peer.instance_id}, failure)
+        self._elsewhere.encoder_lost(lost, failure)
 
     # --- effects ----------------------------------------------------------------------------------
 

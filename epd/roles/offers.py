@@ -101,12 +101,13 @@ class Offers(Component[Offer]):
         self._tell(machine, RoomReplaced(image.request.room, room, moved))
         return room
 
-    def not_taken_by(self, peer: Address) -> list[str]:
-        """Generations with an image that this encoder has not taken yet."""
+    def not_taken_by(self, peer: Address) -> list[tuple[str, Image]]:
+        """Images that this encoder has not taken yet, with their generations."""
         return [
-            request_id
+            (request_id, image)
             for request_id, offer in self._offers.items()
-            if any(offer.images[room].encoder == peer for room in offer.untaken)
+            for image in map(offer.images.__getitem__, offer.untaken)
+            if image.encoder == peer
         ]
 
     # --- effects ----------------------------------------------------------------------------------

@@ -135,9 +135,12 @@ def test_nothing_is_asked_of_an_encoder_that_was_given_up() -> None:
         own.want("b")
         with mock.patch.object(own.role, "_is_given_up", lambda peer: peer == E0):
             own.hear("a", PeerSilent())
-        silent = Failure(FailureKind.TRANSFER, "instance e0 does not answer", "e0")
-        assert own.heard == [("a", silent), ("b", silent)]
+        silent = Failure(FailureKind.TRANSFER, "instance e0 does not answer")
+        assert own.asked == [("a", E0, silent), ("b", E0, silent)] and not own.heard
         assert own.role._rooms.find("b") is None
+        assert own.add_room("a", "a.1")
+        own.arrive("a.1")
+        assert own.heard == [("ready", "a"), ("ready", "b")]
 
 
 def test_rows_are_deposited_by_reference_where_both_live_here() -> None:
@@ -332,6 +335,7 @@ def test_the_end_of_a_room_that_another_has_followed_is_no_failure_of_the_load()
 OUTCOMES = [
     ("lost", False, fsm.EncoderLost(Failure(FailureKind.LOST, "because"))),
     ("lost", True, fsm.EncoderLost(Failure(FailureKind.LOST, "because"))),
+    ("transfer", False, fsm.LoadFailed(Failure(FailureKind.TRANSFER, "because"))),
     ("engine", False, fsm.LoadFailed(Failure(FailureKind.ENGINE, "because"))),
     ("deadline", False, fsm.LoadTimedOut(Failure(FailureKind.DEADLINE, "because"))),
     ("deadline", True, fsm.LoadLost(Failure(FailureKind.DEADLINE, "because"))),
@@ -340,7 +344,7 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("kind", "held", "outcome"), OUTCOMES)
 def test_why_a_load_ended(kind: str, outcome: Any, *, held: bool) -> None:
-    room: Any = SimpleNamespace(held=held)
+    room: Any = SimpleNamespace(held=held, peer=E0)
     assert _load_outcome(room, Failure(FailureKind(kind), "because")) == outcome
 
 

@@ -17,6 +17,7 @@ from epd.messages import (
     Address,
     EncodeAccepted,
     EncodeRejected,
+    EncodeRequest,
     PrefillRequest,
     RequestAborted,
     RequestAccepted,
@@ -27,7 +28,7 @@ from epd.messages import (
 from epd.roles.dispatch import DEADLINE_GRACE_S, _is_absent
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
-from tests.roles.desk import Desk, Open, gateway
+from tests.roles.desk import Desk, Open, desk, gateway
 from tests.roles.simulated import DEFAULTS
 
 TIMING = DEFAULTS.timing
@@ -157,11 +158,16 @@ def test_once_tokens_come_only_the_loss_of_decode_counts() -> None:
         assert one.machine.attempt == 2 and one.machine.failure.kind == "lost"
 
 
-def test_the_loss_of_an_encoder_ends_what_wants_no_more_than_rows() -> None:
+def test_the_loss_of_an_encoder_moves_what_wants_no_more_than_rows() -> None:
     with gateway() as at:
-        one = Open(at, "encode", IMAGES[0])
-        lose(at, one.machine.placement.encoders[0])
-        assert one.machine.attempt == 2
+        one = Open(at, "encode", *IMAGES)
+        first = one.machine.placement.encoders[0]
+        at.said.clear()
+        lose(at, first)
+        moved = one.machine.placement.encoders
+        assert one.machine.attempt == 1 and first not in moved
+        (request,) = [m for m in at.messages() if isinstance(m, EncodeRequest)]
+        assert request.room == f"{one.room(0)}.1" and request.consumer is None
 
 
 def test_what_is_not_placed_has_nothing_to_lose() -> None:
@@ -171,7 +177,7 @@ def test_what_is_not_placed_has_nothing_to_lose() -> None:
         assert at.actor.counters["faults"] == 0
 
 
-def test_an_encoder_that_does_not_answer_loses_the_images_that_it_has_not_taken() -> None:
+def test_images_that_a_silent_encoder_has_not_taken_are_encoded_elsewhere() -> None:
     with gateway() as at:
         taken, waits, too = (Open(at, "", IMAGES[0]) for _ in range(3))
         encoder = waits.machine.placement.encoders[0]
@@ -179,8 +185,18 @@ def test_an_encoder_that_does_not_answer_loses_the_images_that_it_has_not_taken(
         at.tell(
             "on_encode_accepted", EncodeAccepted(room=taken.room(0), attempt=1), encoder.instance_id
         )
-        at.do(at.role.peer_silent, encoder)
-        assert [one.machine.attempt for one in (taken, waits, too)] == [1, 2, 2]
+        at.do(at.role._elsewhere.peer_silent, encoder)
+        at_other = [one.machine.placement.encoders[0] != encoder for one in (taken, waits, too)]
+        assert at_other == [False, True, True]
+        assert [one.machine.attempt for one in (taken, waits, too)] == [1, 1, 1]
+
+
+def test_without_another_encoder_the_silence_of_one_ends_the_attempt() -> None:
+    with desk("1e1p1d", GATEWAY, "role") as at:
+        waits = Open(at, "", IMAGES[0])
+        encoder = waits.machine.placement.encoders[0]
+        at.do(at.role._elsewhere.peer_silent, encoder)
+        assert waits.machine.attempt == 2
         reason = f"instance {encoder.instance_id} does not answer"
         assert waits.machine.failure == Failure(FailureKind.LOST, reason)
         assert avoided(waits) == {encoder.instance_id}

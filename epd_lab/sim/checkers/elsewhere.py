@@ -1,7 +1,8 @@
-"""An encoder that is lost costs its images, and nothing else.
+"""An encoder that is lost, or silent, costs its images, and nothing else.
 
-An image goes to another encoder only if prefill said that its rows do not come, and only if they
-have not come: those of the same prompt that are there stay.  An attempt is not given up for an
+An image goes to another encoder only if prefill said that its rows do not come, or if the gateway
+itself has just learnt that its encoder is lost or silent; and only if they have not come: those of
+the same prompt that are there stay.  An attempt is not given up for an
 image as long as there is an encoder to which it has not been sent.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from epd.fsm import generation
+from epd.fsm import generation, instance, link
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import RoomWanted
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
 
+_LOST = (instance.HeartbeatsEnded, instance.EpochReplaced, instance.LeftReceived)
 Image = tuple[str, int, int]  # generation, attempt, index
 
 
@@ -29,6 +31,8 @@ class Elsewhere(Checker):
         world = context.world
         world.watch(self._moved, generation.ImageMoved)
         world.watch(self._failed, generation.AttemptFailed)
+        world.watch(self._encoder_failed, link.EchoMissed, *_LOST)
+        self._failing_s: dict[str, float] = {}  # by gateway: when it learnt last that one fails
         world.network.on_hearing.append(self._hear)
 
     def _hear(self, process: SimProcess, received: Received) -> None:
@@ -42,6 +46,8 @@ class Elsewhere(Checker):
     ) -> None:
         assert isinstance(machine, generation.Generation)
         wanted = self._wanted.pop((machine.key, machine.attempt, event.index), None)
+        if wanted is None and self._failing_s.get(process.name) == self.world.loop.now_s:
+            return
         if wanted is None:
             self.violate(
                 f"image {event.index} of {machine.key}/{machine.attempt} is encoded again, and "
@@ -49,6 +55,12 @@ class Elsewhere(Checker):
             )
         elif event.encoder == wanted.encoder:
             self.violate(f"{machine.key}/{machine.attempt}: {event.encoder} is asked again")
+
+    def _encoder_failed(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if target in (link.S.UNREACHABLE, link.S.OVER) or isinstance(event, _LOST):
+            self._failing_s[process.name] = self.world.loop.now_s
 
     def _failed(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
