@@ -131,7 +131,7 @@ LINK_DRILLS: tuple[Drill, ...] = (
         fires=(
             "LINK:MUTE>UNREACHABLE",
             "INCOMING:EXPIRE_PENDING>QUARANTINED",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
         ),
     ),
 )

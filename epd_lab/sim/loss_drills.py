@@ -159,7 +159,7 @@ LOSS_DRILLS: tuple[Drill, ...] = (
     Drill(
         "stall-beyond-deadline",
         ("F7", "F15", "F41"),
-        topology="2e1p1d",
+        topology="1e1p1d",
         work=IMAGES,
         faults=(
             Fault("stall", "here", point="OUTGOING:GRANTED>AWAITING_SLOTS", nth=4, duration_s=8.0),

@@ -74,7 +74,7 @@ RECOVERY_DRILLS: tuple[Drill, ...] = (
         fires=(
             "INCOMING:RESERVED>EXPIRE_PENDING",
             "ENCODING:ENCODING>ABANDONED",
-            "GENERATION:MIGRATING>PLACED",
+            "GENERATION:ImageMoved",
         ),
         mutants=("rooms_wait_for_ever",),
     ),
