@@ -49,6 +49,10 @@ def test_every_name_and_label_exists(apart: Server) -> None:
 
     wait_for(lambda: "epd_transfers_total" in labels(), 10.0, "heartbeats tell of it")
     known = labels()
+    if promtool := shutil.which("promtool"):
+        told = apart.get("/metrics")[1].encode()
+        linted = subprocess.run([promtool, "check", "metrics"], input=told, capture_output=True)
+        assert linted.returncode == 0, linted.stderr.decode()
     for expression in expressions():
         names = re.findall(r"\bepd_\w+", expression)
         assert names, expression

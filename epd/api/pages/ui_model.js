@@ -83,8 +83,8 @@ const SERIES = [
   ["failed", (entry) => [flowInto(entry, "GENERATION", "FAILED")], perSecond],
   ["images encoded", (entry) => [entry.flows.get(edgeKey("ENCODING", "ENCODING", "RESIDENT")) || 0], perSecond],
   ["transfers", (entry) => [flowInto(entry, "INCOMING", "DELIVERED")], perSecond],
-  ["first token, p50 p99", latency("time_to_first_token"), age],
-  ["further ones, p50 p99", latency("time_per_output_token"), age],
+  ["TTFT, p50 p99", latency("time_to_first_token"), age],
+  ["TPOT, p50 p99", latency("time_per_output_token"), age],
 ];
 
 /** A place is what is looked into: {machine}, with a state {machine, state}, with a key also {key}. */

@@ -67,7 +67,8 @@ const OverTime = ({ ring, entry }) =>
 function Links({ entry }) {
   if (!entry.links.length) return null;
   const bytes = (count) => amount(Math.round(count), "bytes");
-  return html`<details open><summary>bytes by link</summary>
+  const sum = (name) => bytes(entry.links.reduce((all, one) => all + one[name], 0));
+  return html`<details><summary>bytes by link: ${sum("nbytes")}, ${sum("per_s")} per second</summary>
     <${Table} label="links" head=${["from", "to", "by", "bytes", "per second"]}>
       ${entry.links.map((one) => html`<tr key=${linkKey(one)}><td>${one.instance}</td><td>${one.peer}</td>
         <td>${one.transport}</td><td>${bytes(one.nbytes)}</td><td>${bytes(one.per_s)}</td></tr>`)}
