@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from epd.fsm import child
 from epd.fsm.kernel import Table
 from epd.fsm.tables import TABLES
 from epd_lab.diagrams.edges import headline, state_graph
@@ -32,6 +33,7 @@ in brackets and only where it decides the target.
 **An event** is what happened, in the past tense; each outcome is an event of its own. **An effect**
 is an order to the outside; what comes of it returns as an event. An event that a state does not
 know is illegal: it raises with the object's story and fails that object alone."""
+WATCHED = tuple(table for table in TABLES if table is not child.TABLE)  # by `GET /state`
 
 
 def render(tables: Iterable[Table] = TABLES, roles: Path = ROLES) -> dict[str, str]:
@@ -49,8 +51,8 @@ def render(tables: Iterable[Table] = TABLES, roles: Path = ROLES) -> dict[str, s
     return files
 
 
-def drawings(tables: Iterable[Table] = TABLES) -> str:
-    """All machines, for the page that shows them at work (`epd.api.pages`)."""
+def drawings(tables: Iterable[Table] = WATCHED) -> str:
+    """For the page that shows them at work (`epd.api.pages`)."""
     return "".join(RailMap(state_graph(table)).draw_part() for table in tables)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,18 +12,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from epd.tiny import SAMPLES
-from tests.e2e.client import Reply, data_url, post_all, question
+from tests.e2e.client import Reply, data_url, in_session, png, post, post_all, question
 from tests.e2e.server import SLOW, Server, serving
 from tests.pages.browser import browsing, picture, window
 
 IMAGES = [data_url(path.read_bytes()) for path in sorted(SAMPLES.glob("*.png"))]
 SOON_MS = 10_000 * SLOW
+TALL = (1280, 1400)
 
 
 @pytest.fixture(scope="module")
@@ -83,24 +88,62 @@ def test_a_snapshot_is_a_page_of_its_own(browser: Browser, apart: Server, tmp_pa
         expect(events.get_by_role("columnheader", name="p0")).to_be_visible()
 
 
-def test_rooms_of_a_stopped_encoder_are_two_clicks_away_and_its_end_frees_them(
+@contextmanager
+def load_on(server: Server, num_clients: int) -> Iterator[None]:
+    """Clients that ask on and on, each time about an image that nobody has seen."""
+    is_over = threading.Event()
+    statuses: set[int] = set()
+
+    async def client(session: aiohttp.ClientSession, number: int) -> None:
+        random = Random(number)
+        while not is_over.is_set():
+            image = Image.frombytes("RGB", (112, 112), random.randbytes(3 * 112 * 112))
+            body = question("What is the total?", png(image), max_tokens=16)
+            statuses.add((await post(session, server.base_url, body)).status)
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        await asyncio.gather(*(client(session, number) for number in range(num_clients)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(in_session(work)))
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    assert statuses == {200}
+
+
+def test_under_load_the_rooms_of_a_stopped_encoder_are_two_clicks_or_one_command_away(
     browser: Browser,
 ) -> None:
-    with serving("2e1p1d", timing__request_timeout_s=120) as server, window(browser) as page:
+    """Its end frees them."""
+    with serving("2e2p2d", timing__request_timeout_s=120) as server, window(browser, TALL) as page:
         page.goto(f"{server.base_url}/ui")
         encoder = page.locator("[data-process=e0]")
         expect(encoder).to_contain_text("HEALTHY", timeout=SOON_MS)
         first = str(server.instances()["e0"]["epoch"])
+        late = page.get_by_role("region", name="late").get_by_role("button", name="INCOMING")
         pid = server.pid("e0")
-        os.kill(pid, signal.SIGSTOP)
-        with asking(server, *(question("What is the total?", image) for image in IMAGES)):
+        with load_on(server, 8):
+            page.get_by_role("navigation").get_by_role("button", name="ENCODING").click()
+            expect(page.locator(".flow").first).to_be_visible(timeout=SOON_MS)
+            os.kill(pid, signal.SIGSTOP)
             expect(encoder).to_have_class("late", timeout=SOON_MS)
-            page.get_by_role("button", name="INCOMING QUARANTINED").click(timeout=SOON_MS)
+            late.filter(has_text="QUARANTINED").click(timeout=SOON_MS)
             page.get_by_role("button", name="gateway-").first.click(timeout=SOON_MS)
             story = page.get_by_role("table", name="events by time")
-            expect(story).to_contain_text("PeerLost", timeout=SOON_MS)
+            expect(story).to_contain_text("QUARANTINED", timeout=SOON_MS)
             picture(page, "quarantined")
+            command = [sys.executable, "-m", "epd", "list", "transfers", "--late", "--json"]
+            listed = subprocess.run(
+                [*command, "--url", server.base_url], check=True, capture_output=True
+            )
+            found = json.loads(listed.stdout)["machines"]
+            assert ("INCOMING", "QUARANTINED") in {(one["machine"], one["state"]) for one in found}
+        page.emulate_media(color_scheme="dark")
+        picture(page, "quarantined-dark")
         os.kill(pid, signal.SIGKILL)
         expect(encoder).not_to_contain_text(first, timeout=SOON_MS)
         expect(encoder).to_contain_text("HEALTHY", timeout=SOON_MS)
-        expect(page.get_by_role("button", name="INCOMING QUARANTINED")).to_have_count(0)
+        expect(late).to_have_count(0, timeout=SOON_MS)

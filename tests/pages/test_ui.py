@@ -100,11 +100,11 @@ def test_rates_and_latencies_over_time(browser: Browser) -> None:
     with page_of(browser) as page:
         expect(page.get_by_role("img", name="open requests: 15, at most 15")).to_be_visible()
         expect(page.get_by_role("img", name="images encoded: 0.0/s")).to_be_visible()
-        expect(page.get_by_role("img", name="TTFT, p50 p99: -")).to_be_visible()
-        told = page.get_by_role("img", name="TTFT, p50 p99: 83 ms 450 ms, at most 450 ms")
+        expect(page.get_by_role("img", name="TTFT p50 p99: -")).to_be_visible()
+        told = page.get_by_role("img", name="TTFT p50 p99: 83 ms 450 ms, at most 450 ms")
         expect(told).to_be_visible(timeout=15_000)
         expect(told.locator("path")).to_have_count(2)
-        expect(page.get_by_role("img", name="TPOT, p50 p99: -")).to_be_visible()
+        expect(page.get_by_role("img", name="TPOT p50 p99: -")).to_be_visible()
         picture(page, "over-time")
 
 
@@ -231,11 +231,13 @@ FRAMES = """async (for_ms) => {
 
 
 def test_it_stays_smooth_with_a_thousand_open_requests(browser: Browser) -> None:
-    """Half of the frames come in time even where other tests take the cores; see the median."""
+    """Half of the frames come in time even where other tests take the cores; see the median.  The
+    page remembers as much as it ever does."""
     with page_of(browser, crowd) as page:
         page.get_by_role("button", name="OUTGOING").first.click()
         page.get_by_role("button", name="QUARANTINED: 1000").click()
-        expect(page.get_by_role("button", name="gateway-1-199/1/0")).to_have_count(1)
+        expect(page.get_by_role("button", name="gateway-1-49/1/0")).to_have_count(1)
+        page.evaluate("for (let at = 0; at < RING; at++) keep(app.ring.at(-1))")
         gaps = page.evaluate(FRAMES, 4000)
         print(f"{len(gaps)} frames, median {gaps[len(gaps) // 2]:.1f} ms, last ones {gaps[-8:]}")
         assert gaps[len(gaps) // 2] < 17.5

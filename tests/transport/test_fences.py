@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from epd.messages import Address
 from epd.transport import mooncake
 from epd.transport.base import WriteFailed, WriteUnknown, Written
 from epd.transport.file import FileTransferEngine
-from epd.transport.host import has_half_closed_arrivals, this_host_id
+from epd.transport.host import has_half_closed_arrivals, this_boot_id, this_host_id
 from epd.transport.mooncake import MooncakeTransferEngine
 from epd.transport.mooncake_library import End, missing
 from epd.transport.whole_file import write_whole
@@ -158,6 +159,19 @@ def test_another_pid_namespace_is_another_host() -> None:
         pytest.skip(f"no pid namespace can be made here: {there.stderr.strip()}")
     assert subprocess.check_output(here, text=True).strip() == this_host_id()
     assert there.stdout.strip() != this_host_id()
+
+
+def test_where_pids_count_from_one_again_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, where nobody may make one: the kernel names the own one by another number."""
+    own, stat = this_host_id(), os.stat
+
+    def elsewhere(path: Any, **more: Any) -> Any:
+        told = stat(path, **more)
+        is_namespace = path == "/proc/self/ns/pid"
+        return SimpleNamespace(st_ino=told.st_ino + 1) if is_namespace else told
+
+    monkeypatch.setattr(os, "stat", elsewhere)
+    assert this_host_id.__wrapped__() not in {own, this_boot_id()}
 
 
 async def test_a_connection_that_its_caller_closed_is_seen_until_it_is_read() -> None:

@@ -49,6 +49,7 @@ async function ask() {
     });
     const told = await answer.json();
     const latency = answer.ok ? await latencies() : {};
+    await new Promise(requestAnimationFrame); // to read an answer and to show it are two frames' work
     if (mine !== serial) return; // another place is looked into by now
     app.needs_key = answer.status === 401;
     app.trouble = answer.ok ? "" : told.error.message;

@@ -4,6 +4,7 @@
 const { html, render } = htmPreact;
 const RING = 300; // answers, a second apart
 const POLL_MS = 1000;
+const MAX_OLDEST = 50; // machines of a state, and rows of that table: nobody reads more
 
 const edgeKey = (machine, source, target) => `${machine} ${source} ${target}`;
 
@@ -29,7 +30,9 @@ function entryOf({ told, query = null, at_ms, note = "", latency = {} }, before)
     const more = one.nbytes - (before?.nbytes.get(linkKey(one)) || 0);
     return { ...one, per_s: spent_s > 0 && more > 0 ? more / spent_s : 0 };
   });
-  return { told, query, at_ms, note, latency, counts, flows, nbytes, links };
+  const entry = { told, query, at_ms, note, latency, counts, flows, nbytes, links };
+  entry.series = SERIES.map(([, values]) => values(entry)); // once, not in each frame that draws it
+  return entry;
 }
 
 function flowInto(entry, machine, target) {
@@ -83,15 +86,15 @@ const SERIES = [
   ["failed", (entry) => [flowInto(entry, "GENERATION", "FAILED")], perSecond],
   ["images encoded", (entry) => [entry.flows.get(edgeKey("ENCODING", "ENCODING", "RESIDENT")) || 0], perSecond],
   ["transfers", (entry) => [flowInto(entry, "INCOMING", "DELIVERED")], perSecond],
-  ["TTFT, p50 p99", latency("time_to_first_token"), age],
-  ["TPOT, p50 p99", latency("time_per_output_token"), age],
+  ["TTFT p50 p99", latency("time_to_first_token"), age],
+  ["TPOT p50 p99", latency("time_per_output_token"), age],
 ];
 
 /** A place is what is looked into: {machine}, with a state {machine, state}, with a key also {key}. */
 function queryOf(place) {
   if (place.key) return "?" + new URLSearchParams({ key: place.key, limit: 200 });
   if (place.state)
-    return "?" + new URLSearchParams({ machine: place.machine, state: place.state, limit: 100 });
+    return "?" + new URLSearchParams({ machine: place.machine, state: place.state, limit: MAX_OLDEST });
   return "";
 }
 
@@ -136,7 +139,7 @@ const merged = (machines) =>
 const digits = (value) => value.toFixed(value < 10 ? 1 : 0);
 
 function age(seconds) {
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 1) return `${digits(seconds * 1000)} ms`;
   for (const [unit, size] of [["s", 1], ["m", 60]])
     if (seconds < 120 * size) return `${digits(seconds / size)} ${unit}`;
   return `${digits(seconds / 3600)} h`;

@@ -1,6 +1,6 @@
 // The parts of the page. Each is a function of what is known and of the place that is looked into.
 
-const MAX_ROWS = 200; // a browser lays out more, but nobody reads them
+const MAX_ROWS = 200; // of a story; a browser lays out more, but nobody reads them
 
 function Table({ label, head, children }) {
   return html`<div class="wide"><table aria-label=${label}>
@@ -42,18 +42,18 @@ function Processes({ ring, entry }) {
 }
 
 /** A line for each of its values; gaps are where nothing is known. */
-function Series({ name, value, words, ring, entry }) {
+function Series({ name, index, words, ring, entry }) {
   const from_ms = ring[0].at_ms;
   const scale = 240 / Math.max(ring.at(-1).at_ms - from_ms, 1);
   const at = (one) => ((one.at_ms - from_ms) * scale).toFixed(1);
-  const values = ring.map(value);
+  const values = ring.map((one) => one.series[index]);
   const most = Math.max(...values.flat(), 0);
   const paths = [];
-  values.forEach((ones, index) => ones.forEach((one, line) => {
-    const goes_on = values[index - 1]?.length > line;
-    paths[line] = `${paths[line] || ""}${goes_on ? "L" : "M"}${at(ring[index])} ${(30 - (28 * one) / (most || 1)).toFixed(1)}`;
+  values.forEach((ones, when) => ones.forEach((one, line) => {
+    const goes_on = values[when - 1]?.length > line;
+    paths[line] = `${paths[line] || ""}${goes_on ? "L" : "M"}${at(ring[when])} ${(30 - (28 * one) / (most || 1)).toFixed(1)}`;
   }));
-  const text = value(entry).map(words).join(" ") || "-";
+  const text = entry.series[index].map(words).join(" ") || "-";
   return html`<figure><figcaption>${name} <b>${text}</b></figcaption>
     <svg viewBox="0 0 240 32" role="img" aria-label=${`${name}: ${text}, at most ${words(most)}`}>
       ${paths.map((path) => html`<path d=${path} />`)}
@@ -61,8 +61,8 @@ function Series({ name, value, words, ring, entry }) {
 }
 
 const OverTime = ({ ring, entry }) =>
-  html`<section aria-label="over time" class="series">${SERIES.map(([name, value, words]) =>
-    html`<${Series} key=${name} ...${{ name, value, words, ring, entry }} />`)}</section>`;
+  html`<section aria-label="over time" class="series">${SERIES.map(([name, , words], index) =>
+    html`<${Series} key=${name} ...${{ name, index, words, ring, entry }} />`)}</section>`;
 
 function Links({ entry }) {
   if (!entry.links.length) return null;
@@ -113,7 +113,7 @@ function Unmoved({ entry, machine }) {
 
 function Oldest({ machines, place, go }) {
   return html`<${Table} label=${`oldest in ${place.state}`} head=${["age", "left", "process", "last event", "key"]}>
-    ${machines.slice(0, MAX_ROWS).map((one) => html`<tr key=${`${one.instance} ${one.key}`}
+    ${machines.slice(0, MAX_OLDEST).map((one) => html`<tr key=${`${one.instance} ${one.key}`}
         class=${one.is_late ? "late" : ""}>
       <td>${age(one.age_s)}</td><td>${one.is_late ? "late" : one.left_s == null ? "" : age(one.left_s)}</td><td>${one.instance}</td><td>${one.story.at(-1)?.event}</td>
       <td><button class="link" data-key=${one.key} onClick=${() => go({ ...place, key: one.key })}>${one.key}</button></td></tr>`)}
