@@ -145,7 +145,11 @@ class TorchLanguageEngine:
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None
     ) -> Awaitable[StepResult]:
-        """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError."""
+        """One forward, then sampling; one outcome per sequence, in order.  Raises EngineError.
+
+        In a group all ranks are given `on_layers` or none: a step that tells of its layers is not
+        replayed from a graph, whose collectives are padded.
+        """
         if on_layers is None:
             return self._executor.launch(self._launch, list(batch))
         loop, told = asyncio.get_running_loop(), on_layers

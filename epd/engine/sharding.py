@@ -79,10 +79,6 @@ class Shard:
     size: int
     collectives: Collectives
 
-    def part(self, total: int) -> range:
-        """This rank's of so many things in a row; parts differ by one at most."""
-        return part(total, self.rank, self.size)
-
     def least(self, number: int, device: str) -> int:
         """The smallest number that a rank has; waits for the device."""
         own = torch.tensor([number], device=device)
@@ -115,7 +111,7 @@ class Heads:
             )
         group = num_heads // num_kv_heads
         if size <= num_kv_heads:
-            kv = shard.part(num_kv_heads)
+            kv = part(num_kv_heads, rank, size)
             return cls(range(kv.start * group, kv.stop * group), kv)
         head = rank * num_kv_heads // size
         holders = [r for r in range(size) if r * num_kv_heads // size == head]

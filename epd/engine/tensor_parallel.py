@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-transformers says of each family which weights are cut (`base_model_tp_plan`): by output
+transformers says of each family which weights are cut (`_tp_plan` of a model): by output
 ("colwise": query, key, value, gate, up, head) or by input ("rowwise": what follows them).  A rank
 computes its heads and its part of an MLP; what a rowwise product gives is a part of a sum over all
 ranks.  So a layer needs two sums, and a step one gather, of logits.  They are forward hooks of the
@@ -32,7 +32,7 @@ from epd.engine.sharding import Heads, Shard, part
 if TYPE_CHECKING:
     from epd.engine.models.base import ModelAdapter
 
-MULTIPLE = 16
+MULTIPLE = 16  # of the sizes of parts, where it can be: what products of matrices take
 _WHOLE = ("", "replicated_with_grad_allreduce", "embedding_rowwise")
 _SUMMED = ("rowwise", "moe_tp_experts")
 _GATHERED = "colwise_gather_output"
@@ -108,7 +108,7 @@ class TensorParallel:
         return self._shard.collectives.all_reduce(x)
 
     def _gathered(self, module: nn.Module, given: object, x: torch.Tensor) -> torch.Tensor:
-        """Logits of the whole vocabulary, whose parts may differ by one."""
+        """Logits of the whole vocabulary; those of its smaller parts are padded on the way."""
         count = self._shard.size
         sizes = [len(_aligned(self._vocabulary, rank, count)) for rank in range(count)]
         widest = max(sizes)
@@ -155,7 +155,7 @@ class TensorParallel:
 
 
 def _aligned(size: int, rank: int, count: int) -> range:
-    """One of `count` parts; in multiples of what products of matrices take, if there are enough."""
+    """One of `count` parts of so many rows or columns."""
     unit = MULTIPLE
     while size % unit or size < unit * count:
         unit //= 2

@@ -67,3 +67,11 @@ def test_a_rank_reads_its_cuts_of_the_whole(family: str, model_dir: Any) -> None
                 dim = cuts[name].dim
                 assert indices == set(range(whole[name].shape[dim])), name
             assert all(any(part in name for part in HELD_WHOLE) for name in whole.keys() - seen)
+
+
+def test_an_unknown_way_to_cut_is_refused(model_dir: Any) -> None:
+    adapter = adapter_for(read_checkpoint(model_dir("llama")))
+    adapter.tp_plan = {"model.norm": "sequence_parallel"}  # type: ignore[misc]
+    plan_stage(adapter, "language")
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight.*sequence_parallel.*use one rank"):
+        plan_stage(adapter, "language", shard=Shard(0, 2, Alone()))
