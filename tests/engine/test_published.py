@@ -25,6 +25,8 @@ from epd.engine.geometry import image_geometry
 from epd.engine.loading import load_stage, plan_stage
 from epd.engine.models.base import ModelAdapter
 from epd.engine.models.registry import ADAPTERS, adapter_for
+from epd.engine.sharding import Alone, Shard
+from epd.engine.tensor_parallel import MULTIPLE
 from epd.engine.video import video_settings
 from tests.engine.conftest import drawn_image
 from tests.engine.hf_video import make_processor
@@ -202,3 +204,25 @@ def test_only_the_slow_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         ChatRenderer(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_eight_ranks_share_each_in_its_full_size(name: str, tmp_path: Path) -> None:
+    """As evenly as its heads allow, in sizes that products of matrices take."""
+    published = PUBLISHED[name]
+    config = config_of(published)
+    write_headers(tmp_path, tensors_of(published, config), num_files=1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    adapter = adapter_for(read_checkpoint(tmp_path), "sdpa")
+    whole = {n: t.numel() for n, t in plan_stage(adapter, "language").wanted.items()}
+    for rank in (0, 7):
+        plan = plan_stage(adapter, "language", shard=Shard(rank, 8, Alone()))
+        held = dict(plan.model.named_parameters())
+        assert all(not size % MULTIPLE for n in plan.cuts for size in held[n].shape[-2:]), rank
+        cut = plan.cuts.keys() & whole.keys()
+        share = sum(held[n].numel() for n in cut) / sum(whole[n] for n in cut)
+        assert 0.12 < share < 0.16, share
+        left = sum(size for n, size in whole.items() if n not in cut)
+        embeddings = sum(size for n, size in whole.items() if "embed_tokens" in n)
+        assert left < 1.01 * embeddings + sum(s for n, s in whole.items() if ".mlp.gate." in n)
