@@ -1,9 +1,10 @@
 """Samples as Prometheus' text exposition format, version 0.0.4.
 
-By hand, not by prometheus_client: that takes half a second to import and, on a 2-core x86-64
-virtual machine that was busy with other work, 10 us where `telemetry` takes 1.5 to observe a value,
-and 22 ms where this takes 6 for 400 samples, all of it on the loop of the gateway.  Tests read the
-text with its parser.
+By hand, not by prometheus_client.  Nearly all samples are counted by instances and come with
+heartbeats, so of that package little but the writing of the text would be used; and it takes 0.3 s
+to import and, of the loop of the gateway, 4.3 ms where this takes 1.3 for 826 samples, and 1.1 us
+where `telemetry` takes 0.15 to observe a value (CPU time on a 2-core x86-64 virtual machine).
+Tests read the text with its parser.
 """
 
 from __future__ import annotations

@@ -142,8 +142,9 @@ async def test_rates_are_those_of_the_time_between_two_looks() -> None:
         _, _, body = await exchange(server, asked)
         edges = {one["reason"]: one for one in json.loads(body)["edges"]}
     assert frontend.queries == [Query(), Query(limit=3)]
-    assert 0.0 < edges[""]["per_s"] <= 3 / 0.05  # from 4 to 7
-    assert 0.0 < edges["illegal"]["per_s"] <= 1 / 0.05
+    rates = (edges[""]["per_s"], edges["illegal"]["per_s"])
+    assert rates[0] == pytest.approx(3 * rates[1])  # from 4 to 7, and from none to 1
+    assert 0.0 < rates[1] < 2 / 0.05
     assert (await ask("/state"))[1]["edges"][0]["per_s"] is None
 
 
