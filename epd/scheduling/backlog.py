@@ -31,7 +31,8 @@ class Backlog:
     num_ready: int = 0  # and so many of them have their images
     num_sequences: int = 0  # that decode there, or will,
     num_decoding: int = 0  # and that do: their first tokens are there
-    num_present: int = 0  # attempts that have an image, a ready prompt or an answer there now
+    num_prompts: int = 0  # attempts whose prompt it will compute, wherever their images are,
+    num_served: int = 0  # and those whose prompt it has computed since there was none
 
 
 NOTHING_WAITS = Backlog()  # never written
@@ -45,7 +46,6 @@ class _Attempt:
     images: dict[tuple[str, str], int] = field(default_factory=dict)  # encoder, hash: patches
     is_ready: bool = False  # its images are encoded
     has_begun: bool = False  # its first token is there
-    places: tuple[str, ...] = ()  # where it is present
 
 
 class Books:
@@ -79,6 +79,7 @@ class Books:
                 attempt.images[encoder, mm_hash] = num_patches
                 self._at[encoder].num_patches += num_patches
         self._at[prefill].num_tokens += num_tokens
+        self._at[prefill].num_prompts += 1
         self._at[decode].num_sequences += 1
         self._go_on(attempt)
 
@@ -98,10 +99,12 @@ class Books:
         for encoder, mm_hash in list(attempt.images):
             self.encoded(encoder, mm_hash)
         attempt.has_begun = True
-        self._at[attempt.prefill].num_ready -= attempt.num_tokens
-        self._at[attempt.prefill].num_tokens -= attempt.num_tokens
+        at = self._at[attempt.prefill]
+        at.num_ready -= attempt.num_tokens
+        at.num_tokens -= attempt.num_tokens
+        at.num_prompts -= 1
+        at.num_served = at.num_served + 1 if at.num_prompts else 0
         self._at[attempt.decode].num_decoding += 1
-        self._go_on(attempt)
 
     def ended(self, key: str) -> None:
         """The attempt is over (idempotent)."""
@@ -110,26 +113,13 @@ class Books:
             at = self._at[attempt.decode]
             at.num_sequences -= 1
             at.num_decoding -= 1
-            self._move(attempt, ())
             self._forget_idle(attempt.prefill, attempt.decode)
 
     def _go_on(self, attempt: _Attempt) -> None:
-        """It is present where its images are; when they are encoded, where its prompt is; then
-        where it decodes."""
-        if attempt.images:
-            self._move(attempt, tuple(dict.fromkeys(encoder for encoder, _ in attempt.images)))
-            return
-        if not attempt.is_ready:
+        """When its images are encoded, its prompt is ready."""
+        if not (attempt.images or attempt.is_ready):
             attempt.is_ready = True
             self._at[attempt.prefill].num_ready += attempt.num_tokens
-        self._move(attempt, (attempt.decode if attempt.has_begun else attempt.prefill,))
-
-    def _move(self, attempt: _Attempt, places: tuple[str, ...]) -> None:
-        for place in attempt.places:
-            self._at[place].num_present -= 1
-        for place in places:
-            self._at[place].num_present += 1
-        attempt.places = places
 
     def _forget_idle(self, *names: str) -> None:
         for name in names:

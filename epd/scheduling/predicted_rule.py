@@ -10,11 +10,13 @@ when something more would be done (`_Forecast.done_s`).
 - **Prefill**: where the prompt would be done first, less what is cached of it, and its answer
   after it: the hops of its rows, and the best place to decode it, seen from there.
 - **Encode**, image by image, those before it counted: until its prompt can go on, with the hop of
-  its rows, plus what it takes from all who are there (`delay_s`).  Encoded elsewhere, an image
-  saves its own prompt no more than the time of the tower, for at prefill it waits for those before
-  it anyway; so what counts under load is whom it delays: prompts that wait at prefill, or streams
-  at decode.  Of equal ones prefill itself, else by rendezvous hashing on `mm_hash` (Thaler and
-  Ravishankar 1998): equal images meet.
+  its rows, plus what it takes from all others (`delay_s`).  Encoded elsewhere, an image saves its
+  own prompt no more than the time of the tower, for at prefill it waits for those before it anyway;
+  so what counts under load is whom it delays: prompts that wait at prefill, or streams at decode.
+  A queue that has not been empty for long will not be soon, and also delays those who come until
+  then; a stream goes on beside what delays it.  It leaves prefill only for one that is better by
+  `MOVE_GAIN`: replicas that share each image among them end all of them late.  Of equal ones the
+  one by rendezvous hashing on `mm_hash` (Thaler and Ravishankar 1998): equal images meet.
 - **Decode**: where a step is shortest with one more sequence in it.  It leaves prefill, or who
   holds the prompt's KV, only for one that is better by `MOVE_GAIN`: KV moves, and the request then
   depends on two instances.
@@ -42,7 +44,8 @@ COMPUTED = ("patch_s", "token_s", "step_s", "sequence_s")
 COSTS = (*COMPUTED, "nbyte_s")
 HOP_S = 0.001  # grant, write, commit
 ANSWER_TOKENS = 64  # of an answer that count: nobody knows how long it will be
-STREAM_WORTH = 3  # who decodes counts for so many who wait: all that is left of it is later
+STREAM_WORTH = 2  # who decodes counts for so many who wait: all that is left of it is later
+MANY_SERVED = 50  # of these, more say no more of how soon a queue will be empty
 MOVE_GAIN = 0.1  # of the time of these, which makes decoding elsewhere worth it
 ALIKE = 1.5  # times the fastest
 
@@ -77,9 +80,9 @@ class _Forecast:
         return self.done_s(images_s + min(images_s, self.ready_s))
 
     def delay_s(self, more_s: float) -> float:
-        """What so much more to do costs those who are there, all together."""
+        """What so much more to do costs the prompts and streams that are there, all together."""
         backlog = self._backlog
-        return more_s * (backlog.num_present + (STREAM_WORTH - 1) * backlog.num_decoding)
+        return more_s * (backlog.num_prompts + STREAM_WORTH * backlog.num_decoding)
 
     def token_s(self) -> float:
         """A step with one more of those who decode here, or will."""
@@ -103,6 +106,13 @@ class PredictedRule:
         return {
             c.instance_id: _Forecast(c, _completed(c.load.costs, usual)) for c in self._candidates
         }
+
+    @cached_property
+    def _num_to_come(self) -> int:
+        """Prompts that will come before none waits: about as many as have come since none did,
+        anywhere, for one that comes goes there."""
+        served = [c.backlog.num_served for c in self._candidates if "prefill" in c.roles]
+        return min([*served, MANY_SERVED])
 
     def prefill(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> Candidate:
         def completion_s(prefill: Candidate) -> float:
@@ -136,8 +146,11 @@ class PredictedRule:
             forecast = self._forecasts[encoder.instance_id]
             image_s = forecast.encode_s(image.num_patches)
             others_s = forecast.delay_s(image_s)
+            if "prefill" in encoder.roles:
+                others_s += image_s * self._num_to_come
             if encoder is prefill:
-                return here.done_s(here.images_s + here.ready_s + image_s) + others_s
+                done_s = here.done_s(here.images_s + here.ready_s + image_s)
+                return (done_s + others_s) * (1.0 - MOVE_GAIN)
             rows_s = forecast.encoded_s(image_s) + self._hop_s(image, encoder)
             return max(rows_s, waits_s) + others_s
 

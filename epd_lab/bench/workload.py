@@ -98,6 +98,10 @@ NAMED = {
         _one("3x560", _THREE, 32, 192),
         _one("3x560-c1", _THREE, 1, 12),
         _one("1x1080p", Shape(64, 64, 1, FULL_HD), 32, 160),
+        *(
+            _one(f"1x1080p-{tokens}", Shape(64, tokens, 1, FULL_HD), 32, 160)
+            for tokens in (128, 256)
+        ),
         _one("4x1080p", Shape(1024, 64, 4, FULL_HD), 16, 48),
         Workload(
             "mixed",

@@ -84,18 +84,23 @@ def test_pictures_of_one_prompt_spread() -> None:
 
 
 def test_decode_takes_pictures_when_many_wait_at_prefill_and_few_decode() -> None:
-    waits = Backlog(num_patches=9 * PICTURE, num_tokens=20000, num_ready=2000, num_present=9)
-    few = Backlog(num_sequences=2, num_decoding=2, num_present=2)
-    many = Backlog(num_sequences=20, num_decoding=20, num_present=20)
+    waits = Backlog(num_patches=9 * PICTURE, num_tokens=20000, num_ready=2000, num_prompts=9)
+    few = Backlog(num_sequences=2, num_decoding=2)
+    many = Backlog(num_sequences=20, num_decoding=20)
     assert chosen([instance("ep0", waits), instance("ed0", few)], pictures(1))[0] == ["ed0"]
     assert chosen([instance("ep0", waits), instance("ed0", many)], pictures(1))[0] == ["ep0"]
+    for num_served, expected in ((20, "ep0"), (40, "ed0"), (10_000, "ed0")):
+        lasts = replace(waits, num_served=num_served)
+        assert chosen([instance("ep0", lasts), instance("ed0", many)], pictures(1))[0] == [expected]
+    crowd = Backlog(num_sequences=60, num_decoding=60)
+    assert chosen([instance("ep0", lasts), instance("ed0", crowd)], pictures(1))[0] == ["ep0"]
 
 
 def test_a_hop_through_slow_memory_keeps_pictures_and_answers_where_they_are() -> None:
     slow = msgspec.structs.replace(GPU, nbyte_s=1e-8)
     pool = [instance("ep0", costs=slow), instance("ed0", costs=slow)]
     assert chosen(pool, pictures(2))[0] == ["ep0", "ep0"]
-    busy = Backlog(num_sequences=40, num_decoding=40, num_present=40)
+    busy = Backlog(num_sequences=40, num_decoding=40)
     pool = [instance("epd0", busy, slow), instance("d0", costs=slow)]
     assert chosen(pool, pictures(1))[2] == "epd0"
     pool = [instance("epd0", busy), instance("d0")]
@@ -125,7 +130,7 @@ def test_what_is_not_measured_costs_as_elsewhere() -> None:
 def test_before_anything_is_measured_ratios_are_usual() -> None:
     """A CPU that has only measured its tower: its prompts are as much slower than usual."""
     cpu = StageCosts(patch_s=100 * USUAL.patch_s)
-    waits = Backlog(num_tokens=PICTURE // 4, num_ready=PICTURE // 4, num_present=1)
+    waits = Backlog(num_tokens=PICTURE // 4, num_ready=PICTURE // 4, num_prompts=1)
     for costs in (UNMEASURED, cpu):
         pool = [instance("e0", costs=costs), instance("ep0", waits, costs), instance("d0")]
         assert chosen(pool, pictures(1))[0] == ["e0"]
@@ -134,15 +139,16 @@ def test_before_anything_is_measured_ratios_are_usual() -> None:
 # --- laws -----------------------------------------------------------------------------------------
 
 BACKLOGS = st.builds(
-    lambda patches, tokens, ready, decoding, coming: Backlog(
+    lambda patches, tokens, ready, decoding, coming, prompts, served: Backlog(
         num_patches=patches,
         num_tokens=tokens + ready,
         num_ready=ready,
         num_sequences=decoding + coming,
         num_decoding=decoding,
-        num_present=decoding + coming,
+        num_prompts=prompts,
+        num_served=2 * served,
     ),
-    *(st.integers(0, 40) for _ in range(5)),
+    *(st.integers(0, 40) for _ in range(7)),
 )
 COSTS = st.sampled_from([GPU, UNMEASURED, msgspec.structs.replace(GPU, quantum_s=0.0)])
 
@@ -150,9 +156,9 @@ COSTS = st.sampled_from([GPU, UNMEASURED, msgspec.structs.replace(GPU, quantum_s
 def more(backlog: Backlog, name: str) -> Backlog:
     """The same and some of one kind."""
     grown = {
-        "num_patches": {"num_patches": 5000, "num_present": 1},
-        "num_tokens": {"num_tokens": 5000, "num_ready": 5000, "num_present": 1},
-        "num_sequences": {"num_sequences": 9, "num_decoding": 9, "num_present": 9},
+        "num_patches": {"num_patches": 5000},
+        "num_tokens": {"num_tokens": 5000, "num_ready": 5000, "num_prompts": 1, "num_served": 9},
+        "num_sequences": {"num_sequences": 9, "num_decoding": 9},
     }[name]
     return replace(backlog, **{n: getattr(backlog, n) + count for n, count in grown.items()})
 
@@ -232,20 +238,33 @@ def test_a_stale_view_makes_no_herd_of_answers(num_requests: int) -> None:
 def test_an_attempt_goes_through_the_books() -> None:
     books = Books()
     books.sent("a", [("e0", "x", 100), ("p0", "y", 50)], "p0", 200, "d0")
-    assert books.at("e0") == Backlog(num_patches=100, num_present=1)
-    assert books.at("p0") == Backlog(num_patches=50, num_tokens=200, num_present=1)
+    assert books.at("e0") == Backlog(num_patches=100)
+    assert books.at("p0") == Backlog(num_patches=50, num_tokens=200, num_prompts=1)
     assert books.at("d0") == Backlog(num_sequences=1)
     books.encoded("p0", "y")
     books.encoded("e0", "x")
     books.encoded("e0", "x")
-    assert books.at("p0") == Backlog(num_tokens=200, num_ready=200, num_present=1)
+    assert books.at("p0") == Backlog(num_tokens=200, num_ready=200, num_prompts=1)
     books.prefilled("a")
     books.prefilled("a")
     assert books.at("p0") == Backlog()
-    assert books.at("d0") == Backlog(num_sequences=1, num_decoding=1, num_present=1)
+    assert books.at("d0") == Backlog(num_sequences=1, num_decoding=1)
     books.ended("a")
     books.ended("a")
     assert books.at("d0") == Backlog() and not len(books)
+
+
+def test_prompts_are_counted_since_none_waited() -> None:
+    books = Books()
+    for key in "abc":
+        books.sent(key, (), "p0", 10, "d0")
+    served = []
+    for key in "ab":
+        books.prefilled(key)
+        served.append(books.at("p0").num_served)
+    books.ended("c")
+    assert served == [1, 2]
+    assert books.at("p0") == Backlog()
 
 
 def test_an_image_counts_once() -> None:
