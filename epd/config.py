@@ -93,6 +93,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_interval_s: Annotated[Seconds, about("of each instance, to the gateway")] = 0.5
     suspect_after_s: Annotated[Seconds, about("an instance that was silent so long gets no new work")] = 2.0
     lost_after_s: Annotated[Seconds, about("an instance that was silent so long is lost, and this life of it barred")] = 5.0
+    group_join_timeout_s: Annotated[Seconds, about("the ranks of an instance (--tensor-parallel-size) must have loaded within")] = 600.0
+    group_step_timeout_s: Annotated[Seconds, about("every rank of an instance must have executed a step within, or it starts anew; less than stall_timeout_s, so that a client's stream is not given up first")] = 20.0
     drain_timeout_s: Annotated[Seconds, about("after SIGTERM, time for open requests to end", "--drain-timeout", "limits")] = 30.0
     kv_lease_s: Annotated[Seconds, about("a prompt's KV is held so long for the request that goes on with it")] = 30.0
     max_attempts: Annotated[Count, about("of a request that fail for the same kind of reason")] = 4
@@ -162,6 +164,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What computes: the device, its memory, and the size of its steps (docs/engine.md)."""
 
     device: Annotated[str, matches(r"^(cpu|cuda(:\d+)?(,cuda(:\d+)?)*)$", "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"), about("cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology the next", "--device", "model", "DEVICE")] = "cpu"
+    tensor_parallel_size: Annotated[Count, about("ranks (processes, each with a device) that share the language model of each instance with prefill and decode; a topology may say it for some: 1e1pd:tp2", "--tensor-parallel-size", "model", short="-tp")] = 1
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], about("float32, bfloat16 or float16 (fp32, bf16, fp16)", "--dtype", "model", "DTYPE")] = "float32"
     quantization: Annotated[Literal["", "fp8"], about("fp8: linear layers of the language model in eight bits, faster and less exact; empty: in engine.dtype", "--quantization", "model", "METHOD")] = ""
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], about("fp8: keys and values in eight bits, half of the memory, faster decodes of long texts, and less exact; auto: in engine.dtype", "--kv-cache-dtype", "model", "DTYPE")] = "auto"
@@ -229,6 +232,7 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     gateway_endpoint: str = ""
     endpoint: str = ""
+    rank_devices: tuple[str, ...] = ()  # of its further ranks; the first has engine.device
 
 
 class GatewayConfig(Settings, frozen=True, kw_only=True):

@@ -2,6 +2,10 @@
 
 A number counts instances; the letters behind it are the roles that each of them has. So `1e1p1d`
 are three instances, `1epd` is one with all three roles, and `2epd` are two replicas of it.
+
+`:tpN` behind the letters makes each of these instances a group of N ranks, processes that share its
+language model: `1e1pd:tp2` is one encoder and a group of two ranks. More may follow behind a comma:
+`1pd:tp2,1e`.
 """
 
 from __future__ import annotations
@@ -14,26 +18,50 @@ ROLE_OF_LETTER = {"e": "encode", "p": "prefill", "d": "decode"}
 ROLES = tuple(ROLE_OF_LETTER.values())  # in the order in which a request meets them
 MAX_INSTANCES = 64
 EXAMPLES = "1e1p1d, 1e1pd, 2epd"
+MAX_RANKS = 64  # of an instance
 
 Roles = tuple[str, ...]
 
-_GROUP = re.compile(r"(\d+)([a-z]+)")
+_PART = re.compile(r"(\d+)([a-z]+)(?::tp(\d+)(?:,(?=.)|$))?")
 
 
 def parse_topology(text: str) -> list[Roles]:
     """One tuple of roles per instance, in the order of the text: "1e1pd" gives
     [("encode",), ("prefill", "decode")].
 
-    Raises ConfigError when the text is no topology or could not serve a request.
+    Raises ConfigError when the text is no topology, could not serve a request, or has groups.
     """
-    groups = _GROUP.findall(text)
-    if not groups or "".join(count + letters for count, letters in groups) != text:
+    instances = parse_groups(text)
+    if any(num_ranks > 1 for _, num_ranks in instances):
+        raise ConfigError(f"topology {text!r}: :tp is for epd run; here every instance is one rank")
+    return [roles for roles, _ in instances]
+
+
+def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
+    """The roles and the number of ranks of each instance, in the order of the text: "1e1pd:tp2"
+    gives [(("encode",), 1), (("prefill", "decode"), 2)].
+
+    `num_ranks`: of instances with prefill and decode of which the text does not say it.  Raises
+    ConfigError as `parse_topology`, and where ranks cannot share what an instance does.
+    """
+    parts = _PART.findall(text)
+    if not parts or "".join(found[0] for found in _PART.finditer(text)) != text:
         raise ConfigError(
-            f"topology {text!r} cannot be read: write counts and letters, such as {EXAMPLES}"
+            f"topology {text!r} cannot be read: write counts and letters, such as {EXAMPLES}; "
+            ":tpN behind letters makes groups of N ranks, such as 1e1pd:tp2 or 1pd:tp2,1e"
         )
-    instances: list[Roles] = []
-    for count, letters in groups:
-        instances += [_roles(text, letters)] * _count(text, count, letters)
+    groups: list[tuple[Roles, int]] = []
+    for count, letters, told in parts:
+        roles = _roles(text, letters)
+        ranks = int(told[:4]) if told else num_ranks_of(roles, num_ranks)
+        check_ranks(f"topology {text!r}: {count}{letters}", roles, ranks)
+        groups += [(roles, ranks)] * _count(text, count, letters)
+    if len({ranks for roles, ranks in groups if roles != ("encode",)}) > 1:
+        raise ConfigError(
+            f"topology {text!r}: instances with prefill or decode must have equally many ranks; "
+            "KV of different shares cannot be exchanged yet"
+        )
+    instances = [roles for roles, _ in groups]
     if len(instances) > MAX_INSTANCES:
         raise ConfigError(
             f"topology {text!r} has {len(instances)} instances; at most {MAX_INSTANCES} are run by "
@@ -44,7 +72,24 @@ def parse_topology(text: str) -> list[Roles]:
             raise ConfigError(
                 f"topology {text!r} has no {role} instance and could answer nothing: add 1{role[0]}"
             )
-    return instances
+    return groups
+
+
+def num_ranks_of(roles: Roles, num_ranks: int) -> int:
+    """Of an instance where so many were asked for: an encoder has one."""
+    return 1 if roles == ("encode",) else num_ranks
+
+
+def check_ranks(what: str, roles: Roles, num_ranks: int) -> None:
+    """Raises ConfigError if an instance of these roles cannot have so many ranks."""
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise ConfigError(f"{what} has {num_ranks} ranks; give 1 to {MAX_RANKS}")
+    if num_ranks > 1 and not ("prefill" in roles and "decode" in roles):
+        raise ConfigError(
+            f"{what} cannot have {num_ranks} ranks: KV does not move between groups of ranks yet, "
+            "and an encoder has one; give ranks to an instance with prefill and decode, such as "
+            f"1epd:tp{num_ranks} or 1e1pd:tp{num_ranks}"
+        )
 
 
 def parse_roles(text: str) -> Roles:

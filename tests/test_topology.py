@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epd.config import ConfigError
-from epd.topology import name_instances, parse_roles, parse_topology
+from epd.topology import name_instances, parse_groups, parse_roles, parse_topology
 
 E, P, D = ("encode",), ("prefill",), ("decode",)
 PD = ("prefill", "decode")
@@ -48,6 +48,50 @@ def test_a_topology_names_its_instances(text: str, instances: list[tuple[str, ..
 def test_what_is_no_topology_is_said_in_a_sentence(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_topology(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "groups"),
+    [
+        ("1epd:tp2", 1, [(EPD, 2)]),
+        ("1e1pd:tp4", 1, [(E, 1), (PD, 4)]),
+        ("2pd:tp2,1e", 1, [(PD, 2), (PD, 2), (E, 1)]),
+        ("1e1pd", 2, [(E, 1), (PD, 2)]),  # --tensor-parallel-size 2
+        ("1e1pd:tp4", 2, [(E, 1), (PD, 4)]),
+        ("1e1p1d", 1, [(E, 1), (P, 1), (D, 1)]),
+        ("1e:tp1,1epd", 1, [(E, 1), (EPD, 1)]),
+    ],
+)
+def test_a_topology_says_how_many_ranks_an_instance_has(
+    text: str, num_ranks: int, groups: list[tuple[tuple[str, ...], int]]
+) -> None:
+    assert parse_groups(text, num_ranks) == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "said"),
+    [
+        ("1pd:tp21e", 1, "1pd:tp2,1e"),
+        ("1pd:tp2,", 1, "cannot be read"),
+        ("1pd:", 1, "cannot be read"),
+        ("1pd:tp", 1, "cannot be read"),
+        (":tp2", 1, "cannot be read"),
+        ("1pd:tp0", 1, "give 1 to 64"),
+        ("1pd:tp99999", 1, "give 1 to 64"),
+        ("1e:tp2,1pd", 1, "an encoder has one"),
+        ("1e1p:tp2,1d", 1, "KV does not move between groups of ranks yet"),
+        ("1e1p1d", 2, "such as 1epd:tp2"),
+        ("1pd:tp2,1pd", 1, "equally many ranks"),
+    ],
+)
+def test_ranks_that_cannot_be_are_said_in_a_sentence(text: str, num_ranks: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_groups(text, num_ranks)
+
+
+def test_who_knows_no_groups_refuses_them() -> None:
+    with pytest.raises(ConfigError, match="is for epd run"):
+        parse_topology("1epd:tp2")
 
 
 def test_instances_are_named_by_letters_and_number() -> None:

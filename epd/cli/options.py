@@ -55,7 +55,8 @@ def _add_setting(group: _Group, setting: Setting) -> None:
     text = f"{setting.text}; default {default}" if default else setting.text
     if setting.key in CUDA_DEFAULTS:
         text += f", on a GPU {setting.in_words(CUDA_DEFAULTS[setting.key])}"
-    group.add_argument(setting.flag, dest=setting.key, help=text, **form)
+    flags = filter(None, (setting.flag, setting.extra.get("short")))
+    group.add_argument(*flags, dest=setting.key, help=text, **form)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:

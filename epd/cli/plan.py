@@ -13,7 +13,15 @@ from epd.cli.model_check import check_model, served_name
 from epd.cli.rundir import cluster_dir, ipc_endpoint, make_private
 from epd.cli.settings import gateway_config, instance_config
 from epd.config import ConfigError, GatewayConfig, InstanceConfig, Settings
-from epd.topology import ROLES, Roles, name_instances, parse_roles, parse_topology
+from epd.topology import (
+    ROLES,
+    Roles,
+    check_ranks,
+    name_instances,
+    num_ranks_of,
+    parse_groups,
+    parse_roles,
+)
 from epd.transport.codec import check_instance_id
 from epd.transport.endpoint import check_reach, is_tcp, split_tcp
 
@@ -53,8 +61,10 @@ class Placing:
 
 def plan_topology(text: str, settings: Settings, placing: Placing, log: LogOptions) -> Plan:
     """A process per instance, and a gateway unless one is joined.  Raises what `_plan` raises."""
-    named = name_instances(parse_topology(text))
-    return _plan(named, settings, placing, log, with_gateway=not placing.join)
+    groups = parse_groups(text, settings.engine.tensor_parallel_size)
+    named = name_instances([roles for roles, _ in groups])
+    ranks = [num_ranks for _, num_ranks in groups]
+    return _plan(named, ranks, settings, placing, log, with_gateway=not placing.join)
 
 
 def plan_role(
@@ -66,19 +76,24 @@ def plan_role(
             raise ConfigError("--join is for workers; a gateway is what they join: drop it")
         if instance_id:
             raise ConfigError(f"a gateway is always called {GATEWAY_ID!r}: drop --id")
-        return _plan([], settings, placing, log, with_gateway=True)
+        return _plan([], [], settings, placing, log, with_gateway=True)
+    num_ranks = settings.engine.tensor_parallel_size
     if text == "all":
         if placing.join:
             raise ConfigError("--role all has its own gateway and joins none: drop --join")
-        return _plan([(instance_id or "all", ROLES)], settings, placing, log, with_gateway=True)
+        named = [(instance_id or "all", ROLES)]
+        return _plan(named, [num_ranks], settings, placing, log, with_gateway=True)
     roles = parse_roles(text)
     letters = "".join(role[0] for role in roles)
     named = [(instance_id or f"{letters}-{os.getpid()}", roles)]
-    return _plan(named, settings, placing, log, with_gateway=False)
+    num_ranks = num_ranks_of(roles, num_ranks)
+    check_ranks(f"role {text!r}", roles, num_ranks)
+    return _plan(named, [num_ranks], settings, placing, log, with_gateway=False)
 
 
 def _plan(
     named: list[tuple[str, Roles]],
+    ranks: list[int],
     settings: Settings,
     placing: Placing,
     log: LogOptions,
@@ -108,13 +123,15 @@ def _plan(
         gateway_endpoint = placing.listen
     own = "" if with_gateway else placing.listen
     cpus, gateway_cpus = deal_cpus(settings, len(named))
+    devices = _deal_devices(settings.engine.device, ranks)
     instances = tuple(
         instance_config(
-            _on_device(settings, index, cpus[index]),
+            _on_device(settings, devices[index][0], cpus[index]),
             instance_id,
             roles,
             own or _instance_endpoint(directory, instance_id, gateway_endpoint, placing.listen),
             gateway_endpoint,
+            tuple(devices[index][1:]),
         )
         for index, (instance_id, roles) in enumerate(named)
     )
@@ -131,12 +148,26 @@ def _plan(
     return Plan(gateway, instances, log, str(directory))
 
 
-def _on_device(settings: Settings, index: int, cpus: str) -> Settings:
-    """Of several devices each instance gets the next one, in the order of the topology."""
-    devices = settings.engine.device.split(",")
-    engine = msgspec.structs.replace(
-        settings.engine, device=devices[index % len(devices)], cpu_affinity=cpus
-    )
+def _deal_devices(text: str, ranks: list[int]) -> list[list[str]]:
+    """Of several devices each rank gets the next one, in the order of the topology.
+
+    Raises ConfigError if ranks of one instance would share a GPU.
+    """
+    devices = text.split(",")
+    dealt, first = [], 0
+    for num_ranks in ranks:
+        if num_ranks > len(devices) and devices != ["cpu"]:
+            raise ConfigError(
+                f"{num_ranks} ranks need {num_ranks} devices and --device {text} names "
+                f"{len(devices)}: write cuda:0,cuda:1 and so on"
+            )
+        dealt.append([devices[(first + rank) % len(devices)] for rank in range(num_ranks)])
+        first += num_ranks
+    return dealt
+
+
+def _on_device(settings: Settings, device: str, cpus: str) -> Settings:
+    engine = msgspec.structs.replace(settings.engine, device=device, cpu_affinity=cpus)
     return msgspec.structs.replace(settings, engine=engine)
 
 

@@ -25,10 +25,11 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 def check_host(instances: Sequence[InstanceConfig]) -> None:
     """Raises ConfigError or ModelError with what to do; returns if nothing speaks against them."""
-    sizes = check_devices([i.engine.device for i in instances])
+    sizes = check_devices([d for i in instances for d in (i.engine.device, *i.rank_devices)])
     by_device: defaultdict[str, list[InstanceConfig]] = defaultdict(list)
     for instance in instances:
-        by_device[instance.engine.device].append(instance)
+        for device in (instance.engine.device, *instance.rank_devices):
+            by_device[device].append(instance)
     for device, there in by_device.items():
         if device == "cpu":
             total, share = memory_nbytes(), 1.0
@@ -74,7 +75,9 @@ def check_memory(
     device: str, instances: Sequence[InstanceConfig], total_nbytes: int, share: float
 ) -> None:
     """Raises ConfigError if weights and KV pools alone are more than there is."""
-    needs = {instance.instance_id: _needed(instance) for instance in instances}
+    needs: defaultdict[str, int] = defaultdict(int)
+    for instance in instances:  # several times, if several of its ranks are there
+        needs[instance.instance_id] += _needed(instance)
     if (needed := sum(needs.values())) <= total_nbytes * share:
         return
     each = ", ".join(f"{name} {nbytes / GIB:.1f}" for name, nbytes in needs.items())
@@ -94,12 +97,13 @@ def check_memory(
 def _needed(instance: InstanceConfig) -> int:
     engine = instance.engine
     speaks = "prefill" in instance.roles or "decode" in instance.roles
+    num_ranks = 1 + len(instance.rank_devices)
     nbytes = engine.kv_nbytes if speaks else 0
     if engine.load_format == "dummy":
         return nbytes
     stages = {"vision": "encode" in instance.roles, "language": speaks}
     found = weights_nbytes(Path(instance.model_dir), DTYPE_NBYTES[engine.dtype])
-    return nbytes + sum(found[stage] for stage, is_held in stages.items() if is_held)
+    return nbytes + sum(found[stage] // num_ranks for stage, is_held in stages.items() if is_held)
 
 
 def weights_nbytes(directory: Path, dtype_nbytes: int) -> Mapping[str, int]:

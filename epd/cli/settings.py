@@ -282,6 +282,7 @@ def instance_config(
     roles: tuple[str, ...],
     endpoint: str,
     gateway_endpoint: str,
+    rank_devices: tuple[str, ...] = (),
 ) -> InstanceConfig:
     own = {
         "profile_dir": os.path.abspath(settings.profile_dir) if settings.profile_dir else "",
@@ -293,6 +294,7 @@ def instance_config(
         roles=roles,
         endpoint=endpoint,
         gateway_endpoint=gateway_endpoint,
+        rank_devices=rank_devices,
     )
 
 

@@ -44,7 +44,7 @@ class RowSplicer:
         for sequence in batch:
             for span in sequence.spans:
                 at = first + span.at
-                rows = self._rows(span)
+                rows = self.rows(span)
                 embeds[at : at + len(rows)] = rows[:, :hidden]
                 if self._contract.num_deepstack:
                     levels = rows[:, hidden:].unflatten(1, (-1, hidden)).transpose(0, 1)
@@ -52,7 +52,11 @@ class RowSplicer:
             first += len(sequence.token_ids)
         return added
 
-    def _rows(self, span: RowSpan) -> torch.Tensor:
+    def empty(self, count: int, device: torch.device) -> torch.Tensor:
+        """Memory for so many rows."""
+        return torch.empty(count, self._contract.row_width, dtype=self._dtype, device=device)
+
+    def rows(self, span: RowSpan) -> torch.Tensor:
         """The rows of a span, `[count, row_width]`, where the model is."""
         pieces = list(self._pieces(span))
         if self._streams is not None and pieces[0].device.type == "cpu":

@@ -7,6 +7,7 @@ from epd.fsm import (
     embedding,
     encoding,
     generation,
+    group,
     incoming,
     instance,
     link,
@@ -29,4 +30,5 @@ TABLES: tuple[Table, ...] = (
     link.TABLE,
     offer.TABLE,
     child.TABLE,
+    group.TABLE,
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
+from epd.fsm.kernel import Journal
 from epd.messages import Address, InstanceInfo, Load, StageCosts
 from epd.observed import Memory
 from epd.roles.absent import WithoutDecode, WithoutPrefill
@@ -23,6 +24,7 @@ from epd.roles.embeddings import Embeddings
 from epd.roles.encode import EncodeRole
 from epd.roles.finder import NoTower, StorageWatch
 from epd.roles.gateway import GatewayRole
+from epd.roles.group import Leader
 from epd.roles.incoming import IncomingRooms
 from epd.roles.links import Links
 from epd.roles.member import Member
@@ -49,6 +51,12 @@ class Engines:
     language: LanguageEngine | None = None
     profiler: Profiler | None = None
     close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
+    leader: Leader | None = None  # of several ranks
+
+    @property
+    def journal(self) -> Journal | None:
+        """Of what began before there was an instance."""
+        return self.leader.journal if self.leader is not None else None
 
 
 class Instance:
@@ -66,6 +74,7 @@ class Instance:
     ) -> None:
         self.config = config
         self._close_engines = engines.close
+        self.leader = engines.leader
         self._vision = engines.vision
         self.actor = actor = Actor(ports)
         self.links = Links(actor, config.timing)
@@ -151,6 +160,7 @@ class Instance:
             row_contract=contract,
             transports=self.actor.ports.transfers.offers,
             finds_rows=self.encode is not None and vision is None,
+            num_ranks=1 if engines.leader is None else engines.leader.machine.size,
         )
 
     def _memory(self) -> Iterator[Memory]:

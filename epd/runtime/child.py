@@ -13,14 +13,17 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NoReturn
 
 import msgspec
 
 from epd.config import GatewayConfig, InstanceConfig
 from epd.runtime.cpus import pin
+from epd.runtime.loading import load_engines
 from epd.runtime.logs import set_up_logging
-from epd.runtime.worker import Ending, Status, load_engines, serve_instance
+from epd.runtime.ranks import ForkedRanks, fork_ranks
+from epd.runtime.worker import Ending, Status, serve_instance
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -61,7 +64,7 @@ class LoadingShare:
             self._status("loading", f"{share:.0%} of {size:.1f} GiB of the {stage} model")
 
 
-def prepare(spec: ChildSpec, status: Status) -> Serve:
+def prepare(spec: ChildSpec, status: Status, ranks: ForkedRanks | None = None) -> Serve:
     """Load what blocks, before there is a loop; returns what to run on it."""
     from epd.engine.fingerprint import model_fingerprint
 
@@ -72,7 +75,7 @@ def prepare(spec: ChildSpec, status: Status) -> Serve:
 
         assert gateway is not None
         return lambda ending: serve_gateway(gateway, ending, status)
-    engines = load_engines(instance, LoadingShare(status).tell)
+    engines = load_engines(instance, LoadingShare(status).tell, ranks)
     if gateway is not None:
         from epd.runtime.front import serve_all
 
@@ -87,9 +90,13 @@ def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
 
     set_up_logging(spec.name, spec.log_level, as_json=spec.log_json)
     pin(_cpus_of(spec))
-    serve = prepare(spec, status)
+    ranks = _fork_ranks(spec)
+    load = partial(prepare, spec, status, ranks)
+    alone = load() if ranks is None else None
 
     async def live() -> int:
+        serve = alone if ranks is None else await ranks.form(load)
+        assert serve is not None
         ending = Ending()
         ending.watch_signals()
         if lifeline:
@@ -97,6 +104,14 @@ def run(spec: ChildSpec, status: Status, *, lifeline: bool) -> int:
         return await serve(ending)
 
     return uvloop.run(live())
+
+
+def _fork_ranks(spec: ChildSpec) -> ForkedRanks | None:
+    """None: the instance has one rank, or there is none."""
+    instance = spec.instance
+    if instance is None or not instance.rank_devices:
+        return None
+    return fork_ranks(instance, spec.log_level, log_json=spec.log_json)
 
 
 def _cpus_of(spec: ChildSpec) -> str:

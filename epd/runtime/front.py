@@ -65,6 +65,7 @@ async def serve_all(
         LocalBus(hub, name, epoch),
         _within(name, epoch, memory, instance_config.engine.checksums),
         open_storage(instance_config),
+        engines.journal,
     )
     instance = Instance(
         ports,

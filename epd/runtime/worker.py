@@ -2,9 +2,9 @@
 
 Engines are loaded before the instance joins, so that what the gateway sees is what can serve.
 Ways to end: SIGTERM (or the supervisor's word) drains, a second one or SIGINT closes at once; an
-instance whose epoch was declared lost closes with `EXIT_EXPELLED`, one whose device does not work
-any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew. Whatever the way, sockets, ipc
-files and shared memory are removed.
+instance whose epoch was declared lost, or that has lost a rank, closes with `EXIT_EXPELLED`, one
+whose device does not work any more with `EXIT_DEVICE_LOST`, for its supervisor to start anew.
+Whatever the way, sockets, ipc files and shared memory are removed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 
 from epd.config import InstanceConfig
-from epd.engine.base import Progress, no_progress
+from epd.fsm.kernel import Journal
 from epd.fsm.story import RecordingJournal
 from epd.messages import Address
 from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
+from epd.runtime.loading import backends_of
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
-from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
-from epd.transport.backend import Backend, BackendSettings
-from epd.transport.backends import chosen
+from epd.transport.backend import BackendSettings
 from epd.transport.base import Bus, Storage
 from epd.transport.curve import ClusterKey
-from epd.transport.device import STAGING_NBYTES
 from epd.transport.file_store import FileStore
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory
@@ -52,68 +49,20 @@ def new_epoch() -> int:
     return time.time_ns() // 1_000_000
 
 
-def backends_of(config: InstanceConfig) -> tuple[Backend, ...]:
-    """By which it moves bytes.  Raises TransportError."""
-    where = (config.endpoint, config.transport_directory, config.engine.device)
-    return chosen(config.transport, *where)
-
-
-def mirrored_nbytes(config: InstanceConfig, row_nbytes: int) -> int:
-    """Device memory that the data plane takes when the instance starts, behind the plan."""
-    if not any(backend.on_device for backend in backends_of(config)):
-        return 0
-    rows = sized(config.prefill.pool_nbytes, POOL_ROWS, row_nbytes)
-    rows_nbytes = rows if "prefill" in config.roles else 0
-    kv_nbytes = config.engine.kv_landing_nbytes if "decode" in config.roles else 0
-    return STAGING_NBYTES + rows_nbytes + kv_nbytes
-
-
-def load_engines(config: InstanceConfig, progress: Progress = no_progress) -> Engines:
-    """Load the stages that these roles need; blocks for seconds.  Raises ModelError.
-
-    `progress` is told how much of a stage's weights has been read.
-    """
-    from epd.engine.factory import build_executor, build_language, build_vision
-
-    executor = build_executor(config.engine)
-    engines = Engines(close=executor.close)
-    if "encode" in config.roles:
-        engines.vision = vision = build_vision(
-            config.model_dir,
-            config.engine,
-            executor,
-            max_batch_patches=config.encode.max_batch_patches,
-            progress=progress,
-        )
-        tier = sized(config.encode.cache_device_nbytes, CACHE_ROWS, vision.contract.row_nbytes)
-        vision.reserve(tier, config.encode.cache_host_nbytes)
-    if "prefill" in config.roles or "decode" in config.roles:
-        sends = "decode" not in config.roles  # what it prefills is decoded elsewhere
-        engines.language = build_language(
-            config.model_dir,
-            config.engine,
-            executor,
-            config.decode.max_running,
-            kv_leaving_nbytes=config.engine.kv_landing_nbytes if sends else 0,
-            mirrored_nbytes=partial(mirrored_nbytes, config),
-            progress=progress,
-        )
-    if config.profile_dir:
-        from epd.engine.profiling import TorchProfiler
-
-        engines.profiler = TorchProfiler(executor, config.profile_dir, config.instance_id)
-    return engines
-
-
-def make_ports(bus: Bus, transfers: RoutingTransferEngine, storage: Storage | None = None) -> Ports:
-    """The real ports of one instance."""
+def make_ports(
+    bus: Bus,
+    transfers: RoutingTransferEngine,
+    storage: Storage | None = None,
+    journal: Journal | None = None,
+) -> Ports:
+    """The real ports of one instance; `journal`: one that knows a machine of it already."""
     clock = SystemClock()
     return Ports(
         clock=clock,
         bus=bus,
         random=SystemRandom(),
         transfers=transfers,
-        journal=RecordingJournal(clock.now_s),
+        journal=journal or RecordingJournal(clock.now_s),
         log=LoggingLog(),
         storage=storage,
     )
@@ -184,7 +133,7 @@ async def serve_instance(
         transfers = RoutingTransferEngine(
             settings, LocalMemory(), backends, checksums=config.engine.checksums
         )
-        ports = make_ports(bus, transfers, open_storage(config))
+        ports = make_ports(bus, transfers, open_storage(config), engines.journal)
     except BaseException:
         await bus.close()
         raise
@@ -226,13 +175,20 @@ async def serve_instance(
 
 
 def end_with_device(instance: Instance, ending: Ending, status: Status) -> None:
-    """Have the process end when its device does not work any more (fault F49)."""
+    """Have the process end when its device does not work any more (fault F49), or another rank of
+    it is lost: never half a group (F29)."""
 
     def on_device_lost(reason: str) -> None:
         status("device lost", reason)
         ending.at_once(EXIT_DEVICE_LOST)
 
+    def on_group_lost(lost: asyncio.Future[str]) -> None:
+        status("group lost", lost.result())
+        ending.at_once(EXIT_EXPELLED)
+
     instance.actor.on_device_lost = on_device_lost
+    if instance.leader is not None:
+        instance.leader.lost.add_done_callback(on_group_lost)
 
 
 async def _drain(instance: Instance, ending: Ending) -> None:

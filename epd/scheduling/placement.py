@@ -14,6 +14,8 @@ itself, without an encoder; where there is no encoder it is asked for any image.
 A pair of instances that do not hear each other (one of them says so) is taken only if there is no
 other: the rest of the cluster may reach both, so neither is passed over as such.
 
+A group of ranks decodes what it prefills: its KV is in as many parts, which do not move.
+
 What is known of rows and prefixes may be stale.  That costs their computing, never an answer: only
 candidates are chosen, and the image always travels with its request.
 """
@@ -170,7 +172,7 @@ def place(
     prefills = [p for p in prefills if all(_reached(p, them) for them in needed)] or prefills
     prefills = [c for c in prefills if c.instance_id == at] or prefills
     prefill = prefills[0] if len(prefills) == 1 else rule.prefill(prefills, decodes)
-    decodes = _reached(prefill, decodes) or decodes
+    decodes = [prefill] if prefill.info.num_ranks > 1 else _reached(prefill, decodes) or decodes
     decode = decodes[0] if len(decodes) == 1 else rule.decode(prefill, decodes)
     encoders = _reached(prefill, encoders) or encoders
     finder = prefill if finds and prefill.info.finds_rows else None

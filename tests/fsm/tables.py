@@ -14,6 +14,7 @@ from epd.fsm import (
     embedding,
     encoding,
     generation,
+    group,
     incoming,
     instance,
     link,
@@ -96,8 +97,10 @@ CARRIES: dict[str, Any] = {
     "checksum": 11,
     "chunk": SimpleNamespace(token_ids=(5, 6), finish_reason="stop"),
     "cluster_s": 5.0,
+    "command": "command",
     "encoder": PEER,
     "exit_status": 1,
+    "failed": False,
     "failure": FAILURE,
     "finish_reason": "stop",
     "former_epoch": 1,
@@ -113,9 +116,11 @@ CARRIES: dict[str, Any] = {
     "num_held": 1,
     "num_layers": 1,
     "num_tokens": 2,
+    "number": 1,
     "parts": ((64, 11),),
     "patches": "patches",
     "placement": "placement",
+    "rank": 1,
     "reason": "because",
     "retryable": True,
     "room": "room",
@@ -194,6 +199,10 @@ def make_child(journal: Journal = NULL_JOURNAL) -> child.Child:
     return child.Child("e0", journal)
 
 
+def make_group(journal: Journal = NULL_JOURNAL) -> group.Group:
+    return group.Group("pd0", 3, journal)
+
+
 @dataclass(frozen=True)
 class Kind:
     table: Table
@@ -217,6 +226,7 @@ KINDS = (
     Kind(membership.TABLE, make_membership, 74),
     Kind(offer.TABLE, make_offer, 10),
     Kind(child.TABLE, make_child, 24),
+    Kind(group.TABLE, make_group, 22),
 )
 
 

@@ -17,6 +17,7 @@ from epd.fsm import child as c
 from epd.fsm import embedding as m
 from epd.fsm import encoding as e
 from epd.fsm import generation as g
+from epd.fsm import group as n
 from epd.fsm import incoming as i
 from epd.fsm import link as k
 from epd.fsm import membership as p
@@ -66,6 +67,11 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "StartDue LivedLong KillDue": "there is one clock, and it is the present state's",
         "Launched LaunchFailed Served Ended": "of the one process",
     },
+    "GROUP": {
+        "RankJoined": "once, first",
+        "JoinMissed ProbeDue AnswerMissed EndMissed": "the clock of the present state",
+        "CommandDone": "of the oldest command, which is under way",
+    },
     "OFFER": {
         "Offered": "once, first",
         "RoomReplaced": "of a room whose rows are wanted",
@@ -109,6 +115,9 @@ CLOCKS: dict[State, set[Effect]] = {
     c.S.PAUSED: {c.Do.ARM_PAUSE},
     c.S.STOPPING: {c.Do.ARM_KILL},
     c.S.KILLING: {c.Do.ARM_GONE},
+    n.S.READY: {n.Do.ARM_PROBE},
+    n.S.STEPPING: {n.Do.ARM_ANSWER},
+    n.S.CLOSING: {n.Do.ARM_END},
     p.S.JOINING: {p.Do.ARM_JOIN},
     p.S.MEMBER: {p.Do.ARM_SILENCE},
     p.S.CUT_OFF: {p.Do.ARM_JOIN},

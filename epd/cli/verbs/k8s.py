@@ -53,6 +53,7 @@ GIVEN = {  # settings that the manifests decide, and why
     "health_when_ready": "the manifests ask /health and /ready for what each tells",
     "cpus_per_instance": "each pod is one process",
     "engine.cpu_affinity": "each pod has its own CPUs",
+    "engine.tensor_parallel_size": "a pod has one device",
 }
 IN_IMAGE = ("chat_template", "limits.allowed_local_media_path")  # paths that are not here
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?")  # room for what Kubernetes appends

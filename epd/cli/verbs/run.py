@@ -158,10 +158,10 @@ def _agreed(flag: str, own: str, name: str, its: str) -> str:
 
 def _roles_of(args: argparse.Namespace) -> tuple[str, ...]:
     """All roles that the command starts, for what is said of them together."""
-    from epd.topology import ROLES, parse_roles, parse_topology
+    from epd.topology import ROLES, parse_groups, parse_roles
 
     if args.topology:
-        played = {role for roles in parse_topology(args.topology) for role in roles}
+        played = {role for roles, _ in parse_groups(args.topology) for role in roles}
         return tuple(role for role in ROLES if role in played)
     if args.role in {"all", "gateway"}:
         return ROLES if args.role == "all" else ()

@@ -1,0 +1,292 @@
+"""The ranks of an instance as real processes of one host: forked, told, watched, ended together.
+
+Theory of operation
+-------------------
+The process of an instance leads.  Before it has a thread it forks a process for each other rank.
+Leader and follower share a socket pair, on which steps go one way and their numbers come back, in
+order.  Nobody else has an end of it, and the file by which torch.distributed's ranks find each
+other is made anew for each life: no rank of an earlier one can be met (fault F30).
+
+One fate: a follower that ends closes its socket, which ends its group (GROUP).  A leader that ends,
+however that came, takes its followers along: the kernel kills them, whatever they are in the midst
+of, a collective that nobody else is in included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import msgspec
+
+from epd.config import InstanceConfig
+from epd.engine.base import StepSequence
+from epd.errors import Told, explain
+from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
+from epd.fsm.story import RecordingJournal
+from epd.roles.group import Batch, Follower, Leader
+from epd.runtime.loading import load_rank
+from epd.runtime.logs import set_up_logging
+from epd.runtime.system import SystemClock
+
+if TYPE_CHECKING:
+    from epd.engine.sharding import Shard
+
+T = TypeVar("T")
+PR_SET_PDEATHSIG = 1
+_LENGTH = struct.Struct("!I")
+
+
+class GroupLost(Told):
+    """A rank could not be loaded; the text is its own sentence."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A step to execute.  Its rows of images are not in it: ranks share them (`SharedRows`)."""
+
+    number: int
+    batch: list[StepSequence]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Of a rank: it has executed a command; number 0: it is loaded."""
+
+    number: int
+    failure: str = ""
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
+_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def encode_command(number: int, batch: Batch) -> bytes:
+    told = [
+        replace(sequence, spans=tuple(replace(span, rows=None) for span in sequence.spans))
+        if sequence.spans
+        else sequence
+        for sequence in batch
+    ]
+    return _framed(_encode(Command(number, told)))
+
+
+def _framed(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+async def _frame_of(reader: asyncio.StreamReader) -> bytes:
+    """Raises EOFError or OSError when the other end is gone."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return await reader.readexactly(length)
+
+
+# --- the leader -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Rank:
+    pid: int
+    socket: socket.socket
+    writer: asyncio.StreamWriter | None = None
+    reads: asyncio.Task[None] | None = None
+
+
+class ForkedRanks:
+    """The port `Ranks` over forked processes; `leader` is there when they are being formed."""
+
+    def __init__(self, config: InstanceConfig, directory: str, ranks: dict[int, _Rank]) -> None:
+        self.config = config
+        self.leader: Leader
+        self._directory = directory
+        self._ranks = ranks
+
+    async def form(self, load: Callable[[], T]) -> T:
+        """Run `load`, which blocks, while the other ranks load; its result when all are there.
+
+        Raises GroupLost, and what `load` raises.
+        """
+        config, clock = self.config, SystemClock()
+        journal = RecordingJournal(clock.now_s)
+        size = 1 + len(self._ranks)
+        self.leader = leader = Leader(config.instance_id, size, self, clock, config.timing, journal)
+        for number, rank in self._ranks.items():
+            reader, rank.writer = await asyncio.open_unix_connection(sock=rank.socket)
+            rank.reads = asyncio.create_task(self._read(number, reader))
+        loaded = _in_thread(load)
+        try:
+            for awaited in (loaded, leader.ready):
+                await asyncio.wait((awaited, leader.lost), return_when=asyncio.FIRST_COMPLETED)
+                if leader.lost.done():
+                    raise GroupLost(leader.lost.result())
+                awaited.result()
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        return loaded.result()
+
+    async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._take(number, _decode_answer(await _frame_of(reader)))
+        except (EOFError, OSError):
+            self.leader.fire(RankEnded(number, "its process has ended"))
+
+    def _take(self, number: int, answer: Answer) -> None:
+        if answer.number:
+            failed = bool(answer.failure)
+            self.leader.fire(CommandExecuted(number, answer.number, failed))
+        elif answer.failure:
+            self.leader.fire(RankEnded(number, answer.failure))
+        else:
+            self.leader.fire(RankJoined(number))
+
+    def shard(self) -> Shard:
+        """The leader's own; waits until all ranks are at it."""
+        return open_shard(self.config, 0, self._directory)
+
+    def send(self, number: int, batch: Batch) -> None:
+        frame = encode_command(number, batch)
+        for rank in self._ranks.values():
+            assert rank.writer is not None
+            rank.writer.write(frame)
+
+    def end(self) -> None:
+        for rank in self._ranks.values():
+            assert rank.writer is not None
+            with contextlib.suppress(OSError):  # it has ended already
+                rank.writer.write_eof()
+
+    def kill(self) -> None:
+        """They are children that nobody waits for: their numbers stay theirs."""
+        for rank in self._ranks.values():
+            os.kill(rank.pid, signal.SIGKILL)
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """On a thread that no process waits for: it may be in a collective for good."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(tell: Callable[[], None]) -> None:
+        if not future.done():
+            tell()
+
+    def run() -> None:
+        try:
+            tell = partial(future.set_result, work())
+        except Exception as error:
+            tell = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, tell)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return future
+
+
+def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> ForkedRanks:
+    """Fork the followers of this process, which leads; to be called before there are threads."""
+    directory = tempfile.mkdtemp(prefix="epd-ranks-")
+    leader = os.getpid()
+    ranks: dict[int, _Rank] = {}
+    for number, device in enumerate(config.rank_devices, 1):
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            for other in (*(rank.socket for rank in ranks.values()), ours):
+                other.close()
+            name = f"{config.instance_id}.{number}"
+            set_up_logging(name, log_level, as_json=log_json)
+            own = msgspec.structs.replace(
+                config, engine=msgspec.structs.replace(config.engine, device=device)
+            )
+            _be_rank(own, number, directory, theirs, leader)
+        theirs.close()
+        ranks[number] = _Rank(pid, ours)
+    return ForkedRanks(config, directory, ranks)
+
+
+# --- a follower -----------------------------------------------------------------------------------
+
+
+def _be_rank(
+    config: InstanceConfig, rank: int, directory: str, channel: socket.socket, leader: int
+) -> NoReturn:
+    """In the fork; leaves without teardown, as what its parent has to close is not its own."""
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for asked_of_leader in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(asked_of_leader, signal.SIG_IGN)
+        if os.getppid() == leader:  # else it died before the kernel was asked
+            status = follow(config, rank, directory, channel)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def follow(config: InstanceConfig, rank: int, directory: str, channel: socket.socket) -> int:
+    """Load a rank's share, then execute commands until there are no more; the exit status."""
+    import uvloop
+
+    from epd.engine.factory import build_executor
+
+    try:
+        executor = build_executor(config.engine)
+        engine = load_rank(config, executor, open_shard(config, rank, directory))
+    except Exception as error:
+        channel.sendall(_framed(_encode(Answer(0, explain(error)[1]))))
+        return 1
+
+    async def live() -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=channel)
+
+        def answer(number: int, failure: str) -> None:
+            writer.write(_framed(_encode(Answer(number, failure))))
+
+        follower = Follower(engine.step, answer)
+        answer(0, "")
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                command = _decode_command(await _frame_of(reader))
+                follower.execute(command.number, command.batch)
+        await executor.close()
+
+    uvloop.run(live())
+    return 0
+
+
+def open_shard(config: InstanceConfig, rank: int, directory: str) -> Shard:
+    """Meet the other ranks.  All are on one host, so gloo needs no network but its own."""
+    from torch import distributed
+
+    from epd.engine.sharding import ProcessGroupCollectives, Shard
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    size = 1 + len(config.rank_devices)
+    distributed.init_process_group(
+        "gloo" if config.engine.device == "cpu" else "nccl",
+        store=distributed.FileStore(str(Path(directory) / "store"), size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=config.timing.group_join_timeout_s),
+    )
+    world = distributed.group.WORLD
+    assert world is not None
+    return Shard(rank, size, ProcessGroupCollectives(world))

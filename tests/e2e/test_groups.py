@@ -1,0 +1,99 @@
+"""Instances of several ranks: the same answers, and one fate, whichever rank dies under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.e2e.client import post_all
+from tests.e2e.server import READY_S, STOP_S, Server, serving, wait_for
+from tests.e2e.streams import (
+    DEADLINE_S,
+    all_have_said,
+    ask_during,
+    check_same_afterwards,
+    first_has_said,
+    questions,
+)
+
+pytestmark = pytest.mark.timeout(400)
+PATIENT = {
+    "timing__request_timeout_s": DEADLINE_S,
+    "timing__topology_timeout_s": DEADLINE_S,
+    "timing__first_token_timeout_s": DEADLINE_S,
+}
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Server]:
+    """An encoder beside a group of two ranks."""
+    with serving("1e1pd:tp2", **PATIENT) as server:
+        yield server
+
+
+def followers(server: Server, name: str) -> list[psutil.Process]:
+    return psutil.Process(server.pid(name)).children()
+
+
+def wait_until_replaced(server: Server, name: str, epoch: int) -> None:
+    def healthy() -> bool:
+        entry = server.instances().get(name)
+        return entry is not None and entry["epoch"] > epoch and entry["state"] == "HEALTHY"
+
+    wait_for(healthy, READY_S, f"{name} serves again")
+
+
+async def test_two_ranks_answer_as_one_does(group: Server, together: Server) -> None:
+    """Token for token, drawn in every way, with images that were encoded elsewhere."""
+    assert len(followers(group, "pd0")) == 1
+    bodies = questions(300, 10, side=200, num_tokens=60)
+    answers = [
+        [reply.text for reply in await post_all(server.base_url, bodies)]
+        for server in (group, together)
+    ]
+    assert answers[0] == answers[1] and all(answers[0])
+    group.check_all_returned()
+
+
+def kill_leader(server: Server) -> None:
+    os.kill(server.pid("pd0"), signal.SIGKILL)
+
+
+def kill_follower(server: Server) -> None:
+    (follower,) = followers(server, "pd0")
+    follower.kill()
+
+
+@pytest.mark.parametrize("kill", [kill_follower, kill_leader])
+@pytest.mark.parametrize("when", [first_has_said, all_have_said])
+async def test_the_loss_of_a_rank_is_the_loss_of_the_group(
+    group: Server, kill: Callable[[Server], None], when: Callable[..., bool]
+) -> None:
+    """It comes back as one, with other ranks, and every answer goes on with its next token."""
+    epoch = group.instances()["pd0"]["epoch"]
+    before = [psutil.Process(group.pid("pd0")), *followers(group, "pd0")]
+    bodies = questions(310 + 2 * (kill is kill_leader) + (when is all_have_said), 6, 150, 120)
+    replies = await ask_during(group, bodies, lambda: kill(group), when)
+    wait_until_replaced(group, "pd0", epoch)
+    wait_for(lambda: not any(p.is_running() for p in before), STOP_S, "the former ranks are gone")
+    assert await check_same_afterwards(group, bodies, replies) == {"answered": 6}
+    assert len(followers(group, "pd0")) == 1
+    group.check_all_returned()
+
+
+async def test_a_rank_that_hangs_ends_its_group() -> None:
+    """F29: the others are in a collective without it, and not for long."""
+    with serving("2epd:tp2", timing__group_step_timeout_s=8, **PATIENT) as server:
+        wait_for(lambda: len(server.instances()) == 2, READY_S, "both have joined")
+        epoch = server.instances()["epd0"]["epoch"]
+        (follower,) = followers(server, "epd0")
+        bodies = questions(320, 6, 150, 80)
+        replies = await ask_during(server, bodies, follower.suspend, first_has_said)
+        wait_until_replaced(server, "epd0", epoch)
+        assert not follower.is_running()
+        assert await check_same_afterwards(server, bodies, replies) == {"answered": 6}
+        server.check_all_returned()
