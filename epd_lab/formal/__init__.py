@@ -13,6 +13,7 @@ from epd_lab.formal.embedding import embedding_model
 from epd_lab.formal.encoding import encoding_model
 from epd_lab.formal.form import Model
 from epd_lab.formal.generation import generation_model
+from epd_lab.formal.group import group_model
 from epd_lab.formal.instance import instance_model
 from epd_lab.formal.link import link_model
 from epd_lab.formal.membership import membership_model
@@ -83,6 +84,7 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         offer_model(for_rows=False, table=of["OFFER"]),
         offer_model(for_rows=True, table=of["OFFER"], name="OFFER_FOR_ROWS"),
         child_model(of["CHILD"]),
+        group_model(of["GROUP"]),
         *(
             pair_model(told, of["OUTGOING"], of["INCOMING"], name)
             for name, (_, told) in PAIRS.items()

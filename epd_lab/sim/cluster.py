@@ -44,6 +44,7 @@ from epd_lab.sim import golden
 from epd_lab.sim.device import Costs, SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.golden import Image
+from epd_lab.sim.groups import Groups
 from epd_lab.sim.network import SimBus
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.storage import Disk, DiskConditions, SimStorage
@@ -79,6 +80,8 @@ class Settings:
         suspect_after_s=1.0,
         lost_after_s=2.0,
         drain_timeout_s=3.0,
+        group_join_timeout_s=3.0,
+        group_step_timeout_s=2.0,
         kv_lease_s=1.0,
     )
     limits: Limits = Limits(max_open_requests=64)
@@ -100,6 +103,7 @@ class Settings:
     num_blocks: int = 64
     costs: Costs = Costs()
     restart_after_s: float = 0.5
+    rank_lingers_s: float = 0.0  # a rank whose leader has died, at most
 
 
 class SimLog(Log):
@@ -154,8 +158,8 @@ def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:
     """`2e1pd` to `[("e0", ("encode",)), ("e1", ...), ("pd0", ("prefill", "decode"))]`."""
     instances: list[tuple[str, tuple[str, ...]]] = []
     names: Counter[str] = Counter()
-    if not re.fullmatch(r"(\d+[epd]+)+", topology):
-        raise ValueError(f"topology {topology!r} is not like 1e1p1d, 1e1pd or 2epd")
+    if not re.fullmatch(r"(\d+[epd]+(:tp\d+(,|$))?)+", topology):
+        raise ValueError(f"topology {topology!r} is not like 1e1p1d, 1e1pd or 2epd:tp2")
     for count, letters in re.findall(r"(\d+)([epd]+)", topology):
         for _ in range(int(count)):
             instances.append((f"{letters}{names[letters]}", tuple(ROLES[c] for c in letters)))
@@ -170,6 +174,7 @@ class Cluster:
         self.world = world
         self.settings = settings
         self.instances = dict(parse_topology(topology))
+        self.groups = Groups(world, topology, settings.rank_lingers_s)
         self.nodes: dict[str, Node] = {}  # by process name; dead ones stay for their stories
         encode = settings.encode
         self.disk = Disk(world, settings.disk, encode.cache_disk_nbytes)
@@ -200,6 +205,8 @@ class Cluster:
 
     def spawn(self, name: str) -> None:
         alive = self.world.processes.get(name)
+        if name != GATEWAY and name not in self.instances:
+            return  # a rank: its leader makes another
         if alive is None or not alive.alive:
             main = self._run_gateway if name == GATEWAY else self._run_instance
             self.world.spawn(name, main)
@@ -210,7 +217,7 @@ class Cluster:
 
     def _supervise(self, process: SimProcess) -> None:
         """What ended by itself is started anew; what was killed, only if a fault says so."""
-        if process.exited and not self._stopping:
+        if process.exited and not self._stopping and process not in self.groups.followers:
             self.restart_later(process.instance_id, self.settings.restart_after_s)
 
     def node(self, name: str) -> Node | None:
@@ -281,10 +288,11 @@ class Cluster:
         ports, roles = self._ports(process), self.instances[process.instance_id]
         config = self._instance_config(process.instance_id, roles)
         engines, devices = self._engines(process, roles)
+        language = engines.language
+        self.groups.lead(process, engines, self.settings.timing, self._language)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=devices)
-        language = engines.language
         if isinstance(language, SimLanguageEngine) and instance.requests is not None:
             node.language = language
             language.is_leased = instance.requests.pool.holds
@@ -296,7 +304,12 @@ class Cluster:
         if self.on_deliver is not None:
             take = partial(self.on_deliver, process, instance.actor.take)
             instance.actor.take = take  # type: ignore[method-assign]
-        instance.start()
+        if engines.leader is None:
+            instance.start()
+        else:
+            lost = engines.leader.lost
+            lost.add_done_callback(lambda lost: self._ends("group_lost", node, lost.result()))
+            engines.leader.ready.add_done_callback(lambda _: instance.start())
 
     def _engines(
         self, process: SimProcess, roles: tuple[str, ...]
@@ -313,10 +326,12 @@ class Cluster:
             vision.on_call = partial(self.on_call, process)
             engines.vision = vision
         if "prefill" in roles or "decode" in roles:
-            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            engines.language = language = self._language(device)
             language.on_call = partial(self._steps, process)
-            engines.language = language
         return engines, [device, pool]
+
+    def _language(self, device: SimDevice) -> SimLanguageEngine:
+        return SimLanguageEngine(device, self.settings.costs, self.settings.num_blocks)
 
     def _ends(self, why: str, node: Node, reason: str) -> None:
         """As the composition root does: end in order, then let the supervisor start a new life."""
@@ -357,6 +372,9 @@ class Cluster:
                 continue
             process.slowness = 1.0
             self.world.resume(process)
+        for rank in self.groups.living():
+            rank.slowness = 1.0
+            self.world.resume(rank)
         for node in self.living():
             for device in node.devices:
                 device.fail_next = 0

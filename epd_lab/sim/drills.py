@@ -12,6 +12,7 @@ from epd_lab.sim.drill import NOTHING, Drill
 from epd_lab.sim.elsewhere_drills import ELSEWHERE_DRILLS
 from epd_lab.sim.fault_drills import FAULT_DRILLS
 from epd_lab.sim.faults import Fault
+from epd_lab.sim.group_drills import GROUP_DRILLS
 from epd_lab.sim.link_drills import LINK_DRILLS
 from epd_lab.sim.loss_drills import LOSS_DRILLS
 from epd_lab.sim.network import Conditions
@@ -301,6 +302,7 @@ DRILLS: tuple[Drill, ...] = (
     *STAGED_DRILLS,
     *ANSWER_DRILLS,
     *FAULT_DRILLS,
+    *GROUP_DRILLS,
 )
 
 NOT_REACHABLE: dict[str, str] = {
@@ -308,8 +310,6 @@ NOT_REACHABLE: dict[str, str] = {
     "F9": "slots are numbers of one region; overlap cannot be expressed",
     "F11": "needs two builds with different contracts; tests/roles refuses them at the join",
     "F25": "captured graphs are not simulated; tests/gpu pads them",
-    "F29": "no tensor parallelism yet",
-    "F30": "no fan-out rooms yet: a room has one consumer",
     "F33": "validated by the HTTP API, which is not simulated",
     "F34": "HTTP, not simulated",
     "F36": "a busy wait stops virtual time: StepLimitReached in every drill",

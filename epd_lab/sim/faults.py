@@ -224,6 +224,14 @@ class Injector:
         node.devices[fault.call == "pool"].lose_thread()
         return True
 
+    def do_lose_command(self, fault: Fault, target: str) -> bool:
+        """The next `factor` commands to a rank do not arrive."""
+        member = self.cluster.groups.member(self.world.processes[target])
+        if member is None or not member.process.alive:
+            return False
+        member.commands.lose_next += int(fault.factor)
+        return True
+
     def do_raise(self, fault: Fault, target: str) -> bool:
         """The next `factor` calls of this name raise at once."""
         self.world.processes[target].breaks.plan(fault.call, int(fault.factor), late=False)

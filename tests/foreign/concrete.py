@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from epd.failure import FailureKind
-from epd.fsm import embedding, encoding, generation, offer, request
+from epd.fsm import embedding, encoding, generation, group, offer, request
 from epd.messages import TokenLogprobs
 from tests.foreign.walk import Concrete, Values
 from tests.fsm import tables
@@ -106,7 +106,26 @@ def _of_offer(machine: Any) -> Values:
     }
 
 
+def _group(values: Values) -> group.Group:
+    made = tables.make_group()
+    made.present = {rank for rank in (1, 2) if values[f"in_{rank}"]}
+    made.given = values["given"]
+    made.executed = [values[f"by_{rank}"] for rank in range(3)]
+    made.failed = dict.fromkeys(range(1, max(made.executed) + 1), False)
+    return made
+
+
+def _of_group(machine: Any) -> Values:
+    """Numbers count from the oldest command that is under way."""
+    return {
+        **{f"in_{rank}": rank in machine.present for rank in (1, 2)},
+        "given": machine.given - machine.done,
+        **{f"by_{rank}": machine.executed[rank] - machine.done for rank in range(3)},
+    }
+
+
 CONCRETE = {
+    "GROUP": Concrete(_group, _of_group),
     "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: tables.make_link()),
     "INSTANCE": Concrete(lambda values: tables.make_instance()),

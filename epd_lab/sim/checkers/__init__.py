@@ -15,6 +15,7 @@ from epd_lab.sim.checkers.elsewhere import Elsewhere
 from epd_lab.sim.checkers.faultless import Faultless
 from epd_lab.sim.checkers.firsttoken import FirstToken
 from epd_lab.sim.checkers.forsaken import Forsaken
+from epd_lab.sim.checkers.groups import Groups
 from epd_lab.sim.checkers.integrity import Integrity
 from epd_lab.sim.checkers.links import Links
 from epd_lab.sim.checkers.liveness import Liveness
@@ -42,6 +43,7 @@ ALL = (
     Durations,
     Attempts,
     Elsewhere,
+    Groups,
     Tombstones,
     FirstToken,
     WakeUps,
@@ -66,6 +68,7 @@ __all__ = [
     "FirstToken",
     "Forsaken",
     "GoldenTokens",
+    "Groups",
     "Integrity",
     "Links",
     "Liveness",

@@ -29,6 +29,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Actor.components",
         "Reports.related",
         "Component._perform",
+        "Leader._perform",
     ),
     "numbers by kind": (
         "Actor.counters",
@@ -61,6 +62,7 @@ KEPT: dict[str, tuple[str, ...]] = {
         "Holds._holds",
         "Requests._ended",
     ),
+    "the clock of a group of ranks, which lives as long as its process": ("Leader._armed",),
     "timers: `conservation` looks at them": ("Timers._armed", "Timers._handle", "Timers._heap"),
 }
 TOMBSTONES = tuple(

@@ -1,0 +1,85 @@
+"""Invariant 6: the ranks of a group execute the same commands, in the same order, or none.
+
+Every rank's steps are compared with what the others were told under the same number; what roles
+were told of must have been executed by every rank of this very life, with the same tokens; and
+nobody waits in a collective for a rank that does not come, longer than the bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from epd.engine.base import Outcome, StepSequence
+from epd.messages import TokenLogprobs
+from epd.roles.group import Batch
+from epd_lab.sim.checkers.base import Checker, Context
+from epd_lab.sim.groups import SimRanks
+
+SLACK_S = 0.1
+
+Told = tuple[tuple[object, ...], ...]
+
+
+class Groups(Checker):
+    name = "groups"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._timing = context.cluster.settings.timing
+        self._told: dict[tuple[SimRanks, int], Told] = {}
+        self._last: Counter[tuple[SimRanks, int]] = Counter()
+        context.cluster.groups.watch = self
+
+    def entered(self, group: SimRanks, rank: int, number: int, batch: Batch) -> None:
+        """A rank begins a step."""
+        who = f"rank {rank} of {group.process.name}"
+        if rank and group.members[rank].leader is not group.process:
+            self.violate(f"{who} is one of {group.members[rank].leader.name}")
+        self._last[group, rank] += 1
+        if self._last[group, rank] != number:
+            self.violate(f"{who} executes {number} where {self._last[group, rank]} is next")
+        told = tuple(map(_told, batch))
+        if (group, number) not in self._told:
+            self._told[group, number] = told
+            loop = self.world.loop
+            bound_s = self._timing.group_step_timeout_s + SLACK_S
+            loop.call_outside(loop.now_s + bound_s, self._look, group, number, loop.now_s)
+        elif self._told[group, number] != told:
+            self.violate(f"{who} was told another step {number} than the others")
+
+    def resolved(self, group: SimRanks, number: int) -> None:
+        """Roles were told of a step."""
+        executed = group.executed.pop(number, {})
+        if missing := set(range(group.size)) - executed.keys():
+            self.violate(f"{group.process.name}: step {number} ends without rank {min(missing)}")
+        elif any(_tokens(found) != _tokens(executed[0]) for found in executed.values()):
+            self.violate(f"{group.process.name}: ranks find other tokens in step {number}")
+
+    def _look(self, group: SimRanks, number: int, since_s: float) -> None:
+        """A step that some rank entered long ago; who stood still since has not been asked."""
+        process = group.process
+        rests = process.stalled or process.resumed_s > since_s or not process.alive
+        inside = group.inside[number]
+        if inside and len(inside) < group.size and not rests:
+            self.violate(f"{process.name}: ranks {sorted(inside)} wait in step {number} for others")
+
+    def at_end(self) -> None:
+        for follower in self.context.cluster.groups.followers.values():
+            if follower.process.alive and not follower.leader.alive:
+                self.violate(f"{follower.process.name} outlives its leader")
+
+
+def _told(sequence: StepSequence) -> tuple[object, ...]:
+    """What a rank computes."""
+    return (
+        sequence.request_id,
+        tuple(sequence.token_ids),
+        sequence.start,
+        tuple(sequence.block_table),
+        sequence.num_drafts,
+        [(span.at, span.row_start, span.count) for span in sequence.spans],
+    )
+
+
+def _tokens(outcomes: list[Outcome]) -> list[object]:
+    return [one.token_id if isinstance(one, TokenLogprobs) else one for one in outcomes]

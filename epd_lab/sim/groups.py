@@ -1,0 +1,306 @@
+"""The ranks of a simulated instance: a process each, ordered channels, and collectives.
+
+The leader and the followers are those that ship (`epd.roles.group`), over the port `Ranks`.  A
+follower has an engine with a KV of its own, and computes every step again: ranks that were not
+told the same find other tokens.  A rank's step ends when its own time is over and every rank is in
+it, as it does with a collective; if one is missing, it does not end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from epd.config import Timing
+from epd.engine.base import OnLayers, Outcome, Rows, RowSpan, StepResult, StepSequence
+from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
+from epd.roles.compose import Engines
+from epd.roles.group import Batch, Follower, GroupLanguageEngine, Leader, RunOwn
+from epd_lab.sim.device import SimDevice
+from epd_lab.sim.engines import SimLanguageEngine
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.world import World
+
+DELAY_S = 0.0005  # of a command or an answer, up to
+LOADING_S = 0.4  # of a rank, up to
+
+MakeEngine = Callable[[SimDevice], SimLanguageEngine]
+
+
+class Watch(Protocol):
+    """Sees what ranks do, for checkers."""
+
+    def entered(self, group: SimRanks, rank: int, number: int, batch: Batch) -> None: ...
+
+    def resolved(self, group: SimRanks, number: int) -> None: ...
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def entered(self, group: SimRanks, rank: int, number: int, batch: Batch) -> None: ...
+
+    def resolved(self, group: SimRanks, number: int) -> None: ...
+
+
+def meeting_place(leader: SimProcess) -> str:
+    """Where ranks find each other: one for each life of the leader (F30)."""
+    return leader.name
+
+
+class Groups:
+    """Those of a cluster."""
+
+    def __init__(self, world: World, topology: str, linger_s: float) -> None:
+        """`linger_s`: ranks whose leader has died live on for so long, at most."""
+        self._sizes = parse_ranks(topology)
+        self.world = world
+        self.watch: Watch = Unwatched()
+        self.at: dict[str, SimRanks] = {}  # by meeting place
+        self.followers: dict[SimProcess, SimFollower] = {}
+        self._linger_s = linger_s
+        world.on_death.append(self._died)
+
+    def _died(self, process: SimProcess) -> None:
+        loop, random = self.world.loop, self.world.random
+        for group in list(self.at.values()):
+            if group.process is process:
+                wait_s = self._linger_s * random.uniform("lingers", process.name)
+                loop.call_outside(loop.now_s + wait_s, group.kill)
+            for rank, member in group.members.items():
+                if member.process is process:
+                    ended = RankEnded(rank, "its process has ended")
+                    group.to_leader(rank, group.leader.fire, ended)
+
+    def lead(
+        self, process: SimProcess, engines: Engines, timing: Timing, make_engine: MakeEngine
+    ) -> None:
+        """If the topology says so, let `process` lead a group, whose other ranks are started."""
+        own = engines.language
+        size = self._sizes.get(process.instance_id.rstrip("0123456789"), 1)
+        if size == 1 or not isinstance(own, SimLanguageEngine):
+            return
+        group = self.at[meeting_place(process)] = SimRanks(self, process, size, own)
+        clock, journal = self.world.clock(process), self.world.journal(process)
+        leader = Leader(process.instance_id, size, group, clock, timing, journal)
+        group.leader = engines.leader = leader
+        engines.language = _Watched(own, group.step, leader, partial(self._resolved, group))
+        engines.close = leader.close
+        group.start(make_engine)
+
+    def _resolved(self, group: SimRanks, number: int, step: asyncio.Future[StepResult]) -> None:
+        if not step.cancelled() and step.exception() is None:
+            self.watch.resolved(group, number)
+
+    def member(self, process: SimProcess | None) -> SimFollower | None:
+        """What runs in this process, if it is a rank without roles."""
+        return self.followers.get(process) if process is not None else None
+
+    def living(self) -> list[SimProcess]:
+        return [process for process in self.followers if process.alive]
+
+
+def parse_ranks(topology: str) -> dict[str, int]:
+    """`1e2pd:tp2` to `{"pd": 2}`: of instances of these letters, where they are several."""
+    return {letters: int(size) for letters, size in re.findall(r"([epd]+):tp(\d+)", topology)}
+
+
+class _Watched(GroupLanguageEngine):
+    """Says which steps its roles were told of."""
+
+    def __init__(
+        self,
+        own: SimLanguageEngine,
+        step: RunOwn,
+        leader: Leader,
+        resolved: Callable[[int, asyncio.Future[StepResult]], None],
+    ) -> None:
+        super().__init__(own, step, leader)
+        self._resolved = resolved
+
+    def step(self, batch: Batch, on_layers: OnLayers | None = None) -> asyncio.Future[StepResult]:
+        over = asyncio.ensure_future(super().step(batch, on_layers))
+        over.add_done_callback(partial(self._resolved, self._leader.machine.given))
+        return over
+
+
+class Channel:
+    """One direction between two processes: in order, each message a little later."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._random = world.random.stream("channel", name)
+        self._arrives_s = 0.0
+        self._count = 0
+        self.lose_next = 0
+
+    def send(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
+        self._count += 1
+        if self.lose_next:
+            self.lose_next -= 1
+            self._world.fired["command_lost"] += 1
+            return
+        loop = self._world.loop
+        arrives_s = loop.now_s + DELAY_S * self._random.uniform(self._count)
+        self._arrives_s = max(self._arrives_s, arrives_s)
+        loop.call_at(self._arrives_s, take, *what, context=to.context)
+
+
+class SimRanks:
+    """The port `Ranks`, of one life of a leader."""
+
+    leader: Leader
+
+    def __init__(
+        self, groups: Groups, process: SimProcess, size: int, own: SimLanguageEngine
+    ) -> None:
+        self.process = process
+        self.size = size
+        self.members: dict[int, SimFollower] = {}
+        self._groups = groups
+        self._own = own
+        self._back: dict[int, Channel] = {}
+        self.inside: dict[int, set[int]] = defaultdict(set)  # ranks, by the step that they are in
+        self.executed: dict[int, dict[int, list[Outcome]]] = defaultdict(dict)  # by step and rank
+        self._met: dict[int, asyncio.Future[None]] = {}
+
+    def start(self, make_engine: MakeEngine) -> None:
+        for rank in range(1, self.size):
+            name = f"{self.process.instance_id}.{rank}"
+            main = partial(SimFollower, self._groups, self.process, rank)
+            world = self._groups.world
+            world.spawn(name, partial(_begin, main, world, make_engine))
+
+    def join(self, rank: int, follower: SimFollower) -> None:
+        """It has found this place."""
+        self.members[rank] = follower
+        self.to_leader(rank, self.leader.fire, RankJoined(rank))
+
+    def to_leader(self, rank: int, take: Callable[..., object], *what: object) -> None:
+        if rank not in self._back:
+            self._back[rank] = Channel(self._groups.world, f"{self.process.name} from {rank}")
+        self._back[rank].send(self.process, take, *what)
+
+    # --- the port ---------------------------------------------------------------------------------
+
+    def send(self, number: int, batch: Batch) -> None:
+        told = [_with_own_rows(sequence) for sequence in batch]
+        if not batch:
+            self._groups.watch.entered(self, 0, number, batch)
+        for member in self.members.values():
+            member.commands.send(member.process, member.take, number, told)
+
+    def end(self) -> None:
+        for member in self.members.values():
+            member.commands.send(member.process, member.end)
+
+    def kill(self) -> None:
+        world = self._groups.world
+        for follower in self._groups.followers.values():
+            if follower.leader is self.process:
+                world.loop.call_next(world.exit, follower.process)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
+        """The leader's own."""
+        number = self.leader.machine.given + 1
+        step = self._own.step(batch, on_layers)
+        self._groups.watch.entered(self, 0, number, batch)
+        return self.together(0, number, step)
+
+    async def together(self, rank: int, number: int, step: Awaitable[StepResult]) -> StepResult:
+        inside = self.inside[number]
+        inside.add(rank)
+        met = self._met.get(number)
+        if met is None:
+            met = self._met[number] = asyncio.get_running_loop().create_future()
+        if len(inside) == self.size:
+            met.set_result(None)
+        result = await step
+        await asyncio.shield(met)
+        self.executed[number][rank] = result.outcomes
+        return result
+
+
+class SimFollower:
+    """A rank without roles: a process that executes what it is told."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        leader: SimProcess,
+        rank: int,
+        process: SimProcess,
+        engine: SimLanguageEngine,
+    ) -> None:
+        self.process = process
+        self.leader = leader  # which started it
+        self.rank = rank
+        self.engine = engine
+        self.commands = Channel(groups.world, f"{process.name} to {rank}")
+        self._groups = groups
+        self._group: SimRanks
+        self._follower = Follower(self._step, self._answer)
+        self._number = 0
+        self._open = 0
+        self._is_ending = False
+        groups.followers[process] = self
+        loop, random = groups.world.loop, groups.world.random
+        loaded_s = loop.now_s + LOADING_S * random.uniform("loads", process.name) * process.slowness
+        loop.call_at(loaded_s, self._loaded, context=process.context)
+
+    def _loaded(self) -> None:
+        group = self._groups.at.get(meeting_place(self.leader))
+        if group is not None and group.process.alive:
+            self._group = group
+            group.join(self.rank, self)
+
+    def take(self, number: int, batch: Batch) -> None:
+        self._open += 1
+        self._number = number
+        if not batch:
+            self._groups.watch.entered(self._group, self.rank, number, batch)
+        self._follower.execute(number, batch)
+
+    def _step(self, batch: Batch) -> Awaitable[StepResult]:
+        self._groups.watch.entered(self._group, self.rank, self._number, batch)
+        return self._group.together(self.rank, self._number, self.engine.step(batch))
+
+    def _answer(self, number: int, failure: str) -> None:
+        self._open -= 1
+        executed = CommandExecuted(self.rank, number, bool(failure))
+        self._group.to_leader(self.rank, self._group.leader.fire, executed)
+        self._end_if_over()
+
+    def end(self) -> None:
+        self._is_ending = True
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._is_ending and not self._open:
+            self._groups.world.loop.call_next(self._groups.world.exit, self.process)
+
+
+def _begin(
+    main: Callable[..., SimFollower], world: World, make_engine: MakeEngine, process: SimProcess
+) -> None:
+    main(process, make_engine(SimDevice(world.loop, process, world.random, "device")))
+
+
+def _with_own_rows(sequence: StepSequence) -> StepSequence:
+    """Rows as they are now, where they are not the leader's."""
+    if not sequence.spans:
+        return sequence
+    return replace(sequence, spans=[replace(span, rows=_copied(span)) for span in sequence.spans])
+
+
+def _copied(span: RowSpan) -> Any:
+    if isinstance(span.rows, Rows):
+        return Rows(bytes(span.rows.buffer()), span.rows.num_rows, span.rows.nbytes)
+    return [bytes(piece) for piece in span.rows]
