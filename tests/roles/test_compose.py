@@ -9,6 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.messages import InstanceInfo
 from epd.roles.compose import IDLE_CHECK_S
 from epd_lab.sim import golden
@@ -117,7 +118,8 @@ def test_who_drains_waits_for_what_is_open_and_then_leaves() -> None:
             cluster.pass_time(0.01)
             assert instance.member.membership.is_draining
             for role in ("encode", "prefill", "decode"):
-                assert instance.actor.refusal(role, 0, 1) == f"the {role} instance is draining"
+                refusal = instance.actor.refusal(role, 0, 1)
+                assert refusal == Failure(FailureKind.AWAY, f"the {role} instance is draining")
             assert instance.prefill is not None and instance.prefill.held._max_blocks == 0
             while not record.ended:
                 assert not told and not leave.called

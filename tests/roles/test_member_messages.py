@@ -10,6 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from epd.failure import Failure, FailureKind
 from epd.fsm.membership import S
 from epd.messages import (
     PROTOCOL_VERSION,
@@ -268,6 +269,7 @@ def test_who_drains_and_is_forgotten_asks_again_and_leaves_in_time() -> None:
         assert len(joins(ack(at, 0, known=False))) == 1
         at.cluster.pass_time(TIMING.drain_timeout_s - 0.01)
         assert Leave() not in at.messages()
-        assert at.actor.refusal("encode", 0, 1) == "the encode instance is draining"
+        refusal = at.actor.refusal("encode", 0, 1)
+        assert refusal == Failure(FailureKind.AWAY, "the encode instance is draining")
         at.cluster.pass_time(0.02)
         assert Leave() in at.messages()
