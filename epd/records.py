@@ -104,8 +104,8 @@ class InstanceInfo(Record):
     kv_layout: KvLayout | None = None
     row_contract: RowContract | None = None
     transports: tuple[TransportOffer, ...] = ()
-    num_ranks: int = 1  # that share its language model (tensor parallelism)
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
+    num_ranks: int = 1  # that share its language model (tensor parallelism)
 
 
 STAGES = {  # what a state of a machine is called in traces and metrics
