@@ -24,6 +24,7 @@ from epd.setting import (
     Seconds,
     SecondsOrNone,
     Share,
+    ShareOrNone,
     Texts,
     about,
     fixed,
@@ -58,6 +59,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_pixels_share_per_key: Annotated[Share, about("of the pixels before all encoders, for one API key")] = 0.5
     max_open_requests: Annotated[Count, about("above it new requests get 429 at once", "--max-open-requests", "limits")] = 256
     max_choices: Annotated[Count, about("answers to one request (n)")] = 16
+    max_hedged_share: Annotated[ShareOrNone, about("of all images, those that a second encoder is asked for because their rows are late; and a burst of 5; 0: none")] = 0.05
     fetch_timeout_s: Annotated[Seconds, about("of an image or video by its URL")] = 10.0
     allow_private_networks: Annotated[bool, about("URLs may lead to loopback, link-local and private addresses")] = False
     allowed_media_domains: Annotated[Texts, about("URLs of images and videos may name these hosts only; none: any that is public", "--allowed-media-domains", "access", "HOST")] = ()
@@ -129,6 +131,8 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot_nbytes: Annotated[NbytesOrNone, fixed("of a slot of the receive pool", ROW_WIDTH)] = 0
     max_slots_share_per_peer: Annotated[Share, fixed("of the receive pool, in flight from one encoder (fault F41)", FAIR)] = 0.75
     rows_timeout_s: Annotated[SecondsOrNone, about("of waiting for an encoder, then another is asked; 0: no bound")] = 0.0
+    hedge_after_s: Annotated[Seconds, about("rows are late if they take twice as long as 99 % of those that the best encoder sent, and at least so long; then a second encoder is asked (limits.max_hedged_share)")] = 0.25
+    min_measured_loads: Annotated[Count, fixed("of so many images of an encoder the times must be known before one is late", "fewer have no 99th percentile; the simulator has few images")] = 20
     min_early_tokens: Annotated[Count, fixed("a prompt begins before its images if so much can be computed", "a step of its own pays for so many, whatever the model; tests begin at once")] = 64
 
 

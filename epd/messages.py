@@ -251,14 +251,16 @@ class RequestFailed(Message):
 class RoomWanted(Message):
     """The rows of an image do not come from this encoder: may another one be asked?
 
-    Answered by `RoomAdded`, or by the end of the attempt.
+    Answered by `RoomAdded`, or by the end of the attempt.  Without a failure they are late: may
+    another one be asked, too?  Then no answer means no.
     """
 
     request_id: str
     attempt: int
     index: int  # of the image
     encoder: Address
-    failure: Failure
+    failure: Failure | None = None
+    waited_s: float = 0.0  # where they are late
 
 
 class RoomAdded(Message):
@@ -269,6 +271,7 @@ class RoomAdded(Message):
     index: int  # of the image
     room: str
     encoder: Address
+    is_rival: bool = False  # of one that is late
 
 
 class AbortRequest(Message):

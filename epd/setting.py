@@ -25,6 +25,7 @@ SecondsOrNone = Annotated[float, Meta(ge=0, extra={"unit": "s", "metavar": "SECO
 Milliseconds = Annotated[float, Meta(ge=0, extra={"unit": "ms", "metavar": "MS"})]
 Factor = Annotated[float, Meta(ge=0, extra={"metavar": "FACTOR"})]
 Share = Annotated[float, Meta(gt=0, le=1, extra={"unit": "share", "metavar": "SHARE"})]
+ShareOrNone = Annotated[float, Meta(ge=0, le=1, extra={"unit": "share", "metavar": "SHARE"})]
 Port = Annotated[int, Meta(gt=0, le=65535, extra={"unit": "port", "metavar": "PORT"})]
 PortOrAny = Annotated[int, Meta(ge=0, le=65535, extra={"unit": "port", "metavar": "PORT"})]
 Texts = tuple[Annotated[str, Meta(min_length=1)], ...]

@@ -8,9 +8,15 @@ fails, the next room takes over, so that one lost encoder fails nobody who has a
 are resident, the rooms that were not needed are cancelled.
 
 If an encoder was lost, or does not answer, and no room is left, the gateways of all waiters are
-asked for another one (AWAITING_ROOM): a loss costs its images, not the attempts.  A further room is a follower like any
-other; who brought the room that it stands in for hears of the rows.  A gateway that has none ends
-the attempt, and what it does not answer fails by time.
+asked for another one (AWAITING_ROOM): a loss costs its images, not the attempts.  A further room is
+a follower like any other; who brought the room that it stands in for hears of the rows.  A gateway
+that has none ends the attempt, and what it does not answer fails by time.
+
+If rows take much longer than is usual, one gateway is asked for a room besides (`LoadLate`, timed
+by what loads have taken lately). With that room two transfers race (HEDGED), each with slots of its
+own, of which the second are promised by themselves: they are taken only if nobody else needs them.
+The first that is delivered is the load; the other one is cancelled, and what it delivers all the
+same goes back. If one of them fails, the other is the load.
 
 References keep rows from the moment they are wanted until their last consumer has used them; only
 unreferenced rows can be evicted (faults F23, F24).  When all waiters leave during a load it is
@@ -46,8 +52,13 @@ from epd.records import Address, MediaItem
 class Do(Effect):
     OPEN_TRANSFER = "lease slots and grant them for the current room"
     CANCEL_TRANSFER = "stop the current load"
+    ARM_LATE = "fire LoadLate when rows take longer than is usual"
+    ASK_RIVAL = "ask a waiter's gateway for a room besides the one that is late"
+    OPEN_RIVAL = "lease slots for the second room, if they can be promised, and grant them"
+    CANCEL_RIVAL = "stop the load that came second, and give back what was promised for it"
+    END_RACE = "one load is left: give back what was promised for two"
     CANCEL_ROOM = (
-        "tell the encoder that the leaving waiter's room is not needed; if it was the load, stop it"
+        "tell the encoder that the leaving waiter's room is not needed; if it is a load, stop it"
     )
     CANCEL_FOLLOWERS = "tell the encoders of all other rooms that they are not needed"
     KEEP_ROWS = "enter the order of use, from which unreferenced rows are evicted"
@@ -60,6 +71,11 @@ class Do(Effect):
 
 class Own(Owned):
     LOAD = "a transfer that loads the rows, and owns their slots", Do.CANCEL_TRANSFER
+    RIVAL = (
+        "a second transfer of the same rows, and a promise of its slots",
+        Do.CANCEL_RIVAL,
+        Do.END_RACE,
+    )
     ROWS = "the rows and their slots", Do.RELEASE_ROWS
 
 
@@ -67,6 +83,11 @@ class S(State):
     ABSENT = "nobody has asked"
     REQUESTED = "waits for slots of the receive pool", Own.LOAD
     LOADING = "rows are on their way; waiters wait", Own.LOAD
+    HEDGED = (
+        "the load is late: another encoder was asked, too; the first one wins",
+        Own.LOAD,
+        Own.RIVAL,
+    )
     RESIDENT = "the rows are here", Own.ROWS
     ABANDONED = "nobody waits; the outcome of the load is awaited", Own.LOAD
     AWAITING_ROOM = "its encoder was lost, or is silent; the gateways are asked for another room"
@@ -84,7 +105,8 @@ class Want:
     deadline_s: float
     ready: Callable[[str, object], None]  # room, rows
     failed: Callable[[Failure], None]
-    ask: Callable[[Address, Failure | None], None]  # for a room at another encoder than this
+    ask: Callable[[Address, Failure | None, float], None]
+    """For a room at another encoder than this: why, or None and since when it is waited for."""
     stands_for: str = ""  # the room whose waiter hears of the rows; empty: this one
 
 
@@ -92,6 +114,7 @@ class Want:
 class Wanted(Event):
     room: str
     item: Want
+    is_rival: bool = False  # a room that was asked for because another one is late
 
 
 @dataclass(slots=True)
@@ -108,17 +131,26 @@ class LeaseGranted(Event):
 
 
 @dataclass(slots=True)
+class LoadLate(Event):
+    """It takes longer than is usual."""
+
+    by_time = True
+
+
+@dataclass(slots=True)
 class Loaded(Event):
     brings = (Own.ROWS,)
     ends = (Own.LOAD,)
     rows: object
     slots: tuple[int, ...]
+    room: str = ""  # of two
 
 
 @dataclass(slots=True)
 class LoadFailed(Event):
     ends = (Own.LOAD,)
     failure: Failure
+    room: str = ""  # of two, here and below
 
 
 @dataclass(slots=True)
@@ -127,6 +159,7 @@ class LoadLost(Event):
 
     ends = (Own.LOAD,)
     failure: Failure
+    room: str = ""
 
 
 @dataclass(slots=True)
@@ -136,6 +169,7 @@ class EncoderLost(Event):
 
     ends = (Own.LOAD,)
     failure: Failure
+    room: str = ""
 
 
 @dataclass(slots=True)
@@ -148,6 +182,7 @@ class LoadTimedOut(Event):
     by_time = True
     ends = (Own.LOAD,)
     failure: Failure
+    room: str = ""
 
 
 @dataclass(slots=True)
@@ -169,6 +204,15 @@ def others_wait(embedding: Embedding, event: Unwanted) -> bool:
     return any(room != event.room for room in embedding.waiters)
 
 
+def is_rival(embedding: Embedding, event: Wanted) -> bool:
+    return event.is_rival
+
+
+def other_waits(embedding: Embedding, event: Failed) -> bool:
+    """For slots: of the two loads, the one that has not failed."""
+    return event.room != embedding.rival and not embedding.rival_has_slots
+
+
 def another_room(embedding: Embedding, event: Event) -> bool:
     return bool(embedding.untried())
 
@@ -187,6 +231,16 @@ def begin(embedding: Embedding, event: Wanted) -> None:
     embedding.tried.add(event.room)
 
 
+def begin_rival(embedding: Embedding, event: Wanted) -> None:
+    add_waiter(embedding, event)
+    embedding.rival, embedding.rival_has_slots = event.room, False
+    embedding.tried.add(event.room)
+
+
+def note_slots(embedding: Embedding, event: LeaseGranted) -> None:
+    embedding.rival_has_slots = True
+
+
 def remove_waiter(embedding: Embedding, event: Unwanted) -> None:
     embedding.waiters.pop(event.room, None)
 
@@ -198,6 +252,18 @@ def next_room(embedding: Embedding, event: Event) -> None:
 
 def keep_rows(embedding: Embedding, event: Loaded) -> None:
     embedding.rows, embedding.slots = event.rows, event.slots
+
+
+def keep_first(embedding: Embedding, event: Loaded) -> None:
+    """The first one is the load; the rival is the other."""
+    if event.room == embedding.rival:
+        embedding.room, embedding.rival = embedding.rival, embedding.room
+    keep_rows(embedding, event)
+
+
+def keep_other(embedding: Embedding, event: Failed) -> None:
+    if event.room != embedding.rival:
+        embedding.room = embedding.rival
 
 
 def keep_failure(embedding: Embedding, event: Failed) -> None:
@@ -214,12 +280,21 @@ _ENDED = (S.FAILED, S.EVICTED)
 ROWS = (
     Row(S.ABSENT, Wanted, S.REQUESTED, (Do.OPEN_TRANSFER,), begin),
     Row(S.ABSENT, IdleTimePassed, S.EVICTED),
-    Row(_IN_LOAD, Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
-    Row(S.REQUESTED, LeaseGranted, S.LOADING),
+    Row((S.REQUESTED, S.HEDGED), Wanted, None, (), add_waiter, note="a follower of the same load (F37)"),
+    Row(S.LOADING, Wanted, S.HEDGED, (Do.OPEN_RIVAL,), begin_rival, is_rival, "the first of two wins (F62)"),
+    Row(S.LOADING, Wanted, None, (), add_waiter, unless(is_rival), "a follower of the same load (F37)"),
+    Row(S.REQUESTED, LeaseGranted, S.LOADING, (Do.ARM_LATE,)),
+    Row(S.LOADING, LoadLate, None, (Do.ASK_RIVAL,), note="F62"),
+    Row(S.HEDGED, LeaseGranted, None, (), note_slots),
     Row(_IN_LOAD, Unwanted, None, (Do.CANCEL_ROOM,), remove_waiter, others_wait),
     Row(S.REQUESTED, Unwanted, S.EVICTED, (Do.CANCEL_ROOM,), remove_waiter, unless(others_wait)),
     Row(S.LOADING, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait), "the slots stay owned (F21)"),
     Row(S.LOADING, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_rows),
+    Row(S.HEDGED, Unwanted, None, (Do.CANCEL_ROOM,), remove_waiter, others_wait),
+    Row(S.HEDGED, Unwanted, S.ABANDONED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM), remove_waiter, unless(others_wait)),
+    Row(S.HEDGED, Loaded, S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS, Do.NOTIFY_READY), keep_first, note="the other one's slots come back"),
+    Row(S.HEDGED, _FAILED, S.REQUESTED, (Do.END_RACE,), keep_other, other_waits),
+    Row(S.HEDGED, _FAILED, S.LOADING, (Do.END_RACE,), keep_other, unless(other_waits)),
     Row(_IN_LOAD, _FAILED, S.REQUESTED, (Do.OPEN_TRANSFER,), next_room, another_room),
     Row(_IN_LOAD, (LoadFailed, LoadTimedOut), S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
     Row(S.REQUESTED, LoadLost, S.FAILED, (Do.NOTIFY_FAILED,), keep_failure, unless(another_room)),
@@ -244,13 +319,13 @@ ROWS = (
 
 IGNORES = (
     Ignore(_ENDED, (Unwanted, LeaseGranted, SlotsReturned, EvictionRequested, IdleTimePassed, *_FAILED), "it has ended; the transfer owns what is still to return"),
-    Ignore((S.REQUESTED, S.LOADING, S.RESIDENT, S.ABANDONED, S.AWAITING_ROOM), (SlotsReturned,), "slots of an earlier load of this hash"),
-    Ignore((S.REQUESTED, S.LOADING, S.ABANDONED, S.AWAITING_ROOM), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
+    Ignore((S.REQUESTED, S.LOADING, S.HEDGED, S.RESIDENT, S.ABANDONED, S.AWAITING_ROOM), (SlotsReturned,), "slots of an earlier load of this hash"),
+    Ignore((S.REQUESTED, S.LOADING, S.HEDGED, S.ABANDONED, S.AWAITING_ROOM), (EvictionRequested, IdleTimePassed), "nothing to evict yet"),
     Ignore((S.QUARANTINED,), (EvictionRequested, *_FAILED), "the load was given up; its slots are the transfer's"),
     Ignore((S.ABANDONED,), (Unwanted,), "the waiter has left once"),
 )
 
-TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers={NoRoomCame: (Do.ASK_ROOM,)})
+TABLE = Table("EMBEDDING", __doc__ or "", S, S.ABSENT, _ENDED, ROWS, IGNORES, timers={NoRoomCame: (Do.ASK_ROOM,), LoadLate: (Do.ARM_LATE,)})
 # fmt: on
 
 
@@ -258,12 +333,16 @@ class Embedding(Machine):
     """Rows of one hash; `waiters` maps a room to its item, in order of arrival."""
 
     table = TABLE
-    __slots__ = ("failure", "room", "rows", "slots", "tried", "waiters")
+    __slots__ = (
+        "failure", "rival", "rival_has_slots", "room", "rows", "slots", "tried", "waiters",
+    )  # fmt: skip
 
     def __init__(self, mm_hash: str, journal: Journal = NULL_JOURNAL) -> None:
         super().__init__(mm_hash, journal)
         self.waiters: dict[str, Want] = {}
         self.room = ""  # of the current load
+        self.rival = ""  # of two loads, the other one
+        self.rival_has_slots = False
         self.tried: set[str] = set()
         self.rows: object = None
         self.slots: tuple[int, ...] = ()
@@ -277,6 +356,11 @@ class Embedding(Machine):
     def at_rest(self) -> bool:
         """Cached: nothing is on its way."""
         return self.state is S.RESIDENT
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """The rooms whose outcome it awaits, or has."""
+        return (self.room, self.rival) if self.state is S.HEDGED else (self.room,)
 
     def untried(self) -> list[str]:
         return [room for room in self.waiters if room not in self.tried]

@@ -48,6 +48,7 @@ from epd.fsm.generation_events import (
     DeadlinePassed,
     Do,
     FinalTokensArrived,
+    ImageHedged,
     ImageMoved,
     NoTopology,
     Own,
@@ -89,6 +90,7 @@ __all__ = [
     "Do",
     "FinalTokensArrived",
     "Generation",
+    "ImageHedged",
     "ImageMoved",
     "NoTopology",
     "Own",
@@ -125,7 +127,7 @@ def begin_attempt(generation: Generation, event: Placed) -> None:
     generation.placed = event.placement
 
 
-def note_moved(generation: Generation, event: ImageMoved) -> None:
+def note_moved(generation: Generation, event: ImageMoved | ImageHedged) -> None:
     generation.placed = event.placement
 
 
@@ -205,6 +207,7 @@ ROWS = (
     Row(S.PLACED, Accepted, None, (Do.ARM_ATTEMPT,), note_accepted),
     Row(S.STREAMING, Accepted, None, (Do.ARM_ATTEMPT,), note="it waits for blocks again (REQUEST, PREEMPTED): silent, not lost"),
     Row(_OPEN, ImageMoved, None, (Do.MOVE_IMAGE,), note_moved, note="its loss costs its images, not the attempt (F19)"),
+    Row(_OPEN, ImageHedged, None, (Do.HEDGE_IMAGE,), note_moved, note="F62"),
     Row(_OPEN, TokensArrived, S.STREAMING, (Do.DELIVER, Do.ARM_ATTEMPT, Do.ARM_PATIENCE), append_tokens),
     Row(_OPEN, FinalTokensArrived, S.FINISHED, (Do.DELIVER_FINAL,), append_tokens),
     Row(_OPEN, _MAY_BE_RETRIED, S.MIGRATING, (Do.PLACE,), note_failure, may_retry, "elsewhere (F19, F20)"),

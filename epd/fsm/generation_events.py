@@ -15,6 +15,7 @@ from epd.scheduling.placement import Placement
 class Do(Effect):
     DISPATCH = "send the attempt to encode and prefill"
     MOVE_IMAGE = "send an image to another encoder, and tell prefill of its room"
+    HEDGE_IMAGE = "send an image to a second encoder, too, and tell prefill of its room"
     PLACE = "choose instances for the next attempt, after a pause if several have failed"
     AWAIT_TOPOLOGY = "try to place it again soon"
     CHOOSE = "choose instances"
@@ -176,6 +177,15 @@ class AttemptTimedOut(Event):
 @dataclass(slots=True)
 class ImageMoved(Event):
     """The encoder of an image was lost, and another one takes it: the attempt goes on."""
+
+    index: int
+    encoder: Address
+    placement: Placement  # with it
+
+
+@dataclass(slots=True)
+class ImageHedged(Event):
+    """The rows of an image are late: another encoder is asked, too."""
 
     index: int
     encoder: Address

@@ -7,7 +7,8 @@ offer, a repeat does no harm, and nobody else would notice the loss. Then prefil
 (INCOMING). A request for rows alone has no prefill. Its images are offered until their rows are
 kept, and the last one that is kept is the answer.
 
-If an image's encoder is lost, it is offered to another one, under another room.
+If an image's encoder is lost, it is offered to another one, under another room. If its rows are
+late, another one is asked, too, and only that one again and again.
 
 The clocks of the attempt bound all of it (GENERATION). If the attempt is given up, the gateway also
 tells the encoders: prefill, which would dismiss the rooms, may be unreachable. After a success no
@@ -91,6 +92,15 @@ class RoomReplaced(Event, Generic[T]):
 
 
 @dataclass(slots=True)
+class RivalAdded(Event, Generic[T]):
+    """The rows of this room are late: its image goes to another encoder, too."""
+
+    room: str
+    new_room: str
+    image: T
+
+
+@dataclass(slots=True)
 class Answered(Event):
     """The generation has ended with its answer."""
 
@@ -125,6 +135,12 @@ def replace_room(offer: Offer[T], event: RoomReplaced[T]) -> None:
     offer.untaken[event.new_room] = None
 
 
+def add_rival(offer: Offer[T], event: RivalAdded[T]) -> None:
+    offer.untaken.pop(event.room, None)
+    offer.images[event.new_room] = event.image
+    offer.untaken[event.new_room] = None
+
+
 _OPEN = (S.OFFERED, S.TAKEN)
 _OVER = (S.SERVED, S.CALLED_OFF)
 _AGAIN = (Do.SEND_IMAGES, Do.ARM_RETRY)
@@ -139,6 +155,7 @@ ROWS = (
     Row(S.OFFERED, RowsKept, S.SERVED, (Do.ANSWER,), note_kept, is_last),
     Row(S.OFFERED, RowsKept, None, (), note_kept, unless(is_last)),
     Row(_OPEN, RoomReplaced, S.OFFERED, (Do.SEND_ONE, Do.ARM_RETRY), replace_room, note="F19"),
+    Row(_OPEN, RivalAdded, S.OFFERED, (Do.SEND_ONE, Do.ARM_RETRY), add_rival, note="F62"),
     Row(_OPEN, Answered, S.SERVED),
     Row(_OPEN, GivenUp, S.CALLED_OFF),
 )

@@ -27,6 +27,7 @@ from epd.roles.offers import Image as Offered
 from epd.roles.offers import Offers
 from epd.roles.registry import Registry
 from epd.scheduling.backlog import Books
+from epd.scheduling.hedging import pays
 from epd.scheduling.placement import (
     Asked,
     Candidate,
@@ -140,6 +141,17 @@ class Dispatcher:
         avoid = {*but, *machine.avoided, *self._silent()}
         return another_encoder(self.candidates(), image, self._make_rule, at, avoid, self)
 
+    def rival(
+        self, machine: Generation, index: int, late: Address, waited_s: float
+    ) -> Address | None:
+        """For an image that is late: who would be done with it soon."""
+        encoder = self.another_encoder(machine, index, {late.instance_id})
+        one = next((c for c in self.candidates() if c.info.address == encoder), None)
+        num_patches = prod(machine.prompt.items[index].grid_thw)
+        if one is None or not pays(one.backlog, one.load.costs, num_patches, waited_s):
+            return None
+        return encoder
+
     def in_flight(self, mm_hash: str) -> tuple[str, ...]:
         """See `Whereabouts`."""
         return self._flights.encoders(mm_hash)
@@ -233,14 +245,35 @@ class Dispatcher:
         """Send an image to this encoder; its placement says so."""
         self._book(machine, machine.placement)
         room = self.offers.move(machine, index, encoder)
-        if machine.prompt.stage == "encode":
-            return
+        if machine.prompt.stage != "encode":
+            self._tell_room(machine, index, room, encoder)
+
+    def hedge(self, machine: Generation, index: int, encoder: Address) -> None:
+        """Send an image to this encoder, too; who has it is not done with it."""
+        former = self.offers.latest(machine, index)
+        self._book(machine, machine.placement)
+        if former is not None:
+            mm_hash, num_patches = former.request.mm_hash, prod(former.request.grid_thw)
+            self._work.also(machine.key, former.encoder.instance_id, mm_hash, num_patches)
+        room = self.offers.hedge(machine, index, encoder)
+        self._tell_room(machine, index, room, encoder, is_rival=True)
+
+    def _tell_room(
+        self,
+        machine: Generation,
+        index: int,
+        room: str,
+        encoder: Address,
+        *,
+        is_rival: bool = False,
+    ) -> None:
         added = RoomAdded(
             request_id=machine.key,
             attempt=machine.attempt,
             index=index,
             room=room,
             encoder=encoder,
+            is_rival=is_rival,
         )
         self._actor.send(machine.placement.prefill, added)
 

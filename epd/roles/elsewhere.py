@@ -4,20 +4,23 @@ A prefill instance says whose rows do not come. The gateway, which has the image
 encoders, sends it to another one, and tells prefill of the room. What has arrived, and what is
 computed, stays. If there is no other encoder, the attempt has failed. Of an image that was not
 taken, and of rows that no prefill waits for, the gateway itself knows that an encoder fails them.
+
+Of rows that are late another encoder is asked, too, within a budget (`scheduling/hedging.py`).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from epd.config import Timing
+from epd.config import Limits, Timing
 from epd.failure import Failure, FailureKind
-from epd.fsm.generation import Do, Generation, ImageMoved
+from epd.fsm.generation import Do, Generation, ImageHedged, ImageMoved
 from epd.fsm.kernel import Event
 from epd.messages import AbortRequest, Address, RoomWanted
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.dispatch import Dispatcher
 from epd.roles.offers import Image
+from epd.scheduling.hedging import HedgeBudget
 from epd.transport.base import Received
 
 
@@ -39,12 +42,18 @@ class Elsewhere(Component[Generation]):
     """Performs what GENERATION says of one image."""
 
     def __init__(
-        self, actor: Actor, owner: Generations, dispatcher: Dispatcher, timing: Timing
+        self,
+        actor: Actor,
+        owner: Generations,
+        dispatcher: Dispatcher,
+        timing: Timing,
+        limits: Limits,
     ) -> None:
         super().__init__(actor)
         self._owner = owner
         self._dispatcher = dispatcher
         self._max_attempts = timing.max_attempts
+        self._budget = HedgeBudget(limits.max_hedged_share)
 
     @receives(RoomWanted)
     def on_room_wanted(self, received: Received) -> None:
@@ -57,7 +66,29 @@ class Elsewhere(Component[Generation]):
         image = self._dispatcher.offers.latest(machine, message.index)
         if image is None or image.encoder != message.encoder:
             return  # nobody wants its rows any more, or its new room is being told
-        self._go(machine, image, message.failure)
+        if message.failure is None:
+            self._hedge(machine, image, message.waited_s)
+        else:
+            self._go(machine, image, message.failure)
+
+    def sent(self, machine: Generation) -> None:
+        """An attempt goes out: what of it may be hedged."""
+        self._budget.sent(len(machine.prompt.items))
+
+    def _hedge(self, machine: Generation, image: Image, waited_s: float) -> None:
+        """If another encoder would be done soon, and within the budget."""
+        counters = self.actor.counters
+        counters["hedges_asked"] += 1
+        encoder = None
+        if image.num_before + 1 < self._max_attempts:
+            encoder = self._dispatcher.rival(machine, image.index, image.encoder, waited_s)
+        if encoder is None:
+            counters["hedges_in_vain"] += 1
+        elif not self._budget.take():
+            counters["hedges_over_budget"] += 1
+        else:
+            placement = machine.placement.moved(image.index, encoder)
+            self._owner.fire(machine, ImageHedged(image.index, encoder, placement))
 
     def peer_silent(self, peer: Address) -> None:
         """Nobody else would miss an image that was not taken there."""
@@ -96,3 +127,8 @@ class Elsewhere(Component[Generation]):
     def move_image(self, machine: Generation, event: ImageMoved) -> None:
         self._dispatcher.move(machine, event.index, event.encoder)
         self.actor.counters["images_moved"] += 1
+
+    @performs(Do.HEDGE_IMAGE)
+    def hedge_image(self, machine: Generation, event: ImageHedged) -> None:
+        self._dispatcher.hedge(machine, event.index, event.encoder)
+        self.actor.counters["hedges"] += 1

@@ -37,6 +37,7 @@ from epd.fsm.room import silence_of
 from epd.messages import Address, CancelTransfer, Grant, MediaItem, RowContract
 from epd.roles.base import Actor, Component, performs
 from epd.roles.incoming import IncomingRooms
+from epd.roles.lateness import Lateness
 from epd.scheduling.pool import Budget, Lease, LeaseQueue, LruCache, Pool
 from epd.scheduling.slots import POOL_ROWS, rows_per_slot, sized
 from epd.transport.base import Reference
@@ -63,6 +64,8 @@ class Embeddings(Component[Embedding]):
         self.contract = contract
         self._timing = timing
         self._rows_timeout_s = config.rows_timeout_s
+        self._lateness = Lateness(actor, self, incoming, config)
+        self.extend(self._lateness)
         self._rows_per_slot = rows_per_slot(config.slot_nbytes, contract.row_nbytes)
         slot_nbytes = self._rows_per_slot * contract.row_nbytes
         pool_nbytes = sized(config.pool_nbytes, POOL_ROWS, contract.row_nbytes)
@@ -127,24 +130,24 @@ class Embeddings(Component[Embedding]):
         self._budget.leave(key)
         self._soon(self._pump_budget)
 
-    def want(self, want: Want) -> None:
+    def want(self, want: Want, *, is_rival: bool = False) -> None:
         embedding = self._embeddings.get(want.item.mm_hash)
         if embedding is None or embedding.terminal:  # ended, and just now telling its waiters
             embedding = Embedding(want.item.mm_hash, self.actor.journal)
             self._embeddings[want.item.mm_hash] = embedding
-        self.fire(embedding, Wanted(want.item.room, want))
+        self.fire(embedding, Wanted(want.item.room, want, is_rival))
         if self._leases.rejoin(embedding.room):
             self._soon(self._pump_budget)
 
-    def add_room(self, room: str, item: MediaItem) -> bool:
-        """The rows that `room` waits for may come in the room of `item`, too; False: they are not
-        waited for."""
+    def add_room(self, room: str, item: MediaItem, *, is_rival: bool = False) -> bool:
+        """Rows that `room` waits for may come in that of `item`, too; False: it does not wait."""
         embedding = self._embeddings.get(item.mm_hash)
         own = embedding.waiters.get(room) if embedding is not None else None
         if own is not None:
-            self.want(
-                replace(own, item=item, ready=_hear_rows, failed=_hear_failure, stands_for=room)
+            further = replace(
+                own, item=item, ready=_hear_nothing, failed=_hear_nothing, stands_for=room
             )
+            self.want(further, is_rival=is_rival)
         return own is not None
 
     def unwant(self, mm_hash: str, room: str) -> bool:
@@ -191,7 +194,7 @@ class Embeddings(Component[Embedding]):
         incoming = self._rooms.find(lease.key)
         assert incoming is not None  # with its end it left the queue
         embedding = self._embeddings.get(incoming.owner)
-        if embedding is not None and embedding.room == lease.key:
+        if embedding is not None and lease.key in embedding.loads:
             self.fire(embedding, LeaseGranted())
         nbytes = incoming.num_rows * self.contract.row_nbytes
         self._rooms.fire(incoming, SlotsLeased(slots, nbytes))
@@ -207,15 +210,29 @@ class Embeddings(Component[Embedding]):
 
     @performs(Do.OPEN_TRANSFER)
     def open_transfer(self, embedding: Embedding, event: Event) -> None:
-        want: Want = embedding.waiters[embedding.room]
+        is_next = not isinstance(event, Wanted)  # the room of one who waited for the load before it
+        self._open(embedding, embedding.room, is_next=is_next)
+
+    @performs(Do.OPEN_RIVAL)
+    def open_rival(self, embedding: Embedding, event: Wanted) -> None:
+        item = event.item.item
+        count, withheld = self.num_slots_for(item.num_rows), self._leases.num_stranded
+        if self._budget.spare(embedding.key, count, withheld):
+            self._open(embedding, event.room, is_next=True)
+        else:
+            self.dismiss(item, event.item.attempt)
+            full = Failure(FailureKind.BUSY, "the receive pool has no slots to spare")
+            self.fire(embedding, LoadFailed(full, event.room))
+
+    def _open(self, embedding: Embedding, room: str, *, is_next: bool) -> None:
+        want: Want = embedding.waiters[room]
         item = want.item
         if self.actor.is_lost(item.encoder):  # its loss was told before this room was opened
             reason = f"instance {item.encoder.instance_id} was lost"
-            self.fire(embedding, EncoderLost(Failure(FailureKind.LOST, reason)))
+            self.fire(embedding, EncoderLost(Failure(FailureKind.LOST, reason), room))
             return
-        is_next = not isinstance(event, Wanted)  # the room of one who waited for the load before it
         if is_next and self._is_given_up(item.encoder):  # rooms that were open have heard of it
-            self.fire(embedding, EncoderLost(silence_of(item.encoder)))
+            self.fire(embedding, EncoderLost(silence_of(item.encoder), room))
             return
         self._rooms.open(
             item.room,
@@ -232,24 +249,34 @@ class Embeddings(Component[Embedding]):
 
     @performs(Do.CANCEL_TRANSFER)
     def cancel_transfer(self, embedding: Embedding, event: Event) -> None:
-        self._leases.strand(embedding.room)  # until the encoder's message, or a fence
-        incoming = self._rooms.find(embedding.room)
-        if incoming is not None:
+        self._cancel(embedding.room)
+
+    @performs(Do.CANCEL_RIVAL)
+    def cancel_rival(self, embedding: Embedding, event: Event) -> None:
+        self._cancel(embedding.rival)
+        self.give_up(embedding.key)
+
+    @performs(Do.END_RACE)
+    def end_race(self, embedding: Embedding, event: Event) -> None:
+        self.give_up(embedding.key)
+
+    def _cancel(self, room: str) -> None:
+        self._leases.strand(room)  # until the encoder's message, or a fence
+        if (incoming := self._rooms.find(room)) is not None:
             self._rooms.fire(incoming, CancelRequested())
 
     @performs(Do.CANCEL_ROOM)
     def cancel_room(self, embedding: Embedding, event: Unwanted) -> None:
-        if event.room == embedding.room:
+        if event.room in embedding.loads:
             # The load was this waiter's own room, which nobody asks the encoder for any more: if
             # that request was lost, followers would wait for ever.  One of their rooms takes over.
-            self.cancel_transfer(embedding, event)
+            self._cancel(event.room)
         elif event.item is not None and event.room not in embedding.tried:
             self.dismiss(event.item.item, event.item.attempt)
 
     @performs(Do.CANCEL_FOLLOWERS)
     def cancel_followers(self, embedding: Embedding, event: Event) -> None:
-        for room in embedding.untried():
-            want: Want = embedding.waiters[room]
+        for want in map(embedding.waiters.__getitem__, embedding.untried()):
             self.dismiss(want.item, want.attempt)
 
     @performs(Do.ASK_ROOM)
@@ -257,7 +284,7 @@ class Embeddings(Component[Embedding]):
         self.arm(embedding, self._timing.accept_timeout_s, NoRoomCame())
         for want in embedding.waiters.values():
             if not want.stands_for:
-                want.ask(_latest(embedding, want).encoder, event.failure)
+                want.ask(_latest(embedding, want).encoder, event.failure, 0.0)
 
     @performs(Do.KEEP_ROWS)
     def keep_rows(self, embedding: Embedding, event: Event) -> None:
@@ -337,25 +364,24 @@ class Embeddings(Component[Embedding]):
         else:  # slots that it still owns stay in the peer's quota, and cannot be promised (F41)
             self._leases.strand(incoming.key)
         embedding = self._embeddings.get(incoming.owner)
-        if failure is None:
-            assert embedding is not None  # who has left waits for the outcome too: ABANDONED
+        loads = embedding.loads if embedding is not None else ()
+        if failure is None and incoming.key not in loads:
+            self.release_slots(incoming)  # another one was first
+        elif failure is None and embedding is not None:
+            self._lateness.note(incoming, loads)
             region = self._rooms.landing(self.region, incoming)
             views = region.views(incoming.slots, incoming.nbytes)
             is_here = isinstance(views[0], Reference)  # made in this process
             rows: object = views[0].holder if is_here else views
-            self.fire(embedding, Loaded(rows, incoming.slots))
-        elif embedding is not None and embedding.room == incoming.key:
+            self.fire(embedding, Loaded(rows, incoming.slots, incoming.key))
+        elif failure is not None and embedding is not None and incoming.key in loads:
             self.fire(embedding, _load_outcome(incoming, failure))
         self._soon(self._pump_leases)
         self._soon(self._pump_budget)
 
 
-def _hear_rows(room: str, rows: object) -> None:
-    """Of a further room: who waits hears of them by its own."""
-
-
-def _hear_failure(failure: Failure) -> None:
-    """Likewise."""
+def _hear_nothing(*told: object) -> None:
+    """Of a further room: who waits hears by its own."""
 
 
 def _latest(embedding: Embedding, want: Want) -> MediaItem:
@@ -366,9 +392,9 @@ def _latest(embedding: Embedding, want: Want) -> MediaItem:
 def _load_outcome(incoming: Incoming, failure: Failure) -> Event:
     """Why a load ended without rows, as the outcome that EMBEDDING knows."""
     if failure.kind is FailureKind.LOST or failure == silence_of(incoming.peer):
-        return EncoderLost(failure)
+        return EncoderLost(failure, incoming.key)
     if incoming.held:
-        return LoadLost(failure)
+        return LoadLost(failure, incoming.key)
     if failure.kind is FailureKind.DEADLINE:
-        return LoadTimedOut(failure)
-    return LoadFailed(failure)
+        return LoadTimedOut(failure, incoming.key)
+    return LoadFailed(failure, incoming.key)

@@ -89,7 +89,7 @@ class GatewayRole(Component[Generation]):
         self._offers.on_answer = self._rows_are_kept
         self._open: dict[str, Generation] = {}
         self._timelines = Timelines(actor)
-        self._elsewhere = Elsewhere(actor, self, dispatcher, timing)
+        self._elsewhere = Elsewhere(actor, self, dispatcher, timing, limits)
         self.extend(self._elsewhere)
         self.extend(GatewayTimers(actor, self, dispatcher, timing))
         self._failures = FailureLog(actor)
@@ -196,6 +196,7 @@ class GatewayRole(Component[Generation]):
 
     @performs(Do.DISPATCH)
     def dispatch(self, machine: Generation, event: Event) -> None:
+        self._elsewhere.sent(machine)
         if not self._dispatcher.send(machine):
             name = machine.placement.prefill.instance_id
             reason = f"instance {name} takes no messages"

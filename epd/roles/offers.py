@@ -18,6 +18,7 @@ from epd.fsm.offer import (
     GivenUp,
     Offered,
     RetryDue,
+    RivalAdded,
     RoomReplaced,
     RowsKept,
     Taken,
@@ -92,22 +93,36 @@ class Offers(Component[Offer]):
 
     def move(self, machine: Generation, index: int, encoder: Address) -> str:
         """Send an image to another encoder instead; returns its new room."""
+        image, further = self._further(machine, index, encoder)
+        room = further.request.room
+        self._tell(machine, RoomReplaced(image.request.room, room, further))
+        return room
+
+    def hedge(self, machine: Generation, index: int, encoder: Address) -> str:
+        """Likewise, besides the one that has it."""
+        image, further = self._further(machine, index, encoder)
+        room = further.request.room
+        self._tell(machine, RivalAdded(image.request.room, room, further))
+        return room
+
+    def _further(self, machine: Generation, index: int, encoder: Address) -> tuple[Image, Image]:
+        """What was sent last, and what is sent now."""
         image = self.latest(machine, index)
         assert image is not None  # or nobody would want it elsewhere
         count = image.num_before + 1
         room = f"{machine.key}/{machine.attempt}/{index}.{count}"
         request = image.request.elsewhere(room)
-        moved = replace(image, encoder=encoder, request=request, num_before=count)
-        self._tell(machine, RoomReplaced(image.request.room, room, moved))
-        return room
+        return image, replace(image, encoder=encoder, request=request, num_before=count)
 
     def not_taken_by(self, peer: Address) -> list[tuple[str, Image]]:
-        """Images that this encoder has not taken yet, with their generations."""
+        """Images that this encoder alone was sent, and has not taken yet, with their
+        generations."""
         return [
             (request_id, image)
             for request_id, offer in self._offers.items()
             for image in map(offer.images.__getitem__, offer.untaken)
             if image.encoder == peer
+            and sum(one.index == image.index for one in offer.images.values()) == 1
         ]
 
     # --- effects ----------------------------------------------------------------------------------
@@ -118,7 +133,7 @@ class Offers(Component[Offer]):
             self._send(offer.images[room])
 
     @performs(Do.SEND_ONE)
-    def send_one(self, offer: Offer, event: RoomReplaced[Image]) -> None:
+    def send_one(self, offer: Offer, event: RoomReplaced[Image] | RivalAdded[Image]) -> None:
         self._send(event.image)
 
     def _send(self, image: Image) -> None:

@@ -112,7 +112,7 @@ class PrefillRole(Component[Request]):
         if request is not None and self._embeddings is not None:
             item = request.message.items[message.index]
             further = item.elsewhere(message.room, message.encoder)
-            if self._embeddings.add_room(item.room, further):
+            if self._embeddings.add_room(item.room, further, is_rival=message.is_rival):
                 return
         self.actor.send(message.encoder, CancelTransfer(room=message.room, attempt=message.attempt))
 
@@ -151,13 +151,16 @@ class PrefillRole(Component[Request]):
         def failed(failure: Failure) -> None:
             self._requests.fire(request, EmbeddingFailed(failure))
 
-        def ask(item: MediaItem, encoder: Address, failure: Failure) -> None:
+        def ask(
+            item: MediaItem, encoder: Address, failure: Failure | None, waited_s: float
+        ) -> None:
             wanted = RoomWanted(
                 request_id=message.request_id,
                 attempt=message.attempt,
                 index=item.index,
                 encoder=encoder,
                 failure=failure,
+                waited_s=waited_s,
             )
             self.actor.send(message.gateway, wanted)
             self.actor.doubt(message.gateway)  # it is said once: nothing else would be missed

@@ -83,6 +83,14 @@ class Books:
         self._at[decode].num_sequences += 1
         self._go_on(attempt)
 
+    def also(self, key: str, encoder: str, mm_hash: str, num_patches: int) -> None:
+        """An image of an open attempt has to be encoded by this one, too."""
+        if (encoder, mm_hash) not in self._owner:
+            self._owner[encoder, mm_hash] = key
+            self._attempts[key].images[encoder, mm_hash] = num_patches
+            self._at[encoder].num_patches += num_patches
+            self._go_on(self._attempts[key])
+
     def encoded(self, encoder: str, mm_hash: str) -> None:
         """An encoder holds the rows."""
         if (key := self._owner.pop((encoder, mm_hash), None)) is not None:

@@ -160,6 +160,14 @@ class Budget:
     def join(self, key: str, count: int) -> None:
         self._waiting[key] = count
 
+    def spare(self, key: str, count: int, withheld: int = 0) -> bool:
+        """Promise so many at once, if nobody waits for a promise; False: they are not promised."""
+        if self._waiting or self.used + count > self.size - withheld:
+            return False
+        self._promised[key] = count
+        self.used += count
+        return True
+
     def leave(self, key: str) -> None:
         """Wait no more, or give the promise back."""
         self._waiting.pop(key, None)

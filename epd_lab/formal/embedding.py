@@ -22,6 +22,28 @@ NO_WAITERS = (
 )
 
 
+RACE = {
+    "OPEN_RIVAL": (
+        "require not promised -- two race, and not three",
+        "require room != rival -- a room is used once",
+        "rival_load = 'asked'",
+        "promised = True",
+    ),
+    "CANCEL_RIVAL": (
+        "require promised -- what is given back was promised",
+        "rival_load = 'none'",
+        "promised = False",
+    ),
+    "END_RACE": (
+        "require promised -- what is given back was promised",
+        "load = rival_load if load == 'none' else load",
+        "rival_load = 'none'",
+        "promised = False",
+    ),
+}
+"""Effects of two loads."""
+
+
 def _part(table: Table) -> Part:
     first = f"{UNTRIED_A} and not ({UNTRIED_B} and b_first)"
     return Part(
@@ -37,6 +59,7 @@ def _part(table: Table) -> Part:
                 "tried_b = tried_b or room == 'b'",
             ),
             "keep_rows": ("has_rows = True",),
+            "keep_first": ("has_rows = True",),
         },
         effects={
             "OPEN_TRANSFER": (
@@ -44,6 +67,8 @@ def _part(table: Table) -> Part:
                 "require in_a and room == 'a' or in_b and room == 'b' -- it loads for who waits",
                 "load = 'asked'",
             ),
+            **RACE,
+            "ARM_LATE": ("late = True",),
             "CANCEL_TRANSFER": ("load = 'none' if load == 'asked' else load",),
             "ASK_ROOM": (
                 "require load == 'none' -- nobody is asked for another room while one loads",
@@ -60,34 +85,42 @@ def _part(table: Table) -> Part:
                 "slots = False",
             ),
         },
-        silent=frozenset(("keep_failure", "CANCEL_ROOM", "CANCEL_FOLLOWERS")),
+        silent=frozenset(
+            ("keep_failure", "note_slots", "CANCEL_ROOM", "CANCEL_FOLLOWERS", "ASK_RIVAL")
+        ),
         at_end=(
             "require not slots -- slots are given back or are another's (F21)",
             "require load != 'asked' -- no lease is left in the line",
             "load = 'none'",
             "lost = False",
+            "require not promised -- slots are promised to two that race",
             "room = 'none'",
+            "rival = 'none'",
             "has_rows = False",
             *NO_WAITERS,
         ),
-        timers={"asked": m.NoRoomCame},
+        timers={"asked": m.NoRoomCame, "late": m.LoadLate},
     )
 
 
 def _rooms() -> Iterator[Happening]:
     for room, other in ROOMS:
         joins = (*(("b_first = in_b",) if room == "a" else ()), f"in_{room} = True")
-        yield Happening(
-            f"{room}_is_wanted",
-            "fault",
-            f"not in_{room} and room != '{room}' and state not in {ENDED}",
-            m.Wanted,
-            event_fields={"room": f"'{room}'"},
-            actions={
-                "add_waiter": joins,
-                "begin": (*joins, f"room = '{room}'", f"tried_{room} = True"),
-            },
-        )
+        races = f"state == HEDGED and rival == '{room}'"
+        for is_rival in (False, True):
+            yield Happening(
+                f"{room}_may_be_first" if is_rival else f"{room}_is_wanted",
+                "fault",
+                f"not in_{room} and room != '{room}' and not ({races}) and state not in {ENDED}",
+                m.Wanted,
+                event_fields={"room": f"'{room}'", "is_rival": str(is_rival)},
+                guards={"is_rival": str(is_rival)},
+                actions={
+                    "add_waiter": joins,
+                    "begin": (*joins, f"room = '{room}'", f"tried_{room} = True"),
+                    "begin_rival": (*joins, f"rival = '{room}'", f"tried_{room} = True"),
+                },
+            )
         leaves = (f"in_{room} = False", f"tried_{room} = False", "b_first = False")
         yield Happening(
             f"{room}_leaves",
@@ -109,17 +142,58 @@ def _load() -> Iterator[Happening]:
         ("load_fails", "fault", under_way, m.LoadFailed, (over,)),
         ("load_is_lost", "fault", under_way, m.LoadLost, (over, "lost = True")),
         ("encoder_is_lost", "fault", under_way, m.EncoderLost, (over, "lost = True")),
+        ("rows_are_late", "time", "late", m.LoadLate, ("late = False",)),
         ("no_room_comes", "time", "asked", m.NoRoomCame, ("asked = False",)),
         ("load_takes_too_long", "time", under_way, m.LoadTimedOut, (over,)),
         ("slots_come_back", "fault", "lost", m.SlotsReturned, ("lost = False",)),
     )
+    takes_over = {"keep_other": ("room = rival",)}
+    waits = {"other_waits": "rival_load == 'asked'"}
     for name, kind, when, event, before in loads:
-        yield Happening(name, kind, when, event, 0, before)
+        yield Happening(name, kind, when, event, 0, before, guards=waits, actions=takes_over)
+    yield from _rival()
     open_ = f"state not in {ENDED}"
     yield Happening(
         "slots_are_needed", "fault", f"{open_} and state != ABSENT", m.EvictionRequested
     )
     yield Happening("is_idle_for_long", "time", open_, m.IdleTimePassed)
+
+
+def _rival() -> Iterator[Happening]:
+    open_, under_way = "rival_load == 'open'", "rival_load != 'none'"
+    field, no = {"room": "rival"}, {"other_waits": "False"}
+    yield Happening(
+        "rival_gets_slots",
+        "work",
+        "rival_load == 'asked'",
+        m.LeaseGranted,
+        before=("rival_load = 'open'",),
+    )
+    swapped = ("room = 'b' if room == 'a' else 'a'", "rival = 'b' if rival == 'a' else 'a'")
+    yield Happening(
+        "rival_is_first",
+        "work",
+        open_,
+        m.Loaded,
+        before=("load = 'none'", "slots = True"),
+        event_fields=field,
+        actions={"keep_first": (*swapped, "has_rows = True")},
+    )
+    for name, kind, event in (
+        ("rival_fails", "fault", m.LoadFailed),
+        ("rival_is_lost", "fault", m.LoadLost),
+        ("rivals_encoder_is_lost", "fault", m.EncoderLost),
+        ("rival_takes_too_long", "time", m.LoadTimedOut),
+    ):
+        yield Happening(
+            name,
+            kind,
+            under_way,
+            event,
+            event_fields=field,
+            guards=no,
+            actions={"keep_other": ()},
+        )
 
 
 def _laws() -> tuple[Law, ...]:
@@ -146,7 +220,13 @@ def _laws() -> tuple[Law, ...]:
             "WhoLoadsOwnsThem",
             3,
             "rows are loaded into leased slots",
-            "state not in (LOADING, ABANDONED) or load == 'open'",
+            "state not in (LOADING, HEDGED, ABANDONED) or load == 'open'",
+        ),
+        Law(
+            "TwoRace",
+            4,
+            "a second load, and slots that are promised for it, are there while two race",
+            "promised == (state == HEDGED) and (rival_load != 'none') == promised",
         ),
     )
 
@@ -171,6 +251,10 @@ def embedding_model(table: Table = m.TABLE) -> Model:
             Variable("b_first", (False, True), "b came before a"),
             Variable("room", ("none", "a", "b"), "of the load"),
             Variable("load", ("none", "asked", "open"), "slots are asked for, or leased"),
+            Variable("rival", ("none", "a", "b"), "of the second load"),
+            Variable("rival_load", ("none", "asked", "open"), "likewise"),
+            Variable("promised", (False, True), "slots of the second load"),
+            Variable("late", (False, True), "armed: it takes longer than is usual"),
             Variable("asked", (False, True), "armed: a room is awaited"),
             Variable("lost", (False, True), "slots of a lost load are still fenced"),
             Variable("slots", (False, True), "the machine's own"),
@@ -193,6 +277,10 @@ def embedding_model(table: Table = m.TABLE) -> Model:
                     "state == REQUESTED": (
                         "while new requests come with rooms of their own, one room is tried after "
                         "another; each request's own deadline bounds how long it waits"
+                    ),
+                    "state == HEDGED": (
+                        "while rooms are added to loads that are late, one takes over from the "
+                        "other; there are so many rooms of a request as encoders that are asked"
                     ),
                 },
             ),

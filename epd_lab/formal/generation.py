@@ -49,6 +49,7 @@ def _part(table: Table) -> Part:
             "CHOOSE": ("placing = True",),
             "ARM_TOPOLOGY": ("topology = True",),
             "MOVE_IMAGE": ("require at_work -- images move within an attempt",),
+            "HEDGE_IMAGE": ("require at_work -- images are hedged within an attempt",),
             "DELIVER": (
                 "require answers == 0 and not silent -- no tokens after the end",
                 "require not hole -- a hole in the tokens is not passed on",
@@ -130,6 +131,7 @@ def _attempt() -> Iterator[Happening]:
     for name, event, when, before in words:
         yield Happening(name, "fault", when, event, 0, before, event_fields=KIND)
     yield Happening("an_image_moves", "fault", f"{sent} and at_work and {open_}", g.ImageMoved)
+    yield Happening("an_image_is_late", "fault", f"{sent} and at_work and {open_}", g.ImageHedged)
     yield Happening(
         "attempt_fails_for_good",
         "fault",

@@ -52,6 +52,14 @@ def _happenings() -> Iterator[Happening]:
             actions={"replace_room": (f"lacks_{room} = True",)},
         )
         yield Happening(
+            f"{room}_is_late",
+            "fault",
+            "begun and not FOR_ROWS and state in (OFFERED, TAKEN)",
+            o.RivalAdded,
+            event_fields={**field, "new_room": f"'{room}'"},
+            actions={"add_rival": (f"lacks_{room} = True",)},
+        )
+        yield Happening(
             f"{room}_is_kept",
             "fault",
             f"begun and FOR_ROWS and has_{room}",

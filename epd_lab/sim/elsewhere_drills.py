@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill
 from epd_lab.sim.faults import Fault
 from epd_lab.sim.transfer import DataConditions
@@ -9,6 +12,18 @@ from epd_lab.sim.workload import Workload
 
 FOUR_IMAGES = Workload(num_requests=6, image_share=1.0, num_images=16, spread_s=0.3)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
+MANY_IMAGES = Workload(num_requests=32, image_share=1.0, num_images=64, spread_s=1.2)
+AT_ONCE = Workload(num_requests=40, image_share=1.0, num_images=64, spread_s=0.6)
+HURRIED = Workload(40, image_share=1.0, num_images=64, spread_s=1.2, cancel_share=0.7)
+EAGER = Settings(
+    prefill=msgspec.structs.replace(
+        Settings().prefill,
+        pool_nbytes=8 * Settings().prefill.pool_nbytes,
+        hedge_after_s=0.15,
+        min_measured_loads=3,
+    )
+)
+"""Few loads are measured, and room is made for a second one of each image."""
 
 ELSEWHERE_DRILLS: tuple[Drill, ...] = (
     Drill(
@@ -37,5 +52,60 @@ ELSEWHERE_DRILLS: tuple[Drill, ...] = (
         ),
         fires=("GENERATION:ImageMoved", "EMBEDDING:NoRoomCame"),
         mutants=("another_room_is_waited_for",),
+    ),
+    Drill(
+        "encode-is-late",
+        ("F62",),
+        topology="2e1p1d",
+        work=MANY_IMAGES,
+        settings=EAGER,
+        faults=(Fault("slow", "e0", duration_s=2.0, factor=30.0),),
+        fires=("EMBEDDING:LOADING>HEDGED", "hedges_won"),
+        mutants=(
+            "both_loads_are_first",
+            "a_rivals_promise_is_kept",
+            "hedges_have_no_budget",
+            "the_loser_keeps_its_slots",
+        ),
+        to_s=1.3,
+    ),
+    Drill(
+        "encode-stands-still",
+        ("F62", "F48"),
+        topology="2e1p1d",
+        work=AT_ONCE,
+        settings=EAGER,
+        faults=(Fault("stall", "e0", duration_s=1.4),),
+        fires=("EMBEDDING:LOADING>HEDGED", "hedges_won"),
+        to_s=1.3,
+    ),
+    Drill(
+        "late-and-not-wanted",
+        ("F62", "F43"),
+        topology="2e1p1d",
+        work=HURRIED,
+        settings=EAGER,
+        faults=(
+            Fault("stall", "e0", duration_s=1.4),
+            Fault("slow", "e1", duration_s=1.4, factor=40.0),
+        ),
+        fires=("EMBEDDING:LOADING>HEDGED", "EMBEDDING:HEDGED>ABANDONED"),
+        mutants=("a_rival_outlives_its_request",),
+        to_s=1.3,
+        must_fire=0.5,
+    ),
+    Drill(
+        "late-and-then-lost",
+        ("F62", "F19"),
+        topology="3e1p1d",
+        work=MANY_IMAGES,
+        settings=EAGER,
+        faults=(
+            Fault("stall", "e0", at_s=1.0, duration_s=0.8),
+            Fault("kill", "here", point="EMBEDDING:LOADING>HEDGED", nth=3, duration_s=0.4),
+        ),
+        fires=("EMBEDDING:LOADING>HEDGED",),
+        to_s=1.3,
+        must_fire=0.5,
     ),
 )

@@ -204,8 +204,13 @@ def _draw_settings(random: KeyedRandom) -> Settings:
     num_slots = random.pick((12, 24), "slots")
     share = random.pick((0.5, 1.0), "share")
     nbytes = num_slots * settings.prefill.slot_nbytes
+    is_eager = random.chance(0.3, "hedges")
     prefill = msgspec.structs.replace(
-        settings.prefill, pool_nbytes=nbytes, max_slots_share_per_peer=share
+        settings.prefill,
+        pool_nbytes=nbytes,
+        max_slots_share_per_peer=share,
+        hedge_after_s=0.01 if is_eager else settings.prefill.hedge_after_s,
+        min_measured_loads=1 if is_eager else settings.prefill.min_measured_loads,
     )
     return replace(
         settings,

@@ -78,6 +78,8 @@ def _embedding(values: Values) -> embedding.Embedding:
     made.tried = {room for room in order if values[f"tried_{room}"]}
     made.room = "" if values["room"] == "none" else values["room"]
     made.rows = "rows" if values["has_rows"] else None
+    made.rival = "" if values["rival"] == "none" else values["rival"]
+    made.rival_has_slots = values["rival_load"] == "open"
     return made
 
 
@@ -89,6 +91,7 @@ def _of_embedding(machine: Any) -> Values:
         **{f"tried_{room}": room in tried for room in ("a", "b")},
         "b_first": list(machine.waiters) == ["b", "a"],
         "room": machine.room or "none",
+        "rival": machine.rival or "none",
         "has_rows": machine.rows is not None,
     }
 

@@ -58,6 +58,7 @@ UNSEEN = {
     "rows_are_stored_when_they_are_gone": "storing is no part of the model",
     "what_was_abandoned_stays_so": "a deadline ends it: drill `hung-encode` sees it",
     "a_grant_waits_for_its_retry": "a timer says it: it is late and breaks nothing",
+    "both_loads_are_first": "whose rows they are is no part of the model",
     "no_commit_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
     "no_grant_retry": "a deadline ends it: `epd sim model`'s mode `timers last` sees it",
 }

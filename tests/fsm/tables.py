@@ -215,16 +215,16 @@ class Kind:
 
 
 KINDS = (
-    Kind(generation.TABLE, make_generation, 38),
+    Kind(generation.TABLE, make_generation, 40),
     Kind(REQUEST, make_request, 76),
     Kind(encoding.TABLE, make_encoding, 62),
-    Kind(embedding.TABLE, make_embedding, 37),
+    Kind(embedding.TABLE, make_embedding, 52),
     Kind(outgoing.TABLE, make_granted, 79),
     Kind(incoming.TABLE, make_incoming, 44),
     Kind(instance.TABLE, make_instance, 21),
     Kind(link.TABLE, make_link, 12),
     Kind(membership.TABLE, make_membership, 74),
-    Kind(offer.TABLE, make_offer, 10),
+    Kind(offer.TABLE, make_offer, 12),
     Kind(child.TABLE, make_child, 24),
     Kind(group.TABLE, make_group, 22),
 )

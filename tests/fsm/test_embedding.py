@@ -14,6 +14,7 @@ from epd.fsm.embedding import (
     LeaseGranted,
     Loaded,
     LoadFailed,
+    LoadLate,
     LoadLost,
     LoadTimedOut,
     NoRoomCame,
@@ -54,7 +55,7 @@ def test_another_room_takes_over_when_the_load_fails(
     follow(
         loading,
         (outcome(FAILURE), S.REQUESTED, (Do.OPEN_TRANSFER,)),
-        (LeaseGranted(), S.LOADING, ()),
+        (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
         (ROWS, S.RESIDENT, ARRIVE),
     )
     assert loading.room == "b"
@@ -79,7 +80,7 @@ def test_images_of_a_lost_encoder_come_in_another_room(loading: Embedding) -> No
         (EncoderLost(FAILURE), S.AWAITING_ROOM, (Do.ASK_ROOM,)),
         (SlotsReturned(), S.AWAITING_ROOM, ()),
         (Wanted("a.1", "item a"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
-        (LeaseGranted(), S.LOADING, ()),
+        (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
         (ROWS, S.RESIDENT, ARRIVE),
     )
 
@@ -156,7 +157,7 @@ def test_a_quarantined_load_does_not_block_its_hash(loading: Embedding) -> None:
         (Unwanted("a"), S.QUARANTINED, ()),
         (Wanted("b", "item b"), S.REQUESTED, (Do.OPEN_TRANSFER,)),
         (SlotsReturned(), S.REQUESTED, ()),
-        (LeaseGranted(), S.LOADING, ()),
+        (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
         (ROWS, S.RESIDENT, ARRIVE),
     )
 
@@ -170,3 +171,80 @@ def test_leaving_before_slots_are_there_leaves_the_queue() -> None:
         (Unwanted("a"), S.EVICTED, (Do.CANCEL_TRANSFER, Do.CANCEL_ROOM)),
         (LoadFailed(FAILURE), S.EVICTED, ()),
     )
+
+
+# --- two loads: one is late -----------------------------------------------------------------------
+
+RIVAL = Wanted("a.1", "item a", is_rival=True)
+OUTCOMES = [LoadFailed, LoadTimedOut, LoadLost, EncoderLost]
+
+
+@pytest.fixture
+def hedged(loading: Embedding) -> Embedding:
+    follow(
+        loading,
+        (LoadLate(), S.LOADING, (Do.ASK_RIVAL,)),
+        (RIVAL, S.HEDGED, (Do.OPEN_RIVAL,)),
+    )
+    return loading
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "a.1"), ("a.1", "a")])
+def test_the_first_of_two_loads_wins(hedged: Embedding, first: str, second: str) -> None:
+    """F62: LOADING -> HEDGED -> RESIDENT; the other one is cancelled, whichever it is."""
+    assert hedged.loads == ("a", "a.1")
+    rows = Loaded(f"rows of {first}", (3,), first)
+    follow(
+        hedged,
+        (LeaseGranted(), S.HEDGED, ()),
+        (rows, S.RESIDENT, (Do.CANCEL_RIVAL, *ARRIVE)),
+    )
+    assert (hedged.room, hedged.rival) == (first, second)
+    assert (hedged.rows, hedged.slots, hedged.loads) == (f"rows of {first}", (3,), (first,))
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize(("fails", "stays"), [("a", "a.1"), ("a.1", "a")])
+def test_of_two_loads_the_other_goes_on(
+    hedged: Embedding, outcome: type[LoadFailed], fails: str, stays: str
+) -> None:
+    """F62: HEDGED -> LOADING -> RESIDENT, or FAILED with the second one."""
+    follow(
+        hedged,
+        (LeaseGranted(), S.HEDGED, ()),
+        (outcome(FAILURE, fails), S.LOADING, (Do.END_RACE,)),
+    )
+    assert hedged.loads == (stays,)
+    follow(hedged, (LoadFailed(FAILURE, stays), S.FAILED, (Do.NOTIFY_FAILED,)))
+
+
+def test_a_rival_that_is_left_alone_may_still_wait_for_slots(hedged: Embedding) -> None:
+    """F62: HEDGED -> REQUESTED -> LOADING."""
+    follow(
+        hedged,
+        (EncoderLost(FAILURE, "a"), S.REQUESTED, (Do.END_RACE,)),
+        (LeaseGranted(), S.LOADING, (Do.ARM_LATE,)),
+    )
+    assert hedged.room == "a.1"
+
+
+def test_who_leaves_two_loads_leaves_one_to_end(hedged: Embedding) -> None:
+    """F62, F21: HEDGED -> ABANDONED -> RESIDENT."""
+    follow(
+        hedged,
+        (Wanted("b", "item b"), S.HEDGED, ()),
+        (Unwanted("b"), S.HEDGED, (Do.CANCEL_ROOM,)),
+        (Unwanted("a"), S.HEDGED, (Do.CANCEL_ROOM,)),
+        (
+            Unwanted("a.1"),
+            S.ABANDONED,
+            (Do.CANCEL_RIVAL, Do.CANCEL_TRANSFER, Do.CANCEL_ROOM),
+        ),
+        (Loaded("rows", (1,), "a"), S.RESIDENT, (Do.KEEP_ROWS, Do.CANCEL_FOLLOWERS)),
+    )
+
+
+def test_a_rival_that_comes_late_is_one_more_room(loading: Embedding) -> None:
+    """F62: the load has failed, or has ended, before the gateway's answer came."""
+    loading.fire(EncoderLost(FAILURE, "a"))
+    follow(loading, (RIVAL, S.REQUESTED, (Do.OPEN_TRANSFER,)))

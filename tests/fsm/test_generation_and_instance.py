@@ -56,6 +56,8 @@ def test_an_image_that_moves_is_no_attempt(placed: g.Generation) -> None:
     placement: Any = "with another encoder"
     moved = g.ImageMoved(0, PEER, placement)
     follow(placed, (moved, S.PLACED, (Do.MOVE_IMAGE,)))
+    hedged = g.ImageHedged(0, PEER, placement)
+    follow(placed, (hedged, S.PLACED, (Do.HEDGE_IMAGE,)))
     assert (placed.placed, placed.attempt) == (placement, 1)
 
 

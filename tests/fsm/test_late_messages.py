@@ -33,7 +33,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     "GENERATION": {
         "Admitted": "once, first",
         "Placed NoTopology": "placing ends with its outcome",
-        "ImageMoved": "of the present attempt, whose images are wanted",
+        "ImageMoved ImageHedged": "of the present attempt, whose images are wanted",
     },
     "REQUEST": {
         "EmbeddingsRequired TextOnly KvOffered": "once, first",
@@ -51,7 +51,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "EMBEDDING": {
         "Wanted": "a hash that has ended gets a new machine",
-        "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost EncoderLost": "by the one load",
+        "LeaseGranted Loaded LoadFailed LoadTimedOut LoadLost EncoderLost": "by a load",
     },
     "OUTGOING": {
         "BytesReady SlotsLeased": "once",
@@ -74,7 +74,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
     },
     "OFFER": {
         "Offered": "once, first",
-        "RoomReplaced": "of a room whose rows are wanted",
+        "RoomReplaced RivalAdded": "of a room whose rows are wanted",
     },
     "MEMBERSHIP": {"GatewayFellSilent": "its clock rings once, and is wound by what is heard"},
 }
@@ -206,11 +206,11 @@ def test_a_doubt_begins_with_its_clocks() -> None:
 @each_kind
 def test_a_clock_that_has_rung_in_vain_is_wound_again(kind: Kind) -> None:
     """What is said again may be lost again; fence, engine and a new transfer have clocks of their
-    own, a registry begins once, a pause is shortened once, and who chooses instances knows at once
-    whether there are any."""
+    own, a registry begins once, a pause is shortened once, who chooses instances knows at once
+    whether there are any, and nobody waits for a rival."""
     for where, event, state, target, effects in outcomes(kind):
         if event.by_time and effects and target is state:
             asks = {i.Do.START_FENCE, o.Do.SETTLE_WRITE, m.Do.OPEN_TRANSFER} & effects
-            asks |= {p.Do.FORGET_ABSENT, g.Do.CHOOSE} & effects
+            asks |= {p.Do.FORGET_ABSENT, g.Do.CHOOSE, m.Do.ASK_RIVAL} & effects
             arms = {effect for armed in kind.table.timers.values() for effect in armed}
             assert asks or arms & effects, where

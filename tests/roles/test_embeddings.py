@@ -136,7 +136,7 @@ def test_nothing_is_asked_of_an_encoder_that_was_given_up() -> None:
         with mock.patch.object(own.role, "_is_given_up", lambda peer: peer == E0):
             own.hear("a", PeerSilent())
         silent = Failure(FailureKind.TRANSFER, "instance e0 does not answer")
-        assert own.asked == [("a", E0, silent), ("b", E0, silent)] and not own.heard
+        assert own.asked == [("a", E0, silent, 0.0), ("b", E0, silent, 0.0)] and not own.heard
         assert own.role._rooms.find("b") is None
         assert own.add_room("a", "a.1")
         own.arrive("a.1")
@@ -266,7 +266,7 @@ def test_an_encoder_that_was_lost_before_is_not_asked() -> None:
     with pool() as own:
         own.at.actor.lost.add(("e0", 1))
         own.want("a")
-        assert own.asked == [("a", E0, LOST)] and not own.heard
+        assert own.asked == [("a", E0, LOST, 0.0)] and not own.heard
         assert own.role._rooms.find("a") is None
 
 
@@ -300,7 +300,7 @@ def test_another_room_is_not_waited_for_for_ever_and_the_last_that_failed_is_bla
         embedding = own.want("a")
         own.add_room("a", "a.1")
         own.hear("a.1", PeerLost())
-        assert own.asked[1:] == [("a", Address("e1", 1, ""), Failure(LOST.kind, LOST_E1))]
+        assert own.asked[1:] == [("a", Address("e1", 1, ""), Failure(LOST.kind, LOST_E1), 0.0)]
         own.at.do(own.role.fire, embedding, fsm.NoRoomCame())
         assert own.heard == [("a", Failure(LOST.kind, LOST_E1, "e1"))]
         assert embedding.state is S.FAILED
@@ -344,7 +344,7 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("kind", "held", "outcome"), OUTCOMES)
 def test_why_a_load_ended(kind: str, outcome: Any, *, held: bool) -> None:
-    room: Any = SimpleNamespace(held=held, peer=E0)
+    room: Any = SimpleNamespace(held=held, peer=E0, key="")
     assert _load_outcome(room, Failure(FailureKind(kind), "because")) == outcome
 
 

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from epd.failure import Failure
 from epd.fsm import embedding
 from epd.fsm.generation import Generation, ImageMoved
+from epd.fsm.incoming import Incoming
+from epd.fsm.kernel import Event
 from epd.messages import RoomWanted
 from epd.roles.dispatch import Dispatcher
 from epd.roles.elsewhere import Elsewhere
+from epd.roles.embeddings import Embeddings
+from epd.scheduling.hedging import HedgeBudget
 from epd.transport.base import Received
 from tests.sim.planting import mutant, row
 
@@ -62,4 +67,59 @@ def the_lost_is_asked_again() -> Iterator[None]:
 def another_room_is_waited_for() -> Iterator[None]:
     """F15, F59: nobody says again that a room is wanted, and no clock bounds the wait for it."""
     with row(embedding.TABLE, embedding.S.AWAITING_ROOM, embedding.NoRoomCame, None):
+        yield
+
+
+@mutant
+def both_loads_are_first() -> Iterator[None]:
+    """F62: the winner is taken for the loser, so that both rows are used."""
+    state, event = embedding.S.HEDGED, embedding.Loaded
+    effects = embedding.TABLE.dispatch[state][event][0][2]
+    with row(embedding.TABLE, state, event, embedding.S.RESIDENT, effects, embedding.keep_rows):
+        yield
+
+
+@mutant
+def a_rivals_promise_is_kept() -> Iterator[None]:
+    """F62: slots that were promised for the second load are nobody's any more."""
+    cancel = Embeddings._cancel
+
+    def only_cancel(self: Embeddings, machine: embedding.Embedding, event: Event) -> None:
+        cancel(self, machine.rival)
+
+    with mock.patch.object(Embeddings, "cancel_rival", only_cancel):
+        yield
+
+
+@mutant
+def hedges_have_no_budget() -> Iterator[None]:
+    """F62: every image of an encoder that stands still is encoded twice."""
+    with mock.patch.object(HedgeBudget, "take", lambda self: True):
+        yield
+
+
+@mutant
+def a_rival_outlives_its_request() -> Iterator[None]:
+    """F62, F43: who leaves takes back its own room, and not the one that was asked for besides."""
+    with mock.patch.object(embedding.Embedding, "rooms_for", lambda self, room: [room]):
+        yield
+
+
+@mutant
+def the_loser_keeps_its_slots() -> Iterator[None]:
+    """F62: nobody stops the load that came second, and what it delivers is nobody's."""
+    concluded = Embeddings.concluded
+
+    def promise_only(self: Embeddings, machine: embedding.Embedding, event: Event) -> None:
+        self.give_up(machine.key)
+
+    def forget(self: Embeddings, incoming: Incoming, failure: Failure | None) -> None:
+        machine = self._embeddings.get(incoming.owner)
+        if failure is not None or (machine is not None and incoming.key in machine.loads):
+            concluded(self, incoming, failure)
+
+    with (
+        mock.patch.object(Embeddings, "cancel_rival", promise_only),
+        mock.patch.object(Embeddings, "concluded", forget),
+    ):
         yield

@@ -34,6 +34,8 @@ KEPT: dict[str, tuple[str, ...]] = {
     "numbers by kind": (
         "Actor.counters",
         "GatewayRole.outcomes",
+        "LoadTimes._row_s",
+        "LoadTimes._usual_s",
         "Requests.totals",
         "RunAhead._counters",
         "Speculation._totals",

@@ -2,8 +2,9 @@
 
 An image goes to another encoder only if prefill said that its rows do not come, or if the gateway
 itself has just learnt that its encoder is lost or silent; and only if they have not come: those of
-the same prompt that are there stay.  An attempt is not given up for an
-image as long as there is an encoder to which it has not been sent.
+the same prompt that are there stay.  A second encoder is asked only if prefill said that rows are
+late, at most once for each time that it says so, and for a share of all images.  An attempt is not
+given up for an image as long as there is an encoder to which it has not been sent.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from epd.fsm import generation, instance, link
 from epd.fsm.kernel import Event, Machine, State
 from epd.messages import RoomWanted
+from epd.scheduling.hedging import BURST
 from epd.transport.base import Received
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
@@ -32,14 +34,48 @@ class Elsewhere(Checker):
         world.watch(self._moved, generation.ImageMoved)
         world.watch(self._failed, generation.AttemptFailed)
         world.watch(self._encoder_failed, link.EchoMissed, *_LOST)
+        self._gateways: set[str] = set()  # lives that have sent images: each has a budget
+        self._late: dict[Image, RoomWanted] = {}
+        self._num_sent = self._num_hedged = 0  # images, by all gateways
+        world.watch(self._placed, generation.Placed)
+        world.watch(self._hedged, generation.ImageHedged)
         self._failing_s: dict[str, float] = {}  # by gateway: when it learnt last that one fails
         world.network.on_hearing.append(self._hear)
 
     def _hear(self, process: SimProcess, received: Received) -> None:
         message = received.message
         if isinstance(message, RoomWanted):
+            key = message.request_id, message.attempt, message.index
+            if message.failure is None:
+                self._late[key] = message
+                return
             self._heard = self.world.loop.now_s, message
-            self._wanted[message.request_id, message.attempt, message.index] = message
+            self._wanted[key] = message
+
+    def _placed(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if isinstance(machine, generation.Generation):
+            self._gateways.add(process.name)
+            self._num_sent += len(machine.prompt.items)
+
+    def _hedged(
+        self, process: SimProcess, machine: Machine, event: Any, source: State, target: State
+    ) -> None:
+        assert isinstance(machine, generation.Generation)
+        late = self._late.pop((machine.key, machine.attempt, event.index), None)
+        which = f"image {event.index} of {machine.key}/{machine.attempt}"
+        if late is None:
+            self.violate(f"{which} goes to a second encoder, and nobody has said that it is late")
+        elif event.encoder == late.encoder:
+            self.violate(f"{which}: {event.encoder} is late, and is asked again")
+        self._num_hedged += 1
+        share = self.context.cluster.settings.limits.max_hedged_share
+        if self._num_hedged > len(self._gateways) * BURST + share * self._num_sent:
+            self.violate(
+                f"{self._num_hedged} of {self._num_sent} images were hedged, and the budget is "
+                f"{BURST} and {share:g} of them"
+            )
 
     def _moved(
         self, process: SimProcess, machine: Machine, event: Any, source: State, target: State

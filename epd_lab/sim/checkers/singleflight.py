@@ -1,10 +1,13 @@
-"""Invariant 5: one encode per hash and encoder at a time; where nothing goes wrong, per cluster."""
+"""Invariant 5: one encode per hash and encoder at a time; where nothing goes wrong, per cluster.
+
+Of an image that is late two encoders make the rows.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from epd.fsm import encoding
+from epd.fsm import encoding, generation
 from epd.fsm.kernel import Event, Machine, State
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.process import SimProcess
@@ -19,7 +22,15 @@ class SingleFlight(Checker):
         super().__init__(context)
         self._at_work: Counter[tuple[str, str]] = Counter()
         self._wanted: dict[str, dict[str, None]] = {}  # by hash: processes that make it for a room
+        self._hedged: set[str] = set()  # hashes
+        context.world.watch(self._hedge, generation.ImageHedged)
         context.world.watch(self._watch, *encoding.Encoding.table.events)
+
+    def _hedge(
+        self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
+    ) -> None:
+        if isinstance(machine, generation.Generation) and isinstance(event, generation.ImageHedged):
+            self._hedged.add(machine.prompt.items[event.index].mm_hash)
 
     def _watch(
         self, process: SimProcess, machine: Machine, event: Event, source: State, target: State
@@ -43,5 +54,5 @@ class SingleFlight(Checker):
             makers.pop(name, None)
             return
         makers[name] = None
-        if len(makers) > 1:
+        if len(makers) > 1 and machine.key not in self._hedged:
             self.violate(f"{machine.key[:8]} is made at the same time by {', '.join(makers)} (F37)")

@@ -12,6 +12,7 @@ ELSEWHERE = {
     "timing.request_timeout_s": "deadlines",
     "timing.stall_timeout_s": "silence",
     "timing.tombstone_s": "tombstones",
+    "limits.max_hedged_share": "elsewhere",
 }
 
 _EDGE = "HTTP is outside the simulator; tests/api looks at it"
@@ -53,6 +54,8 @@ NOT_SEEN = {
     "engine.max_itl_impact": _LEARNT,
     "engine.min_step_tokens": _LEARNT,
     "engine.max_captured_tokens": "how a step is launched, not how large it may be",
+    "prefill.hedge_after_s": "when a question is asked; `elsewhere` counts what comes of it",
+    "prefill.min_measured_loads": "how much must be known, not how much may be held",
     "engine.min_partial_tokens": "what is worth a step, not how much may be held",
     "engine.speculative.prompt_lookup_min": "which drafts are made, not how many",
     "engine.speculative.prompt_lookup_max": "which drafts are made, not how many",

@@ -4,9 +4,11 @@ Each request brings a room of its own, from an encoder of its own.  The rooms th
 are real INCOMING machines; their encoders are played: what they say is true, and they
 may say it at any moment or never, write late, fail, die, or be declared lost though they live.
 
-Laws: one load at a time (F37); nobody writes into slots that its room does not own (F6, F7); rows
-go only when nobody reads them (F23, F24); every request hears of its rows exactly once, or has left
-(F21, F22).
+A further room may come as a rival: then two load at a time, and one of them delivers.
+
+Laws: one load at a time, or two of which one was late (F37, F62); nobody writes into slots that its
+room does not own (F6, F7); rows go only when nobody reads them (F23, F24); every request hears of
+its rows exactly once, or has left (F21, F22).
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class EmbeddingWorld(World):
         self.cancelled: set[str] = set()  # rooms whose encoder was asked to stop
         self.dead: set[str] = set()
         self.given: set[str] = set()  # of the further rooms
+        self.promised = False  # slots of a rival
+        self.second: set[str] = set()  # of two loads, those that were not first
         self.mortal = mortal
         self.kept = ""  # the room whose slots hold the rows
 
@@ -67,22 +71,42 @@ class EmbeddingWorld(World):
         self.perform(embedding, embedding.fire(event), event)
         if embedding.terminal and self.embedding is embedding:
             require(not self.kept, "it ends and its rows are still in the books")
+            require(not self.promised, "it ends and slots are promised to a rival")
             self.embedding = m.Embedding("hash")
 
     def open_transfer(self, embedding: m.Embedding, event: Event) -> None:
-        room = embedding.room
-        others = self.transfers.keys() - self.concluded
-        require(room not in self.transfers and not others, "one load at a time (F37)")
+        others = self.transfers.keys() - self.concluded - self.second
+        require(not others, "one load at a time (F37)")
+        self._open(embedding, embedding.room)
+
+    def _open(self, embedding: m.Embedding, room: str) -> None:
+        require(room not in self.transfers, f"room {room} is opened twice")
         require(room in embedding.waiters, "loads for somebody who left")
         self.transfers[room] = Incoming(room, 1, ENCODER, "hash", 4, 9.0, NULL_JOURNAL)
 
+    def open_rival(self, embedding: m.Embedding, event: m.Wanted) -> None:
+        self.promised = True
+        self._open(embedding, event.room)
+
+    def end_race(self, embedding: m.Embedding, event: Event) -> None:
+        require(self.promised, "gives back what was not promised")
+        self.promised = False
+
+    def cancel_rival(self, embedding: m.Embedding, event: Event) -> None:
+        self.end_race(embedding, event)
+        self.second.add(embedding.rival)
+        self._cancel(embedding.rival)
+
     def cancel_transfer(self, embedding: m.Embedding, event: Event) -> None:
-        if embedding.room in self.transfers:
-            self.fire_room(embedding.room, t.CancelRequested())
+        self._cancel(embedding.room)
+
+    def _cancel(self, room: str) -> None:
+        if room in self.transfers:
+            self.fire_room(room, t.CancelRequested())
 
     def cancel_room(self, embedding: m.Embedding, event: m.Unwanted) -> None:
-        if event.room == embedding.room:
-            self.cancel_transfer(embedding, event)
+        if event.room in embedding.loads:
+            self._cancel(event.room)
 
     def ask_room(self, embedding: m.Embedding, event: Event) -> None:
         """What comes of it is a step of its own."""
@@ -124,7 +148,7 @@ class EmbeddingWorld(World):
         self.perform(transfer, effects, event)
 
     def _current(self, room: str) -> bool:
-        return self.embedding.room == room
+        return room in self.embedding.loads
 
     def send_grant(self, transfer: Incoming, event: Event) -> None:
         if self.encoders[transfer.key] == "idle":
@@ -145,22 +169,24 @@ class EmbeddingWorld(World):
 
     def conclude_delivered(self, transfer: Incoming, event: Event) -> None:
         self.concluded.add(transfer.key)
+        if not self._current(transfer.key):
+            self.slots[transfer.key] = "free"  # another one was first
+            return
         self.slots[transfer.key] = "published"
-        require(self._current(transfer.key), f"room {transfer.key} delivers what nobody loads")
-        self.fire(m.Loaded("rows", (0,)))
+        self.fire(m.Loaded("rows", (0,), transfer.key))
 
     def conclude_failed(self, transfer: Incoming, event: Event) -> None:
         self.concluded.add(transfer.key)
         if not self._current(transfer.key):
             return
         if transfer.why.kind is FailureKind.LOST:
-            self.fire(m.EncoderLost(transfer.why))
+            self.fire(m.EncoderLost(transfer.why, transfer.key))
         elif transfer.held:
-            self.fire(m.LoadLost(transfer.why))
+            self.fire(m.LoadLost(transfer.why, transfer.key))
         elif transfer.why.kind is FailureKind.DEADLINE:
-            self.fire(m.LoadTimedOut(transfer.why))
+            self.fire(m.LoadTimedOut(transfer.why, transfer.key))
         else:
-            self.fire(m.LoadFailed(transfer.why))
+            self.fire(m.LoadFailed(transfer.why, transfer.key))
 
     # --- everything that may happen next ----------------------------------------------------------
 
@@ -174,6 +200,8 @@ class EmbeddingWorld(World):
         for room in self.further:
             if room not in self.given and first in self.embedding.waiters:
                 yield self.act(f"{room} may be used, too", "work", partial(_give, room=room))
+                rival = partial(_give, room=room, is_rival=True)
+                yield self.act(f"{room} may be first", "work", rival)
         if self.embedding.state is m.S.AWAITING_ROOM:
             yield self.act("no room comes", "time", lambda w: w.fire(m.NoRoomCame()))
         if self.embedding.state is m.S.RESIDENT:
@@ -276,11 +304,11 @@ def _let_go(world: EmbeddingWorld, room: str) -> None:
             world.fire(m.Unwanted(each))
 
 
-def _give(world: EmbeddingWorld, room: str) -> None:
+def _give(world: EmbeddingWorld, room: str, *, is_rival: bool = False) -> None:
     world.given.add(room)
     first, *_ = world.requests
     stand_in: Any = Stands(first)
-    world.fire(m.Wanted(room, stand_in))
+    world.fire(m.Wanted(room, stand_in, is_rival))
 
 
 def _lease(world: EmbeddingWorld, room: str) -> None:
