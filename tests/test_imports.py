@@ -103,7 +103,7 @@ AREAS = {
     "epd.api": Area(
         ("epd.api", *LEAVES, *PORTS, *TORCH_FREE),
         packages("aiohttp", "av", "httptools", "jinja2", "msgspec", "PIL")
-        | packages("llguidance", "tokenizers", "uvicorn", "uvloop", "yarl"),
+        | packages("llguidance", "prometheus_client", "tokenizers", "uvicorn", "uvloop", "yarl"),
         lazily=packages("opentelemetry"),
     ),
     "epd.tiny": Area(("epd.tiny",)),
