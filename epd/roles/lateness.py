@@ -10,6 +10,7 @@ from epd.config import PrefillConfig
 from epd.fsm.embedding import Do, Embedding, LoadLate
 from epd.fsm.incoming import Incoming, SlotsLeased
 from epd.fsm.kernel import Event
+from epd.messages import Address
 from epd.roles.base import Actor, Component, performs
 from epd.roles.incoming import IncomingRooms
 from epd.scheduling.hedging import LoadTimes
@@ -38,6 +39,9 @@ class Lateness(Component[Embedding]):
         self._times.note(encoder, num_rows, self._waited_s(incoming))
         if len(loads) > 1:
             self.actor.counters[RACE[loads.index(incoming.key)]] += 1
+
+    def peer_lost(self, peer: Address) -> None:
+        self._times.forget(peer.instance_id)
 
     @performs(Do.ARM_LATE)
     def arm_late(self, embedding: Embedding, event: Event) -> None:

@@ -42,6 +42,11 @@ class LoadTimes:
         times.append(took_s / max(1, num_rows))
         self._usual_s.pop(encoder, None)
 
+    def forget(self, encoder: str) -> None:
+        """It is gone: nothing will be as fast, or as slow, as it was."""
+        self._row_s.pop(encoder, None)
+        self._usual_s.pop(encoder, None)
+
     def late_after_s(self, num_rows: int) -> float | None:
         """None: not enough is known."""
         usual_s = [

@@ -84,3 +84,11 @@ def test_whoever_is_busy_is_not_asked(
     assert pays(backlog, costs, more, waited_s) == (done_s <= waited_s)
     if pays(backlog, costs, more, waited_s):
         assert pays(Backlog(), costs, more, waited_s) and pays(backlog, costs, more, waited_s + 1)
+
+
+def test_who_is_gone_measures_nothing() -> None:
+    times = timed({"e0": [0.001] * 20, "e1": [1.0] * 20}, 20)
+    times.forget("e0")
+    assert times.late_after_s(1) == pytest.approx(MARGIN)
+    times.forget("e1")
+    assert times.late_after_s(1) is None
