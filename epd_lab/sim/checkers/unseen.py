@@ -12,6 +12,7 @@ ELSEWHERE = {
     "timing.request_timeout_s": "deadlines",
     "timing.stall_timeout_s": "silence",
     "timing.tombstone_s": "tombstones",
+    "timing.group_step_timeout_s": "groups",
     "limits.max_hedged_share": "elsewhere",
 }
 
@@ -48,6 +49,8 @@ NOT_SEEN = {
     "engine.kv_landing_nbytes": "KV of a simulated engine lands in its own blocks",
     "engine.gpu_memory_utilization": _FOREIGN,
     "engine.threads": _FOREIGN,
+    "timing.group_join_timeout_s": "a group that forms serves nobody; tests/roles looks at it",
+    "engine.tensor_parallel_size": "how many ranks there are, not how much they may hold",
     "timing.retry_interval_s": _OFTEN,
     "timing.heartbeat_interval_s": _OFTEN,
     "engine.max_quantum_ms": _LEARNT,
