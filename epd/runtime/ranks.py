@@ -5,7 +5,8 @@ Theory of operation
 The process of an instance leads.  Before it has a thread it forks a process for each other rank.
 Leader and follower share a socket pair, on which steps go one way and their numbers come back, in
 order.  Nobody else has an end of it, and the file by which torch.distributed's ranks find each
-other is made anew for each life: no rank of an earlier one can be met (fault F30).
+other has no name: only the forks of this life have it, so no rank of an earlier one can be met
+(fault F30).
 
 One fate: a follower that ends closes its socket, which ends its group (GROUP).  A leader that ends,
 however that came, takes its followers along: the kernel kills them, whatever they are in the midst
@@ -18,18 +19,15 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
@@ -109,10 +107,10 @@ class _Rank:
 class ForkedRanks:
     """The port `Ranks` over forked processes; `leader` is there when they are being formed."""
 
-    def __init__(self, config: InstanceConfig, directory: str, ranks: dict[int, _Rank]) -> None:
+    def __init__(self, config: InstanceConfig, meeting: int, ranks: dict[int, _Rank]) -> None:
         self.config = config
         self.leader: Leader
-        self._directory = directory
+        self._meeting = meeting
         self._ranks = ranks
 
     async def form(self, load: Callable[[], T]) -> T:
@@ -137,8 +135,6 @@ class ForkedRanks:
         except BaseException:
             self.kill()
             raise
-        finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
         return loaded.result()
 
     async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
@@ -159,7 +155,7 @@ class ForkedRanks:
 
     def shard(self) -> Shard:
         """The leader's own; waits until all ranks are at it."""
-        return open_shard(self.config, 0, self._directory)
+        return open_shard(self.config, 0, self._meeting)
 
     def send(self, number: int, batch: Batch) -> None:
         frame = encode_command(number, batch)
@@ -202,7 +198,7 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 
 def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> ForkedRanks:
     """Fork the followers of this process, which leads; to be called before there are threads."""
-    directory = tempfile.mkdtemp(prefix="epd-ranks-")
+    meeting = os.memfd_create("epd-ranks")
     leader = os.getpid()
     ranks: dict[int, _Rank] = {}
     for number, device in enumerate(config.rank_devices, 1):
@@ -216,17 +212,17 @@ def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> For
             own = msgspec.structs.replace(
                 config, engine=msgspec.structs.replace(config.engine, device=device)
             )
-            _be_rank(own, number, directory, theirs, leader)
+            _be_rank(own, number, meeting, theirs, leader)
         theirs.close()
         ranks[number] = _Rank(pid, ours)
-    return ForkedRanks(config, directory, ranks)
+    return ForkedRanks(config, meeting, ranks)
 
 
 # --- a follower -----------------------------------------------------------------------------------
 
 
 def _be_rank(
-    config: InstanceConfig, rank: int, directory: str, channel: socket.socket, leader: int
+    config: InstanceConfig, rank: int, meeting: int, channel: socket.socket, leader: int
 ) -> NoReturn:
     """In the fork; leaves without teardown, as what its parent has to close is not its own."""
     status = 1
@@ -235,13 +231,13 @@ def _be_rank(
         for asked_of_leader in (signal.SIGINT, signal.SIGTERM):
             signal.signal(asked_of_leader, signal.SIG_IGN)
         if os.getppid() == leader:  # else it died before the kernel was asked
-            status = follow(config, rank, directory, channel)
+            status = follow(config, rank, meeting, channel)
     finally:
         sys.stderr.flush()
         os._exit(status)
 
 
-def follow(config: InstanceConfig, rank: int, directory: str, channel: socket.socket) -> int:
+def follow(config: InstanceConfig, rank: int, meeting: int, channel: socket.socket) -> int:
     """Load a rank's share, then execute commands until there are no more; the exit status."""
     import uvloop
 
@@ -249,7 +245,7 @@ def follow(config: InstanceConfig, rank: int, directory: str, channel: socket.so
 
     try:
         executor = build_executor(config.engine)
-        engine = load_rank(config, executor, open_shard(config, rank, directory))
+        engine = load_rank(config, executor, open_shard(config, rank, meeting))
     except Exception as error:
         channel.sendall(_framed(_encode(Answer(0, explain(error)[1]))))
         return 1
@@ -272,7 +268,7 @@ def follow(config: InstanceConfig, rank: int, directory: str, channel: socket.so
     return 0
 
 
-def open_shard(config: InstanceConfig, rank: int, directory: str) -> Shard:
+def open_shard(config: InstanceConfig, rank: int, meeting: int) -> Shard:
     """Meet the other ranks.  All are on one host, so gloo needs no network but its own."""
     from torch import distributed
 
@@ -282,7 +278,7 @@ def open_shard(config: InstanceConfig, rank: int, directory: str) -> Shard:
     size = 1 + len(config.rank_devices)
     distributed.init_process_group(
         "gloo" if config.engine.device == "cpu" else "nccl",
-        store=distributed.FileStore(str(Path(directory) / "store"), size),
+        store=distributed.FileStore(f"/proc/self/fd/{meeting}", size),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=config.timing.group_join_timeout_s),
