@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from epd.topology import Roles, parse_topology
+from epd.topology import Roles, parse_groups
 
 Json: TypeAlias = "str | int | bool | list[Json] | dict[str, Json]"
 Object: TypeAlias = dict[str, Json]
@@ -46,23 +46,26 @@ class Cluster:
     namespace: str = ""
     secret: str = ""  # empty: called as the cluster
     claim: str = ""  # a PersistentVolumeClaim with models
-    gpu_resource: str = ""  # one of it for each instance
+    gpu_resource: str = ""  # one of it for each rank of an instance
+    num_ranks: int = 1  # of instances of which the topology does not say it
     cpu: str = ""
     memory: str = ""
     port: int = 8000
     drain_s: int = 30
     scaled: bool = False  # replicas are somebody else's business
 
-    def groups(self) -> list[tuple[Roles, int]]:
-        """Equal instances together, in the order of the topology.  Raises ConfigError."""
-        return list(Counter(parse_topology(self.topology)).items())
+    def groups(self) -> list[tuple[Roles, int, int]]:
+        """Equal instances together, in the order of the topology: their roles, the ranks of each,
+        and how many they are.  Raises ConfigError."""
+        counted = Counter(parse_groups(self.topology, self.num_ranks))
+        return [(roles, ranks, count) for (roles, ranks), count in counted.items()]
 
 
 def manifests(cluster: Cluster) -> list[Object]:
     """Services, then the gateway, then each group of instances.  Raises ConfigError."""
     made = [_api_service(cluster), _join_service(cluster), _gateway(cluster)]
-    for roles, count in cluster.groups():
-        made += [_instances(cluster, roles, count), _budget(cluster, roles)]
+    for roles, ranks, count in cluster.groups():
+        made += [_instances(cluster, roles, ranks, count), _budget(cluster, roles)]
     return made
 
 
@@ -128,16 +131,16 @@ def _gateway(cluster: Cluster) -> Object:
     return named(cluster, "apps/v1", "Deployment", "gateway") | {"spec": spec}
 
 
-def _instances(cluster: Cluster, roles: Roles, count: int) -> Object:
+def _instances(cluster: Cluster, roles: Roles, ranks: int, count: int) -> Object:
     component = component_of(roles)
     arguments = ["--role", "+".join(roles), "--id", "$(POD_NAME)"]
     arguments += ["--join", f"tcp://{cluster.name}-join:{JOIN_PORT}"]
     arguments += ["--listen", f"tcp://$(POD_IP):{INSTANCE_PORT}"]
-    container = _container(cluster, arguments)
+    container = _container(cluster, arguments, _of_ranks(cluster, ranks))
     container["env"] = list(_environment())
     container["ports"] = [{"name": "instance", "containerPort": INSTANCE_PORT}]
     container["readinessProbe"] = {"tcpSocket": {"port": "instance"}, "periodSeconds": 5}
-    if resources := _resources(cluster):
+    if resources := _resources(cluster, ranks):
         container["resources"] = resources
     spec: Object = {} if cluster.scaled else {"replicas": count}
     spec |= {  # no surge: there may be no further GPU
@@ -159,7 +162,16 @@ def _budget(cluster: Cluster, roles: Roles) -> Object:
     return named(cluster, "policy/v1", "PodDisruptionBudget", component) | {"spec": spec}
 
 
-def _container(cluster: Cluster, arguments: Sequence[str]) -> Object:
+def _of_ranks(cluster: Cluster, ranks: int) -> list[str]:
+    """Processes of one pod, each with a GPU of its own if there are any."""
+    flags = ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
+    if ranks > 1 and cluster.gpu_resource:
+        flags += ["--device", ",".join(f"cuda:{rank}" for rank in range(ranks))]
+    return flags
+
+
+def _container(cluster: Cluster, arguments: Sequence[str], own: Sequence[str] = ()) -> Object:
+    """`own`: flags that count more than the cluster's."""
     key = ["--cluster-key", f"{KEY_DIR}/{KEY_FILE}"]
     given = [flag.replace("$(", "$$(") for flag in cluster.flags]  # Kubernetes would expand it
     mounts: list[Json] = [
@@ -173,7 +185,7 @@ def _container(cluster: Cluster, arguments: Sequence[str]) -> Object:
         "name": "epd",
         "image": cluster.image,
         "command": ["epd"],
-        "args": ["run", *arguments, *key, *given],
+        "args": ["run", *arguments, *key, *given, *own],
         "securityContext": _confined(),
         "volumeMounts": mounts,
     }
@@ -237,7 +249,7 @@ def _api_keys(cluster: Cluster) -> Object:
     return {"name": "EPD_API_KEY", "valueFrom": {"secretKeyRef": source}}
 
 
-def _resources(cluster: Cluster) -> Object:
+def _resources(cluster: Cluster, ranks: int) -> Object:
     requests: Object = {}
     if cluster.cpu:
         requests["cpu"] = cluster.cpu
@@ -245,7 +257,7 @@ def _resources(cluster: Cluster) -> Object:
         requests["memory"] = cluster.memory
     limits: Object = {"memory": cluster.memory} if cluster.memory else {}
     if cluster.gpu_resource:
-        limits[cluster.gpu_resource] = 1
+        limits[cluster.gpu_resource] = ranks
     return {name: value for name, value in (("requests", requests), ("limits", limits)) if value}
 
 

@@ -27,7 +27,7 @@ def pod_monitor(cluster: Cluster) -> Object:
 def scaled_objects(cluster: Cluster, prometheus_url: str, max_replicas: int) -> list[Object]:
     """For KEDA, one for each group.  Raises ConfigError."""
     made = []
-    for roles, count in cluster.groups():
+    for roles, _, count in cluster.groups():
         component = component_of(roles)
         spec: Object = {
             "scaleTargetRef": {"name": f"{cluster.name}-{component}"},

@@ -107,7 +107,7 @@ def test_command_lines_are_of_epd_run(topology: str, capsys: Captured) -> None:
     )
     found = {name: parsed(pod) for name, pod in pods(loaded(flags, capsys)).items()}
     groups = Cluster("epd", topology, "I").groups()
-    assert list(found) == ["epd-gateway", *(f"epd-{'-'.join(roles)}" for roles, _ in groups)]
+    assert list(found) == ["epd-gateway", *(f"epd-{'-'.join(roles)}" for roles, _, _ in groups)]
     for name, args in found.items():
         own = args.role.replace("+", "-")
         assert name == f"epd-{own}"
@@ -120,6 +120,26 @@ def test_command_lines_are_of_epd_run(topology: str, capsys: Captured) -> None:
         assert given["engine.allow_unused_tensors"] is True and args.log_json
         assert given["encode.cache_device_nbytes"] == 0
         assert args.assignments == ["timing.lost_after_s=9"]
+
+
+@pytest.mark.parametrize(
+    "flags", ["--topology 2e1pd:tp3 --device cuda", "--topology 2e1pd -tp 3 --device cuda"]
+)
+def test_a_group_is_a_pod_with_a_device_for_each_rank(flags: str, capsys: Captured) -> None:
+    found = pods(loaded(f"{flags} --image I", capsys))
+    args = {name: vars(parsed(pod)) for name, pod in found.items()}
+    limits = {
+        name: pod["containers"][0].get("resources", {}).get("limits") for name, pod in found.items()
+    }
+    assert limits == {
+        "epd-gateway": None,
+        "epd-encode": {"nvidia.com/gpu": 1},
+        "epd-prefill-decode": {"nvidia.com/gpu": 3},
+    }
+    group = args["epd-prefill-decode"]
+    assert group["engine.tensor_parallel_size"] == 3
+    assert group["engine.device"] == "cuda:0,cuda:1,cuda:2"
+    assert args["epd-encode"]["engine.device"] == "cuda"
 
 
 def test_what_belongs_together_agrees(capsys: Captured) -> None:

@@ -66,11 +66,12 @@ def status_of(url: str) -> int:
 def test_rendered_command_lines_serve_and_drain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They join over TCP with the cluster's key, answer who has an API key, and end in order."""
+    """They join over TCP with the cluster's key, one of them a group of ranks, answer who has an
+    API key, and end in order."""
     key, port = str(tmp_path / "key.json"), any_free(LOCAL)
     assert main(["run", "--new-key", key]) == 0
     capsys.readouterr()
-    flags = ["--topology", "1e1pd", "--image", "I", "--port", str(port), "--transport", "tcp"]
+    flags = ["--topology", "1e1pd:tp2", "--image", "I", "--port", str(port), "--transport", "tcp"]
     assert main(["k8s", "render", *flags]) == 0
     rendered = list(yaml.safe_load_all(capsys.readouterr().out))
     pods = {one["metadata"]["name"]: one for one in rendered if one["kind"] == "Deployment"}

@@ -53,7 +53,6 @@ GIVEN = {  # settings that the manifests decide, and why
     "health_when_ready": "the manifests ask /health and /ready for what each tells",
     "cpus_per_instance": "each pod is one process",
     "engine.cpu_affinity": "each pod has its own CPUs",
-    "engine.tensor_parallel_size": "a pod has one device",
 }
 IN_IMAGE = ("chat_template", "limits.allowed_local_media_path")  # paths that are not here
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?")  # room for what Kubernetes appends
@@ -62,7 +61,9 @@ DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,22}[a-z0-9])?")  # room for what Kube
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", type=one_of("render"), help="render")
     group = parser.add_argument_group("manifests")
-    group.add_argument("--topology", required=True, metavar="TOPOLOGY", help="such as 2e1p1d")
+    group.add_argument(
+        "--topology", required=True, metavar="TOPOLOGY", help="such as 2e1p1d, 1e1pd:tp2"
+    )
     group.add_argument("--image", required=True, metavar="IMAGE", help="with epd in its PATH")
     group.add_argument("--name", default="epd", help="of the cluster's objects, default epd")
     group.add_argument("--namespace", default="", help="default: kubectl's")
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--gpu-resource", default="nvidia.com/gpu", metavar="NAME",
-        help="one for each instance with --device cuda, default nvidia.com/gpu",
+        help="one for each rank of an instance with --device cuda, default nvidia.com/gpu",
     )  # fmt: skip
     group.add_argument("--cpu", default="", metavar="QUANTITY", help="that an instance asks for")
     group.add_argument(
@@ -137,7 +138,9 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         raise UsageError("--port 0: a Service needs to know the port; choose one")
     on_gpu = settings.engine.device != "cpu"
     if settings.engine.device not in {"cpu", "cuda"}:
-        raise UsageError(f"--device {settings.engine.device}: a pod has one; write cpu or cuda")
+        raise UsageError(
+            f"--device {settings.engine.device}: a pod has one for each rank; write cpu or cuda"
+        )
     return Cluster(
         name=args.name,
         topology=args.topology,
@@ -147,6 +150,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         secret=args.secret,
         claim=args.claim,
         gpu_resource=args.gpu_resource if on_gpu else "",
+        num_ranks=settings.engine.tensor_parallel_size,
         cpu=args.cpu,
         memory=args.memory,
         port=settings.port,
