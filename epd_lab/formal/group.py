@@ -181,11 +181,7 @@ def group_model(table: Table = g.TABLE) -> Model:
                 7,
                 "it is over, or every rank answers again and again",
                 "again",
-                f"state in {OVER}",
-                rests={
-                    "state == READY": "it waits for work, and asks each rank now and then",
-                    "fresh": "commands are executed one after another",
-                },
+                f"state in {OVER} or fresh",
             ),
         ),
     )

@@ -34,6 +34,7 @@ SHOWN_IN = {
     "mid_prompt_is_forgotten": "REQUEST_IMAGES",
     "answer_without_image": "REQUEST_IMAGES",
     "a_lease_has_no_end": "REQUEST_HELD",
+    "F6: a last token frees the blocks that the step ahead writes into": "REQUEST_AHEAD",
     "last_token_frees_blocks": "REQUEST_AHEAD",
     "a_load_is_waited_for": "ENCODING_STORED",
     "F11: a grant of other rows is written to": "PAIR_CONTRACT_DRIFT",

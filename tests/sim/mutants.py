@@ -263,7 +263,7 @@ def bad_image_fails_batch() -> Iterator[None]:
         machine.failure = Failure(FailureKind.MEDIA, event.reason)
 
     table = encoding.Encoding.table
-    do = (encoding.Do.FAIL_ROOMS,)
+    do = (encoding.Do.LEAVE_AHEAD, encoding.Do.FAIL_ROOMS)
     with several(
         mock.patch.object(EncodeRole, "_encode", encode),
         row(table, C.ENCODING, encoding.EncodeFailed, C.FAILED, do, never_again),
