@@ -8,7 +8,8 @@ offer, a repeat does no harm, and nobody else would notice the loss. Then prefil
 kept, and the last one that is kept is the answer.
 
 If an image's encoder is lost, it is offered to another one, under another room. If its rows are
-late, another one is asked, too, and only that one again and again.
+late, another one is asked, too; what is late may be the offer itself, so both are asked again and
+again.
 
 The clocks of the attempt bound all of it (GENERATION). If the attempt is given up, the gateway also
 tells the encoders: prefill, which would dismiss the rooms, may be unreachable. After a success no
@@ -93,9 +94,8 @@ class RoomReplaced(Event, Generic[T]):
 
 @dataclass(slots=True)
 class RivalAdded(Event, Generic[T]):
-    """The rows of this room are late: its image goes to another encoder, too."""
+    """Rows are late: their image goes to another encoder, too."""
 
-    room: str
     new_room: str
     image: T
 
@@ -136,7 +136,6 @@ def replace_room(offer: Offer[T], event: RoomReplaced[T]) -> None:
 
 
 def add_rival(offer: Offer[T], event: RivalAdded[T]) -> None:
-    offer.untaken.pop(event.room, None)
     offer.images[event.new_room] = event.image
     offer.untaken[event.new_room] = None
 

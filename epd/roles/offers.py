@@ -100,9 +100,9 @@ class Offers(Component[Offer]):
 
     def hedge(self, machine: Generation, index: int, encoder: Address) -> str:
         """Likewise, besides the one that has it."""
-        image, further = self._further(machine, index, encoder)
+        further = self._further(machine, index, encoder)[1]
         room = further.request.room
-        self._tell(machine, RivalAdded(image.request.room, room, further))
+        self._tell(machine, RivalAdded(room, further))
         return room
 
     def _further(self, machine: Generation, index: int, encoder: Address) -> tuple[Image, Image]:

@@ -56,7 +56,7 @@ def _happenings() -> Iterator[Happening]:
             "fault",
             "begun and not FOR_ROWS and state in (OFFERED, TAKEN)",
             o.RivalAdded,
-            event_fields={**field, "new_room": f"'{room}'"},
+            event_fields={"new_room": f"'{room}'"},
             actions={"add_rival": (f"lacks_{room} = True",)},
         )
         yield Happening(

@@ -9,12 +9,20 @@ import pytest
 from epd.fsm.embedding import S
 from epd.fsm.incoming import S as Room
 from epd.fsm.room import PeerLost
-from epd.messages import AbortEncode, AbortRequest, EncodeRequest, RoomAdded, RoomWanted
+from epd.messages import (
+    AbortEncode,
+    AbortRequest,
+    EncodeAccepted,
+    EncodeRequest,
+    RoomAdded,
+    RoomWanted,
+)
 from epd.roles.elsewhere import HedgeBudget
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import Image
 from tests.roles.desk import desk, gateway
+from tests.roles.simulated import DEFAULTS
 from tests.roles.test_elsewhere import IMAGES, Asked, asked
 from tests.roles.test_embeddings import E0, Pool, dismissed, pool
 
@@ -136,6 +144,18 @@ def test_a_second_encoder_is_asked_and_the_first_is_not_done_with_it() -> None:
         one.at.do(one.at.role._elsewhere.peer_silent, former)
         one.at.do(one.at.role._elsewhere.peer_silent, added.encoder)
         assert one.machine.placement.encoders[1] == added.encoder, "prefill tells which comes"
+
+
+def test_what_is_late_may_be_the_offer_itself_which_is_repeated() -> None:
+    """Else rows would not come if the second one fails (swarm 46000044)."""
+    with asked() as one:
+        says_late(one)
+        told = EncodeAccepted(room=f"{one.room(1)}.1", attempt=1)
+        one.at.tell("on_encode_accepted", told, one.encoder(1))
+        one.at.said.clear()
+        one.at.cluster.pass_time(DEFAULTS.timing.accept_timeout_s / 2 + 0.01)
+        again = {m.room for m in one.at.messages() if isinstance(m, EncodeRequest)}
+        assert again == {one.room(0), one.room(1)}
 
 
 def test_both_encoders_hear_of_an_attempt_that_was_given_up() -> None:

@@ -122,14 +122,15 @@ class Attempts(Checker):
         """
         placement = machine.placement
         if isinstance(event, generation.AttemptFailed):
-            if said := self._said[machine.key, machine.attempt] & {"", *placement.instances()}:
+            asked_s, encoder = self._asked.get((machine.key, machine.attempt), (-1.0, ""))
+            there = {"", encoder, *placement.instances()}  # its image may have left an encoder
+            if said := self._said[machine.key, machine.attempt] & there:
                 return said - {""}
             if lost := {a.instance_id for a in _needed(machine) if self._is_lost(process, a)}:
                 return lost
             if event.failure.reason.endswith("takes no messages") and not self.context.undisturbed:
                 return {placement.prefill.instance_id}
             given_up, now_s = self._given_up[process.name], self.world.loop.now_s
-            asked_s, encoder = self._asked.get((machine.key, machine.attempt), (-1.0, ""))
             if asked_s == now_s:  # and there is no other one
                 return {encoder}
             silent = {a.instance_id for a in placement.encoders}
