@@ -6,8 +6,6 @@ tables, scheduling, messages and codec are those that ship.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +35,7 @@ from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
 from epd.roles.row_tiers import note_of
+from epd.topology import Roles, name_instances, parse_groups
 from epd.transport import whole_file
 from epd.transport.base import Received
 from epd.transport.checksum import checksum_of
@@ -59,7 +58,6 @@ MEMBERSHIP = ("MEMBERSHIP ", "INSTANCE ", "Member._beat", "StorageWatch._look")
 HOUSEKEEPING = (*MEMBERSHIP, "Rooms._forget")
 OnDeliver = Callable[[SimProcess, Callable[[Received], None], Received], None]
 OnCall = Callable[[SimProcess, str, Any], None]
-ROLES = {"e": "encode", "p": "prefill", "d": "decode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +152,9 @@ class Node:
         return [name for name in self.actor.timers if not name.startswith(but)]
 
 
-def parse_topology(topology: str) -> list[tuple[str, tuple[str, ...]]]:
+def parse_topology(topology: str) -> list[tuple[str, Roles]]:
     """`2e1pd` to `[("e0", ("encode",)), ("e1", ...), ("pd0", ("prefill", "decode"))]`."""
-    instances: list[tuple[str, tuple[str, ...]]] = []
-    names: Counter[str] = Counter()
-    if not re.fullmatch(r"(\d+[epd]+(:tp\d+(,|$))?)+", topology):
-        raise ValueError(f"topology {topology!r} is not like 1e1p1d, 1e1pd or 2epd:tp2")
-    for count, letters in re.findall(r"(\d+)([epd]+)", topology):
-        for _ in range(int(count)):
-            instances.append((f"{letters}{names[letters]}", tuple(ROLES[c] for c in letters)))
-            names[letters] += 1
-    return instances
+    return name_instances([roles for roles, _ in parse_groups(topology)])
 
 
 class Cluster:

@@ -9,7 +9,6 @@ it, as it does with a collective; if one is missing, it does not end.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from epd.engine.base import OnLayers, Outcome, Rows, RowSpan, StepResult, StepSe
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.roles.compose import Engines
 from epd.roles.group import Batch, Follower, GroupLanguageEngine, Leader, RunOwn
+from epd.topology import name_instances, parse_groups
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.engines import SimLanguageEngine
 from epd_lab.sim.process import SimProcess
@@ -58,7 +58,9 @@ class Groups:
 
     def __init__(self, world: World, topology: str, linger_s: float) -> None:
         """`linger_s`: ranks whose leader has died live on for so long, at most."""
-        self._sizes = parse_ranks(topology)
+        parsed = parse_groups(topology)
+        names = [name for name, _ in name_instances([roles for roles, _ in parsed])]
+        self._sizes = dict(zip(names, (num_ranks for _, num_ranks in parsed), strict=True))
         self.world = world
         self.watch: Watch = Unwatched()
         self.at: dict[str, SimRanks] = {}  # by meeting place
@@ -82,7 +84,7 @@ class Groups:
     ) -> None:
         """If the topology says so, let `process` lead a group, whose other ranks are started."""
         own = engines.language
-        size = self._sizes.get(process.instance_id.rstrip("0123456789"), 1)
+        size = self._sizes[process.instance_id]
         if size == 1 or not isinstance(own, SimLanguageEngine):
             return
         group = self.at[meeting_place(process)] = SimRanks(self, process, size, own)
@@ -103,11 +105,6 @@ class Groups:
 
     def living(self) -> list[SimProcess]:
         return [process for process in self.followers if process.alive]
-
-
-def parse_ranks(topology: str) -> dict[str, int]:
-    """`1e2pd:tp2` to `{"pd": 2}`: of instances of these letters, where they are several."""
-    return {letters: int(size) for letters, size in re.findall(r"([epd]+):tp(\d+)", topology)}
 
 
 class _Watched(GroupLanguageEngine):
