@@ -17,6 +17,12 @@ from tests.e2e.server import Server
 from tests.engine.conftest import drawn_image
 
 DEADLINE_S = 100.0  # of each request, and of a wait for an instance that it lacks
+# However long a busy machine takes to start a successor: what is shown is that nothing is lost.
+PATIENT = {
+    "timing__request_timeout_s": DEADLINE_S,
+    "timing__topology_timeout_s": DEADLINE_S,
+    "timing__first_token_timeout_s": DEADLINE_S,
+}
 TOLD: Body = {"logprobs": True}  # tokens are compared, not the text that they make
 # Each is changed by anything that a migration forgets: which draw is next, what was said already,
 # where in its pattern the answer is.

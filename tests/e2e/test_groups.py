@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.client import post_all
 from tests.e2e.server import READY_S, STOP_S, Server, serving, wait_for
 from tests.e2e.streams import (
-    DEADLINE_S,
+    PATIENT,
     all_have_said,
     ask_during,
     check_same_afterwards,
@@ -21,11 +21,6 @@ from tests.e2e.streams import (
 )
 
 pytestmark = pytest.mark.timeout(400)
-PATIENT = {
-    "timing__request_timeout_s": DEADLINE_S,
-    "timing__topology_timeout_s": DEADLINE_S,
-    "timing__first_token_timeout_s": DEADLINE_S,
-}
 
 
 @pytest.fixture(scope="module")

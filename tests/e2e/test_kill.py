@@ -22,7 +22,7 @@ from epd.tiny import SAMPLES
 from tests.e2e.client import data_url, post_all, question
 from tests.e2e.server import READY_S, SLOW, Server, serving, wait_for
 from tests.e2e.streams import (
-    DEADLINE_S,
+    PATIENT,
     all_have_said,
     ask_during,
     check_same_afterwards,
@@ -38,12 +38,6 @@ TIMING = Timing()
 LOST_WITHIN_S = TIMING.lost_after_s + TIMING.heartbeat_interval_s + 1.0 * SLOW
 HEALTHY = question("What is the total?", data_url((SAMPLES / "receipt-cafe.png").read_bytes()))
 ANSWER = "10.85"
-# However long a busy machine takes to start a successor: what is shown is that nothing is lost.
-PATIENT = {
-    "timing__request_timeout_s": DEADLINE_S,
-    "timing__topology_timeout_s": DEADLINE_S,
-    "timing__first_token_timeout_s": DEADLINE_S,
-}
 
 
 @pytest.fixture(scope="module")
