@@ -167,7 +167,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What computes: the device, its memory, and the size of its steps (docs/engine.md)."""
 
-    device: Annotated[str, matches(r"^(cpu|cuda(:\d+)?(,cuda(:\d+)?)*)$", "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"), about("cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology the next", "--device", "model", "DEVICE")] = "cpu"
+    device: Annotated[str, matches(r"^(cpu|cuda(:\d+)?(,cuda(:\d+)?)*)$", "it must be cpu, cuda, cuda: and a number, or several: cuda:0,cuda:1"), about("cpu, cuda, cuda:1; or cuda:0,cuda:1 to give each instance of a topology, and each of its ranks, the next", "--device", "model", "DEVICE")] = "cpu"
     tensor_parallel_size: Annotated[Count, about("ranks (processes, each with a device) that share the language model of each instance with prefill and decode; a topology may say it for some: 1e1pd:tp2", "--tensor-parallel-size", "model", short="-tp")] = 1
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], about("float32, bfloat16 or float16 (fp32, bf16, fp16)", "--dtype", "model", "DTYPE")] = "float32"
     quantization: Annotated[Literal["", "fp8"], about("fp8: linear layers of the language model in eight bits, faster and less exact; empty: in engine.dtype", "--quantization", "model", "METHOD")] = ""
