@@ -49,6 +49,7 @@ from epd.records import (
     SamplingParams,
     Span,
     StageCosts,
+    StateTensor,
     TokenChunk,
     TokenLogprobs,
     TransportOffer,
@@ -346,6 +347,6 @@ __all__ = [
     "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
     "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message",
     "ObserveReport", "ObserveRequest", "PixelBounds", "RemoteRegion", "RowContract",
-    "SamplingParams", "Span", "StageCosts", "TokenChunk", "TokenLogprobs", "TransferAborted",
-    "TransferInDoubt", "TransportOffer", "end_of",
+    "SamplingParams", "Span", "StageCosts", "StateTensor", "TokenChunk", "TokenLogprobs",
+    "TransferAborted", "TransferInDoubt", "TransportOffer", "end_of",
 ]  # fmt: skip

@@ -39,8 +39,21 @@ class RemoteRegion(Record):
     num_slots: int
 
 
+class StateTensor(Record):
+    """What a layer keeps of a sequence besides rows of its tokens: of fixed size, overwritten by
+    each token.  It is cut into pieces (heads), of which each lies in one block."""
+
+    name: str
+    num_layers: int
+    num_pieces: int  # of a layer
+    shape: tuple[int, ...]  # of a piece
+    dtype: str
+    piece_nbytes: int
+
+
 class KvLayout(Record):
-    """Shape of one KV block, `[num_layers, 2, block_size, num_kv_heads, head_dim]` of `dtype`."""
+    """Shape of one KV block, `[num_layers, num_parts, block_size, num_kv_heads, head_dim]` of
+    `dtype`, and what a sequence has besides: `tensors`, in blocks at the head of its table."""
 
     num_layers: int
     block_size: int
@@ -50,6 +63,16 @@ class KvLayout(Record):
     block_nbytes: int
     max_layer_groups: int = 4  # `engine.kv_layer_groups`: both ends of a transfer agree on it
     first_kv_head: int = 0  # of those here, by its place in the model: a rank has a part of them
+    num_parts: int = 2  # keys and values; 1: a latent row that both are made of
+    tensors: tuple[StateTensor, ...] = ()
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks of a sequence that hold its tensors, whatever its length."""
+        return sum(
+            -(-t.num_layers * t.num_pieces // (self.block_nbytes // t.piece_nbytes))
+            for t in self.tensors
+        )
 
     @property
     def slots_per_block(self) -> int:

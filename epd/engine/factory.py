@@ -147,7 +147,7 @@ def build_language(
         fp8.check_kv(device, dtype)
         kv_dtype = FP8
     layout = adapter.kv_layout(
-        kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard
+        kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
     attention.register()
     if engine_config.kv_nbytes:

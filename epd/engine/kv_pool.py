@@ -1,17 +1,22 @@
 """The paged KV pool of one device.
 
-One tensor, `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`.  Block first: all
-layers of a block are one contiguous piece, so that moving a sequence to a decode instance is one
-write per block.  The memory may be handed in (`attach`) so that it is the transfer engine's
-registered memory, and a received block is in place when its last byte has landed.
+One tensor, `[num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]`, with two
+parts, keys and values, or one latent row.  Block first: all layers of a block are one contiguous
+piece, so that moving a sequence to a decode instance is one write per block.  The memory may be
+handed in (`attach`) so that it is the transfer engine's registered memory, and a received block is
+in place when its last byte has landed.
 
 In eight bits (`--kv-cache-dtype fp8`) the keys of a token's head are e4m3 with a float32 scale, as
 are its values: no token depends on its neighbours, and what was written is never rounded again.
-Scales, `[2, num_kv_heads, block_size]`, lie behind the numbers of their layer in their block, so
-whatever moves a layer or a block moves them too.
+Scales, `[num_parts, num_kv_heads, block_size]`, lie behind the numbers of their layer in their
+block, so whatever moves a layer or a block moves them too.
 
 A block is cleared when its first slot is about to be written (`clear`).  What a former tenant left
 behind would be masked anyway, but a masked NaN still poisons a sum: zero times NaN is NaN.
+
+What layers keep of a sequence besides (`KvLayout.tensors`) lies in blocks of this pool, too, the
+first of the sequence's table.  A block holds whole pieces of one tensor, so that no piece is torn.
+It is never cleared: who computes the first token of a sequence reads nothing.
 """
 
 from __future__ import annotations
@@ -66,8 +71,30 @@ class _Memory(NamedTuple):
     """The pool's memory and views of it."""
 
     whole: torch.Tensor  # uint8 [num_blocks, block_nbytes]
-    numbers: torch.Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
-    scales: torch.Tensor | None  # [num_blocks, num_layers, 2, num_kv_heads, block_size]
+    numbers: torch.Tensor  # [num_blocks, num_layers, num_parts, block_size, num_kv_heads, head_dim]
+    scales: torch.Tensor | None  # [num_blocks, num_layers, num_parts, num_kv_heads, block_size]
+
+
+class SequenceTensor(NamedTuple):
+    """One of `KvLayout.tensors`, a view of the pool: each layer's for each sequence."""
+
+    pieces: torch.Tensor  # [num_blocks, pieces per block, *shape of a piece]
+    first_block: int  # of a table, that holds it
+    num_pieces: int  # of a layer
+
+    def read(self, layer: int, tables: torch.Tensor) -> torch.Tensor:
+        """Copies, `[len(tables), num_pieces, *shape]`; tables int64 `[n, blocks]`."""
+        blocks, places = self._where(layer, tables)
+        return self.pieces[blocks, places]
+
+    def write(self, layer: int, tables: torch.Tensor, values: torch.Tensor) -> None:
+        self.pieces[self._where(layer, tables)] = values.to(self.pieces.dtype)
+
+    def _where(self, layer: int, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = layer * self.num_pieces
+        index = torch.arange(first, first + self.num_pieces, device=tables.device)
+        per_block = self.pieces.shape[1]
+        return tables[:, self.first_block + index // per_block], index % per_block
 
 
 class KvPool:
@@ -89,7 +116,7 @@ class KvPool:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The numbers, `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`."""
+        """The numbers, `[num_blocks, num_layers, num_parts, block_size, heads, head_dim]`."""
         return self._placed().numbers
 
     def like(self, num_blocks: int) -> KvPool:
@@ -124,6 +151,17 @@ class KvPool:
             for kind in (0, 1)
         )
         return KvLayer(keys, values)
+
+    def sequence_tensors(self) -> list[SequenceTensor]:
+        """What layers keep of sequences, in the layout's order."""
+        memory, tensors, first_block = self.memory, [], 0
+        for tensor in self.layout.tensors:
+            per_block = self.layout.block_nbytes // tensor.piece_nbytes
+            whole = memory[:, : per_block * tensor.piece_nbytes].view(getattr(torch, tensor.dtype))
+            pieces = whole.unflatten(1, (per_block, *tensor.shape))
+            tensors.append(SequenceTensor(pieces, first_block, tensor.num_pieces))
+            first_block += -(-tensor.num_layers * tensor.num_pieces // per_block)
+        return tensors
 
     def views(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of blocks, writable, no copy (host memory)."""
@@ -160,17 +198,21 @@ class KvPool:
         layout = self.layout
         layers = memory.view(self.num_blocks, layout.num_layers, -1)
         heads = layout.block_size * layout.num_kv_heads
-        size = 2 * heads * layout.head_dim * self._dtype.itemsize
+        size = layout.num_parts * heads * layout.head_dim * self._dtype.itemsize
         numbers = layers[..., :size].view(self._dtype)
         scales = None
         if self._dtype == FP8:
             scales = layers[..., size:].view(torch.float32)
-            scales = scales.unflatten(-1, (2, layout.num_kv_heads, layout.block_size))
-        shape = (2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+            scales = scales.unflatten(
+                -1, (layout.num_parts, layout.num_kv_heads, layout.block_size)
+            )
+        shape = (layout.num_parts, layout.block_size, layout.num_kv_heads, layout.head_dim)
         return _Memory(memory.view(self.num_blocks, -1), numbers.unflatten(-1, shape), scales)
 
 
-def layer_nbytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+def layer_nbytes(
+    block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, num_parts: int = 2
+) -> int:
     """Of one layer of a block, with its scales."""
     row = head_dim * dtype.itemsize + (SCALE_NBYTES if dtype == FP8 else 0)
-    return 2 * block_size * num_kv_heads * row
+    return num_parts * block_size * num_kv_heads * row

@@ -18,10 +18,10 @@ from torch import nn
 from epd.engine.base import MediaLayout, Patches, RopePositions
 from epd.engine.checkpoint import Checkpoint, ModelError
 from epd.engine.graphs import PartsRecorder
-from epd.engine.kv_pool import layer_nbytes
 from epd.engine.sharding import WHOLE, Heads, Shard
 from epd.engine.slices import Slices
-from epd.messages import KvLayout, PixelBounds, RowContract
+from epd.engine.state_kinds import PagedRows, layout_of
+from epd.messages import KvLayout, PixelBounds, RowContract, StateTensor
 
 _COUPLED_ROPES = ("dynamic", "longrope")
 
@@ -119,28 +119,30 @@ class ModelAdapter:
             row_nbytes=width * dtype.itemsize,
         )
 
+    def paged_rows(self, shard: Shard = WHOLE) -> PagedRows:
+        """Of the heads that a rank holds: keys and values, in each layer."""
+        text = self.text_config
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        heads = Heads.of(shard, int(text.num_attention_heads), int(text.num_key_value_heads)).kv
+        return PagedRows(
+            int(text.num_hidden_layers), len(heads), int(head_dim), first_head=heads.start
+        )
+
+    def sequence_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """What layers keep of a sequence besides, computed in `dtype`."""
+        return ()
+
     def kv_layout(
         self,
         dtype: torch.dtype,
         block_size: int,
         max_layer_groups: int = 4,
         shard: Shard = WHOLE,
+        compute_dtype: torch.dtype | None = None,
     ) -> KvLayout:
-        """Of the heads that a rank holds."""
-        text = self.text_config
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        layers = int(text.num_hidden_layers)
-        heads = Heads.of(shard, int(text.num_attention_heads), int(text.num_key_value_heads)).kv
-        return KvLayout(
-            num_layers=layers,
-            block_size=block_size,
-            num_kv_heads=len(heads),
-            head_dim=int(head_dim),
-            dtype=str(dtype).removeprefix("torch."),
-            block_nbytes=layers * layer_nbytes(block_size, len(heads), int(head_dim), dtype),
-            max_layer_groups=max_layer_groups,
-            first_kv_head=heads.start,
-        )
+        """`dtype`: of paged rows; `compute_dtype`: of everything else."""
+        tensors = self.sequence_tensors(compute_dtype or dtype)
+        return layout_of(self.paged_rows(shard), tensors, dtype, block_size, max_layer_groups)
 
     # --- language ---------------------------------------------------------------------------------
 
