@@ -7,8 +7,10 @@ import mmap
 import pytest
 import torch
 
+from epd.config import ConfigError
 from epd.engine.eight_bits import FP8
 from epd.engine.kv_pool import KvPool, layer_nbytes
+from epd.engine.state_kinds import PagedRows, layout_of, sequence_tensor
 from epd.messages import KvLayout
 
 SHAPE = (3, 2, 4, 2, 8)  # layers, K and V, block size, KV heads, head dim
@@ -126,3 +128,44 @@ def test_a_block_of_eight_bits_moves_whole() -> None:
             wanted = old.read(torch.tensor([1]), torch.float32)
             assert torch.equal(new.read(torch.tensor([3]), torch.float32), wanted)
             assert wanted.any()
+
+
+def test_tensors_of_sequences_lie_in_whole_pieces_in_the_first_blocks_of_a_table() -> None:
+    """Two sequences, two layers: what is written is read, moves with the blocks, and a block that
+    is another's changes it."""
+    tensors = (
+        sequence_tensor("small", 2, 3, (5,), torch.bfloat16),
+        sequence_tensor("large", 2, 3, (4, 8), torch.float32),
+    )
+    layout = layout_of(PagedRows(1, 2, 8), tensors, torch.float32, 4, 4)
+    assert layout.block_nbytes == 512  # 51 pieces of 10 bytes, 4 of 128
+    assert layout.num_state_blocks == 1 + 2
+    kv = KvPool(layout, 9, torch.float32, "cpu")
+    tables = torch.tensor([[7, 2, 5], [1, 8, 3]])
+    written = {}
+    for index, tensor in enumerate(kv.sequence_tensors()):
+        for layer in range(2):
+            values = torch.randn(2, 3, *layout.tensors[index].shape)
+            tensor.write(layer, tables, values)
+            written[index, layer] = values.to(tensor.pieces.dtype)
+    for (index, layer), values in written.items():
+        assert torch.equal(kv.sequence_tensors()[index].read(layer, tables), values)
+    for source, target in zip(kv.views([1, 8, 3]), kv.views([0, 4, 6]), strict=True):
+        target[:] = source
+    moved = torch.tensor([[0, 4, 6], [0, 4, 5]])  # the last block is another sequence's
+    large, last = kv.sequence_tensors()[1], written[1, 1]
+    assert torch.equal(large.read(1, moved[:1]), last[1:])
+    assert not torch.equal(large.read(1, moved[1:]), last[1:])
+
+
+def test_a_block_that_cannot_hold_a_piece_of_a_state_is_refused() -> None:
+    tensor = sequence_tensor("recurrent", 1, 1, (64, 64), torch.float32)
+    with pytest.raises(ConfigError, match=r"engine\.block_size"):
+        layout_of(PagedRows(1, 2, 8), (tensor,), torch.float32, 4, 4)
+
+
+def test_a_latent_row_is_one_part() -> None:
+    layout = layout_of(PagedRows(2, 1, 24, num_parts=1), (), torch.float32, 4, 4)
+    kv = KvPool(layout, 3, torch.float32, "cpu")
+    assert kv.tensor.shape == (3, 2, 1, 4, 1, 24)
+    assert layout.block_nbytes == 2 * 4 * 24 * 4
