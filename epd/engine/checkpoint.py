@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from epd.errors import Told
 
+Settings = Mapping[str, Any]  # as read from JSON
 MAX_HEADER_NBYTES = 100 << 20  # safetensors' own limit
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

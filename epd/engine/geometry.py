@@ -18,11 +18,11 @@ newline row, and above `anyres_max_N` tiles the features are scaled down.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from epd.engine.base import MediaError
+from epd.engine.checkpoint import Settings
 from epd.messages import PixelBounds
 
 MAX_SIDE_RATIO = 200  # of the Qwen processors; applied to every family
@@ -43,8 +43,8 @@ class Geometry:
 
 
 def image_geometry(
-    model_config: Mapping[str, Any],
-    preprocessor_config: Mapping[str, Any],
+    model_config: Settings,
+    preprocessor_config: Settings,
     width: int,
     height: int,
 ) -> Geometry:
@@ -67,12 +67,12 @@ def image_geometry(
     return family(model_config, preprocessor_config, width, height)
 
 
-def takes_bounds(model_config: Mapping[str, Any]) -> bool:
+def takes_bounds(model_config: Settings) -> bool:
     """Whether images are resized between two areas, which a request may change."""
     return _FAMILIES.get(str(model_config.get("model_type"))) is _qwen
 
 
-def bounded(preprocessor_config: Mapping[str, Any], bounds: PixelBounds | None) -> dict[str, Any]:
+def bounded(preprocessor_config: Settings, bounds: PixelBounds | None) -> Settings:
     """The settings with the bounds of a request."""
     settings = dict(preprocessor_config)
     if bounds is not None and bounds.min_pixels:
@@ -99,9 +99,7 @@ def smart_resize(
     return h_bar, w_bar
 
 
-def _qwen(
-    model_config: Mapping[str, Any], settings: Mapping[str, Any], width: int, height: int
-) -> Geometry:
+def _qwen(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
     patch = int(settings.get("patch_size") or 14)
     merge = int(settings.get("merge_size") or 2)
     size = settings.get("size") or {}
@@ -138,7 +136,7 @@ def _unpadded(height: int, width: int, current_h: int, current_w: int) -> tuple[
 
 
 def _llava_onevision(
-    model_config: Mapping[str, Any], settings: Mapping[str, Any], width: int, height: int
+    model_config: Settings, settings: Settings, width: int, height: int
 ) -> Geometry:
     vision = model_config["vision_config"]
     tile = int(vision["image_size"])
@@ -159,7 +157,7 @@ def _llava_onevision(
     return Geometry((1, height, width), num_rows, num_patches)
 
 
-_Family = Callable[[Mapping[str, Any], Mapping[str, Any], int, int], Geometry]
+_Family = Callable[[Settings, Settings, int, int], Geometry]
 _FAMILIES: dict[str, _Family] = {
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from epd.engine import stored_fp8
+from epd.engine import stored as stored_weights
 from epd.engine.base import Progress, no_progress
-from epd.engine.checkpoint import Checkpoint, ModelError
+from epd.engine.checkpoint import ModelError
+from epd.engine.pieces import Piece, Sources, missing, sources_of
 from epd.engine.sharding import WHOLE, Shard
 from epd.engine.tensor_parallel import Cut, TensorParallel, shrink
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-STORED_DTYPES = ("F32", "BF16", "F16", "F64")
 _patching = threading.Lock()
 _register = nn.Module.register_parameter
 _NAMED = 3  # tensors named in an error
@@ -74,7 +74,7 @@ class StagePlan:
 
     model: nn.Module  # on meta, without the modules of the other stage
     wanted: dict[str, torch.Tensor]  # on meta, by the model's name
-    sources: dict[str, str]  # of all stages: the model's name to the checkpoint's
+    sources: Sources  # of all stages
     tied: dict[str, str]  # parameter to the one that it shares memory with
     cuts: dict[str, Cut]  # what a rank keeps of a parameter, if not all of it
 
@@ -92,7 +92,7 @@ def plan_stage(
     `dummy`: nothing will be read.  `allow_unused`: tensors that no stage has are left out.  Raises
     ModelError, naming what is wrong.
     """
-    stored_fp8.check(adapter.checkpoint)
+    stored_weights.check(adapter.checkpoint)
     try:
         with parameters_on_meta():
             model = adapter.build()
@@ -101,7 +101,7 @@ def plan_stage(
             f"{adapter.checkpoint.directory}/config.json does not describe a {adapter.model_type} "
             f"model ({error}); restore the file"
         ) from error
-    sources, unused = _sources(adapter, model.state_dict().keys())
+    sources, unused = sources_of(adapter, model.state_dict())
     for path in adapter.other_modules(stage):
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, None)
@@ -146,7 +146,9 @@ def load_stage(
         def told(done: int, total: int) -> None:
             progress(stage, done, total)
 
-        state = _read(adapter.checkpoint, plan.sources, wanted, cuts, dtype, device, told)
+        stored = {piece.stored for name in wanted for piece in plan.sources[name]}
+        stored_weights.log_cost(adapter.checkpoint, sorted(stored), dtype)
+        state = _read(adapter, plan.sources, wanted, cuts, dtype, device, told)
     for name, source in plan.tied.items():
         # Where both are stored the weights decide, as in transformers: some heads were trained on.
         if name not in state or torch.equal(state[name], state[source]):
@@ -163,21 +165,8 @@ def load_stage(
     return model.eval().requires_grad_(False)
 
 
-def _sources(adapter: ModelAdapter, held: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Model name to checkpoint name, and the names of the checkpoint that no model name takes."""
-    sources: dict[str, str] = {}
-    unused: list[str] = []
-    for stored in adapter.checkpoint.tensors:
-        name = next((n for n in _candidates(stored, adapter.renames) if n in held), None)
-        if name is None or name in sources:
-            unused.append(stored)
-        else:
-            sources[name] = stored
-    return sources, unused
-
-
 def _tied_names(
-    adapter: ModelAdapter, model: nn.Module, sources: Mapping[str, str]
+    adapter: ModelAdapter, model: nn.Module, sources: Collection[str]
 ) -> dict[str, str]:
     """Parameter to the one that it shares memory with (the head and the embedding, usually)."""
     names: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
@@ -199,41 +188,32 @@ def _tied_names(
 
 
 def _check_wanted(
-    adapter: ModelAdapter, sources: Mapping[str, str], wanted: Mapping[str, torch.Tensor]
+    adapter: ModelAdapter, sources: Sources, wanted: Mapping[str, torch.Tensor]
 ) -> None:
     """Raises ModelError where a tensor lacks, or would load and mean something else."""
-    directory = adapter.checkpoint.directory
-    missing = sorted(wanted.keys() - sources.keys())
-    if missing:
+    checkpoint, directory = adapter.checkpoint, adapter.checkpoint.directory
+    if lacking := missing(sources, wanted):
         raise ModelError(
-            f"{directory} lacks {len(missing)} tensors of {adapter.model_type}: {_some(missing)}; "
+            f"{directory} lacks {len(lacking)} tensors of {adapter.model_type}: {_some(lacking)}; "
             "the checkpoint is incomplete or its config.json belongs to another model"
         )
     for name, like in wanted.items():
-        stored = sources[name]
-        entry = adapter.checkpoint.tensors[stored]
-        if entry.dtype == stored_fp8.DTYPE:
-            if fault := stored_fp8.fault(adapter.checkpoint, stored):
+        for piece in sources[name]:
+            stored = piece.stored
+            if fault := stored_weights.fault(checkpoint, stored):
+                raise ModelError(f"{directory}: tensor {stored} {fault}")
+            found, expected = stored_weights.shape_of(checkpoint, stored), piece.fits(like)
+            if found != expected and not adapter.is_transposed(name, found, expected):
                 raise ModelError(
-                    f"{directory}: tensor {stored} is stored in eight bits and {fault}"
+                    f"{directory}: tensor {stored} has shape {list(found)} where config.json needs "
+                    f"{list(expected)}; config.json and weights belong to different models"
                 )
-        elif entry.dtype not in STORED_DTYPES:
-            raise ModelError(
-                f"{directory}: tensor {stored} is stored as {entry.dtype}; weights must be one of "
-                f"{', '.join(STORED_DTYPES)}"
-            )
-        found, expected = entry.shape, tuple(like.shape)
-        if found != expected and not adapter.is_transposed(name, found, expected):
-            raise ModelError(
-                f"{directory}: tensor {stored} has shape {list(found)} where config.json needs "
-                f"{list(expected)}; config.json and weights belong to different models"
-            )
 
 
 def _check_unused(adapter: ModelAdapter, unused: Sequence[str], *, allowed: bool) -> None:
     """Raises ModelError for tensors that the model has no place for, but for those skipped."""
     tensors = adapter.checkpoint.tensors
-    unused = [name for name in unused if not stored_fp8.is_scale(tensors, name)]
+    unused = [name for name in unused if not stored_weights.is_beside(tensors, name)]
     surplus = [n for n in unused if not any(re.search(p, n) for p in adapter.skipped)]
     directory = adapter.checkpoint.directory
     if surplus and not allowed:
@@ -246,45 +226,37 @@ def _check_unused(adapter: ModelAdapter, unused: Sequence[str], *, allowed: bool
         logger.info("%s: %d tensors are not read: %s", directory, len(unused), _some(unused))
 
 
-def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    name = stored
-    yield name
-    for pattern, replacement in renames:
-        name = re.sub(pattern, replacement, name)
-        yield name
-
-
 def _read(
-    checkpoint: Checkpoint,
-    sources: Mapping[str, str],
+    adapter: ModelAdapter,
+    sources: Sources,
     wanted: Mapping[str, torch.Tensor],
     cuts: Mapping[str, Cut],
     dtype: torch.dtype,
     device: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, torch.Tensor]:
-    """The tensors, file by file, floating ones converted to `dtype`.  Raises ModelError."""
+    """The tensors, file by file, in what `_dtype_of` says.  Raises ModelError."""
     from safetensors import safe_open
 
-    by_file: dict[Path, list[str]] = defaultdict(list)
+    checkpoint = adapter.checkpoint
+    by_file: dict[Path, list[tuple[str, Piece]]] = defaultdict(list)
     for name in wanted:
-        by_file[checkpoint.tensors[sources[name]].file].append(name)
+        for piece in sources[name]:
+            by_file[checkpoint.tensors[piece.stored].file].append((name, piece))
     state: dict[str, torch.Tensor] = {}
-    kept = {n: cuts[n].of(like) if n in cuts else like for n, like in wanted.items()}  # on meta
-    done, total = 0, sum(_nbytes(tensor, dtype) for tensor in kept.values())
-    for file, names in by_file.items():
+    done, total = 0, sum(_nbytes(wanted[n], dtype, cuts.get(n)) for n in wanted)
+    for file, parts in by_file.items():
         try:
             with safe_open(file, framework="pt") as reader:
-                for name in names:
-                    entry, cut = checkpoint.tensors[sources[name]], cuts.get(name)
-                    is_transposed = entry.shape != wanted[name].shape
-                    if cut is not None and is_transposed:
-                        cut = cut.transposed()
-                    tensor = _stored(reader, checkpoint, sources[name], dtype, cut)
-                    if is_transposed:
-                        tensor = tensor.transpose(1, 2).contiguous()
-                    state[name] = _convert(tensor, dtype, device)
-                    done += _nbytes(kept[name], dtype)
+                for name, piece in parts:
+                    like, cut = wanted[name], cuts.get(name)
+                    if name not in state:
+                        kept = like if cut is None else cut.of(like)
+                        kind = _dtype_of(like, dtype)
+                        state[name] = torch.empty(kept.shape, dtype=kind, device=device)
+                    place = piece.of(state[name])
+                    place.copy_(_stored(reader, adapter, name, piece, like, cut, dtype))
+                    done += place.nbytes
                     progress(done, total)
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
             raise ModelError(f"{file} cannot be read ({error}); copy it again") from error
@@ -292,38 +264,50 @@ def _read(
 
 
 def _stored(
-    reader: Any, checkpoint: Checkpoint, stored: str, dtype: torch.dtype, cut: Cut | None
+    reader: Any,
+    adapter: ModelAdapter,
+    name: str,
+    piece: Piece,
+    like: torch.Tensor,
+    cut: Cut | None,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """What is kept of a tensor of an open file, and what it means where it is stored in eight
-    bits."""
-    if checkpoint.tensors[stored].dtype != stored_fp8.DTYPE:
-        read: torch.Tensor = (
-            cut.read(reader.get_slice(stored)) if cut is not None else reader.get_tensor(stored)
-        )
-        return read
-    tensor = reader.get_tensor(stored)  # whole, since its scales may be of blocks
-    from safetensors import safe_open
+    """What is kept of a piece that lies in an open file."""
+    checkpoint, stored = adapter.checkpoint, piece.stored
+    here = checkpoint.tensors[stored].file
 
-    scales = stored_fp8.scale_name(checkpoint.tensors, stored)
-    assert scales is not None  # as was looked at before
-    file = checkpoint.tensors[scales].file
-    if file == checkpoint.tensors[stored].file:
-        found = reader.get_tensor(scales)
+    def tensor_of(other: str) -> torch.Tensor:
+        from safetensors import safe_open
+
+        file = checkpoint.tensors[other].file
+        if file == here:
+            return reader.get_tensor(other)  # type: ignore[no-any-return]
+        with safe_open(file, framework="pt") as elsewhere:
+            return elsewhere.get_tensor(other)  # type: ignore[no-any-return]
+
+    is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(like)
+    cut = piece.cut(cut)
+    if cut is not None and is_transposed:
+        cut = cut.transposed()
+    tensor = stored_weights.read(checkpoint, stored, tensor_of, dtype)
+    if tensor is not None:  # whole, since its scales may be of blocks
+        tensor = tensor if cut is None else cut.of(tensor)
+    elif cut is not None:
+        tensor = cut.read(reader.get_slice(stored))
     else:
-        with safe_open(file, framework="pt") as other:
-            found = other.get_tensor(scales)
-    wide = stored_fp8.widened(tensor, found, checkpoint.config, dtype)
-    return wide if cut is None else cut.of(wide)
+        tensor = reader.get_tensor(stored)
+    tensor = tensor.transpose(1, 2) if is_transposed else piece.taken(tensor)
+    return adapter.as_held(name, tensor)
 
 
-def _nbytes(like: torch.Tensor, dtype: torch.dtype) -> int:
-    return like.numel() * (dtype if like.is_floating_point() else like.dtype).itemsize
+def _dtype_of(like: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Buffers, which are not on meta, stay in the dtype that the model gives them."""
+    return dtype if like.is_floating_point() and like.is_meta else like.dtype
 
 
-def _convert(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """On the device, in `dtype`; always own memory, so that the mapped file can be let go."""
-    target = dtype if tensor.is_floating_point() else tensor.dtype
-    return tensor.to(device=device, dtype=target, copy=True)
+def _nbytes(like: torch.Tensor, dtype: torch.dtype, cut: Cut | None) -> int:
+    kept = like if cut is None else cut.of(like)
+    return kept.numel() * _dtype_of(like, dtype).itemsize
 
 
 def _dummy(
@@ -332,12 +316,12 @@ def _dummy(
     """Random weights, the same in every process: norms of one, no biases, the rest N(0, 0.02)."""
     if cut is not None:
         return cut.of(_dummy(name, like, dtype, device, None)).clone()
+    kind = _dtype_of(like, dtype)
     if not like.is_floating_point() or like.ndim < 2:
         fill = 1.0 if name.endswith("weight") else 0.0
-        kind = dtype if like.is_floating_point() else like.dtype
         return torch.full(like.shape, fill, dtype=kind, device=device)
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-    tensor = torch.empty(like.shape, dtype=dtype, device=device)
+    tensor = torch.empty(like.shape, dtype=kind, device=device)
     return tensor.normal_(0.0, 0.02, generator=generator)
 
 

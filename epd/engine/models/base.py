@@ -35,8 +35,14 @@ class ModelAdapter:
     vision_modules: ClassVar[tuple[str, ...]] = ()  # dotted names; empty: text only
     language_modules: ClassVar[tuple[str, ...]] = ("model.language_model", "lm_head")
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()  # (pattern, replacement), applied in order
-    # Published tensors that are not read on purpose: older releases saved what is computed now.
-    skipped: ClassVar[tuple[str, ...]] = (r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+    # Stored tensors that are several parameters, in equal parts of their rows: a part of the name,
+    # and what stands there in the parameters' names.
+    joint: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = ()
+    # Published tensors that are not read on purpose: older releases saved what is computed now, and
+    # keys and values that are kept in eight bits get their scales when they are written.
+    skipped: ClassVar[tuple[str, ...]] = (
+        r"\brotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.[kv]_scale$"
+    )  # fmt: skip
 
     # How weights are cut for tensor parallelism, where transformers does not say so itself: by
     # name, with * for the index of a layer.
@@ -94,6 +100,10 @@ class ModelAdapter:
     def is_transposed(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
         """True when published checkpoints store this tensor with its last two axes swapped."""
         return False
+
+    def as_held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """What the model multiplies by, of a parameter as it is stored."""
+        return stored
 
     # --- shapes -----------------------------------------------------------------------------------
 

@@ -131,4 +131,5 @@ class Qwen3VLMoe(Qwen3VL):
 
     def is_transposed(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
         """Published experts are [experts, in, out]; the model multiplies by [experts, out, in]."""
-        return ".mlp.experts." in name and found == (expected[0], expected[2], expected[1])
+        swapped = (*expected[:1], *expected[:0:-1])
+        return ".mlp.experts." in name and len(found) == 3 and found == swapped
