@@ -145,7 +145,7 @@ async def test_kv_lands_and_leaves_as_it_was(device: Device) -> None:
         slots = [block * LAYOUT.slots_per_block + n for n in range(LAYOUT.slots_per_block)]
         views = await device.executor.launch(device.hop.fetch, slots)
         landing[slot * nbytes : (slot + 1) * nbytes] = b"".join(views)
-    await device.executor.launch(device.hop.land, (3, 0), (1, 7))
+    await device.executor.launch(device.hop.land, landing, (3, 0), (1, 7))
     after = device.pool.tensor
     assert torch.equal(after[1], before[5]) and torch.equal(after[7], before[2])
     kept = [0, 2, 3, 4, 5, 6]
@@ -224,6 +224,7 @@ async def test_blocks_may_be_reused_once_their_fetch_is_launched(device: Device)
 async def test_what_is_final_leaves_while_more_is_computed(device: Device) -> None:
     """Layers of a step that goes on: its kernels do not hold up the KV of those before."""
     device.pool.tensor.fill_(3.0)
+    await device.executor.launch(device.hop.fetch, (4,))  # kernels are loaded, memory is pinned
     torch.cuda.synchronize()
     computing = device.executor.launch(slow_rows, device)
     (view,) = await device.executor.launch(device.hop.fetch, (4,))
