@@ -19,6 +19,7 @@ import torch
 
 from epd.messages import Address, RemoteRegion
 from epd.tiny import CHECKPOINT
+from epd.transport import mooncake_library
 from epd.transport.base import WriteFailed, Written
 from epd.transport.cuda import CudaTransferEngine
 from epd.transport.cuda_driver import CudaDevice, missing
@@ -143,16 +144,21 @@ def bodies(count: int) -> list[Body]:
     return asked
 
 
+@pytest.mark.timeout(300)
 async def test_two_hundred_answers_are_those_of_shared_memory(other: int) -> None:
     """Three processes on the GPUs in turn, in single precision."""
-    said = []
-    for transport in ("shm", "cuda"):
+    transports = ["shm", "cuda", "tcp"]
+    if mooncake_library.missing() is None:
+        transports.append("mooncake")
+    said = {}
+    for transport in transports:
         settings = {
             "transport": transport, "engine__dtype": "float32", "engine__kv_nbytes": "512MiB",
             "engine__device": ",".join(f"cuda:{n}" for n in range(torch.cuda.device_count())),
         }  # fmt: skip
         with serving("1e1p1d", model=CHECKPOINT, **settings) as server:
             assert server.instances()["p0"]["transports"] == {"d0": transport, "e0": transport}
-            said.append([reply.text for reply in await post_all(server.base_url, bodies(200))])
-    shared, between = said
-    assert [i for i in range(200) if shared[i] != between[i]] == []
+            said[transport] = [r.text for r in await post_all(server.base_url, bodies(200))]
+    differ = {name: [i for i in range(200) if said["shm"][i] != said[name][i]] for name in said}
+    print(f"equal over {', '.join(said)}")
+    assert differ == {name: [] for name in said}
