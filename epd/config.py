@@ -174,7 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], about("fp8: keys and values in eight bits, half of the memory, faster decodes of long texts, and less exact; auto: in engine.dtype", "--kv-cache-dtype", "model", "DTYPE")] = "auto"
     load_format: Annotated[Literal["auto", "dummy"], about("auto, or dummy: random weights made on the device, of config.json alone", "--load-format", "model", "FORMAT")] = "auto"
     allow_unused_tensors: Annotated[bool, about("load a checkpoint that has more tensors than config.json has places for, such as more layers", "--allow-unused-tensors", "model")] = False
-    threads: Annotated[CountOrNone, about("CPU threads per process; 0: half of the CPUs, or all but one (for the event loop) where they are its own", "--threads", "model")] = 0
+    threads: Annotated[CountOrNone, about("CPU threads per process; 0: half of the CPUs, or all but one (for the event loop) where they are its own, or of several ranks each its part", "--threads", "model")] = 0
     cpu_affinity: Annotated[str, about("CPUs of the process, such as 0-3,8; or 0-3|4-7 to give each instance of a topology the next; empty: those it was started with", "--cpu-affinity", "model", "CPUS")] = ""
     block_size: Annotated[Count, about("tokens of one KV block; the same in all instances")] = 16
     kv_nbytes: Annotated[NbytesOrNone, about("KV pool of each prefill and decode instance, such as 256MiB; 0: what is free on a GPU", "--kv-nbytes", "model")] = 128 << 20
@@ -237,6 +237,10 @@ class InstanceConfig(Settings, frozen=True, kw_only=True):
     gateway_endpoint: str = ""
     endpoint: str = ""
     rank_devices: tuple[str, ...] = ()  # of its further ranks; the first has engine.device
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 + len(self.rank_devices)
 
 
 class GatewayConfig(Settings, frozen=True, kw_only=True):

@@ -4,8 +4,8 @@ A number counts instances; the letters behind it are the roles that each of them
 are three instances, `1epd` is one with all three roles, and `2epd` are two replicas of it.
 
 `:tpN` behind the letters makes each of these instances a group of N ranks, processes that share its
-language model: `1e1pd:tp2` is one encoder and a group of two ranks. More may follow behind a comma:
-`1pd:tp2,1e`.
+language model and its images: `1e1pd:tp2` is one encoder and a group of two ranks. More may follow
+behind a comma: `1pd:tp2,1e`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
 
 
 def num_ranks_of(roles: Roles, num_ranks: int) -> int:
-    """Of an instance where so many were asked for: an encoder has one."""
+    """Of an instance where so many were asked for: an encoder has one, if nothing else is said."""
     return 1 if roles == ("encode",) else num_ranks
 
 
@@ -84,10 +84,10 @@ def check_ranks(what: str, roles: Roles, num_ranks: int) -> None:
     """Raises ConfigError if an instance of these roles cannot have so many ranks."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ConfigError(f"{what} has {num_ranks} ranks; give 1 to {MAX_RANKS}")
-    if num_ranks > 1 and not ("prefill" in roles and "decode" in roles):
+    if num_ranks > 1 and ("prefill" in roles) != ("decode" in roles):
         raise ConfigError(
-            f"{what} cannot have {num_ranks} ranks: KV does not move between groups of ranks yet, "
-            "and an encoder has one; give ranks to an instance with prefill and decode, such as "
+            f"{what} cannot have {num_ranks} ranks: KV does not move between groups of ranks yet; "
+            "give ranks to an instance with prefill and decode, such as "
             f"1epd:tp{num_ranks} or 1e1pd:tp{num_ranks}"
         )
 

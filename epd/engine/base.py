@@ -47,6 +47,17 @@ class Patches:
     num_rows: int  # embedding rows that it will give
 
 
+def owners(batch: Sequence[Patches], num_ranks: int) -> list[int]:
+    """Which rank of a group runs the tower over each image: the largest first, each to whoever has
+    fewest patches so far."""
+    held = [0] * num_ranks
+    found = [0] * len(batch)
+    for index in sorted(range(len(batch)), key=lambda i: -batch[i].num_patches):
+        found[index] = rank = held.index(min(held))
+        held[rank] += batch[index].num_patches
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Embeddings of one image: `[num_rows, row_width]`, contiguous; deepstack side by side."""
@@ -106,7 +117,7 @@ class VisionEngine(Protocol):
         header.
         """
 
-    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
         """Run the tower over a batch; one result per item, in order."""
 
     async def to_host(self, rows: Rows) -> Rows:

@@ -45,16 +45,20 @@ MAX_CAPTURED_PATCHES = 8192  # of a run of the tower
 SWITCH_INTERVAL_S = 0.0005  # a launch must not wait 5 ms for the loop's turn to end
 
 
-def build_executor(engine_config: EngineConfig) -> DeviceExecutor:
-    """The threads of the configured device; roles of one instance share them.
+def num_threads(engine_config: EngineConfig, num_cpus: int, num_ranks: int) -> int:
+    """Of one rank: an equal part of the CPUs, and half of them at most, as an instance seldom has a
+    host to itself; of those that it has to itself, all but one, which the event loop needs."""
+    if engine_config.threads:
+        return engine_config.threads
+    if engine_config.cpu_affinity:
+        return max(1, (num_cpus - 1) // num_ranks)
+    return max(1, num_cpus // max(2, num_ranks))
 
-    `threads` 0 means half of the CPUs, as an instance seldom has a host to itself; of those that it
-    has to itself, all but one, which the event loop needs.  Raises ConfigError.
-    """
+
+def build_executor(engine_config: EngineConfig, num_ranks: int = 1) -> DeviceExecutor:
+    """The threads of the configured device, for the roles of an instance.  Raises ConfigError."""
     device = engine_config.device
-    num_cpus = len(os.sched_getaffinity(0))
-    share = num_cpus - 1 if engine_config.cpu_affinity else num_cpus // 2
-    threads = engine_config.threads or max(1, share)
+    threads = num_threads(engine_config, len(os.sched_getaffinity(0)), num_ranks)
     torch.set_num_threads(threads)
     if device == "cpu":
         return DeviceExecutor(device, num_pool_threads=threads)

@@ -90,7 +90,8 @@ class CudaRecorder:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._memory)
+        # Threads that look after collectives ask the device meanwhile, which is no part of this.
+        graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
         self._graphs.append(graph)
 
 

@@ -5,10 +5,13 @@ Theory of operation
 An image is one rank's work.  Towers are small beside language models, and images come in numbers:
 so ranks share out images, not heads, and meet once for a batch, where tensor parallelism would meet
 twice in each layer.  Who has which image follows from the numbers of patches alone, and how many
-rows come of it from the batch; so nothing is agreed on but the gather itself, after which all ranks
-have all rows.
+rows come of it from the batch; so nothing is agreed on but the calls in which ranks meet.
 
-No rank may stay away from the gather.  So an image that fails here does not raise: its rows are not
+The first rank prepares all images.  Pixels of those that are not its own go to all ranks, one image
+after the other: between GPUs that costs less than a layer of the tower.  Behind the tower one
+gather gives all rows to all ranks.
+
+No rank may stay away from that.  So an image that fails here does not raise: its rows are not
 numbers, which fails it, alone, on every rank (fault F13).
 """
 
@@ -16,33 +19,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from epd.engine.base import Patches
+from epd.engine.base import Patches, owners
 from epd.engine.sharding import Shard
 
 logger = logging.getLogger(__name__)
 Tower = Callable[[Sequence[Patches]], torch.Tensor]  # rows of all images, in order
 
 
-def owners(batch: Sequence[Patches], size: int) -> list[int]:
-    """The rank of each image: the largest first, each to whoever has fewest patches so far."""
-    held = [0] * size
-    found = [0] * len(batch)
-    for index in sorted(range(len(batch)), key=lambda i: -batch[i].num_patches):
-        found[index] = rank = held.index(min(held))
-        held[rank] += batch[index].num_patches
-    return found
+def kind_of(pixels: Any) -> list[Any]:
+    """The name of their type, and their shape; told already, at other ranks."""
+    if isinstance(pixels, torch.Tensor):
+        return [str(pixels.dtype), *pixels.shape]
+    return list(pixels)
 
 
 class SharedTower:
-    """`Tower` of a group; an item of another rank needs no pixels here."""
+    """`Tower` of a group.  Of an image's pixels the ranks behind the first have only the kind, as
+    `kind_of` gives it."""
 
     def __init__(
-        self, tower: Tower, shard: Shard, row_width: int, dtype: torch.dtype, device: str
+        self,
+        tower: Tower,
+        upload: Callable[[torch.Tensor], torch.Tensor],
+        shard: Shard,
+        row_width: int,
+        dtype: torch.dtype,
+        device: str,
     ) -> None:
+        """`upload`: pixels to the device."""
         self._tower = tower
+        self._upload = upload
         self._shard = shard
         self._row_width = row_width
         self._like = torch.empty(0, dtype=dtype, device=device)
@@ -53,7 +64,8 @@ class SharedTower:
             [p.num_rows for p, rank in zip(batch, ranks, strict=True) if rank == one]
             for one in range(self._shard.size)
         ]
-        own = [p for p, rank in zip(batch, ranks, strict=True) if rank == self._shard.rank]
+        shared = [self._shared(p) if rank else p for p, rank in zip(batch, ranks, strict=True)]
+        own = [p for p, rank in zip(shared, ranks, strict=True) if rank == self._shard.rank]
         most = max(sum(each) for each in counts)
         rows = self._like.new_zeros(most, self._row_width)
         if own:
@@ -64,6 +76,16 @@ class SharedTower:
             for piece, each in zip(gathered, counts, strict=True)
         ]
         return torch.cat([next(parts[rank]) for rank in ranks])
+
+    def _shared(self, patches: Patches) -> Patches:
+        """With its pixels, from the first rank."""
+        if self._shard.rank == 0:
+            pixels = self._upload(patches.pixels).contiguous()
+        else:
+            name, *shape = kind_of(patches.pixels)
+            dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+            pixels = torch.empty(shape, dtype=dtype, device=self._like.device)
+        return replace(patches, pixels=self._shard.collectives.broadcast(pixels))
 
     def _rows(self, own: Sequence[Patches]) -> torch.Tensor:
         shape = (sum(patches.num_rows for patches in own), self._row_width)

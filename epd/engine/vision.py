@@ -13,7 +13,7 @@ step computes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,11 +64,11 @@ class TorchVisionEngine:
         self._streams = streams
         self._slices = Slices(executor, adapter.tower_layers(model), max_quantum_s)
         self._preprocess = Preprocessor(adapter, max_pixels, on_device=streams is not None)
-        self._num_ranks = shard.size
+        self._shard = shard
         self._tower: Tower = self._rows_of
         if shard.size > 1:
             width = self.contract.row_width
-            self._tower = SharedTower(self._rows_of, shard, width, dtype, device)
+            self._tower = SharedTower(self._rows_of, self._upload, shard, width, dtype, device)
 
     def reserve(self, device_nbytes: int, host_nbytes: int) -> None:
         """Memory for rows that are kept, before the plan of the device shares out the rest: on the
@@ -93,9 +93,10 @@ class TorchVisionEngine:
         """Compressed bytes to patches, on the pool.  Raises MediaError."""
         return await self._executor.compute(self._preprocess, image, grid_thw, clip, bounds)
 
-    async def encode(self, batch: Sequence[Patches]) -> list[Rows | EncodeFailure]:
-        """Rows or a failure per item, in order; the items share one run of the tower."""
-        return await self._executor.launch_long(self._encode, list(batch))
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
+        """Rows or a failure per item, in order; the items share one run of the tower.  At the ranks
+        of a group behind the first, nothing: rows are the first one's."""
+        return self._executor.launch_long(self._encode, list(batch))
 
     async def to_host(self, rows: Rows) -> Rows:
         if self._streams is None or rows.on_host:
@@ -119,9 +120,9 @@ class TorchVisionEngine:
         image and as many: first touch of weights and code, and of the memory that the largest
         batch needs; what a layer costs."""
         smallest = self._image(1)
-        self._run([smallest] * self._num_ranks)
+        self._run([smallest] * self._shard.size)
         if count := num_patches // smallest.num_patches:
-            self._run([smallest] * count * self._num_ranks)
+            self._run([smallest] * count * self._shard.size)
             largest = self._image(self._scale_of(num_patches))
             times_s = [self._time_of(largest) for _ in range(RUNS)]  # the first compiles
             self._slices.measured(largest.num_patches, min(times_s))
@@ -134,7 +135,7 @@ class TorchVisionEngine:
     def _time_of(self, patches: Patches) -> float:
         on_gpu = self._streams is not None
         watch = stopwatch_of(on_gpu=on_gpu)
-        self._run([patches] * self._num_ranks)
+        self._run([patches] * self._shard.size)
         watch.stop()
         if on_gpu:
             torch.cuda.synchronize()
@@ -165,13 +166,15 @@ class TorchVisionEngine:
         try:
             launched += self._run(batch) if batch else []
         except Exception as error:  # any item may be to blame
+            if self._shard.size > 1:
+                raise  # the other ranks are not there for a second run
             alone = len(batch) == 1
             launched = [_failure(error)] if alone else [self._encode_alone(p) for p in batch]
 
         def finish() -> list[Rows | EncodeFailure]:
             return [item if isinstance(item, EncodeFailure) else _rows(*item) for item in launched]
 
-        return Deferred(finish, DOWNLOAD if self._streams is not None else "")
+        return Deferred(finish, DOWNLOAD if self._streams is not None and launched else "")
 
     def _encode_alone(self, patches: Patches) -> _Launched | EncodeFailure:
         try:
@@ -188,6 +191,8 @@ class TorchVisionEngine:
                     f"the tower gave {tuple(rows.shape)} where "
                     f"{(expected, self.contract.row_width)} was expected"
                 )
+            if self._shard.rank:
+                return []
             return [self._own(part) for part in rows.split([patches.num_rows for patches in batch])]
 
     def _rows_of(self, batch: Sequence[Patches]) -> torch.Tensor:
@@ -196,10 +201,14 @@ class TorchVisionEngine:
         on_device = [self._on_device(patches) for patches in batch]
         return self._adapter.encode(self.model, on_device, self._dtype)
 
+    def _upload(self, pixels: torch.Tensor) -> torch.Tensor:
+        """These, where they are on the device."""
+        return pixels if self._streams is None or pixels.is_cuda else self._streams.upload(pixels)
+
     def _on_device(self, patches: Patches) -> Patches:
         if self._streams is None:
             return patches
-        pixels = self._streams.upload(patches.pixels)
+        pixels = self._upload(patches.pixels)
         if pixels.dtype == torch.uint8:
             ops: Any = self._preprocess.ops_of(pixels)
             pixels = ops.patches(pixels, patches.grid_thw, self._dtype)

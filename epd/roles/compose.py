@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.fsm.kernel import Journal
@@ -54,6 +56,10 @@ class Engines:
     leader: Leader | None = None  # of several ranks
 
     @property
+    def num_ranks(self) -> int:
+        return self.leader.machine.size if self.leader is not None else 1
+
+    @property
     def journal(self) -> Journal | None:
         """Of what began before there was an instance."""
         return self.leader.journal if self.leader is not None else None
@@ -87,8 +93,11 @@ class Instance:
         self.decode: DecodeRole | None = None
         if engines.vision is not None:
             events = CachePublisher(actor, gateway)
+            # Each rank takes a part of a batch.
+            patches = config.encode.max_batch_patches * engines.num_ranks
+            encode = msgspec.structs.replace(config.encode, max_batch_patches=patches)
             self.encode = EncodeRole(
-                actor, self.outgoing, engines.vision, config.encode, config.timing, events
+                actor, self.outgoing, engines.vision, encode, config.timing, events
             )
         if engines.language is not None:
             self._add_language(engines.language)
@@ -160,7 +169,7 @@ class Instance:
             row_contract=contract,
             transports=self.actor.ports.transfers.offers,
             finds_rows=self.encode is not None and vision is None,
-            num_ranks=1 if engines.leader is None else engines.leader.machine.size,
+            num_ranks=engines.num_ranks,
         )
 
     def _memory(self) -> Iterator[Memory]:

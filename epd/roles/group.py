@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-The leader's roles have a `LanguageEngine` like any other.  Its step runs on the leader's own rank
-and goes to the others as a numbered command; the step is over when all ranks have executed it
+The leader's roles have engines like any other.  A step, or a batch of images, runs on the leader's
+own rank and goes to the others as a numbered command; it is over when all ranks have executed it
 (GROUP).  The next one may be given before, as on one device.  A follower has no role: it takes
-commands in order, runs each as its own engine's step, and answers with its number.
+commands in order, runs each on its own share of the engines, and answers with its number.
 
 Nothing here knows how ranks are reached, or what they compute: real processes and simulated ones
 are composed from the same parts.
@@ -14,21 +14,28 @@ are composed from the same parts.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from epd.config import Timing
 from epd.engine.base import (
     Buffer,
+    EncodeFailure,
     EngineError,
     LanguageEngine,
     MediaLayout,
     OnLayers,
+    Patches,
     RopePositions,
+    Rows,
     StepResult,
     StepSequence,
+    VisionEngine,
 )
 from epd.fsm.group import (
     AnswerMissed,
@@ -47,17 +54,32 @@ from epd.transport.base import Clock, TimerHandle
 
 END_S = 5.0  # ranks that were asked to end have so long for what they still compute
 
+T = TypeVar("T")
 Batch = Sequence[StepSequence]
-RunStep = Callable[[Batch], Awaitable[StepResult]]
 RunOwn = Callable[[Batch, OnLayers | None], Awaitable[StepResult]]
-_Over = asyncio.Future[StepResult]
+
+
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Computes nothing, and is answered like any other command."""
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    batch: list[StepSequence]
+
+
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    """Ranks share out the images, which the leader has."""
+
+    batch: list[Patches]
+
+
+Command = Probe | Step | Encode
 
 
 class Ranks(Protocol):
     """The processes of the other ranks.  What is sent to one that lives arrives, in order."""
 
-    def send(self, number: int, batch: Batch) -> None:
-        """An empty batch computes nothing, and is answered like any other."""
+    def send(self, number: int, command: Command) -> None: ...
 
     def end(self) -> None:
         """They have executed what was sent, and end."""
@@ -66,10 +88,31 @@ class Ranks(Protocol):
 
 
 @dataclass(slots=True)
-class _Command:
+class _Given:
+    """A command that is not over."""
+
     given_s: float
-    own: asyncio.Future[StepResult]  # the leader's share
-    over: asyncio.Future[StepResult]  # of all ranks
+    resolve: Callable[[], None]  # tell who gave it
+
+
+class InOrder:
+    """Tells how commands ended, an empty failure where they were done, in the order in which they
+    were given: one may end before what was begun ahead of it, whose rows are still on their way."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell = tell
+        self._open: deque[tuple[int, asyncio.Future[Any]]] = deque()
+
+    def add(self, number: int, over: asyncio.Future[Any]) -> None:
+        self._open.append((number, over))
+        over.add_done_callback(lambda over: self._look())
+        self._look()
+
+    def _look(self) -> None:
+        while self._open and self._open[0][1].done():
+            number, over = self._open.popleft()
+            error = asyncio.CancelledError() if over.cancelled() else over.exception()
+            self._tell(number, "" if error is None else str(error) or repr(error))
 
 
 class Leader:
@@ -87,13 +130,14 @@ class Leader:
         self._ranks = ranks
         self._clock = clock
         self._timing = timing
-        self._open: dict[int, _Command] = {}
+        self._open: dict[int, _Given] = {}
+        self._own = InOrder(self._own_ended)
         self._armed: dict[type[Event], TimerHandle] = {}
         self._perform: dict[Effect, Callable[[Event], None]] = {
             Do.SEND: self._send,
             Do.SEND_PROBE: self._send_probe,
             Do.SETTLE: lambda event: self._settle(),
-            Do.RESOLVE: lambda event: self._resolve(),
+            Do.RESOLVE: lambda event: self._open.pop(machine.done).resolve(),
             Do.TELL_READY: lambda event: self.ready.set_result(None),
             Do.TELL_LOST: lambda event: self.lost.set_result(machine.reason),
             Do.END_RANKS: lambda event: ranks.end(),
@@ -115,16 +159,18 @@ class Leader:
         if machine.terminal and not self.closed.done():
             self.closed.set_result(None)
 
-    def execute(self, batch: Batch, step: Callable[[], Awaitable[StepResult]]) -> _Over:
-        """Run the leader's own `step`, and have the other ranks run theirs.  Raises EngineError; no
-        rank was told then."""
+    def execute(self, command: Command, run: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Run the leader's own share, and have the other ranks run theirs; what the own one gave,
+        when all are done.  Raises EngineError; no rank was told then."""
         if not self.machine.takes_commands:
             raise EngineError(f"the group takes no commands: {self.machine.reason or 'it ends'}")
-        own = asyncio.ensure_future(step())
-        over: _Over = asyncio.get_running_loop().create_future()
-        self._add(own, over)
-        self.fire(CommandGiven(batch))
-        own.add_done_callback(partial(self._own_ended, self.machine.given))
+        own = asyncio.ensure_future(run())
+        over: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._open[self.machine.given + 1] = _Given(
+            self._clock.now_s(), partial(_resolve, over, own)
+        )
+        self.fire(CommandGiven(command))
+        self._own.add(self.machine.given, own)
         return over
 
     async def close(self) -> None:
@@ -132,12 +178,8 @@ class Leader:
         self.fire(CloseRequested())
         await self.closed
 
-    def _add(self, own: asyncio.Future[StepResult], over: asyncio.Future[StepResult]) -> None:
-        self._open[self.machine.given + 1] = _Command(self._clock.now_s(), own, over)
-
-    def _own_ended(self, number: int, own: asyncio.Future[StepResult]) -> None:
-        failed = own.cancelled() or own.exception() is not None
-        self.fire(CommandExecuted(0, number, failed))
+    def _own_ended(self, number: int, failure: str) -> None:
+        self.fire(CommandExecuted(0, number, bool(failure)))
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -147,24 +189,13 @@ class Leader:
 
     def _send_probe(self, event: Event) -> None:
         number = self.machine.given
-        nothing: _Over = asyncio.get_running_loop().create_future()
-        nothing.set_result(StepResult([]))
-        self._open[number] = _Command(self._clock.now_s(), nothing, nothing)
-        self._ranks.send(number, ())
-        self._own_ended(number, nothing)
+        self._open[number] = _Given(self._clock.now_s(), _nobody_waits)
+        self._ranks.send(number, Probe())
+        self._own.add(number, _nothing())
 
     def _settle(self) -> None:
         while self.machine.done < min(self.machine.executed):
             self.fire(CommandDone())
-
-    def _resolve(self) -> None:
-        command = self._open.pop(self.machine.done)
-        if command.over.done():
-            return
-        if error := command.own.exception():
-            command.over.set_exception(error)
-        else:
-            command.over.set_result(command.own.result())
 
     def _arm_answer(self) -> None:
         """For the oldest of them."""
@@ -181,6 +212,48 @@ class Leader:
             self.fire(kind())
 
         self._armed[kind] = self._clock.call_at(self._clock.now_s() + delay_s, ring)
+
+
+def _resolve(over: asyncio.Future[T], own: asyncio.Future[T]) -> None:
+    if over.done():
+        return
+    if error := own.exception():
+        over.set_exception(error)
+    else:
+        over.set_result(own.result())
+
+
+def _nobody_waits() -> None:
+    """For a probe."""
+
+
+def _nothing() -> asyncio.Future[None]:
+    """What a probe computes."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    over.set_result(None)
+    return over
+
+
+class GroupVisionEngine:
+    """The `VisionEngine` of all ranks; the leader, whose share is `own`, prepares all images and
+    has all rows."""
+
+    def __init__(self, own: VisionEngine, leader: Leader) -> None:
+        self._own = own
+        self._leader = leader
+        self.contract = own.contract
+        self.max_batches = own.max_batches
+        self.preprocess = own.preprocess
+        self.to_host = own.to_host
+        self.to_device = own.to_device
+        self.copy_out = own.copy_out
+
+    @property
+    def patch_s(self) -> float:
+        return self._own.patch_s
+
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
+        return self._leader.execute(Encode(list(batch)), lambda: self._own.encode(batch))
 
 
 class GroupLanguageEngine:
@@ -217,37 +290,47 @@ class GroupLanguageEngine:
         raise EngineError("a group of ranks takes no KV from elsewhere")
 
     def step(self, batch: Batch, on_layers: OnLayers | None = None) -> Awaitable[StepResult]:
-        return self._leader.execute(batch, lambda: self._step(batch, on_layers))
+        return self._leader.execute(Step(list(batch)), lambda: self._step(batch, on_layers))
+
+
+class Rank(Protocol):
+    """A rank's share of the engines.  What is asked for is queued when a call returns."""
+
+    def step(self, batch: Batch) -> Awaitable[object]: ...
+
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[object]: ...
 
 
 class Follower:
     """A rank that executes commands: `answer(number, failure)`, an empty failure where it was
     done."""
 
-    def __init__(self, step: RunStep, answer: Callable[[int, str], None]) -> None:
-        self._step = step
-        self._answer = answer
+    def __init__(self, rank: Rank, answer: Callable[[int, str], None]) -> None:
+        self._rank = rank
+        self._answers = InOrder(answer)
         self._last = 0
 
-    def execute(self, number: int, batch: Batch) -> None:
+    def execute(self, number: int, command: Command) -> None:
         """In the order in which they were given; none is left out."""
-        if not self._is_next(number):
-            self._answer(number, f"command {self._last + 1} has not come")
-            return
-        self._last = number
-        if not batch:
-            self._answer(number, "")
-            return
+        over: asyncio.Future[Any]
         try:
-            result = asyncio.ensure_future(self._step(batch))
+            if not self._is_next(number):
+                raise EngineError(f"command {self._last + 1} has not come")
+            self._last = number
+            over = asyncio.ensure_future(self._begin(command))
         except Exception as error:
-            self._answer(number, str(error) or repr(error))
-        else:
-            result.add_done_callback(partial(self._ended, number))
+            over = asyncio.get_running_loop().create_future()
+            over.set_exception(error)
+        self._answers.add(number, over)
+
+    def _begin(self, command: Command) -> Awaitable[object]:
+        match command:
+            case Step(batch):
+                return self._rank.step(batch)
+            case Encode(batch):
+                return self._rank.encode(batch)
+            case Probe():
+                return _nothing()
 
     def _is_next(self, number: int) -> bool:
         return number == self._last + 1
-
-    def _ended(self, number: int, result: asyncio.Future[StepResult]) -> None:
-        error = result.exception()
-        self._answer(number, "" if error is None else str(error) or repr(error))

@@ -5,14 +5,15 @@ Torch is imported when the first of them is loaded, not before.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from epd.config import InstanceConfig
-from epd.engine.base import Progress, no_progress
+from epd.engine.base import EncodeFailure, Patches, Progress, Rows, StepResult, no_progress
 from epd.roles.compose import Engines
-from epd.roles.group import GroupLanguageEngine, Leader
+from epd.roles.group import Batch, GroupLanguageEngine, GroupVisionEngine, Leader
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
 from epd.transport.backends import chosen
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from epd.engine.language import TorchLanguageEngine
     from epd.engine.sharding import Shard
     from epd.engine.shared_rows import SharedRows
+    from epd.engine.vision import TorchVisionEngine
 
 
 class OtherRanks(Protocol):
@@ -59,28 +61,21 @@ def load_engines(
     `progress` is told how much of a stage's weights has been read.  `ranks`: those that share the
     language model with this process.
     """
-    from epd.engine.factory import build_executor, build_vision
+    from epd.engine.factory import build_executor
     from epd.engine.sharding import WHOLE
 
-    executor = build_executor(config.engine)
-    engines = Engines(close=executor.close)
-    if "encode" in config.roles:
-        engines.vision = vision = build_vision(
-            config.model_dir,
-            config.engine,
-            executor,
-            max_batch_patches=config.encode.max_batch_patches,
-            progress=progress,
-        )
-        tier = sized(config.encode.cache_device_nbytes, CACHE_ROWS, vision.contract.row_nbytes)
-        vision.reserve(tier, config.encode.cache_host_nbytes)
+    executor = build_executor(config.engine, config.num_ranks)
+    own = load_rank(config, executor, WHOLE if ranks is None else ranks.shard(), progress)
+    engines = Engines(own.vision, close=executor.close)
+    if own.language is not None:
+        engines.language = own.language.engine
     if ranks is not None:
-        own = load_rank(config, executor, ranks.shard(), progress)
-        engines.leader = ranks.leader
-        engines.language = GroupLanguageEngine(own.engine, own.step, ranks.leader)
-        engines.close = partial(_close_all, ranks.leader, executor.close)
-    elif "prefill" in config.roles or "decode" in config.roles:
-        engines.language = _load_language(config, executor, WHOLE, progress)
+        engines.leader = leader = ranks.leader
+        engines.close = partial(_close_all, leader, executor.close)
+        if own.vision is not None:
+            engines.vision = GroupVisionEngine(own.vision, leader)
+        if own.language is not None:
+            engines.language = GroupLanguageEngine(own.language.engine, own.language.step, leader)
     if config.profile_dir:
         from epd.engine.profiling import TorchProfiler
 
@@ -88,18 +83,59 @@ def load_engines(
     return engines
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """A rank's share of the engines."""
+
+    vision: TorchVisionEngine | None = None
+    language: SharedRows | None = None
+
+    def step(self, batch: Batch) -> Awaitable[StepResult]:
+        assert self.language is not None  # only its leader asks, which has the same roles
+        return self.language.step(batch)
+
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
+        assert self.vision is not None
+        return self.vision.encode(batch)
+
+
 def load_rank(
     config: InstanceConfig,
     executor: DeviceExecutor,
     shard: Shard,
     progress: Progress = no_progress,
-) -> SharedRows:
-    """A rank's share of the language model; returns when every rank has loaded its own."""
+) -> LoadedRank:
+    """Returns when every rank has loaded its own."""
     from epd.engine.loading import DTYPES
     from epd.engine.shared_rows import SharedRows
 
-    engine = _load_language(config, executor, shard, progress)
-    return SharedRows(engine, executor, shard, DTYPES[config.engine.dtype])
+    vision = language = None
+    if "encode" in config.roles:
+        vision = _load_vision(config, executor, shard, progress)
+    if "prefill" in config.roles or "decode" in config.roles:
+        engine = _load_language(config, executor, shard, progress)
+        language = SharedRows(engine, executor, shard, DTYPES[config.engine.dtype])
+    return LoadedRank(vision, language)
+
+
+def _load_vision(
+    config: InstanceConfig, executor: DeviceExecutor, shard: Shard, progress: Progress
+) -> TorchVisionEngine:
+    from epd.engine.factory import build_vision
+
+    encode = config.encode
+    vision = build_vision(
+        config.model_dir,
+        config.engine,
+        executor,
+        max_batch_patches=encode.max_batch_patches,
+        progress=progress,
+        shard=shard,
+    )
+    if not shard.rank:  # which keeps the rows
+        tier = sized(encode.cache_device_nbytes, CACHE_ROWS, vision.contract.row_nbytes)
+        vision.reserve(tier, encode.cache_host_nbytes)
+    return vision
 
 
 def _load_language(

@@ -37,7 +37,7 @@ from epd.engine.base import StepSequence
 from epd.errors import Told, explain
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
-from epd.roles.group import Batch, Follower, Leader
+from epd.roles.group import Command, Encode, Follower, Leader, Probe, Step
 from epd.runtime.loading import load_rank
 from epd.runtime.logs import set_up_logging
 from epd.runtime.system import SystemClock
@@ -54,11 +54,11 @@ class GroupLost(Told):
     """A rank could not be loaded; the text is its own sentence."""
 
 
-class Command(msgspec.Struct, frozen=True):
-    """A step to execute.  Its rows of images are not in it: ranks share them (`SharedRows`)."""
+class Numbered(msgspec.Struct, frozen=True):
+    """Rows of images and pixels are not in it: ranks share them (`SharedRows`, `SharedTower`)."""
 
     number: int
-    batch: list[StepSequence]
+    command: Command
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -69,18 +69,27 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
-_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_command = msgspec.msgpack.Decoder(Numbered).decode
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-def encode_command(number: int, batch: Batch) -> bytes:
-    told = [
-        replace(sequence, spans=tuple(replace(span, rows=None) for span in sequence.spans))
-        if sequence.spans
-        else sequence
-        for sequence in batch
-    ]
-    return _framed(_encode(Command(number, told)))
+def encode_command(number: int, command: Command) -> bytes:
+    match command:
+        case Step(batch):
+            command = Step([_without_rows(sequence) for sequence in batch])
+        case Encode(batch):
+            from epd.engine.shared_tower import kind_of
+
+            command = Encode([replace(p, pixels=kind_of(p.pixels)) for p in batch])
+        case Probe():
+            pass
+    return _framed(_encode(Numbered(number, command)))
+
+
+def _without_rows(sequence: StepSequence) -> StepSequence:
+    if not sequence.spans:
+        return sequence
+    return replace(sequence, spans=tuple(replace(span, rows=None) for span in sequence.spans))
 
 
 def _framed(data: bytes) -> bytes:
@@ -157,8 +166,8 @@ class ForkedRanks:
         """The leader's own; waits until all ranks are at it."""
         return open_shard(self.config, 0, self._meeting)
 
-    def send(self, number: int, batch: Batch) -> None:
-        frame = encode_command(number, batch)
+    def send(self, number: int, command: Command) -> None:
+        frame = encode_command(number, command)
         for rank in self._ranks.values():
             assert rank.writer is not None
             rank.writer.write(frame)
@@ -244,8 +253,8 @@ def follow(config: InstanceConfig, rank: int, meeting: int, channel: socket.sock
     from epd.engine.factory import build_executor
 
     try:
-        executor = build_executor(config.engine)
-        engine = load_rank(config, executor, open_shard(config, rank, meeting))
+        executor = build_executor(config.engine, config.num_ranks)
+        own = load_rank(config, executor, open_shard(config, rank, meeting))
     except Exception as error:
         channel.sendall(_framed(_encode(Answer(0, explain(error)[1]))))
         return 1
@@ -256,12 +265,12 @@ def follow(config: InstanceConfig, rank: int, meeting: int, channel: socket.sock
         def answer(number: int, failure: str) -> None:
             writer.write(_framed(_encode(Answer(number, failure))))
 
-        follower = Follower(engine.step, answer)
+        follower = Follower(own, answer)
         answer(0, "")
         with contextlib.suppress(EOFError, OSError):
             while True:
                 command = _decode_command(await _frame_of(reader))
-                follower.execute(command.number, command.batch)
+                follower.execute(command.number, command.command)
         await executor.close()
 
     uvloop.run(live())
@@ -275,7 +284,7 @@ def open_shard(config: InstanceConfig, rank: int, meeting: int) -> Shard:
     from epd.engine.sharding import ProcessGroupCollectives, Shard
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    size = 1 + len(config.rank_devices)
+    size = config.num_ranks
     distributed.init_process_group(
         "gloo" if config.engine.device == "cpu" else "nccl",
         store=distributed.FileStore(f"/proc/self/fd/{meeting}", size),

@@ -279,7 +279,7 @@ class Cluster:
         config = self._instance_config(process.instance_id, roles)
         engines, devices = self._engines(process, roles)
         language = engines.language
-        self.groups.lead(process, engines, self.settings.timing, self._language)
+        self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=devices)
@@ -309,19 +309,30 @@ class Cluster:
         device = SimDevice(self.world.loop, process, self.world.random, "device")
         pool = SimDevice(self.world.loop, process, self.world.random, "pool")
         pool.widen(settings.costs.pool_threads)
-        engines = Engines()
-        if "encode" in roles:
-            quantum_s = settings.engine.max_quantum_ms / 1e3
-            vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
-            vision.on_call = partial(self.on_call, process)
-            engines.vision = vision
-        if "prefill" in roles or "decode" in roles:
-            engines.language = language = self._language(device)
-            language.on_call = partial(self._steps, process)
+        engines = self._engines_on(device, pool, process.instance_id, roles)
+        if isinstance(engines.vision, SimVisionEngine):
+            engines.vision.on_call = partial(self.on_call, process)
+        if isinstance(engines.language, SimLanguageEngine):
+            engines.language.on_call = partial(self._steps, process)
         return engines, [device, pool]
 
-    def _language(self, device: SimDevice) -> SimLanguageEngine:
-        return SimLanguageEngine(device, self.settings.costs, self.settings.num_blocks)
+    def _rank_engines(self, leader: SimProcess, device: SimDevice) -> Engines:
+        """Of a rank without roles, which prepares nothing."""
+        instance_id = leader.instance_id
+        return self._engines_on(device, device, instance_id, self.instances[instance_id])
+
+    def _engines_on(
+        self, device: SimDevice, pool: SimDevice, instance_id: str, roles: tuple[str, ...]
+    ) -> Engines:
+        settings = self.settings
+        engines = Engines()
+        if "encode" in roles:
+            is_cut = self.groups.size_of(instance_id) == 1
+            quantum_s = settings.engine.max_quantum_ms / 1e3 if is_cut else 0.0
+            engines.vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
+        if "prefill" in roles or "decode" in roles:
+            engines.language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+        return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:
         """As the composition root does: end in order, then let the supervisor start a new life."""

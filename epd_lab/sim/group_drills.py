@@ -10,6 +10,7 @@ from epd_lab.sim.faults import Fault
 from epd_lab.sim.workload import Workload
 
 MIXED = Workload(num_requests=16, image_share=0.4, max_tokens=24, spread_s=1.0)
+IMAGES = Workload(num_requests=16, image_share=0.9, max_tokens=12, spread_s=0.5)
 AHEAD = Settings(engine=msgspec.structs.replace(Settings().engine, async_scheduling=True))
 """Two steps are under way."""
 STEP = "GROUP:CommandGiven"
@@ -49,6 +50,7 @@ GROUP_DRILLS: tuple[Drill, ...] = (
             Fault("kill", "epd0", point="GROUP:FORMING>READY", nth=1, duration_s=0.3),
         ),
         fires=("GROUP:RankEnded",),
+        mutants=("an_answer_overtakes",),
     ),
     Drill(
         "rank-hangs",
@@ -69,6 +71,18 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         faults=(Fault("lose_command", "pd0.1", point=STEP, nth=12, factor=1.0),),
         fires=("command_lost", "group_lost"),
         mutants=("a_number_is_not_looked_at",),
+    ),
+    Drill(
+        "rank-dies-encoding",
+        ("F29",),
+        topology="2e:tp2,1epd:tp3",
+        work=IMAGES,
+        faults=(
+            Fault("slow", "epd0.2", point=STEP, nth=5, factor=8.0, duration_s=0.6),
+            Fault("kill", "e0.1", point="ENCODING:PREPARED>ENCODING", nth=3),
+        ),
+        fires=("group_lost",),
+        mutants=("a_rank_sorts_its_images",),
     ),
     Drill(
         "rank-late",

@@ -3,39 +3,62 @@
 The leader and the followers are those that ship (`epd.roles.group`), over the port `Ranks`.  A
 follower has an engine with a KV of its own, and computes every step again: ranks that were not
 told the same find other tokens.  A rank's step ends when its own time is over and every rank is in
-it, as it does with a collective; if one is missing, it does not end.
+it, as it does with a collective; if one is missing, it does not end.  Of a batch of images each
+rank makes the rows of its own, and all wait for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from epd.config import Timing
-from epd.engine.base import OnLayers, Outcome, Rows, RowSpan, StepResult, StepSequence
+from epd.engine.base import (
+    EncodeFailure,
+    OnLayers,
+    Outcome,
+    Patches,
+    Rows,
+    RowSpan,
+    StepResult,
+    StepSequence,
+    owners,
+)
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.roles.compose import Engines
-from epd.roles.group import Batch, Follower, GroupLanguageEngine, Leader, RunOwn
+from epd.roles.group import (
+    Batch,
+    Command,
+    Encode,
+    Follower,
+    GroupLanguageEngine,
+    GroupVisionEngine,
+    Leader,
+    Probe,
+    RunOwn,
+    Step,
+)
 from epd.topology import name_instances, parse_groups
 from epd_lab.sim.device import SimDevice
-from epd_lab.sim.engines import SimLanguageEngine
+from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.process import SimProcess
 from epd_lab.sim.world import World
 
 DELAY_S = 0.0005  # of a command or an answer, up to
 LOADING_S = 0.4  # of a rank, up to
 
-MakeEngine = Callable[[SimDevice], SimLanguageEngine]
+MakeEngines = Callable[[SimProcess, SimDevice], Engines]  # of a rank of this leader
+_Made = list[Rows | EncodeFailure]
 
 
 class Watch(Protocol):
     """Sees what ranks do, for checkers."""
 
-    def entered(self, group: SimRanks, rank: int, number: int, batch: Batch) -> None: ...
+    def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None: ...
 
     def resolved(self, group: SimRanks, number: int) -> None: ...
 
@@ -43,7 +66,7 @@ class Watch(Protocol):
 class Unwatched:
     """Nobody looks."""
 
-    def entered(self, group: SimRanks, rank: int, number: int, batch: Batch) -> None: ...
+    def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None: ...
 
     def resolved(self, group: SimRanks, number: int) -> None: ...
 
@@ -80,20 +103,26 @@ class Groups:
                     group.to_leader(rank, group.leader.fire, ended)
 
     def lead(
-        self, process: SimProcess, engines: Engines, timing: Timing, make_engine: MakeEngine
+        self, process: SimProcess, engines: Engines, timing: Timing, make: MakeEngines
     ) -> None:
         """If the topology says so, let `process` lead a group, whose other ranks are started."""
-        own = engines.language
-        size = self._sizes[process.instance_id]
-        if size == 1 or not isinstance(own, SimLanguageEngine):
+        size = self.size_of(process.instance_id)
+        if size == 1:
             return
-        group = self.at[meeting_place(process)] = SimRanks(self, process, size, own)
+        group = self.at[meeting_place(process)] = SimRanks(self, process, size)
         clock, journal = self.world.clock(process), self.world.journal(process)
         leader = Leader(process.instance_id, size, group, clock, timing, journal)
         group.leader = engines.leader = leader
-        engines.language = _Watched(own, group.step, leader, partial(self._resolved, group))
+        if isinstance(engines.vision, SimVisionEngine):
+            engines.vision = _SharedVision(engines.vision, group)
+        if isinstance(own := engines.language, SimLanguageEngine):
+            told = partial(self._resolved, group)
+            engines.language = _Watched(own, partial(group.step, own), leader, told)
         engines.close = leader.close
-        group.start(make_engine)
+        group.start(make)
+
+    def size_of(self, instance_id: str) -> int:
+        return self._sizes[instance_id]
 
     def _resolved(self, group: SimRanks, number: int, step: asyncio.Future[StepResult]) -> None:
         if not step.cancelled() and step.exception() is None:
@@ -126,6 +155,19 @@ class _Watched(GroupLanguageEngine):
         return over
 
 
+class _SharedVision(GroupVisionEngine):
+    """The leader's share makes the rows of its own images, and waits for the others'."""
+
+    def __init__(self, own: SimVisionEngine, group: SimRanks) -> None:
+        super().__init__(own, group.leader)
+        self._share = own
+        self._group = group
+
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
+        command = Encode(list(batch))
+        return self._leader.execute(command, partial(self._group.encode, self._share, command))
+
+
 class Channel:
     """One direction between two processes: in order, each message a little later."""
 
@@ -153,25 +195,24 @@ class SimRanks:
 
     leader: Leader
 
-    def __init__(
-        self, groups: Groups, process: SimProcess, size: int, own: SimLanguageEngine
-    ) -> None:
+    def __init__(self, groups: Groups, process: SimProcess, size: int) -> None:
         self.process = process
         self.size = size
         self.members: dict[int, SimFollower] = {}
         self._groups = groups
-        self._own = own
         self._back: dict[int, Channel] = {}
         self.inside: dict[int, set[int]] = defaultdict(set)  # ranks, by the step that they are in
         self.executed: dict[int, dict[int, list[Outcome]]] = defaultdict(dict)  # by step and rank
         self._met: dict[int, asyncio.Future[None]] = {}
+        self._made: dict[int, dict[int, list[Rows | EncodeFailure]]] = defaultdict(dict)
+        self._all_made: dict[int, asyncio.Future[None]] = {}
 
-    def start(self, make_engine: MakeEngine) -> None:
+    def start(self, make: MakeEngines) -> None:
         for rank in range(1, self.size):
             name = f"{self.process.instance_id}.{rank}"
             main = partial(SimFollower, self._groups, self.process, rank)
             world = self._groups.world
-            world.spawn(name, partial(_begin, main, world, make_engine))
+            world.spawn(name, partial(_begin, main, world, partial(make, self.process)))
 
     def join(self, rank: int, follower: SimFollower) -> None:
         """It has found this place."""
@@ -185,12 +226,13 @@ class SimRanks:
 
     # --- the port ---------------------------------------------------------------------------------
 
-    def send(self, number: int, batch: Batch) -> None:
-        told = [_with_own_rows(sequence) for sequence in batch]
-        if not batch:
-            self._groups.watch.entered(self, 0, number, batch)
+    def send(self, number: int, command: Command) -> None:
+        if isinstance(command, Step):
+            command = Step([_with_own_rows(sequence) for sequence in command.batch])
+        if isinstance(command, Probe):
+            self._groups.watch.entered(self, 0, number, command)
         for member in self.members.values():
-            member.commands.send(member.process, member.take, number, told)
+            member.commands.send(member.process, member.take, number, command)
 
     def end(self) -> None:
         for member in self.members.values():
@@ -202,27 +244,60 @@ class SimRanks:
             if follower.leader is self.process:
                 world.loop.call_next(world.exit, follower.process)
 
-    # --- steps ------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
-    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
-        """The leader's own."""
+    def step(
+        self, own: SimLanguageEngine, batch: Batch, on_layers: OnLayers | None
+    ) -> Awaitable[StepResult]:
+        """The leader's share."""
         number = self.leader.machine.given + 1
-        step = self._own.step(batch, on_layers)
-        self._groups.watch.entered(self, 0, number, batch)
+        step = own.step(batch, on_layers)
+        self._groups.watch.entered(self, 0, number, Step(list(batch)))
         return self.together(0, number, step)
 
+    def encode(self, own: SimVisionEngine, command: Encode) -> Awaitable[_Made]:
+        """The leader's share."""
+        number = self.leader.machine.given + 1
+        self._groups.watch.entered(self, 0, number, command)
+        return self.gathered(0, number, command.batch, own)
+
     async def together(self, rank: int, number: int, step: Awaitable[StepResult]) -> StepResult:
-        inside = self.inside[number]
-        inside.add(rank)
-        met = self._met.get(number)
-        if met is None:
-            met = self._met[number] = asyncio.get_running_loop().create_future()
-        if len(inside) == self.size:
-            met.set_result(None)
+        met = self._enter(rank, number)
         result = await step
         await asyncio.shield(met)
         self.executed[number][rank] = result.outcomes
         return result
+
+    async def gathered(
+        self, rank: int, number: int, batch: Sequence[Patches], engine: SimVisionEngine
+    ) -> _Made:
+        """The rows of all images, of which a rank makes its own."""
+        met = self._enter(rank, number)
+        ranks = owners(batch, self.size)
+        own = [patches for patches, its in zip(batch, ranks, strict=True) if its == rank]
+        made = self._made[number]
+        made[rank] = await engine.encode(own) if own else []
+        await asyncio.shield(met)
+        all_made = self._future(self._all_made, number)
+        if len(made) == self.size:
+            all_made.set_result(None)
+        await asyncio.shield(all_made)
+        parts = [iter(made[one]) for one in range(self.size)]
+        return [next(parts[its]) for its in ranks]
+
+    def _enter(self, rank: int, number: int) -> asyncio.Future[None]:
+        """Ended when all ranks are in this command."""
+        inside, met = self.inside[number], self._future(self._met, number)
+        inside.add(rank)
+        if len(inside) == self.size:
+            met.set_result(None)
+        return met
+
+    @staticmethod
+    def _future(futures: dict[int, asyncio.Future[None]], number: int) -> asyncio.Future[None]:
+        if number not in futures:
+            futures[number] = asyncio.get_running_loop().create_future()
+        return futures[number]
 
 
 class SimFollower:
@@ -234,16 +309,16 @@ class SimFollower:
         leader: SimProcess,
         rank: int,
         process: SimProcess,
-        engine: SimLanguageEngine,
+        engines: Engines,
     ) -> None:
         self.process = process
         self.leader = leader  # which started it
         self.rank = rank
-        self.engine = engine
+        self.engines = engines
         self.commands = Channel(groups.world, f"{process.name} to {rank}")
         self._groups = groups
         self._group: SimRanks
-        self._follower = Follower(self._step, self._answer)
+        self._follower = Follower(self, self._answer)
         self._number = 0
         self._open = 0
         self._is_ending = False
@@ -258,16 +333,23 @@ class SimFollower:
             self._group = group
             group.join(self.rank, self)
 
-    def take(self, number: int, batch: Batch) -> None:
+    def take(self, number: int, command: Command) -> None:
         self._open += 1
         self._number = number
-        if not batch:
-            self._groups.watch.entered(self._group, self.rank, number, batch)
-        self._follower.execute(number, batch)
+        if isinstance(command, Probe):
+            self._groups.watch.entered(self._group, self.rank, number, command)
+        self._follower.execute(number, command)
 
-    def _step(self, batch: Batch) -> Awaitable[StepResult]:
-        self._groups.watch.entered(self._group, self.rank, self._number, batch)
-        return self._group.together(self.rank, self._number, self.engine.step(batch))
+    def step(self, batch: Batch) -> Awaitable[StepResult]:
+        assert self.engines.language is not None
+        self._groups.watch.entered(self._group, self.rank, self._number, Step(list(batch)))
+        return self._group.together(self.rank, self._number, self.engines.language.step(batch))
+
+    def encode(self, batch: Sequence[Patches]) -> Awaitable[_Made]:
+        vision = self.engines.vision
+        assert isinstance(vision, SimVisionEngine)
+        self._groups.watch.entered(self._group, self.rank, self._number, Encode(list(batch)))
+        return self._group.gathered(self.rank, self._number, batch, vision)
 
     def _answer(self, number: int, failure: str) -> None:
         self._open -= 1
@@ -285,9 +367,12 @@ class SimFollower:
 
 
 def _begin(
-    main: Callable[..., SimFollower], world: World, make_engine: MakeEngine, process: SimProcess
+    main: Callable[..., SimFollower],
+    world: World,
+    make: Callable[[SimDevice], Engines],
+    process: SimProcess,
 ) -> None:
-    main(process, make_engine(SimDevice(world.loop, process, world.random, "device")))
+    main(process, make(SimDevice(world.loop, process, world.random, "device")))
 
 
 def _with_own_rows(sequence: StepSequence) -> StepSequence:

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Server]:
-    """An encoder beside a group of two ranks."""
-    with serving("1e1pd:tp2", **PATIENT) as server:
+    """An encoder of two ranks beside a group of two ranks."""
+    with serving("1e:tp2,1pd:tp2", **PATIENT) as server:
         yield server
 
 
@@ -43,8 +43,8 @@ def wait_until_replaced(server: Server, name: str, epoch: int) -> None:
 
 
 async def test_two_ranks_answer_as_one_does(group: Server, together: Server) -> None:
-    """Token for token, drawn in every way, with images that were encoded elsewhere."""
-    assert len(followers(group, "pd0")) == 1
+    """Token for token, drawn in every way, with images that ranks of another group have shared."""
+    assert [len(followers(group, name)) for name in ("e0", "pd0")] == [1, 1]
     bodies = questions(300, 10, side=200, num_tokens=60)
     answers = [
         [reply.text for reply in await post_all(server.base_url, bodies)]

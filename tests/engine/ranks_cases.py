@@ -15,7 +15,7 @@ from epd.config import EngineConfig
 from epd.engine.base import PENDING, EncodeFailure, Outcome, Scoring, StepSequence
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.sharding import Shard
-from epd.engine.shared_tower import owners
+from epd.engine.shared_tower import kind_of
 from epd.engine.vision import TorchVisionEngine
 from epd.messages import SamplingParams
 from tests.engine.conftest import CONFIG, chat
@@ -111,7 +111,7 @@ def held(shard: Shard, directory: Path) -> tuple[range, int]:
 def encoded(
     shard: Shard, directory: Path, images: Sequence[Any], broken: int
 ) -> list[list[list[float]] | str]:
-    """The rows of each image; each rank has the pixels of its own only, and one of them is bad."""
+    """The rows of each image, one of which is bad; only the first rank has pixels, and rows."""
 
     async def play() -> list[list[list[float]] | str]:
         vision = _tower(directory, shard)
@@ -120,9 +120,10 @@ def encoded(
             await vision.preprocess(png(image), layout.grid_thw)
             for image, layout in zip(images, layouts, strict=True)
         ]
-        for index, rank in enumerate(owners(batch, shard.size)):
-            if rank != shard.rank or index == broken:
-                batch[index] = dataclasses.replace(batch[index], pixels=None)
+        if broken >= 0:
+            batch[broken] = dataclasses.replace(batch[broken], pixels=batch[broken].pixels[:, :-1])
+        if shard.rank:
+            batch = [dataclasses.replace(p, pixels=kind_of(p.pixels)) for p in batch]
         found = await vision.encode(batch)
         return [r.reason if isinstance(r, EncodeFailure) else r.tensor.tolist() for r in found]
 

@@ -12,9 +12,11 @@ from unittest import mock
 
 import pytest
 
+from epd.config import EngineConfig
 from epd.engine.base import DeviceLost, EngineError
 from epd.engine.cuda_events import CudaEventBridge
 from epd.engine.executor import Deliver, DeviceExecutor, ReturnCompletion, Weight, _Job, _Threads
+from epd.engine.factory import num_threads
 
 PATIENCE_S = 30.0
 
@@ -375,3 +377,13 @@ async def test_pool_calls_need_no_event() -> None:
     assert await executor.compute(lambda: 9) == 9
     assert events.made == []
     await executor.close()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "affinity", "expected"),
+    [(1, "", 8), (2, "", 8), (4, "", 4), (32, "", 1), (1, "0-15", 15), (2, "0-15", 7)],
+)
+def test_ranks_share_out_the_cpus(num_ranks: int, affinity: str, expected: int) -> None:
+    """Of 16; an instance that shares them with others takes half at most."""
+    assert num_threads(EngineConfig(cpu_affinity=affinity), 16, num_ranks) == expected
+    assert num_threads(EngineConfig(cpu_affinity=affinity, threads=3), 16, num_ranks) == 3

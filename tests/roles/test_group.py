@@ -9,12 +9,22 @@ import msgspec
 import pytest
 
 from epd.config import Timing
-from epd.engine.base import EngineError, StepResult, StepSequence
+from epd.engine.base import EncodeFailure, EngineError, Patches, StepResult, StepSequence
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined, S
 from epd.fsm.kernel import NULL_JOURNAL
-from epd.roles.group import Batch, Follower, GroupLanguageEngine, Leader
+from epd.roles.group import (
+    Batch,
+    Command,
+    Encode,
+    Follower,
+    GroupLanguageEngine,
+    GroupVisionEngine,
+    Leader,
+    Probe,
+    Step,
+)
 from epd.runtime.system import SystemClock
-from epd_lab.bench.null_engine import NullLanguage
+from epd_lab.bench.null_engine import NullLanguage, NullVision
 from tests.patience import PATIENCE_S
 
 TIMING = Timing()
@@ -25,7 +35,7 @@ class Played:
     """The ports `Ranks` and a leader's own engine: steps end when a test says so."""
 
     def __init__(self, size: int = 3, **timing: float) -> None:
-        self.sent: list[tuple[int, Batch]] = []
+        self.sent: list[tuple[int, Command]] = []
         self.ended = False
         self.killed = False
         self.own: list[asyncio.Future[StepResult]] = []
@@ -39,8 +49,8 @@ class Played:
         )
         self.engine = GroupLanguageEngine(NullLanguage(), self.run, self.leader)
 
-    def send(self, number: int, batch: Batch) -> None:
-        self.sent.append((number, batch))
+    def send(self, number: int, command: Command) -> None:
+        self.sent.append((number, command))
 
     def end(self) -> None:
         self.ended = True
@@ -87,7 +97,7 @@ async def test_it_is_ready_when_all_ranks_have_joined() -> None:
 async def test_a_step_is_over_when_every_rank_has_executed_it() -> None:
     group = Played().joined()
     step = group.step()
-    assert group.sent == [(1, BATCH)]
+    assert group.sent == [(1, Step(BATCH))]
     group.answer(1, 2)
     group.own[0].set_result(StepResult([None], 0.5))
     await settled()
@@ -179,7 +189,7 @@ async def test_a_rank_that_hangs_is_found_while_nothing_is_asked() -> None:
     group = Played(lost_after_s=0.01, group_step_timeout_s=0.01).joined()
     async with asyncio.timeout(PATIENCE_S):
         assert await group.leader.lost == "ranks 1, 2 have not executed command 1 in time"
-    assert group.sent == [(1, ())]
+    assert group.sent == [(1, Probe())]
 
 
 async def test_it_is_closed_when_no_rank_is_left() -> None:
@@ -205,25 +215,53 @@ async def test_a_step_that_cannot_begin_is_told_to_nobody() -> None:
     assert not group.sent and group.state is S.READY
 
 
-async def test_a_follower_executes_in_order_and_says_how_it_ended() -> None:
-    steps: list[asyncio.Future[StepResult]] = []
-    answers: list[tuple[int, str]] = []
-
-    def step(batch: Sequence[StepSequence]) -> asyncio.Future[StepResult]:
-        if len(steps) == 2:
-            raise EngineError("full")
-        steps.append(asyncio.get_running_loop().create_future())
-        return steps[-1]
-
-    follower = Follower(step, lambda number, failure: answers.append((number, failure)))
-    follower.execute(1, BATCH)
-    follower.execute(2, BATCH)
-    assert not answers
-    steps[0].set_result(StepResult([None]))
-    steps[1].set_exception(EngineError("out of memory"))
+async def test_a_batch_of_images_is_over_when_every_rank_has_executed_it() -> None:
+    """A step may be given behind it; what one rank alone fails in ends the group."""
+    group = Played(size=2).joined()
+    engine = GroupVisionEngine(NullVision(), group.leader)
+    batch = [Patches(None, (1, 4, 4), 16, 4)]
+    encoded = asyncio.ensure_future(engine.encode(batch))
+    step = group.step()
     await settled()
-    follower.execute(3, BATCH)
-    follower.execute(4, ())
-    follower.execute(6, BATCH)
+    assert group.sent == [(1, Encode(batch)), (2, Step(BATCH))]
+    assert not encoded.done()
+    group.answer(1, 1)
+    (rows,) = await encoded
+    assert not isinstance(rows, EncodeFailure) and rows.num_rows == 4
+    group.answer(2, 1, failed=True)
+    group.own[0].set_result(StepResult([None]))
+    await settled()
+    assert not step.done() and "rank 0 executed command 2" in await group.leader.lost
+
+
+class Executes:
+    """A rank whose work ends when a test says so."""
+
+    def __init__(self) -> None:
+        self.under_way: list[asyncio.Future[None]] = []
+
+    def step(self, batch: Batch) -> asyncio.Future[None]:
+        if len(self.under_way) == 2:
+            raise EngineError("full")
+        self.under_way.append(asyncio.get_running_loop().create_future())
+        return self.under_way[-1]
+
+    def encode(self, batch: Sequence[Patches]) -> asyncio.Future[None]:
+        return self.step([])
+
+
+async def test_a_follower_executes_in_order_and_says_how_it_ended() -> None:
+    rank = Executes()
+    answers: list[tuple[int, str]] = []
+    follower = Follower(rank, lambda number, failure: answers.append((number, failure)))
+    follower.execute(1, Step(BATCH))
+    follower.execute(2, Encode([]))
+    assert not answers
+    rank.under_way[0].set_result(None)
+    rank.under_way[1].set_exception(EngineError("out of memory"))
+    await settled()
+    follower.execute(3, Step(BATCH))
+    follower.execute(4, Probe())
+    follower.execute(6, Step(BATCH))
     missing = "command 5 has not come"
     assert answers == [(1, ""), (2, "out of memory"), (3, "full"), (4, ""), (6, missing)]

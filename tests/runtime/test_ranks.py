@@ -5,15 +5,24 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from epd.engine.base import PENDING, Rows, RowSpan, Scoring, StepSequence
+from epd.engine.base import PENDING, Patches, Rows, RowSpan, Scoring, StepSequence
 from epd.messages import SamplingParams
-from epd.runtime.ranks import Command, encode_command
+from epd.roles.group import Command, Encode, Probe, Step
+from epd.runtime.ranks import Numbered, encode_command
 
 
-def _told(batch: list[StepSequence]) -> Command:
-    frame = encode_command(7, batch)
+def _told(command: Command) -> Command:
+    frame = encode_command(7, command)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    return msgspec.msgpack.decode(frame[4:], type=Command)
+    told = msgspec.msgpack.decode(frame[4:], type=Numbered)
+    assert told.number == 7
+    return told.command
+
+
+def _told_step(batch: list[StepSequence]) -> list[StepSequence]:
+    told = _told(Step(batch))
+    assert isinstance(told, Step)
+    return told.batch
 
 
 def test_a_step_travels_as_it_is() -> None:
@@ -31,9 +40,8 @@ def test_a_step_travels_as_it_is() -> None:
             scoring=Scoring((6, 7), 2),
         ),
     ]
-    told = _told(batch)
-    assert told.number == 7
-    for its, ours in zip(told.batch, batch, strict=True):
+    told = _told_step(batch)
+    for its, ours in zip(told, batch, strict=True):
         assert its.request_id == ours.request_id and its.start == ours.start
         assert list(its.token_ids) == list(ours.token_ids)
         assert list(its.block_table) == list(ours.block_table)
@@ -41,15 +49,22 @@ def test_a_step_travels_as_it_is() -> None:
         assert its.sample == ours.sample and its.output_index == ours.output_index
         assert list(its.prompt_ids) == list(ours.prompt_ids)
         assert its.num_drafts == ours.num_drafts and its.is_pending == ours.is_pending
-    assert told.batch[1].scoring is not None
-    assert list(told.batch[1].scoring.targets) == [6, 7]
+    assert told[1].scoring is not None
+    assert list(told[1].scoring.targets) == [6, 7]
 
 
 def test_positions_may_be_tensors_and_rows_stay_here() -> None:
     positions = list(torch.arange(6).view(3, 2))
     rows = Rows(torch.zeros(4, 8), 4, 128)
     batch = [StepSequence("r", (1, 2), 0, (0,), positions, spans=(RowSpan(0, 1, 2, rows),))]
-    (its,) = _told(batch).batch
+    (its,) = _told_step(batch)
     assert its.positions == [[0, 1], [2, 3], [4, 5]]
     assert list(its.spans) == [RowSpan(0, 1, 2, None)]
     assert batch[0].spans[0].rows is rows
+
+
+def test_of_an_image_its_size_travels_and_no_pixels() -> None:
+    pixels = torch.zeros(16, 6, dtype=torch.uint8)
+    told = _told(Encode([Patches(pixels, (1, 4, 4), 16, 4)]))
+    assert told == Encode([Patches(["torch.uint8", 16, 6], (1, 4, 4), 16, 4)])
+    assert _told(Probe()) == Probe()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 from epd.fsm import group
-from epd.roles.group import Batch, Follower, Leader
+from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
 from epd_lab.sim import groups
 from epd_lab.sim.groups import SimRanks
 from epd_lab.sim.process import SimProcess
@@ -20,8 +22,9 @@ def a_rank_admits_by_itself() -> Iterator[None]:
     """F29: what is computed is not in the command: a rank leaves out what it would not admit."""
     send = SimRanks.send
 
-    def send_less(self: SimRanks, number: int, batch: Batch) -> None:
-        send(self, number, batch[:-1] if len(batch) > 2 else batch)
+    def send_less(self: SimRanks, number: int, command: Command) -> None:
+        less = isinstance(command, Step) and len(command.batch) > 2
+        send(self, number, Step(command.batch[:-1]) if less else command)  # type: ignore[union-attr]
 
     with mock.patch.object(SimRanks, "send", send_less):
         yield
@@ -31,17 +34,42 @@ def a_rank_admits_by_itself() -> Iterator[None]:
 def a_rank_overtakes() -> Iterator[None]:
     """F29: commands reach a rank in another order than the others."""
     send = SimRanks.send
-    kept: list[tuple[int, Batch]] = []
+    kept: list[tuple[int, Command]] = []
 
-    def swapped(self: SimRanks, number: int, batch: Batch) -> None:
-        if batch and number % 8 == 7 and not kept:
-            kept.append((number, batch))
+    def swapped(self: SimRanks, number: int, command: Command) -> None:
+        if isinstance(command, Step) and number % 8 == 7 and not kept:
+            kept.append((number, command))
             return
-        send(self, number, batch)
+        send(self, number, command)
         while kept:
             send(self, *kept.pop())
 
     with mock.patch.object(SimRanks, "send", swapped):
+        yield
+
+
+@mutant
+def a_rank_sorts_its_images() -> Iterator[None]:
+    """F29: ranks agree on who has which image, and not on their order."""
+    send = SimRanks.send
+
+    def sorted_(self: SimRanks, number: int, command: Command) -> None:
+        if isinstance(command, Encode):
+            command = Encode(sorted(command.batch, key=lambda patches: patches.num_rows))
+        send(self, number, command)
+
+    with mock.patch.object(SimRanks, "send", sorted_):
+        yield
+
+
+@mutant
+def an_answer_overtakes() -> Iterator[None]:
+    """F29: what ends first is told first, though the group counts."""
+
+    def at_once(self: InOrder, number: int, over: asyncio.Future[Any]) -> None:
+        over.add_done_callback(lambda over: self._tell(number, ""))
+
+    with mock.patch.object(InOrder, "add", at_once):
         yield
 
 

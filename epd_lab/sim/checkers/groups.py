@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from epd.engine.base import Outcome, StepSequence
+from epd.engine.base import Outcome, Patches, StepSequence
 from epd.messages import TokenLogprobs
-from epd.roles.group import Batch
+from epd.roles.group import Command, Encode, Step
 from epd_lab.sim.checkers.base import Checker, Context
 from epd_lab.sim.groups import SimRanks
 
@@ -30,22 +30,22 @@ class Groups(Checker):
         self._last: Counter[tuple[SimRanks, int]] = Counter()
         context.cluster.groups.watch = self
 
-    def entered(self, group: SimRanks, rank: int, number: int, batch: Batch) -> None:
-        """A rank begins a step."""
+    def entered(self, group: SimRanks, rank: int, number: int, command: Command) -> None:
+        """A rank begins what it was told."""
         who = f"rank {rank} of {group.process.name}"
         if rank and group.members[rank].leader is not group.process:
             self.violate(f"{who} is one of {group.members[rank].leader.name}")
         self._last[group, rank] += 1
         if self._last[group, rank] != number:
             self.violate(f"{who} executes {number} where {self._last[group, rank]} is next")
-        told = tuple(map(_told, batch))
+        told = _told(command)
         if (group, number) not in self._told:
             self._told[group, number] = told
             loop = self.world.loop
             bound_s = self._timing.group_step_timeout_s + SLACK_S
             loop.call_outside(loop.now_s + bound_s, self._look, group, number, loop.now_s)
         elif self._told[group, number] != told:
-            self.violate(f"{who} was told another step {number} than the others")
+            self.violate(f"{who} was told another command {number} than the others")
 
     def resolved(self, group: SimRanks, number: int) -> None:
         """Roles were told of a step."""
@@ -69,8 +69,18 @@ class Groups(Checker):
                 self.violate(f"{follower.process.name} outlives its leader")
 
 
-def _told(sequence: StepSequence) -> tuple[object, ...]:
+def _told(command: Command) -> Told:
     """What a rank computes."""
+    if isinstance(command, Step):
+        return tuple(map(_sequence, command.batch))
+    return tuple(map(_image, command.batch)) if isinstance(command, Encode) else ()
+
+
+def _image(patches: Patches) -> tuple[object, ...]:
+    return patches.grid_thw, patches.num_patches, patches.num_rows
+
+
+def _sequence(sequence: StepSequence) -> tuple[object, ...]:
     return (
         sequence.request_id,
         tuple(sequence.token_ids),
