@@ -191,7 +191,7 @@ class Leader:
         number = self.machine.given
         self._open[number] = _Given(self._clock.now_s(), _nobody_waits)
         self._ranks.send(number, Probe())
-        self._own.add(number, _nothing())
+        self._own.add(number, _ended())
 
     def _settle(self) -> None:
         while self.machine.done < min(self.machine.executed):
@@ -227,10 +227,13 @@ def _nobody_waits() -> None:
     """For a probe."""
 
 
-def _nothing() -> asyncio.Future[None]:
-    """What a probe computes."""
+def _ended(error: Exception | None = None) -> asyncio.Future[None]:
+    """What computes nothing, or could not begin."""
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    over.set_result(None)
+    if error is None:
+        over.set_result(None)
+    else:
+        over.set_exception(error)
     return over
 
 
@@ -312,16 +315,14 @@ class Follower:
 
     def execute(self, number: int, command: Command) -> None:
         """In the order in which they were given; none is left out."""
-        over: asyncio.Future[Any]
         try:
             if not self._is_next(number):
                 raise EngineError(f"command {self._last + 1} has not come")
             self._last = number
-            over = asyncio.ensure_future(self._begin(command))
+            begun = self._begin(command)
         except Exception as error:
-            over = asyncio.get_running_loop().create_future()
-            over.set_exception(error)
-        self._answers.add(number, over)
+            begun = _ended(error)
+        self._answers.add(number, asyncio.ensure_future(begun))
 
     def _begin(self, command: Command) -> Awaitable[object]:
         match command:
@@ -330,7 +331,7 @@ class Follower:
             case Encode(batch):
                 return self._rank.encode(batch)
             case Probe():
-                return _nothing()
+                return _ended()
 
     def _is_next(self, number: int) -> bool:
         return number == self._last + 1

@@ -1,9 +1,10 @@
 """A checkpoint directory without weights: the shape of a model of the field, to be measured.
 
 Speed depends on shapes, not on what the weights say, so that `--load-format dummy` (random weights,
-made on the device) measures a model that need not be downloaded.  The shape is that of
-Qwen3-VL-4B-Instruct (its published config.json); words come from the bundled model's tokenizer,
-filled up to the vocabulary with words of their own, so that every token has a text.
+made on the device) measures a model that need not be downloaded.  The shapes are those of
+Qwen3-VL-4B-Instruct and -32B-Instruct (their published config.json); words come from the bundled
+model's tokenizer, filled up to the vocabulary with words of their own, so that every token has a
+text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-NAME = "qwen3-vl-4b-shape"
 VOCABULARY = 151_936
 _TEXT = {
     "model_type": "qwen3_vl_text",
@@ -51,6 +51,25 @@ _VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [5, 11, 17],
 }
+_LARGE_TEXT = {
+    "hidden_size": 5120,
+    "intermediate_size": 25_600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "tie_word_embeddings": False,
+}
+_LARGE_VISION = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "out_hidden_size": 5120,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "4b": ({}, {}),
+    "32b": (_LARGE_TEXT, _LARGE_VISION),
+}
+"""What each has instead of the first's."""
 _IMAGES = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
@@ -62,8 +81,9 @@ _IMAGES = {
 }
 
 
-def write(directory: Path, bundled: Path) -> Path:
+def write(directory: Path, bundled: Path, size: str = "4b") -> Path:
     """Make `directory`, with the words and the chat template of the `bundled` checkpoint."""
+    text, vision = SIZES[size]
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         shutil.copyfile(bundled / name, directory / name)
@@ -81,9 +101,9 @@ def write(directory: Path, bundled: Path) -> Path:
     config = {
         "architectures": own["architectures"],
         "model_type": own["model_type"],
-        "tie_word_embeddings": True,
-        "text_config": _TEXT | {"eos_token_id": end},
-        "vision_config": _VISION,
+        "tie_word_embeddings": text.get("tie_word_embeddings", True),
+        "text_config": _TEXT | text | {"eos_token_id": end},
+        "vision_config": _VISION | vision,
     }
     _write(directory / "config.json", config | special)
     return directory

@@ -17,7 +17,7 @@ DESCRIPTION = """\
 What the GPUs of this host do, unattended: topologies of one, two or four GPUs under the workloads
 of `epd bench serve`, each compared with the first, which are replicas. One table at the end;
 gpu.json, gpu.md and gpu.svg are written after each topology. Without --model it measures the shape
-of Qwen3-VL-4B with random weights. Some minutes per topology and repeat.
+of Qwen3-VL-4B, or another --shape, with random weights. Some minutes per topology and repeat.
 """
 
 
@@ -33,6 +33,9 @@ def add_to(kinds: Any) -> None:
         "--workload", dest="workloads", action="append", metavar="NAME",
         help="instead of those of the suite; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--shape", choices=("4b", "32b"), default="4b", help="without --model; default 4b"
+    )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default 3")
     parser.add_argument("--slo", default="ttft=1000,tpot=30", metavar="MS", help="of goodput")
     parser.add_argument(
@@ -68,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     if not device:
         given["engine.device"] = ",".join(f"cuda:{index}" for index in range(number))
     if not given.get("model_dir"):
-        directory = shape.write(args.out.absolute() / shape.NAME, tiny.CHECKPOINT)
+        name = f"qwen3-vl-{args.shape}-shape"
+        directory = shape.write(args.out.absolute() / name, tiny.CHECKPOINT, args.shape)
         given |= {"model_dir": str(directory), "engine.load_format": "dummy"}
     topologies, workloads = gpu.SUITES[number]
     args.rate = args.concurrency = args.requests = None

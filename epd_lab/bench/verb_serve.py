@@ -24,6 +24,7 @@ Of several servers each is divided by the first. A server that wants a key gets 
 workloads (text tokens in / out, images; unique noise, so that nothing is compressible or cached):
   text      1024/256, 64 users            3x560     400/128, three of 560x560, 32 users
   3x560-c1  the same, one user            1x1080p   64/64, one of 1920x1080, 32 users
+  text-c1   text, one user
   4x1080p   1024/64, four, 16 users       mixed     16 people chat, bursts of 8 x four 1080p
   reuse-0 -20 -50 -90  3x560 with that percentage of images sent before
   small     64/24, one of 112x112, 4 users: for the bundled model
@@ -85,9 +86,9 @@ def target_of(args: argparse.Namespace, text: str) -> Target:
         return Target(text, url=text)
     from epd.cli.plan import plan_topology
     from epd.cli.ports import settle_port
-    from epd.topology import parse_topology
+    from epd.topology import parse_groups
 
-    parse_topology(text)  # before anything is measured
+    parse_groups(text)  # before anything is measured
     settings = settle_port(options.settings_of(args), wanted=args.port)
     placing, log = options.placing_of(args), options.log_of(args, "warning")
     return Target(text, cluster=lambda: plan_topology(text, settings, placing, log))

@@ -95,6 +95,7 @@ NAMED = {
     workload.name: workload
     for workload in (
         _one("text", Shape(1024, 256), 64, 256),
+        _one("text-c1", Shape(1024, 256), 1, 6),
         _one("3x560", _THREE, 32, 192),
         _one("3x560-c1", _THREE, 1, 12),
         _one("1x1080p", Shape(64, 64, 1, FULL_HD), 32, 160),

@@ -25,20 +25,22 @@ IMPORTED = [  # once for all
 class Ranks:
     """As many processes as the largest group has ranks; smaller groups are the first of them."""
 
-    def __init__(self, directory: Path) -> None:
-        """`directory`: where they find each other."""
+    def __init__(self, directory: Path, count: int = SIZES[-1], backend: str = "gloo") -> None:
+        """`directory`: where they find each other; `backend`: nccl, with a GPU for each."""
         context = multiprocessing.get_context("forkserver")  # a fork of threads would be unsound
         context.set_forkserver_preload(IMPORTED)
         self._pipes: list[Connection] = []
         self._processes = []
-        for rank in range(SIZES[-1]):
+        for rank in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, directory, there), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, count, backend, directory, there), daemon=True
+            )
             process.start()
             there.close()  # so that the end of the process is seen
             self._pipes.append(here)
             self._processes.append(process)
-        self._results(SIZES[-1])
+        self._results(count)
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What `function(shard, *arguments)` gives on each rank of a group of this size."""
@@ -61,7 +63,7 @@ class Ranks:
             process.join(PATIENCE_S)
 
 
-def _serve(rank: int, directory: Path, pipe: Connection) -> None:
+def _serve(rank: int, count: int, backend: str, directory: Path, pipe: Connection) -> None:
     import os
 
     import torch
@@ -71,15 +73,17 @@ def _serve(rank: int, directory: Path, pipe: Connection) -> None:
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     distributed.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{directory / 'ranks'}",
         rank=rank,
-        world_size=SIZES[-1],
+        world_size=count,
         timeout=timedelta(seconds=PATIENCE_S),
     )
     shards = {1: WHOLE}
-    for size in SIZES[1:]:
+    for size in (size for size in SIZES[1:] if size <= count):
         group = distributed.new_group(range(size))
         if rank < size:
             shards[size] = Shard(rank, size, ProcessGroupCollectives(group))

@@ -60,7 +60,6 @@ WAITS = {
     "Leader.lost": "who ends the process waits for what GROUP says",
     "Leader.closed": "who ends the process waits for what GROUP says",
     "Leader.execute": "a step of all ranks, which GROUP calls a command",
-    "Leader._send_probe": "a command that computes nothing is over at once",
     "Ending.drain": "the process is told by a signal",
     "Ending.now": "the process is told by a signal",
     "ForkedProcess._ended": "the operating system tells of its end",

@@ -39,8 +39,8 @@ PLACES = {
 NOT_LOOKED_AT = {
     "_Asked.news": "no instance is profiled in simulation",
     "Instance._idle": "who drains looks again and again, and wakes itself",
+    "._ended": "over when it is made",
     "Leader.execute": "a step of a group; `groups` looks at those that do not end",
-    "Leader._send_probe": "over when it is made",
     **dict.fromkeys(
         ("Leader.ready", "Leader.lost", "Leader.closed"),
         "whoever starts and ends a process waits, no role; GROUP's timers end it",

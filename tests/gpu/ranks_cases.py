@@ -1,0 +1,91 @@
+"""What the ranks of a group are asked to do together, each on a GPU of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from epd.config import EngineConfig
+from epd.engine.base import EncodeFailure
+from epd.engine.factory import build_executor, build_language, build_vision
+from epd.engine.forward import FusedForward
+from epd.engine.sharding import WHOLE, Shard
+from epd.engine.shared_tower import kind_of
+from tests.engine.conftest import chat
+from tests.engine.driver import Driver, expand, png
+from tests.engine.ranks_cases import Case
+
+MAX_RUNNING = 16
+
+
+@cache
+def _driver(directory: Path, shard: Shard, dtype: str, *, shared: bool) -> Driver:
+    """`shared`: the tower is."""
+    config = EngineConfig(device=f"cuda:{shard.rank}", dtype=dtype, kv_nbytes=32 << 20, threads=2)
+    executor = build_executor(config)
+    vision = build_vision(directory, config, executor, shard=shard if shared else WHOLE)
+    return Driver(
+        directory, vision, build_language(directory, config, executor, MAX_RUNNING, shard=shard)
+    )
+
+
+def answers(
+    shard: Shard, directory: Path, cases: Sequence[Case], num_tokens: int, chunk: int
+) -> list[list[int]]:
+    """Greedy tokens in fp32 of all requests together; steps are replayed from graphs."""
+
+    async def play() -> list[list[int]]:
+        there = _driver(directory, shard, "float32", shared=False)
+        forward = there.language.forward
+        assert isinstance(forward, FusedForward) and forward.graphs and forward.prompt_graphs
+        requests = [
+            await there.request(str(i), *case, max_tokens=num_tokens)
+            for i, case in enumerate(cases)
+        ]
+        said = await there.run(requests, chunk)
+        there.release(requests)
+        return said
+
+    return asyncio.run(play())
+
+
+def logits(shard: Shard, directory: Path, cases: Sequence[Case]) -> list[list[float]]:
+    """In bf16, behind each prompt alone."""
+
+    async def play() -> list[list[float]]:
+        there = _driver(directory, shard, "bfloat16", shared=False)
+        found = []
+        for case in cases:
+            request = await there.request("r", *case)
+            found.append(there.language.logits([request.next_step(4096)])[0].cpu().tolist())
+            there.release([request])
+        return found
+
+    return asyncio.run(play())
+
+
+def encoded(shard: Shard, directory: Path, images: Sequence[Any]) -> list[list[list[float]]]:
+    """Rows of a batch; only the first rank has pixels, and rows."""
+
+    async def play() -> list[list[list[float]]]:
+        vision = _driver(directory, shard, "float32", shared=True).vision
+        assert vision is not None
+        _, layouts = expand(directory, chat((len(images), "x")), images)
+        batch = [
+            await vision.preprocess(png(image), layout.grid_thw)
+            for image, layout in zip(images, layouts, strict=True)
+        ]
+        if shard.rank:
+            batch = [dataclasses.replace(p, pixels=kind_of(p.pixels)) for p in batch]
+        rows = await vision.encode(batch)
+        assert not any(isinstance(each, EncodeFailure) for each in rows)
+        torch.cuda.synchronize()
+        return [each.tensor.cpu().tolist() for each in rows]  # type: ignore[union-attr]
+
+    return asyncio.run(play())

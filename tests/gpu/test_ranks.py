@@ -1,0 +1,67 @@
+"""Two GPUs that share a model answer as one does, with collectives in captured steps (NCCL)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.conftest import drawn_image, model_dir  # noqa: F401  (a fixture)
+from tests.engine.ranks import Ranks
+from tests.engine.reference import reference_generate
+from tests.engine.test_equality import NEW_TOKENS, cases
+from tests.gpu import ranks_cases
+
+
+@pytest.fixture(scope="module")
+def ranks(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device; two are needed")
+    started = Ranks(tmp_path_factory.mktemp("ranks"), 2, "nccl")
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("family", ["embedded", "qwen3_vl", "qwen2_5_vl"])
+def test_greedy_equals_generate(
+    family: str,
+    ranks: Ranks,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    """In fp32: images, chunks beside decodes; from captured graphs, on one GPU and on two."""
+    directory = model_dir(family)
+    expected = [reference_generate(directory, p, i, NEW_TOKENS) for p, i in cases(family)]
+    for size in (1, 2):
+        for chunk in (4096, 16):
+            found = ranks.run(
+                size, ranks_cases.answers, directory, cases(family), NEW_TOKENS, chunk
+            )
+            assert found == [expected] * size, (size, chunk)
+
+
+def test_logits_in_bf16_are_close(
+    ranks: Ranks,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    asked = cases("embedded")
+    (alone,) = ranks.run(1, ranks_cases.logits, model_dir("embedded"), asked)
+    first, second = ranks.run(2, ranks_cases.logits, model_dir("embedded"), asked)
+    assert first == second
+    for found, expected in zip(first, alone, strict=True):
+        known = torch.tensor(expected)
+        limit = 0.05 * float(known.abs().max())
+        torch.testing.assert_close(torch.tensor(found), known, atol=limit, rtol=0)
+
+
+def test_ranks_share_out_images(
+    ranks: Ranks,
+    model_dir: Callable[[str], Path],  # noqa: F811
+) -> None:
+    images = [drawn_image(i, 40 + 11 * i, 70 - 9 * i) for i in range(4)]
+    (alone,) = ranks.run(1, ranks_cases.encoded, model_dir("qwen3_vl"), images)
+    found, nothing = ranks.run(2, ranks_cases.encoded, model_dir("qwen3_vl"), images)
+    assert nothing == []
+    for rows, expected in zip(found, alone, strict=True):
+        torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected), atol=1e-3, rtol=0)
