@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
 from epd.config import GatewayConfig, InstanceConfig
 from epd.engine.base import LanguageEngine, Profiler, VisionEngine
 from epd.fsm.kernel import Journal
@@ -93,11 +91,14 @@ class Instance:
         self.decode: DecodeRole | None = None
         if engines.vision is not None:
             events = CachePublisher(actor, gateway)
-            # Each rank takes a part of a batch.
-            patches = config.encode.max_batch_patches * engines.num_ranks
-            encode = msgspec.structs.replace(config.encode, max_batch_patches=patches)
             self.encode = EncodeRole(
-                actor, self.outgoing, engines.vision, encode, config.timing, events
+                actor,
+                self.outgoing,
+                engines.vision,
+                config.encode,
+                config.timing,
+                events,
+                num_ranks=engines.num_ranks,
             )
         if engines.language is not None:
             self._add_language(engines.language)

@@ -56,8 +56,10 @@ class EncodeRole(Component[Encoding]):
         events: CachePublisher,
         *,
         encodes: bool = True,
+        num_ranks: int = 1,
     ) -> None:
-        """`encodes`: False where the engine has no tower, and rows can only be found."""
+        """`encodes`: False where the engine has no tower, and rows can only be found.  `num_ranks`:
+        that share out a batch."""
         super().__init__(actor)
         self.events = events
         self._encodes = encodes
@@ -65,6 +67,7 @@ class EncodeRole(Component[Encoding]):
         self._engine = engine
         self._config = config
         self._timing = timing
+        self._max_batch_patches = config.max_batch_patches * num_ranks
         self.encodings: dict[str, Encoding] = {}
         self._busy: dict[str, Encoding] = {}  # those that are at work, or have rooms
         self._prepared: dict[str, Encoding] = {}
@@ -282,8 +285,7 @@ class EncodeRole(Component[Encoding]):
         """Taken from those that are prepared."""
         all_ = self._prepared.values()
         line = ((e.arrival, e.key, p.num_patches) for e in all_ if (p := e.patches) is not None)
-        max_patches, is_behind = self._config.max_batch_patches, self._num_batches > 0
-        keys = next_batch(line, max_patches, is_behind=is_behind)
+        keys = next_batch(line, self._max_batch_patches, is_behind=self._num_batches > 0)
         return [self._prepared.pop(key) for key in keys]
 
     async def _encode(self, patches: list[Patches]) -> list[Event]:

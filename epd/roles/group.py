@@ -18,9 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
-
-import msgspec
+from typing import Protocol, TypeVar
 
 from epd.config import Timing
 from epd.engine.base import (
@@ -59,18 +57,21 @@ Batch = Sequence[StepSequence]
 RunOwn = Callable[[Batch, OnLayers | None], Awaitable[StepResult]]
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Probe:
     """Computes nothing, and is answered like any other command."""
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
-    batch: list[StepSequence]
+@dataclass(frozen=True, slots=True)
+class Step:
+    batch: Sequence[StepSequence]
 
 
-class Encode(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Encode:
     """Ranks share out the images, which the leader has."""
 
-    batch: list[Patches]
+    batch: Sequence[Patches]
 
 
 Command = Probe | Step | Encode
@@ -101,18 +102,25 @@ class InOrder:
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
         self._tell = tell
-        self._open: deque[tuple[int, asyncio.Future[Any]]] = deque()
+        self._open: deque[tuple[int, Callable[[], str | None]]] = deque()
 
-    def add(self, number: int, over: asyncio.Future[Any]) -> None:
-        self._open.append((number, over))
+    def add(self, number: int, over: asyncio.Future[T]) -> None:
+        self._open.append((number, partial(_failure, over)))
         over.add_done_callback(lambda over: self._look())
         self._look()
 
     def _look(self) -> None:
-        while self._open and self._open[0][1].done():
-            number, over = self._open.popleft()
-            error = asyncio.CancelledError() if over.cancelled() else over.exception()
-            self._tell(number, "" if error is None else str(error) or repr(error))
+        while self._open and (failure := self._open[0][1]()) is not None:
+            number, _ = self._open.popleft()
+            self._tell(number, failure)
+
+
+def _failure(over: asyncio.Future[T]) -> str | None:
+    """How it ended; None: it has not."""
+    if not over.done():
+        return None
+    error = asyncio.CancelledError() if over.cancelled() else over.exception()
+    return "" if error is None else str(error) or repr(error)
 
 
 class Leader:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from epd.config import InstanceConfig
-from epd.engine.base import StepSequence
+from epd.engine.base import Patches, StepSequence
 from epd.errors import Told, explain
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
@@ -55,10 +55,18 @@ class GroupLost(Told):
 
 
 class Numbered(msgspec.Struct, frozen=True):
-    """Rows of images and pixels are not in it: ranks share them (`SharedRows`, `SharedTower`)."""
+    """A command, which computes nothing where it has neither.  Rows of images and pixels are not in
+    it: ranks share them (`SharedRows`, `SharedTower`)."""
 
     number: int
-    command: Command
+    step: list[StepSequence] | None = None
+    images: list[Patches] | None = None
+
+    @property
+    def command(self) -> Command:
+        if self.step is not None:
+            return Step(self.step)
+        return Probe() if self.images is None else Encode(self.images)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -76,14 +84,14 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 def encode_command(number: int, command: Command) -> bytes:
     match command:
         case Step(batch):
-            command = Step([_without_rows(sequence) for sequence in batch])
-        case Encode(batch):
+            told = Numbered(number, step=[_without_rows(sequence) for sequence in batch])
+        case Encode(images):
             from epd.engine.shared_tower import kind_of
 
-            command = Encode([replace(p, pixels=kind_of(p.pixels)) for p in batch])
+            told = Numbered(number, images=[replace(p, pixels=kind_of(p.pixels)) for p in images])
         case Probe():
-            pass
-    return _framed(_encode(Numbered(number, command)))
+            told = Numbered(number)
+    return _framed(_encode(told))
 
 
 def _without_rows(sequence: StepSequence) -> StepSequence:
@@ -269,8 +277,8 @@ def follow(config: InstanceConfig, rank: int, meeting: int, channel: socket.sock
         answer(0, "")
         with contextlib.suppress(EOFError, OSError):
             while True:
-                command = _decode_command(await _frame_of(reader))
-                follower.execute(command.number, command.command)
+                told = _decode_command(await _frame_of(reader))
+                follower.execute(told.number, told.command)
         await executor.close()
 
     uvloop.run(live())

@@ -181,7 +181,7 @@ async def test_a_server_is_asked_with_the_key_of_the_environment(
 
 
 def test_unknown_workload() -> None:
-    with pytest.raises(ValueError, match="choose one of text, 3x560"):
+    with pytest.raises(ValueError, match="choose one of text, text-c1, 3x560"):
         named("nothing")
 
 
