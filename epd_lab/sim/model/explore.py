@@ -11,8 +11,10 @@ counterexample is the same in every run.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic
@@ -80,6 +82,17 @@ class Space(Generic[Node]):
             raise Violation(_told(f"no way to {wanted}", self.path(stuck[0]), stuck[0]))
 
 
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """What a search makes it keeps: looking for garbage there takes longer than the search."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@no_collections()
 def explore(
     model: Model[Node],
     mode: Mode = Mode.SAFETY,

@@ -22,7 +22,9 @@ W = TypeVar("W", bound="World")
 OUTSIDE = frozenset({"_journal", "_story", "key"})
 
 
-VALUES = frozenset({str, int, bool, tuple, frozenset, type(None)})
+# Types whose objects nobody changes, and how others become such: both grow by what is met.
+_COPIES: set[type] = {str, int, bool, tuple, frozenset, type(None)}  # are their own copies
+_KEYS = _COPIES.copy()  # are their own keys
 
 
 @cache
@@ -39,10 +41,10 @@ def _content(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
 def _copied(value: Any) -> Any:
     """A copy as deep as what worlds hold: machines, and containers of values."""
     kind: Any = type(value)
-    if kind in VALUES:
+    if kind in _COPIES:
         return value
     if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
+        return {k: v if type(v) in _COPIES else _copied(v) for k, v in value.items()}
     if kind is set or kind is list:
         return value.copy()
     if kind is array:
@@ -51,25 +53,28 @@ def _copied(value: Any) -> Any:
         machine = object.__new__(kind)
         machine.key, machine._journal, machine._story = value.key, value._journal, deque()
         for name, part in zip(_slots(kind), _content(kind)(value), strict=True):
-            setattr(machine, name, _copied(part))
+            setattr(machine, name, part if type(part) in _COPIES else _copied(part))
         return machine
-    return value  # a world inside another is replaced by a fork of it, never changed
+    _COPIES.add(kind)  # a world inside another is replaced by a fork of it, never changed
+    return value
 
 
 def _frozen(value: Any) -> Hashable:
     kind: Any = type(value)
-    if kind in VALUES:
+    if kind in _KEYS:
         return value  # type: ignore[no-any-return]
     if kind is dict:
-        return tuple((key, _frozen(item)) for key, item in value.items())
+        return tuple([(k, v if type(v) in _KEYS else _frozen(v)) for k, v in value.items()])
     if kind is set:
         return frozenset(value)
     if kind is list or kind is array:
         return tuple(value)
     if isinstance(value, Machine):
-        return (value.key, *map(_frozen, _content(kind)(value)))
+        parts = _content(kind)(value)
+        return (value.key, *[v if type(v) in _KEYS else _frozen(v) for v in parts])
     if isinstance(value, World):
         return value.key
+    _KEYS.add(kind)
     return value  # type: ignore[no-any-return]
 
 
@@ -90,7 +95,8 @@ class World:
     def key(self) -> Hashable:
         """All that this world holds; asked only when its step is over."""
         if not hasattr(self, "_key"):
-            self._key: Hashable = tuple(map(_frozen, vars(self).values()))
+            parts = vars(self).values()
+            self._key: Hashable = tuple([v if type(v) in _KEYS else _frozen(v) for v in parts])
         return self._key
 
     def fork(self) -> Self:
