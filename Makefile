@@ -35,7 +35,7 @@ demo: $(STAMP)  ## Three workers behind an OpenAI endpoint read three images
 .PHONY: test
 test: $(STAMP)  ## Pass the tests: the fast ones, then those with real processes
 	$(PYTEST) -m "not e2e and not gpu and not long and not clients"
-	$(PYTEST) -m "e2e and not gpu and not long"
+	$(PYTEST) -m "not long" tests/e2e
 
 .PHONY: test-long
 test-long: $(STAMP)  ## The same in more depth: more topologies, faults, sizes and images
@@ -63,7 +63,7 @@ check: $(STAMP)  ## Lint, format, types, import rules, tidy rules, stale diagram
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_imports.py tests/test_tidy.py
+	$(PYTEST) -q tests/test_imports.py tests/test_tidy.py
 	$(BIN)/python -m epd diagrams --check
 
 .PHONY: clean

@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = MARK_OF_DIRECTORY.get(item.path.relative_to(TESTS).parts[0])
         if mark is not None:
             item.add_marker(mark)
+        elif item.get_closest_marker("e2e"):
+            raise pytest.UsageError(f"{item.nodeid} has real processes: it belongs into tests/e2e")
 
 
 def pytest_collection_finish() -> None:

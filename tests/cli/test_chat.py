@@ -180,7 +180,6 @@ async def start(*arguments: str, **streams: int) -> asyncio.subprocess.Process:
     )
 
 
-@pytest.mark.e2e
 async def test_a_pipe_gets_answers_and_nothing_else() -> None:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
     async with serving(["one", *ended()], ["two", *ended()]) as server:
@@ -192,7 +191,6 @@ async def test_a_pipe_gets_answers_and_nothing_else() -> None:
     assert len(server.asked[1]["messages"]) == 3
 
 
-@pytest.mark.e2e
 async def test_ask_prints_as_it_comes() -> None:
     go = asyncio.Event()
     async with serving(["He", go, "llo", *ended()], ["Hello", *ended()]) as server:
@@ -244,7 +242,6 @@ class Terminal:
         os.close(self.its)
 
 
-@pytest.mark.e2e
 async def test_at_a_terminal() -> None:
     """Ctrl-C drops a line or stops an answer, never the program; Ctrl-D ends it."""
     terminal, process = Terminal(), None

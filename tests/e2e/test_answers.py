@@ -56,14 +56,15 @@ async def test_answers_are_those_of_one_process_and_right(
     assert rate >= 0.95 * evaluated()
 
 
-async def test_kv_in_eight_bits_moves_between_processes() -> None:
-    """What decode reads is what prefill wrote, scales too: all answers are those of one process,
-    and nearly all are right."""
+@pytest.mark.parametrize("alone", [(), pytest.param(("1epd",), marks=pytest.mark.long)])
+async def test_kv_in_eight_bits_moves_between_processes(alone: tuple[str, ...]) -> None:
+    """What decode reads is what prefill wrote, scales too: nearly all answers are right, and all
+    are those of one process."""
     asked = samples(4)
     said = []
-    for topology in ("1e1p1d", "1epd"):
+    for topology in ("1e1p1d", *alone):
         with serving(topology, engine__kv_cache_dtype="fp8") as server:
             said.append(await answers(server, asked))
-    assert said[0] == said[1]
+    assert said[1:] in ([], said[:1])
     right = sum(exact_match(a, sample.answer) for a, sample in zip(said[0], asked, strict=True))
     assert right / len(asked) >= 0.95 * evaluated()

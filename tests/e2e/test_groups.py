@@ -63,8 +63,15 @@ def kill_follower(server: Server) -> None:
     follower.kill()
 
 
-@pytest.mark.parametrize("kill", [kill_follower, kill_leader])
-@pytest.mark.parametrize("when", [first_has_said, all_have_said])
+@pytest.mark.parametrize(
+    ("kill", "when"),
+    [
+        (kill_follower, first_has_said),
+        (kill_leader, all_have_said),
+        pytest.param(kill_follower, all_have_said, marks=pytest.mark.long),
+        pytest.param(kill_leader, first_has_said, marks=pytest.mark.long),
+    ],
+)
 async def test_the_loss_of_a_rank_is_the_loss_of_the_group(
     group: Server, kill: Callable[[Server], None], when: Callable[..., bool]
 ) -> None:

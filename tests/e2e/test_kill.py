@@ -23,6 +23,7 @@ from tests.e2e.client import data_url, post_all, question
 from tests.e2e.server import READY_S, SLOW, Server, serving, wait_for
 from tests.e2e.streams import (
     PATIENT,
+    Streamed,
     all_have_said,
     ask_during,
     check_same_afterwards,
@@ -229,18 +230,26 @@ async def test_with_a_second_instance_nothing_is_lost(part: slice) -> None:
             if scenario:
                 SCENARIOS[scenario].check(outcomes, server.in_use())
             assert outcomes == {"answered": 10}, (names, replies)
+            if scenario == "kill encode":
+                check_images_alone_moved(server, replies)
 
 
+def check_images_alone_moved(server: Server, replies: list[Streamed]) -> None:
+    """F59: they were encoded by the other one, and no attempt was given up."""
+    assert not any(reply.has_migrated for reply in replies)
+    assert server.metrics()['epd_gateway_events_total{kind="images_moved"}'] >= 1
+
+
+@pytest.mark.long
 async def test_an_encoder_that_dies_costs_its_images_only() -> None:
-    """F59: they are encoded by the other one, and no attempt is given up."""
+    """As above, with one prefill instance, and an encoder that nobody stops first."""
     with serving("2e1p1d", **PATIENT) as server:
         wait_for(lambda: len(server.instances()) == 4, READY_S, "all have joined")
         epoch, bodies = server.instances()["e0"]["epoch"], questions(80, 10, 250, 40)
         replies = await ask_during(server, bodies, lambda: send(signal.SIGKILL)(server, "e0"), None)
         wait_until_replaced(server, "e0", epoch)
         assert await check_same_afterwards(server, bodies, replies) == {"answered": 10}
-        assert not any(reply.has_migrated for reply in replies)
-        assert server.metrics()['epd_gateway_events_total{kind="images_moved"}'] >= 1
+        check_images_alone_moved(server, replies)
         server.check_all_returned()
 
 

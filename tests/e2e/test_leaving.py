@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
-pytestmark = pytest.mark.e2e
 LONG = pytest.mark.long
 
 
