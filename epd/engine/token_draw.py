@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 Every filter (min_p, top_k, top_p) ends as one number per row: the lowest logit that may be drawn;
-tokens that tie with it stay.  A row's number is the same whatever its neighbours ask for.  Nothing
-of the size of the vocabulary is sorted but for a row that asks for top_p alone: the largest values
-of a row lie in its chunks with the highest maxima, so top_k looks there, and top_p within top_k
-looks at those values only.  The draw adds up chunks, picks one, and adds up within it.
+tokens that tie with it stay.  A row's number is the same whatever its neighbours ask for.  The
+largest values of a row lie in its chunks with the highest maxima, so top_k looks there, and top_p
+within top_k looks at those values only.  The draw adds up chunks, picks one, and adds up within it.
 
-On a GPU what is behind the ranking is three kernels (`kernels/triton_draw`); the functions here are
-their specification, and what runs elsewhere.
+On a GPU nothing of the size of the vocabulary is sorted: top_p alone finds its number bit by bit
+(`kernels/triton_nucleus`), and what is behind the ranking is three kernels (`kernels/triton_draw`).
+The functions here are their specification, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Filtered
     lowest = top + temperature * min_p.log()  # log 0: no limit
     for rows, count in _by_count(params, ranked, size):
         index = slice(None) if len(rows) == len(params) else to_device(rows, torch.int64, device)
-        ordered = _largest(logits[index], maxima[index], count)
-        lowest[index] = _ops(device, count).lowest_kept(
-            ordered, lowest[index], kept[index], nucleus[index], top[index], temperature[index]
-        )
+        few = [column[index] for column in (nucleus, top, temperature)]
+        if count == size:
+            found = _ops(device).lowest_of_nucleus(logits[index], lowest[index], *few)
+        else:
+            ordered = _largest(logits[index], maxima[index], count)
+            found = _ops(device, count).lowest_kept(ordered, lowest[index], kept[index], *few)
+        lowest[index] = found
     return Filtered(top, temperature, lowest)
 
 
@@ -90,6 +93,19 @@ def lowest_kept(
     gone |= (before >= nucleus * shares.sum(dim=-1, keepdim=True)) & (nucleus < 1.0)
     gone[:, 0] = False
     return ordered.masked_fill(gone, torch.inf).amin(dim=-1, keepdim=True)
+
+
+def lowest_of_nucleus(
+    logits: torch.Tensor,
+    floor: torch.Tensor,
+    nucleus: torch.Tensor,
+    top: torch.Tensor,
+    temperature: torch.Tensor,
+) -> torch.Tensor:
+    """`lowest_kept` of all values of each row, in any order; nucleus: less than 1."""
+    ordered = logits.sort(dim=-1, descending=True).values
+    kept = torch.full_like(floor, logits.shape[-1])
+    return lowest_kept(ordered, floor, kept, nucleus, top, temperature)
 
 
 def drawn(logits: torch.Tensor, rows: Filtered, numbers: torch.Tensor, length: int) -> torch.Tensor:
@@ -129,8 +145,6 @@ def _by_count(
 def _largest(logits: torch.Tensor, maxima: torch.Tensor, count: int) -> torch.Tensor:
     """`[n, count]`: the largest values of each row, falling; maxima: those of its chunks."""
     size = logits.shape[-1]
-    if count == size:
-        return logits.sort(dim=-1, descending=True).values
     chunks = _in_chunks(logits)
     length = chunks.shape[-1]
     if count * length < size:
@@ -150,7 +164,7 @@ def _chunk_length(size: int) -> int:
     return length if length >= MIN_CHUNK else size
 
 
-def _ops(device: torch.device, width: int) -> Any:
+def _ops(device: torch.device, width: int = 0) -> Any:
     """Who computes with rows of this width."""
     if device.type == "cuda":
         from epd.engine.kernels import triton_draw
@@ -162,4 +176,5 @@ def _ops(device: torch.device, width: int) -> Any:
 
 class _Plainly:
     lowest_kept = staticmethod(lowest_kept)
+    lowest_of_nucleus = staticmethod(lowest_of_nucleus)
     drawn = staticmethod(drawn)

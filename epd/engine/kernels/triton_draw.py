@@ -11,6 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from epd.engine.kernels.triton_nucleus import lowest_of_nucleus
+
+__all__ = ["drawn", "lowest_kept", "lowest_of_nucleus"]
+
 MAX_WIDTH = 1024  # of the rows that one program holds
 LOG2E = tl.constexpr(1.4426950408889634)
 TOGETHER = 4096  # logits that one program sums
