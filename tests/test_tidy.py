@@ -30,7 +30,7 @@ ANY = {
     "epd/api/shapes.py": (1, "of a shape msgspec knows any JSON value by no other name"),
     "epd/setting.py": (6, "values of settings, whose kinds are checked by msgspec"),
     "epd/cli/": (42, "JSON of other servers, and values of settings"),
-    "epd/engine/": (160, "tensors, modules and configurations of torch and transformers"),
+    "epd/engine/": (180, "tensors, modules and configurations of torch and transformers"),
     "epd/runtime/": (2, "a driver without types"),
     "epd/transport/": (37, "sockets, a driver, and memory that is a buffer or a reference"),
 }

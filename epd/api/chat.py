@@ -20,10 +20,8 @@ from epd.api.tokenizer import load_tokenizer, special_tokens
 from epd.api.tools import Tool
 from epd.engine.checkpoint import ModelError, read_config, read_json
 
-_TOKENS = (
-    "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id",
-    "vision_end_token_id",
-)  # fmt: skip
+_IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+_TOKENS = (*_IMAGE_TOKENS, "video_token_id", "vision_start_token_id", "vision_end_token_id")
 _IMAGE: Sequence[ChatMessage] = [
     {"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "?"}]}
 ]
@@ -39,9 +37,8 @@ class ChatRenderer:
         path = directory / "tokenizer_config.json"
         settings = read_json(path) if path.is_file() else {}
         self.tokenizer = load_tokenizer(directory, settings)
-        self.image_token_id: int | None = self.config.get(
-            "image_token_id", self.config.get("image_token_index")
-        )
+        named = (self.config.get(name) for name in _IMAGE_TOKENS)
+        self.image_token_id: int | None = next((i for i in named if i is not None), None)
         self.video_token_id: int | None = self.config.get("video_token_id")
         self._video_token = self._token("video_token_id")
         self._vision_start = self._token("vision_start_token_id")

@@ -12,7 +12,14 @@ from pathlib import Path
 from epd.cli.hub import find_model, is_hub_name
 from epd.engine.checkpoint import ModelError, read_config, read_preprocessor, weight_files
 
-VISION_FAMILIES = ("llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+VISION_FAMILIES = (
+    "kimi_k25",
+    "llava_onevision",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+)
 TEXT_FAMILIES = ("llama", "qwen3")
 BUNDLED_NAME = "epd-tiny"
 

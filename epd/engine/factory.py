@@ -146,10 +146,7 @@ def build_language(
     executor = executor or build_executor(engine_config)
     adapter = adapter_for(_checkpoint(model_dir, engine_config), attention.NAME)
     device = engine_config.device
-    kv_dtype = dtype
-    if engine_config.kv_cache_dtype == "fp8":
-        fp8.check_kv(device, dtype)
-        kv_dtype = FP8
+    kv_dtype = _kv_dtype(adapter, engine_config, dtype)
     layout = adapter.kv_layout(
         kv_dtype, engine_config.block_size, engine_config.kv_layer_groups, shard, dtype
     )
@@ -160,6 +157,7 @@ def build_language(
     if engine_config.quantization:
         fp8.quantize(adapter.language_model(model).layers)  # type: ignore[arg-type]
     TensorParallel(adapter, model, shard).join()
+    adapter.adopt_language(model)
     small = KvPool(layout, 1, kv_dtype, device)
     forward = _forward(adapter, model, small, dtype, executor.streams)
     on_gpu = executor.streams is not None
@@ -191,6 +189,19 @@ def build_language(
         tokens = num_blocks * layout.block_size
         log_table(device, weights, forward.pool.nbytes, tokens, rows_nbytes)
     return engine
+
+
+def _kv_dtype(adapter: ModelAdapter, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Of paged rows.  Raises ConfigError."""
+    if config.kv_cache_dtype != "fp8":
+        return dtype
+    fp8.check_kv(config.device, dtype)
+    if adapter.paged_rows().num_parts == 1:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 is for keys and values, and {adapter.model_type} keeps latent "
+            "rows; leave it out"
+        )
+    return FP8
 
 
 def _checkpoint(model_dir: Path | str, config: EngineConfig) -> Any:

@@ -13,6 +13,8 @@ the area is brought between two bounds; one row per `merge_size` squared patches
 LLaVA-OneVision (anyres): the image is cut into square tiles of the best fitting resolution, plus
 one tile of the whole; the padding's features are taken out again, every feature line ends with a
 newline row, and above `anyres_max_N` tiles the features are scaled down.
+Kimi-K2.5 (NaViT): the image is made smaller, never larger, to fit a number of patches and a length
+of a side, and black is put below it and to its right up to multiples of `patch_size * merge_size`.
 """
 
 from __future__ import annotations
@@ -157,6 +159,52 @@ def _llava_onevision(
     return Geometry((1, height, width), num_rows, num_patches)
 
 
+@dataclass(frozen=True, slots=True)
+class NavitSettings:
+    """How Kimi's processor prepares images, under the names of both releases."""
+
+    patch_size: int
+    merge_size: int
+    max_patches: int
+    max_side: int  # in patches
+    fixed_output_tokens: int
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+
+def navit_settings(settings: Settings) -> NavitSettings:
+    """Of preprocessor_config.json."""
+    told = {**settings, **(settings.get("media_proc_cfg") or {})}
+    size = told.get("size") or {}
+    return NavitSettings(
+        int(told.get("patch_size") or 14),
+        int(told.get("merge_size") or told.get("merge_kernel_size") or 2),
+        int(told.get("max_patches") or told.get("in_patch_limit") or 16384),
+        int(size.get("max_height") or told.get("patch_limit_on_one_side") or 512),
+        int(told.get("fixed_output_tokens") or 0),
+        tuple(told.get("image_mean") or (0.5,) * 3),
+        tuple(told.get("image_std") or (0.5,) * 3),
+    )
+
+
+def navit_resize(settings: NavitSettings, width: int, height: int) -> tuple[int, int]:
+    """Height and width in pixels of the image alone, before it is padded."""
+    patch, most = settings.patch_size, settings.max_side * settings.patch_size
+    num_patches = max(1, height // patch) * max(1, width // patch)
+    scale = min(1.0, math.sqrt(settings.max_patches / num_patches), most / height, most / width)
+    resized_h, resized_w = (min(max(1, int(side * scale)), most) for side in (height, width))
+    return resized_h, resized_w
+
+
+def _kimi(model_config: Settings, settings: Settings, width: int, height: int) -> Geometry:
+    navit = navit_settings(settings)
+    sides = navit_resize(navit, width, height)
+    block = navit.patch_size * navit.merge_size
+    grid_h, grid_w = (-(-side // block) * navit.merge_size for side in sides)
+    num_patches = grid_h * grid_w
+    return Geometry((1, grid_h, grid_w), num_patches // navit.merge_size**2, num_patches)
+
+
 _Family = Callable[[Settings, Settings, int, int], Geometry]
 _FAMILIES: dict[str, _Family] = {
     "qwen2_vl": _qwen,
@@ -164,4 +212,5 @@ _FAMILIES: dict[str, _Family] = {
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
     "llava_onevision": _llava_onevision,
+    "kimi_k25": _kimi,
 }

@@ -38,6 +38,11 @@ class KvPart(NamedTuple):
     numbers: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     scales: torch.Tensor | None  # of eight bits: float32 [num_blocks, num_kv_heads, block_size]
 
+    @property
+    def width(self) -> int:
+        """Of a head's row."""
+        return self.numbers.shape[-1]
+
     def write(
         self, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
@@ -143,14 +148,22 @@ class KvPool:
         A step asks for its layers in order, each when it is about to write it: all that it writes
         into those before is launched.
         """
+        keys, values = self._parts(index)
+        return KvLayer(keys, values)
+
+    def latent(self, index: int) -> KvPart:
+        """The latent rows of a layer, of a pool that has these instead; asked for likewise."""
+        (part,) = self._parts(index)
+        return part
+
+    def _parts(self, index: int) -> list[KvPart]:
         if self.on_layer is not None:
             self.on_layer(index)
         _, numbers, scales = self._placed()
-        keys, values = (
-            KvPart(numbers[:, index, kind], None if scales is None else scales[:, index, kind])
-            for kind in (0, 1)
-        )
-        return KvLayer(keys, values)
+        return [
+            KvPart(numbers[:, index, part], None if scales is None else scales[:, index, part])
+            for part in range(self.layout.num_parts)
+        ]
 
     def sequence_tensors(self) -> list[SequenceTensor]:
         """What layers keep of sequences, in the layout's order."""

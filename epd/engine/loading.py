@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _patching = threading.Lock()
 _register = nn.Module.register_parameter
+_empty = torch.empty
+LARGE_NBYTES = 64 << 20
 _NAMED = 3  # tensors named in an error
 
 
@@ -60,12 +62,20 @@ def parameters_on_meta() -> Iterator[None]:
             param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
         _register(module, name, param)
 
+    def empty(*size: Any, **options: Any) -> torch.Tensor:
+        """Experts of one layer may be more than this host has: what is as large as that is a
+        parameter, and never there."""
+        like = _empty(*size, **options | {"device": "meta"})
+        return like if like.nbytes > LARGE_NBYTES else _empty(*size, **options)
+
     with _patching, no_init_weights():
         nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+        torch.empty = empty
         try:
             yield
         finally:
             nn.Module.register_parameter = _register  # type: ignore[method-assign]
+            torch.empty = _empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +306,9 @@ def _stored(
         tensor = cut.read(reader.get_slice(stored))
     else:
         tensor = reader.get_tensor(stored)
-    tensor = tensor.transpose(1, 2) if is_transposed else piece.taken(tensor)
-    return adapter.as_held(name, tensor)
+    if piece.num_parts > 1:
+        return adapter.of_joint(name, tensor.chunk(piece.num_parts)[piece.part])
+    return tensor.transpose(1, 2) if is_transposed else tensor
 
 
 def _dtype_of(like: torch.Tensor, dtype: torch.dtype) -> torch.dtype:

@@ -55,10 +55,6 @@ class Piece:
         shape = (rows * self.num_parts, *rest)
         return shape if parameter.ndim else ()
 
-    def taken(self, stored: torch.Tensor) -> torch.Tensor:
-        """What the parameter takes of the stored tensor, a view."""
-        return stored if self.num_parts == 1 else stored.chunk(self.num_parts)[self.part]
-
     def cut(self, cut: Cut | None) -> Cut | None:
         """What a rank keeps of it; of gate and up it is the same."""
         return cut if cut is None or self.expert < 0 else Cut(cut.dim - 1, cut.kept[:1])
@@ -110,8 +106,8 @@ def _places(
             if place in held and int(index) < len(held[place]):
                 return [(place, Piece(stored, int(index), half, num_halves))]
         for joint, names in adapter.joint:
-            each = [name.replace(joint, other) for other in names]
-            if joint in name and all(other in held for other in each):
+            each = [name.replace(joint, other) for other in names if joint in name]
+            if each and all(other in held for other in each):
                 count = len(names)
                 parts = (Piece(stored, part=at, num_parts=count) for at in range(count))
                 return list(zip(each, parts, strict=True))
@@ -122,5 +118,6 @@ def _candidates(stored: str, renames: tuple[tuple[str, str], ...]) -> Iterator[s
     name = stored.removesuffix(_PACKED)
     yield name
     for pattern, replacement in renames:
-        name = re.sub(pattern, replacement, name)
-        yield name
+        before, name = name, re.sub(pattern, replacement, name)
+        if name != before:
+            yield name

@@ -139,7 +139,7 @@ class TensorParallel:
     def _kept(self, name: str, size: int) -> range:
         parts = set(name.split("."))
         for heads, count, projections in (
-            (self._heads.queries, self._num_heads, {"q_proj", "o_proj"}),
+            (self._heads.queries, self._num_heads, {"q_proj", "q_b_proj", "kv_b_proj", "o_proj"}),
             (self._heads.kv, self._num_kv_heads, {"k_proj", "v_proj"}),
         ):
             if parts & projections:

@@ -121,12 +121,12 @@ def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> di
     side = int(getattr(visual, "num_grid_per_side", 0))
     merge = int(visual.spatial_merge_size)
     each = [_of_grid(grid, merge, side, windows) for grid in grids]
-    inputs: dict[str, Any] = {"cu_seqlens": _joined([parts["cu_seqlens"] for parts in each])}
+    inputs: dict[str, Any] = {"cu_seqlens": joined([parts["cu_seqlens"] for parts in each])}
     for name in ("position_ids", "interp_indices", "interp_weights"):
         if name in each[0]:
             inputs[name] = upload(torch.cat([parts[name] for parts in each]), device)
     if windows:
-        inputs["cu_window_seqlens"] = _joined([parts["cu_window_seqlens"] for parts in each])
+        inputs["cu_window_seqlens"] = joined([parts["cu_window_seqlens"] for parts in each])
         index, rows = [], 0
         for parts in each:
             index.append(parts["window_index"] + rows)
@@ -135,7 +135,7 @@ def tower_inputs(visual: Any, grids: Sequence[Grid], device: torch.device) -> di
     return inputs
 
 
-def _joined(bounds: list[torch.Tensor]) -> torch.Tensor:
+def joined(bounds: list[torch.Tensor]) -> torch.Tensor:
     """Cumulative lengths of all images from those of each."""
     lengths = torch.cat([bound.diff() for bound in bounds])
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)

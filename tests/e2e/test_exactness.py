@@ -31,6 +31,7 @@ OFTEN = [
     ("1e1pd", "qwen2_5_vl", "tcp"),
     ("1e1p1d", "llava_onevision", "file"),
     ("1e1p1d", "qwen3_vl_moe", "mooncake"),
+    ("1e1p1d", "kimi_k25", "auto"),
 ]
 ARRANGEMENTS = [
     *(

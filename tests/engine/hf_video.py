@@ -18,10 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from epd.engine.checkpoint import read_config
 
+_KIMI = "transformers.models.kimi_k25.image_processing_kimi_k25"
 _CLASSES = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLVideoProcessor"),
     "qwen2_5_vl": ("qwen2_vl", "Qwen2VLVideoProcessor"),
@@ -58,10 +61,15 @@ def _normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) 
     return (image - mean).div_(std)
 
 
+def _pad(image: torch.Tensor, padding: Sequence[int], **_: Any) -> torch.Tensor:
+    left, top, right, bottom = padding
+    return torch.nn.functional.pad(image, (left, right, top, bottom))
+
+
 def _stand_in() -> None:
-    """Put the two functions where transformers looks for torchvision."""
+    """Put these functions where transformers looks for torchvision."""
     functional: Any = ModuleType("torchvision.transforms.v2.functional")
-    functional.resize, functional.normalize = _resize, _normalize
+    functional.resize, functional.normalize, functional.pad = _resize, _normalize, _pad
     functional.grayscale_to_rgb = lambda video: video  # frames here have their three channels
     functional.InterpolationMode = InterpolationMode
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
@@ -74,6 +82,7 @@ def _stand_in() -> None:
     try:
         for module, _ in _CLASSES.values():
             importlib.import_module(f"transformers.models.{module}.video_processing_{module}")
+        importlib.import_module(_KIMI)
     finally:
         for name in (*names, functional.__name__):
             del sys.modules[name]
@@ -100,6 +109,22 @@ def video_processor(model_dir: Path, **changes: Any) -> Any:
     path = model_dir / "video_preprocessor_config.json"
     settings = json.loads(path.read_text()) | changes
     return make_processor(read_config(model_dir)["model_type"], settings)
+
+
+def kimi_image_processor(settings: dict[str, Any]) -> Any:
+    """Kimi's image processor, which has no PIL variant, over Pillow's resize, as published."""
+    _ready()
+    theirs = importlib.import_module(_KIMI)
+
+    class Processor(theirs.Kimi_K25ImageProcessor):  # type: ignore[misc, name-defined]
+        def resize(self, image: torch.Tensor, size: Any, **_: Any) -> torch.Tensor:
+            each = [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in image]
+            resized = [one.resize((size.width, size.height), Image.BICUBIC) for one in each]
+            return torch.stack([torch.from_numpy(np.array(one)) for one in resized]).permute(
+                0, 3, 1, 2
+            )
+
+    return Processor(**settings)
 
 
 def make_processor(model_type: str, settings: dict[str, Any]) -> Any:

@@ -34,8 +34,8 @@ _ATTENTION = {
     "self_attn.v_proj.weight": "kv hidden",
     "self_attn.o_proj.weight": "hidden q",
 }
-_NORMS = {"input_layernorm.weight": "hidden", "post_attention_layernorm.weight": "hidden"}
-_MLP = {
+NORMS = {"input_layernorm.weight": "hidden", "post_attention_layernorm.weight": "hidden"}
+MLP = {
     "mlp.gate_proj.weight": "ffn hidden",
     "mlp.up_proj.weight": "ffn hidden",
     "mlp.down_proj.weight": "hidden ffn",
@@ -51,7 +51,7 @@ _BIASES = {
 _HEAD_NORMS = {"self_attn.q_norm.weight": "head", "self_attn.k_norm.weight": "head"}
 
 
-def _stack(prefix: str, *layer: Mapping[str, str]) -> dict[str, str]:
+def stack(prefix: str, *layer: Mapping[str, str]) -> dict[str, str]:
     """A decoder without its head."""
     parts = dict(itertools.chain.from_iterable(part.items() for part in layer))
     return {
@@ -61,7 +61,7 @@ def _stack(prefix: str, *layer: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _with_biases(prefix: str, weights: Mapping[str, str]) -> dict[str, str]:
+def with_biases(prefix: str, weights: Mapping[str, str]) -> dict[str, str]:
     """Each of `weights` and a bias of its first size."""
     found = {}
     for name, shape in weights.items():
@@ -71,19 +71,19 @@ def _with_biases(prefix: str, weights: Mapping[str, str]) -> dict[str, str]:
 
 
 _QWEN2_TOWER = {
-    **_with_biases(
+    **with_biases(
         "visual.blocks.{blocks}.",
         {"attn.qkv": "3*tower tower", "attn.proj": "tower tower", "mlp.fc1": "4*tower tower"}
         | {"mlp.fc2": "tower 4*tower", "norm1": "tower", "norm2": "tower"},
     ),
-    **_with_biases(
+    **with_biases(
         "visual.merger.",
         {"ln_q": "tower", "mlp.0": "4*tower 4*tower", "mlp.2": "hidden 4*tower"},
     ),
     "visual.patch_embed.proj.weight": "tower 3 2 patch patch",
 }
 _QWEN2_5_TOWER = {
-    **_with_biases(
+    **with_biases(
         "visual.blocks.{blocks}.",
         {"attn.qkv": "3*tower tower", "attn.proj": "tower tower"}
         | {"mlp.gate_proj": "tower_ffn tower", "mlp.up_proj": "tower_ffn tower"}
@@ -91,41 +91,41 @@ _QWEN2_5_TOWER = {
     ),
     "visual.blocks.{blocks}.norm1.weight": "tower",
     "visual.blocks.{blocks}.norm2.weight": "tower",
-    **_with_biases("visual.merger.", {"mlp.0": "4*tower 4*tower", "mlp.2": "hidden 4*tower"}),
+    **with_biases("visual.merger.", {"mlp.0": "4*tower 4*tower", "mlp.2": "hidden 4*tower"}),
     "visual.merger.ln_q.weight": "tower",
     "visual.patch_embed.proj.weight": "tower 3 2 patch patch",
 }
 _QWEN3_TOWER = {
-    **_with_biases(
+    **with_biases(
         "model.visual.blocks.{blocks}.",
         {"attn.qkv": "3*tower tower", "attn.proj": "tower tower", "norm1": "tower"}
         | {"mlp.linear_fc1": "tower_ffn tower", "mlp.linear_fc2": "tower tower_ffn"}
         | {"norm2": "tower"},
     ),
-    **_with_biases(
+    **with_biases(
         "model.visual.merger.",
         {"norm": "tower", "linear_fc1": "4*tower 4*tower", "linear_fc2": "hidden 4*tower"},
     ),
-    **_with_biases(
+    **with_biases(
         "model.visual.deepstack_merger_list.{levels}.",
         {"norm": "4*tower", "linear_fc1": "4*tower 4*tower", "linear_fc2": "hidden 4*tower"},
     ),
-    **_with_biases("model.visual.patch_embed.", {"proj": "tower 3 2 patch patch"}),
+    **with_biases("model.visual.patch_embed.", {"proj": "tower 3 2 patch patch"}),
     "model.visual.pos_embed.weight": "places tower",
 }
 _SIGLIP = {
-    **_with_biases(
+    **with_biases(
         "vision_tower.vision_model.encoder.layers.{blocks}.",
         {f"self_attn.{name}_proj": "tower tower" for name in ("q", "k", "v", "out")}
         | {"mlp.fc1": "tower_ffn tower", "mlp.fc2": "tower tower_ffn"}
         | {"layer_norm1": "tower", "layer_norm2": "tower"},
     ),
-    **_with_biases(
+    **with_biases(
         "vision_tower.vision_model.",
         {"embeddings.patch_embedding": "tower 3 patch patch", "post_layernorm": "tower"},
     ),
     "vision_tower.vision_model.embeddings.position_embedding.weight": "places tower",
-    **_with_biases(
+    **with_biases(
         "multi_modal_projector.", {"linear_1": "hidden tower", "linear_2": "hidden hidden"}
     ),
     "image_newline": "hidden",
@@ -156,7 +156,7 @@ _QWEN3_VISION = {
     "hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "num_heads": 16, "patch_size": 16,
     "num_position_embeddings": 2304, "spatial_merge_size": 2, "temporal_patch_size": 2,
 }  # fmt: skip
-_HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -184,7 +184,7 @@ class Layout:
 
 LAYOUTS = {
     "qwen2_vl": Layout(
-        {**_stack("model.", _ATTENTION, _NORMS, _MLP, _BIASES), **_QWEN2_TOWER},
+        {**stack("model.", _ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_TOWER},
         {
             "model_type": "qwen2_vl",
             "architectures": ["Qwen2VLForConditionalGeneration"],
@@ -204,7 +204,7 @@ LAYOUTS = {
         },
     ),
     "qwen2_5_vl": Layout(
-        {**_stack("model.", _ATTENTION, _NORMS, _MLP, _BIASES), **_QWEN2_5_TOWER},
+        {**stack("model.", _ATTENTION, NORMS, MLP, _BIASES), **_QWEN2_5_TOWER},
         {
             "model_type": "qwen2_5_vl",
             "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -226,7 +226,7 @@ LAYOUTS = {
     ),
     "qwen3_vl": Layout(
         {
-            **_stack("model.language_model.", _ATTENTION, _NORMS, _MLP, _HEAD_NORMS),
+            **stack("model.language_model.", _ATTENTION, NORMS, MLP, _HEAD_NORMS),
             **_QWEN3_TOWER,
         },
         {
@@ -239,19 +239,19 @@ LAYOUTS = {
         files={
             "preprocessor_config.json": {
                 "size": {"longest_edge": 16777216, "shortest_edge": 65536}, "patch_size": 16,
-                **_PATCHES, **_HALVES, "processor_class": "Qwen3VLProcessor",
+                **_PATCHES, **HALVES, "processor_class": "Qwen3VLProcessor",
                 "image_processor_type": "Qwen2VLImageProcessorFast",
             },
             "video_preprocessor_config.json": {
                 "size": {"longest_edge": 25165824, "shortest_edge": 4096}, "patch_size": 16,
-                **_PATCHES, **_HALVES, "processor_class": "Qwen3VLProcessor",
+                **_PATCHES, **HALVES, "processor_class": "Qwen3VLProcessor",
                 "video_processor_type": "Qwen3VLVideoProcessor",
             },
         },
     ),
     "llava_onevision": Layout(
         {
-            **_stack("language_model.model.", _ATTENTION, _NORMS, _MLP, _BIASES),
+            **stack("language_model.model.", _ATTENTION, NORMS, MLP, _BIASES),
             **_SIGLIP,
         },
         {
@@ -273,7 +273,7 @@ LAYOUTS = {
         files={
             "preprocessor_config.json": {
                 "do_convert_rgb": True, "do_normalize": True, "do_pad": True, "do_rescale": True,
-                "do_resize": True, "resample": 3, "rescale_factor": 1 / 255, **_HALVES,
+                "do_resize": True, "resample": 3, "rescale_factor": 1 / 255, **HALVES,
                 "size": {"height": 384, "width": 384},
                 "image_grid_pinpoints": [
                     [384 * i, 384 * j] for i in range(1, 7) for j in range(1, 7)
@@ -290,7 +290,7 @@ LAYOUTS = {
         others=(*_TOKENIZER, "added_tokens.json", "special_tokens_map.json"),
     ),
     "qwen3": Layout(
-        _stack("model.", _ATTENTION, _NORMS, _MLP, _HEAD_NORMS),
+        stack("model.", _ATTENTION, NORMS, MLP, _HEAD_NORMS),
         {
             "model_type": "qwen3",
             "architectures": ["Qwen3ForCausalLM"],
@@ -300,7 +300,7 @@ LAYOUTS = {
         template="tokenizer_config.json",
     ),
     "llama": Layout(
-        _stack("model.", _ATTENTION, _NORMS, _MLP),
+        stack("model.", _ATTENTION, NORMS, MLP),
         {
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
@@ -313,7 +313,7 @@ LAYOUTS = {
     ),
 }  # fmt: skip
 LAYOUTS["qwen3_vl_moe"] = Layout(
-    {**_stack("model.language_model.", _ATTENTION, _NORMS, _EXPERTS, _HEAD_NORMS), **_QWEN3_TOWER},
+    {**stack("model.language_model.", _ATTENTION, NORMS, _EXPERTS, _HEAD_NORMS), **_QWEN3_TOWER},
     {
         **LAYOUTS["qwen3_vl"].config,
         "model_type": "qwen3_vl_moe",

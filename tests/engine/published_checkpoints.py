@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.engine.published import LAYOUTS, Layout
+from tests.engine import published as record
+from tests.engine.published import Layout
+from tests.engine.published_kimi import KIMI
 
 Shape = tuple[int, ...]
+LAYOUTS = {**record.LAYOUTS, "kimi_k25": KIMI}
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ PUBLISHED = {
         "llama", _llama(128256, False, 8192, 28672, 80, 64, 8, rope_scaling=_LLAMA3_ROPE),
         723, 70553706496,
     ),
+    "moonshotai/Kimi-K2.5": Published("kimi_k25", {}, 70310, 1026879376368),
 }  # fmt: skip
 _REDUCED_VISION = {
     "depth": 3, "embed_dim": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,
@@ -181,9 +185,14 @@ _REDUCED_VISION = {
 }  # fmt: skip
 _REDUCED_TEXT = _text(64, 96, 2, 4, 2, vocab_size=272, head_dim=16, num_experts=4)
 _REDUCED_TEXT |= {"moe_intermediate_size": 48, "max_position_embeddings": 2048}
+_REDUCED_TEXT |= {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+    "v_head_dim": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 _REDUCED_TOKENS = {
     "vision_start_token_id": 259, "vision_end_token_id": 260, "image_token_id": 262,
     "video_token_id": 263, "image_token_index": 262, "video_token_index": 263,
+    "media_placeholder_token_id": 262,
 }  # fmt: skip
 
 
@@ -201,6 +210,9 @@ def reduced(published: Published) -> dict[str, Any]:
         vision["hidden_size"] = 64  # that of the language model
     text = config.get("text_config", config)
     text |= {name: size for name, size in _REDUCED_TEXT.items() if name in text}
+    if published.family == "kimi_k25":
+        text["num_key_value_heads"] = text["num_attention_heads"]
+        config["projection_hidden_size"] = vision["hidden_size"]
     if "mrope_section" in (text.get("rope_scaling") or ()):
         text["rope_scaling"] = text["rope_scaling"] | {"mrope_section": [2, 3, 3]}
     if "image_grid_pinpoints" in config:
@@ -244,7 +256,10 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
         "half_head": head // 2,
         "q": heads * head,
         "kv": text["num_key_value_heads"] * head,
-        "experts": text.get("num_experts", 0),
+        "experts": text.get("num_experts") or text.get("n_routed_experts", 0),
+        "dense": text.get("first_k_dense_replace", 0),
+        "sparse": text["num_hidden_layers"],
+        **_latent_sizes(text),
         "moe": text.get("moe_intermediate_size", 0),
         "tower": vision.get("embed_dim") or vision.get("hidden_size", 0),
         "tower_ffn": vision.get("intermediate_size", 0),
@@ -255,13 +270,29 @@ def _sizes(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, int]
     }
 
 
+def _latent_sizes(text: Mapping[str, Any]) -> dict[str, int]:
+    nope, rope, value = (
+        text.get(name, 0) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    return {
+        "heads": text["num_attention_heads"],
+        "query_rank": text.get("q_lora_rank", 0),
+        "rank": text.get("kv_lora_rank", 0),
+        "query": nope + rope,
+        "latent": text.get("kv_lora_rank", 0) + rope,
+        "key_value": nope + value,
+        "value": value,
+    }
+
+
 def _product(word: str, sizes: Mapping[str, int]) -> int:
     return math.prod(int(part) if part.isdigit() else sizes[part] for part in word.split("*"))
 
 
 def _names(pattern: str, sizes: Mapping[str, int]) -> Iterator[str]:
     ranges = re.findall(r"\{(\w+)\}", pattern)
-    for numbers in itertools.product(*(range(sizes[name]) for name in ranges)):
+    first = {"sparse": sizes["dense"]}  # layers, behind the dense ones
+    for numbers in itertools.product(*(range(first.get(n, 0), sizes[n]) for n in ranges)):
         yield pattern.format(**dict(zip(ranges, numbers, strict=True)))
 
 

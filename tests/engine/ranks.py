@@ -18,6 +18,7 @@ IMPORTED = [  # once for all
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe",
+    "transformers.models.kimi_k25.modeling_kimi_k25",
     "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
 ]
 

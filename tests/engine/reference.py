@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tests.engine.hf_video import video_processor
+from tests.engine.hf_video import kimi_image_processor, video_processor
 
 Messages = Sequence[dict[str, Any]]
 
@@ -46,6 +46,8 @@ def reference_model(model_dir: Path) -> Any:
 def reference_processor(model_dir: Path) -> Any:
     """Hugging Face's PIL image processor with the directory's settings."""
     settings = json.loads((model_dir / "preprocessor_config.json").read_text())
+    if settings["image_processor_type"].startswith("Kimi"):
+        return kimi_image_processor(settings)
     if settings["image_processor_type"].startswith("Llava"):
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
             LlavaOnevisionImageProcessorPil as Processor,
@@ -156,7 +158,7 @@ def reference_inputs(
         expanded += [token] * next(remaining) if token_id == token else [token_id]
     input_ids = torch.tensor([expanded])
     inputs = {"input_ids": input_ids} | features | shown
-    if "image_grid_thw" in features or videos:
+    if hasattr(reference_model(model_dir).model, "get_rope_index"):
         kinds = (input_ids == token).int()
         if videos:
             config = json.loads((model_dir / "config.json").read_text())
@@ -170,7 +172,8 @@ def _image_features(model_dir: Path, images: Sequence[Any]) -> tuple[dict[str, A
     features = dict(reference_processor(model_dir)(images=list(images), return_tensors="pt"))
     model = reference_model(model_dir)
     if "image_grid_thw" in features:
-        merge = model.config.vision_config.spatial_merge_size
+        vision = model.config.vision_config
+        merge = getattr(vision, "spatial_merge_size", 2)
         return features, (features["image_grid_thw"].prod(-1) // merge**2).tolist()
     features.pop("batch_num_images", None)
     with torch.inference_mode():

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from epd.config import EngineConfig
+from epd.config import ConfigError, EngineConfig
 from epd.engine import fp8
 from epd.engine.factory import build_executor, build_language, build_vision
 from epd.engine.fp8 import Fp8Linear
@@ -157,3 +157,9 @@ async def test_kv_in_eight_bits(family: str, model_dir: Callable[[str], Path]) -
         eight.release(requests)
     same = sum(a == b for a, b in zip(*texts, strict=True))
     assert same >= len(texts[0]) - 1  # a number in the middle of two steps may go to either
+
+
+def test_latent_rows_are_not_kept_in_eight_bits(model_dir: Callable[[str], Path]) -> None:
+    config = EngineConfig(threads=1, kv_nbytes=16 << 20, kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match="kimi_k25 keeps latent rows"):
+        build_language(model_dir("kimi_k25"), config)

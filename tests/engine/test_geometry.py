@@ -16,6 +16,7 @@ import torch
 from epd.engine.base import MediaError
 from epd.engine.geometry import image_geometry
 from tests.engine.conftest import drawn_image
+from tests.engine.hf_video import kimi_image_processor
 from tests.engine.reference import reference_model, reference_processor
 from tests.engine.tiny_models import VISION_FAMILIES
 
@@ -69,6 +70,20 @@ def test_legacy_pixel_bounds_override_size() -> None:
     for width, height in sizes("legacy")[:200]:
         geometry = image_geometry({"model_type": "qwen2_vl"}, settings, width, height)
         assert geometry.num_patches == processor.get_number_of_image_patches(height, width)
+
+
+@pytest.mark.parametrize("most", [16384, 300])
+def test_kimi_sizes_equal_the_processor(most: int) -> None:
+    """Under the names that transformers gives the settings, and under those of the publisher."""
+    settings = {"max_patches": most, "size": {"max_height": 512, "max_width": 512}}
+    published = {"in_patch_limit": most, "patch_limit_on_one_side": 512, "merge_kernel_size": 2}
+    processor = kimi_image_processor(settings)
+    for width, height in sizes(f"kimi {most}"):
+        expected = processor.get_number_of_image_patches(height, width)
+        for said in (settings, {"media_proc_cfg": published}):
+            geometry = image_geometry({"model_type": "kimi_k25"}, said, width, height)
+            assert geometry.num_patches == expected, (width, height)
+            assert geometry.num_rows * 4 == expected == math.prod(geometry.grid_thw)
 
 
 @pytest.mark.parametrize("published", [True, False], ids=["published", "tiny"])

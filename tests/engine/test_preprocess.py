@@ -65,6 +65,8 @@ def test_patches_equal_the_processors(
     expected = reference_processor(directory)(images=[image], return_tensors="pt")["pixel_values"]
     if family == "llava_onevision":
         expected = expected[0]
+    if family == "kimi_k25":
+        expected = expected.flatten(1)
     assert torch.equal(found.pixels, expected)
     assert (found.num_rows, found.num_patches) == (geometry.num_rows, geometry.num_patches)
 

@@ -15,7 +15,7 @@ from epd.engine.models.registry import adapter_for
 from epd.engine.sharding import WHOLE, Alone, Heads, Shard
 from tests.engine.tiny_models import FAMILIES
 
-HELD_WHOLE = ("embed_tokens", "norm", "mlp.gate.weight")
+HELD_WHOLE = ("embed_tokens", "norm", "mlp.gate.weight", "q_a_proj", "kv_a_proj", "correction_bias")
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 8])

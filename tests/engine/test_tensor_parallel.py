@@ -30,6 +30,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {"num_attention_heads": 6, "moe_intermediate_size": 56},
 }  # fmt: skip
 MODELS = ("embedded", *CHANGES)
+CHANGES["kimi_k25"] = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 8}
 PROMPT = list(b"the quick brown fox")
 
 
@@ -74,6 +75,17 @@ def test_greedy_equals_generate(name: str, ranks: Ranks, model: Callable[[str], 
         drafts = expected[1:] if fused else expected[:1]
         found = ranks.run(size, ranks_cases.answers, directory, cases(name), 13, drafts, fused)
         assert found == [expected] * size, (size, fused)
+
+
+def test_latent_rows_are_at_every_rank(ranks: Ranks, model: Callable[[str], Path]) -> None:
+    """Six heads on four ranks, experts in parts; what is cached is the same everywhere."""
+    directory = model("kimi_k25")
+    expected = golden(directory, "kimi_k25")
+    for size in SIZES[1:]:
+        found = ranks.run(size, ranks_cases.answers, directory, cases("kimi_k25"), 13, expected[:1])
+        assert found == [expected] * size, size
+        heads = {heads for heads, _ in ranks.run(size, ranks_cases.held, directory)}
+        assert heads == {range(1)}
 
 
 @pytest.mark.long

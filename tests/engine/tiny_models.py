@@ -25,8 +25,11 @@ FAMILIES = (
     "llava_onevision",
     "qwen3",
     "llama",
+    "kimi_k25",
 )
-VISION_FAMILIES = FAMILIES[:5]
+VISION_FAMILIES = (*FAMILIES[:5], "kimi_k25")
+WITHOUT_VIDEOS = ("llava_onevision", "kimi_k25")
+SEAM_ONLY = ("kimi_k25",)  # whose layers the fused decoder does not know
 EMBEDDED = Path(__file__).parents[2] / "epd" / "tiny" / "checkpoint"
 
 _IMAGE, _VIDEO, _VISION_START, _VISION_END = 262, 263, 259, 260
@@ -121,6 +124,27 @@ def _llava_onevision() -> dict[str, Any]:
     }
 
 
+def _kimi_k25() -> dict[str, Any]:
+    """Latent attention, one dense layer, experts in groups; positions of 8 x 8 places."""
+    text = {
+        "model_type": "deepseek_v3", "hidden_size": 32, "intermediate_size": 48,
+        "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8, "n_shared_experts": 1,
+        "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    vision = {
+        "patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8, "num_attention_heads": 2,
+        "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
+    }  # fmt: skip
+    return {
+        "text_config": _TEXT | text,
+        "vision_config": vision,
+        "projection_hidden_size": 32,
+        "tie_word_embeddings": False,
+    } | _TOKENS
+
+
 _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", _qwen2_vl()),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl()),
@@ -131,6 +155,7 @@ _CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "LlavaOnevisionForConditionalGeneration",
         _llava_onevision(),
     ),
+    "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration", _kimi_k25()),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _TEXT | {"head_dim": 16}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", dict(_TEXT)),
 }
@@ -158,6 +183,8 @@ def make_model(
         torch.manual_seed(FAMILIES.index(family))
         model = getattr(transformers, class_name)(config)
         _shake(model)
+        if family == "kimi_k25":  # transformers reads a placeholder that was said as token 0
+            model.lm_head.weight.data[[_IMAGE, _VIDEO]] = 0
     model.generation_config.update(
         eos_token_id=[258, 256], pad_token_id=256, do_sample=False, bos_token_id=None
     )
@@ -176,6 +203,9 @@ def _shake(model: Any) -> None:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.add_(torch.randn_like(buffer))
 
 
 def _transpose_experts(directory: Path) -> None:
@@ -200,6 +230,11 @@ def _write_companions(family: str, directory: Path) -> None:
             "size": {"height": 32, "width": 32},
             "image_grid_pinpoints": _llava_onevision()["image_grid_pinpoints"],
         }
+    elif family == "kimi_k25":
+        settings = {
+            "image_processor_type": "Kimi_K25ImageProcessor", "patch_size": 8, "merge_size": 2,
+            "max_patches": 256, "size": {"max_height": 40, "max_width": 40},
+        }  # fmt: skip
     elif family in VISION_FAMILIES:
         settings = {"image_processor_type": "Qwen2VLImageProcessor"} | _PIXELS
         (directory / "video_preprocessor_config.json").write_text(json.dumps(_PIXELS, indent=1))

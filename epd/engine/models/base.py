@@ -9,6 +9,7 @@ modelling file of transformers is imported when a model is built, never before.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -50,9 +51,16 @@ class ModelAdapter:
 
     def __init__(self, checkpoint: Checkpoint, attention: str) -> None:
         """`attention`: name of the attention of the language model (see attention.py)."""
+        import transformers
         from transformers import AutoConfig
 
         self.checkpoint = checkpoint
+        package = f"transformers.models.{self.modelling.partition('.')[0]}"
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(
+                f"transformers {transformers.__version__} does not know {self.model_type}; install "
+                "a newer one"
+            )
         try:
             self.config: Any = AutoConfig.from_pretrained(checkpoint.directory)
         except Exception as error:  # whatever a damaged config trips over
@@ -101,8 +109,8 @@ class ModelAdapter:
         """True when published checkpoints store this tensor with its last two axes swapped."""
         return False
 
-    def as_held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """What the model multiplies by, of a parameter as it is stored."""
+    def of_joint(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """What a parameter is, of its part of a joint tensor."""
         return stored
 
     # --- shapes -----------------------------------------------------------------------------------
@@ -163,6 +171,9 @@ class ModelAdapter:
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         """None: linear positions."""
         return RopePositions(positions=None, delta=0)
+
+    def adopt_language(self, model: Any) -> None:
+        """Exchange modules of a loaded decoder stack for the engine's own."""
 
     # --- vision -----------------------------------------------------------------------------------
 
