@@ -81,7 +81,8 @@ async def ask(session: aiohttp.ClientSession, body: dict[str, Any], leaves_after
 def memory() -> tuple[int, int]:
     """MiB of the device, and of the processes of this program's kind."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    device = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    device = sum(map(int, told.split()))
     host = 0
     for process in psutil.process_iter(["cmdline", "memory_info"]):
         if any("epd" in part for part in process.info["cmdline"] or ()):
