@@ -265,7 +265,7 @@ def _read(
                         kind = _dtype_of(like, dtype)
                         state[name] = torch.empty(kept.shape, dtype=kind, device=device)
                     place = piece.of(state[name])
-                    place.copy_(_stored(reader, adapter, name, piece, like, cut, dtype))
+                    place.copy_(_stored(reader, adapter, name, piece, like, cut, dtype, device))
                     done += place.nbytes
                     progress(done, total)
         except Exception as error:  # safetensors raises its own error type from Rust, and OSError
@@ -281,8 +281,9 @@ def _stored(
     like: torch.Tensor,
     cut: Cut | None,
     dtype: torch.dtype,
+    device: str,
 ) -> torch.Tensor:
-    """What is kept of a piece that lies in an open file."""
+    """What is kept of a piece that lies in an open file; what is widened is so on the device."""
     checkpoint, stored = adapter.checkpoint, piece.stored
     here = checkpoint.tensors[stored].file
 
@@ -291,9 +292,9 @@ def _stored(
 
         file = checkpoint.tensors[other].file
         if file == here:
-            return reader.get_tensor(other)  # type: ignore[no-any-return]
+            return reader.get_tensor(other).to(device)  # type: ignore[no-any-return]
         with safe_open(file, framework="pt") as elsewhere:
-            return elsewhere.get_tensor(other)  # type: ignore[no-any-return]
+            return elsewhere.get_tensor(other).to(device)  # type: ignore[no-any-return]
 
     is_transposed = stored_weights.shape_of(checkpoint, stored) != piece.fits(like)
     cut = piece.cut(cut)

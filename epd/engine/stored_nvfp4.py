@@ -59,6 +59,7 @@ def widened(
         whole = 1 / tensor_of(weight + _DIVISOR).float()
     packed = tensor_of(stored)
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()
-    values = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])[codes]
+    known = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)], device=packed.device)
+    values = known[codes]
     scales = tensor_of(weight + "_scale").float() * whole
     return (values.unflatten(-1, (-1, GROUP)) * scales[..., None]).flatten(-2).to(dtype)

@@ -30,6 +30,7 @@ from tests.e2e.streams import (
     first_has_said,
     questions,
 )
+from tests.engine.tiny_models import cached_model
 from tests.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(400)
@@ -95,6 +96,21 @@ async def test_kill_of_the_only_one(server: Server, name: str) -> None:
         assert all(migrated) if name == "d0" else any(migrated)
     assert (await post_all(server.base_url, [HEALTHY]))[0].text == ANSWER
     server.check_all_returned()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["p0", "d0"])
+async def test_kill_with_latent_rows(name: str) -> None:
+    """Another kind of state: answers go on with the very next token there, too."""
+    with serving("1e1p1d", model=cached_model("kimi_k25"), **PATIENT) as server:
+        entry = server.instances()[name]
+        epoch, pid = entry["epoch"], entry["pid"]
+        bodies = questions(ord(name[0]), 8, 90, 200 if name == "d0" else 60)
+        replies = await ask_during(server, bodies, lambda: os.kill(pid, signal.SIGKILL), WHEN[name])
+        wait_until_replaced(server, name, epoch)
+        assert await check_same_afterwards(server, bodies, replies) == {"answered": 8}
+        assert any(reply.has_migrated for reply in replies)
+        server.check_all_returned()
 
 
 @pytest.mark.parametrize("name", ["p0", *(pytest.param(n, marks=LONG) for n in ("e0", "d0"))])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,41 @@ def test_experts_of_four_bits(apart: Path, tmp_path: Path) -> None:
     for expert in range(4):
         parts = [meanings[f"{prefix}.{expert}.{n}_proj.weight"] for n in ("gate", "up")]
         assert torch.equal(found[f"{prefix}.gate_up_proj"][expert], torch.cat(parts))
+
+
+def test_kimi_as_it_is_published(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """Experts one by one, in integers of four bits, of which the text's part of config.json
+    tells."""
+    directory = shutil.copytree(model_dir("kimi_k25"), tmp_path / "m")
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["quantization_config"] = INT4
+    (directory / "config.json").write_text(json.dumps(config))
+    meanings: Tensors = {}
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".mlp.experts." in name]:
+            packed, meanings[name] = int4(name, tensors.pop(name))
+            tensors.update(packed)
+
+    edit_weights(directory, change)
+    found = experts(directory)
+    (prefix,) = {name.partition("1.mlp.experts.")[0] for name in meanings if "1.mlp.exp" in name}
+    for expert in range(8):
+        gate, up, down = (
+            meanings[f"{prefix}1.mlp.experts.{expert}.{part}_proj.weight"]
+            for part in ("gate", "up", "down")
+        )
+        held = "model.language_model.layers.1.mlp.experts."
+        assert torch.equal(found[held + "gate_up_proj"][expert], torch.cat((gate, up)))
+        assert torch.equal(found[held + "down_proj"][expert], down)
+
+
+def test_what_routes_tokens_stays_in_float32(model_dir: Callable[[str], Path]) -> None:
+    adapter = adapter_for(read_checkpoint(model_dir("kimi_k25")))
+    model = load_stage(adapter, "language", torch.bfloat16, "cpu")
+    named = {n: b.dtype for n, b in model.named_buffers() if n.endswith("correction_bias")}
+    assert set(named.values()) == {torch.float32} and len(named) == 2
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 def test_joint_experts_in_eight_bits(model_dir: Callable[[str], Path], tmp_path: Path) -> None:

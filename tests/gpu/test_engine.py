@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,17 @@ async def test_fp32_equals_transformers(family: str, gpu_driver: Callable[..., D
     assert isinstance(forward, FusedForward)
     for graphs in (forward.graphs, forward.prompt_graphs):
         assert (graphs is not None) == (family != "qwen3_vl_moe")
+    await check_equals_transformers(serving, family)
+
+
+async def test_latent_rows_equal_transformers(gpu_driver: Callable[..., Driver]) -> None:
+    """Through transformers' layers; not where its release is older than the family."""
+    if importlib.util.find_spec("transformers.models.kimi_k25") is None:
+        pytest.skip("this transformers does not know kimi_k25")
+    await check_equals_transformers(gpu_driver("kimi_k25"), "kimi_k25")
+
+
+async def check_equals_transformers(serving: Driver, family: str) -> None:
     golden = [reference_generate(serving.model_dir, p, i, NEW_TOKENS) for p, i in cases(family)]
     for chunk in (4096, 16):
         requests = [
