@@ -29,7 +29,7 @@ __all__ = ["DRILLS", "NOTHING", "NOT_REACHABLE", "Drill", "by_name", "naming"]
 
 IMAGES = Workload(num_requests=12, image_share=1.0, spread_s=0.5)
 MANY_IMAGES = Workload(num_requests=16, image_share=1.0, num_images=16, spread_s=0.5)
-REPEATS = Workload(num_requests=40, image_share=1.0, num_images=2, spread_s=0.2)
+REPEATS = Workload(num_requests=60, image_share=1.0, num_images=2, spread_s=0.2)
 HANG_UPS = Workload(28, num_images=20, cancel_share=0.7, spread_s=0.5)
 SLOW_LINK = DataConditions(nbytes_per_s=2e4, jitter_s=0.02)
 
@@ -134,7 +134,7 @@ DRILLS: tuple[Drill, ...] = (
         ("F15", "F21", "F22"),
         topology="1e1p1d",
         work=Workload(
-            60, image_share=1.0, max_images=1, num_images=20, cancel_share=0.85, spread_s=1.4
+            100, image_share=1.0, max_images=1, num_images=20, cancel_share=0.95, spread_s=1.4
         ),
         faults=(Fault("hang", "here", point="ENCODING:PREPARED>ENCODING", nth=4, duration_s=2.0),),
         fires=(

@@ -148,14 +148,14 @@ SCHEDULING_DRILLS: tuple[Drill, ...] = (
         ("F6", "F24"),
         topology="1e2pd1d",
         work=Workload(
-            80,
+            50,
             image_share=0.4,  # the others grow while these wait
             max_images=1,
             num_images=30,
             slow_share=0.5,
             max_text=40,
             max_tokens=50,
-            spread_s=0.6,
+            spread_s=0.4,
         ),
         data=DataConditions(jitter_s=1.5, nbytes_per_s=2e4),  # parts are long on their way
         settings=Settings(

@@ -67,7 +67,7 @@ TIER_DRILLS: tuple[Drill, ...] = (
         "sick-disk",
         ("F12", "F32", "F38"),
         topology="2e1p1d",
-        work=Workload(32, image_share=1.0, num_images=12, spread_s=1.5),
+        work=Workload(48, image_share=1.0, num_images=12, spread_s=1.5),
         settings=Settings(
             encode=msgspec.structs.replace(TIERS, cache_device_nbytes=1, cache_host_nbytes=1),
             disk=DiskConditions(torn=0.2, rotten=0.2, mixed=0.2, lost=0.1, full=0.1),
