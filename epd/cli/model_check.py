@@ -71,8 +71,14 @@ def check_model(
     if needs_weights:
         weight_files(directory)
     if with_gateway and not (directory / "tokenizer.json").is_file():
+        remedy = "copy it from the published checkpoint"
+        if (directory / "tiktoken.model").is_file():
+            remedy = (
+                "make it of tiktoken.model, with save_pretrained of what transformers' "
+                "AutoTokenizer.from_pretrained gives for this directory"
+            )
         raise ModelError(
             f"{directory} has no tokenizer.json; the gateway reads only the fast tokenizer's file: "
-            "copy it from the published checkpoint"
+            f"{remedy}"
         )
     return directory

@@ -57,6 +57,8 @@ def parameters_on_meta() -> Iterator[None]:
     """
     from transformers.initialization import no_init_weights
 
+    here = threading.get_ident()
+
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and param.device.type != "meta":
             param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
@@ -64,9 +66,12 @@ def parameters_on_meta() -> Iterator[None]:
 
     def empty(*size: Any, **options: Any) -> torch.Tensor:
         """Experts of one layer may be more than this host has: what is as large as that is a
-        parameter, and never there."""
-        like = _empty(*size, **options | {"device": "meta"})
-        return like if like.nbytes > LARGE_NBYTES else _empty(*size, **options)
+        parameter, and never there.  Of other threads nothing is."""
+        if threading.get_ident() == here:
+            like = _empty(*size, **options | {"device": "meta"})
+            if like.nbytes > LARGE_NBYTES:
+                return like
+        return _empty(*size, **options)
 
     with _patching, no_init_weights():
         nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]

@@ -123,6 +123,13 @@ def broken(tmp_path: Path, *, remove: str = "", **config: str) -> Path:
     return copy
 
 
+def test_a_tokenizer_that_must_be_made_first(tmp_path: Path) -> None:
+    copy = broken(tmp_path, remove="tokenizer.json")
+    (copy / "tiktoken.model").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json.*make it of tiktoken\.model"):
+        check_model(str(copy), ("encode",), with_gateway=True)
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [

@@ -7,6 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from epd.config import ConfigError, EngineConfig
 from epd.engine.base import StepSequence
 from epd.engine.checkpoint import ModelError, read_checkpoint
 from epd.engine.factory import build_language, build_vision
-from epd.engine.loading import load_stage
+from epd.engine.loading import LARGE_NBYTES, load_stage, parameters_on_meta
 from epd.engine.models.registry import adapter_for
 from epd.messages import SamplingParams
 from tests.engine.reference import reference_logits, reference_model, render
@@ -75,6 +76,19 @@ def test_sharded_checkpoints_are_read(family: str, tmp_path: Path) -> None:
     whole = reference_model(directory).state_dict()
     for name, tensor in load(directory, "language").state_dict().items():
         assert torch.equal(tensor, whole[name]), name
+
+
+def test_large_parameters_are_never_there() -> None:
+    """Nor is what other threads make while a model is built taken for one of them."""
+    with parameters_on_meta():
+        large = torch.nn.Parameter(torch.empty(LARGE_NBYTES))
+        small = torch.empty(4)
+        elsewhere: list[torch.Tensor] = []
+        other = threading.Thread(target=lambda: elsewhere.append(torch.empty(LARGE_NBYTES)))
+        other.start()
+        other.join()
+    assert large.is_meta and not small.is_meta and not elsewhere[0].is_meta
+    assert not torch.empty(LARGE_NBYTES).is_meta
 
 
 def test_dtype_is_configurable(model_dir: Callable[[str], Path]) -> None:
