@@ -47,7 +47,10 @@ class LatentAttention(nn.Module):
         self._key_dim = int(attention.qk_nope_head_dim)  # of the part that is not rotated
         rows = self._key_dim + int(attention.v_head_dim)
         factors = attention.kv_b_proj.weight.unflatten(0, (-1, rows))  # of the heads that are here
-        self._of_keys, self._of_values = factors[:, : self._key_dim], factors[:, self._key_dim :]
+        self.of_keys, self.of_values = (  # views
+            nn.Parameter(part, requires_grad=False)
+            for part in factors.split([self._key_dim, rows - self._key_dim], 1)
+        )
 
     def forward(
         self,
@@ -61,14 +64,14 @@ class LatentAttention(nn.Module):
         query = hidden
         for module in self.query:
             query = module(query)
-        query = query.unflatten(-1, (len(self._of_keys), -1))
+        query = query.unflatten(-1, (len(self.of_keys), -1))
         plain, rotated = query.tensor_split([self._key_dim], -1)
         latent, key = self.compress(hidden).tensor_split([self._rank], -1)
         pool = paged.pool.latent(self.layer_idx)
         rows = torch.cat((self.norm(latent), self._rotated(key[:, None], cos, sin)[:, 0]), -1)
         rows = pool.write(paged.slot_blocks, paged.slot_offsets, rows[:, None])[:, 0]
         query = torch.cat((plain, self._rotated(rotated, cos, sin)), -1)
-        output = query.new_empty(*query.shape[:2], self._of_values.shape[1])
+        output = query.new_empty(*query.shape[:2], self.of_values.shape[1])
         for chunk in paged.chunks:
             output[chunk.at : chunk.at + chunk.count] = self._expanded(chunk, query, rows, pool)
         for group in paged.decodes:
@@ -85,11 +88,11 @@ class LatentAttention(nn.Module):
         else:
             rows = pool.read(chunk.blocks, query.dtype).flatten(0, 2)
         latent, shared = rows.tensor_split([self._rank], -1)
-        shared = shared.expand(len(self._of_keys), -1, -1)
+        shared = shared.expand(len(self.of_keys), -1, -1)
         attended = scaled_dot_product_attention(
             query[here].transpose(0, 1)[None],
-            torch.cat((latent @ self._of_keys.transpose(1, 2), shared), -1)[None],
-            (latent @ self._of_values.transpose(1, 2))[None],
+            torch.cat((latent @ self.of_keys.transpose(1, 2), shared), -1)[None],
+            (latent @ self.of_values.transpose(1, 2))[None],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None and chunk.count > 1,
             scale=self.scaling,
@@ -100,7 +103,7 @@ class LatentAttention(nn.Module):
         """`[n, num_heads, v_head_dim]`."""
         count = len(group.at)
         plain, rotated = query.index_select(0, group.at).tensor_split([self._key_dim], -1)
-        plain = torch.einsum("nhd,hdr->nhr", plain, self._of_keys)
+        plain = torch.einsum("nhd,hdr->nhr", plain, self.of_keys)
         rows = pool.read(group.blocks.view(-1), query.dtype).view(count, 1, -1, pool.width)
         attended = scaled_dot_product_attention(
             torch.cat((plain, rotated), -1)[:, None],
@@ -109,7 +112,7 @@ class LatentAttention(nn.Module):
             attn_mask=group.mask,
             scale=self.scaling,
         )
-        return torch.einsum("nhr,hdr->nhd", attended[:, 0], self._of_values)
+        return torch.einsum("nhr,hdr->nhd", attended[:, 0], self.of_values)
 
     def _rotated(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """`[T, heads, D]`; pairs lie side by side or in two halves, and in halves afterwards."""

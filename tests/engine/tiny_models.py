@@ -132,6 +132,11 @@ def _kimi_k25() -> dict[str, Any]:
         "qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8, "n_shared_experts": 1,
         "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
         "moe_intermediate_size": 24, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+        },
     }  # fmt: skip
     vision = {
         "patch_size": 8, "pos_emb_height": 8, "pos_emb_width": 8, "num_attention_heads": 2,
