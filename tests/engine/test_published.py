@@ -41,6 +41,7 @@ from tests.engine.published_checkpoints import (
 )
 from tests.engine.tiny_models import WITHOUT_VIDEOS
 
+MANY = 10_000  # tensors, which take seconds
 SMALLEST = {p.family: name for name, p in reversed(PUBLISHED.items())}
 WITH_IMAGES = [name for name in SMALLEST.values() if PUBLISHED[name].layout.files]
 TIED_AND_NOT = ["Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"]
@@ -54,7 +55,13 @@ def test_every_family_is_on_record() -> None:
     assert set(LAYOUTS) == set(ADAPTERS) == {p.family for p in PUBLISHED.values()}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if p.num_tensors > MANY else name
+        for name, p in PUBLISHED.items()
+    ],
+)
 def test_every_tensor_is_taken_or_skipped_by_name(name: str, tmp_path: Path) -> None:
     """In its full size: what both stages take, and what is skipped, is all that is stored."""
     published = PUBLISHED[name]
