@@ -1,0 +1,127 @@
+"""What a step of decodes takes: its graph, the step as the engine runs it, and gaps between steps.
+
+`python -m tests.gpu.decode_speed [fp8]`, on a CUDA device: the 4B shape with random weights, in
+bf16 or with `--quantization fp8`; steps are queued two ahead, as a server does.  Tables come last:
+milliseconds, and for a few steps of 64 where the device waited and which kernels it ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from epd import tiny
+from epd.config import EngineConfig
+from epd.engine.base import PENDING, LanguageEngine, StepSequence
+from epd.engine.factory import build_executor, build_language
+from epd.engine.forward import FusedForward
+from epd.messages import SamplingParams
+from epd_lab.bench import shape
+
+CASES = ((1, 1450), (8, 1300), (32, 1300), (64, 1150))  # decodes, tokens behind each
+STEPS, AHEAD, SHOWN = 100, 2, 14
+LEAST_GAP_US = 3
+GREEDY = SamplingParams(max_tokens=9999)
+
+
+def batch(decodes: int, context: int, number: int) -> list[StepSequence]:
+    """Step `number`; what it reads is on its way, but for the first."""
+    size = -(-(context + STEPS) // 16)
+    token = (PENDING,) if number else (7,)
+    return [
+        StepSequence(
+            str(row), token, context + number, tuple(range(row * size, (row + 1) * size)), None,
+            sample=GREEDY, output_index=number, output_ids=(7,) * number,
+        )
+        for row in range(decodes)
+    ]  # fmt: skip
+
+
+async def steps(
+    language: LanguageEngine, decodes: int, context: int, count: int
+) -> tuple[float, float]:
+    """Milliseconds from one to the next, and of the device."""
+    waiting: list[asyncio.Future[Any]] = []
+    ends_s, took_s = [], []
+    for one in [batch(decodes, context, number) for number in range(count)]:
+        waiting.append(asyncio.ensure_future(language.step(one)))
+        await asyncio.sleep(0)
+        if len(waiting) > AHEAD:
+            result = await waiting.pop(0)
+            assert not any(hasattr(outcome, "reason") for outcome in result.outcomes)
+            ends_s.append(time.perf_counter())
+            took_s.append(result.elapsed_s)
+    await asyncio.gather(*waiting)
+    return 1e3 * (ends_s[-1] - ends_s[1]) / (len(ends_s) - 2), 1e3 * statistics.median(took_s)
+
+
+def graph_ms(forward: FusedForward, decodes: int, context: int) -> float:
+    """Of a replay, back to back with others."""
+    parts = [forward._flat(one, -1) for one in batch(decodes, context, 0)]
+    assert forward.graphs is not None
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.inference_mode():
+        forward.graphs.replay(parts)
+        began.record()
+        for _ in range(STEPS):
+            forward.graphs.replay(parts)
+        ended.record()
+    torch.cuda.synchronize()
+    return began.elapsed_time(ended) / STEPS
+
+
+def told(work: Iterable[tuple[float, float, str]]) -> list[str]:
+    """Of begin, end and name of all that the device did."""
+    gaps_us: Counter[str] = Counter()
+    kernels_us: Counter[str] = Counter()
+    first_us, until_us, last = -1.0, 0.0, ""
+    for begin_us, end_us, name in sorted(work):
+        if first_us < 0:
+            first_us = until_us = begin_us
+        if begin_us > until_us + LEAST_GAP_US:
+            gaps_us[f"{last[:48]} > {name[:48]}"] += int(begin_us - until_us)
+        if end_us > until_us:
+            until_us, last = end_us, name
+        kernels_us[name[:90]] += int(end_us - begin_us)
+    lines = [f"of {(until_us - first_us) / 1e3:.1f} ms it waited {gaps_us.total() / 1e3:.1f}"]
+    lines += [f"  gap {us:8} us  {name}" for name, us in gaps_us.most_common(12)]
+    return [*lines, *(f"  {us:12} us  {name}" for name, us in kernels_us.most_common(24))]
+
+
+async def main() -> None:
+    quantization: Any = "fp8" if "fp8" in sys.argv[1:] else ""
+    directory = shape.write(Path(mkdtemp()) / "4b", tiny.CHECKPOINT)
+    config = EngineConfig(
+        device="cuda", dtype="bfloat16", kv_nbytes=24 << 30, load_format="dummy",
+        max_captured_tokens=0, quantization=quantization,
+    )  # fmt: skip
+    language = build_language(directory, config, build_executor(config), 64)
+    forward = language.forward
+    assert isinstance(forward, FusedForward)
+    lines = ["decodes      graph, ms  from step to step  of the device"]
+    for case in CASES:
+        whole_ms, device_ms = await steps(language, *case, STEPS)
+        name = f"{case[0]}@{case[1]}"
+        lines.append(
+            f"{name:12} {graph_ms(forward, *case):8.2f} {whole_ms:18.2f} {device_ms:14.2f}"
+        )
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        await steps(language, *CASES[-1], SHOWN)
+        torch.cuda.synchronize()
+    events = [event for event in seen.events() if "CUDA" in str(event.device_type)]
+    lines += told((e.time_range.start, e.time_range.end, e.name) for e in events)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
