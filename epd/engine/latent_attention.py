@@ -7,7 +7,8 @@ keeps that row and, behind it, the rotated key that all heads share: nothing of 
 rank of a group keeps the same.  There are two ways to attend, equal but for rounding.
 
 - A chunk *expands* the rows of its sequence into keys and values of its heads, once for all its
-  queries, and attends over them as usual.
+  queries, and attends over them as usual; over a long history some heads at a time, so that these
+  take bounded memory.
 - A decode is *absorbed*: the factor that would make keys of latents is multiplied into its one
   query instead, and the factor of values into what it attends to.  So it reads the rows as they
   lie, as one head that all queries share, and nothing is made for each token of its history.
@@ -25,6 +26,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from epd.engine.attention import Chunk, DecodeGroup, PagedBatch
 from epd.engine.kv_pool import KvPart
+
+EXPANDED_NBYTES = 256 << 20  # keys and values at once
 
 
 class LatentAttention(nn.Module):
@@ -87,17 +90,37 @@ class LatentAttention(nn.Module):
             rows = rows[here]
         else:
             rows = pool.read(chunk.blocks, query.dtype).flatten(0, 2)
+        heads = query[here].transpose(0, 1)
+        row_nbytes = rows.itemsize * (heads.shape[2] + self.of_values.shape[1])
+        at_once = max(1, EXPANDED_NBYTES // (len(rows) * row_nbytes))
+        factors = zip(
+            *(part.split(at_once) for part in (self.of_keys, self.of_values)), strict=True
+        )
+        parts = [
+            self._attended(part, rows, of_keys, of_values, chunk)
+            for part, (of_keys, of_values) in zip(heads.split(at_once), factors, strict=True)
+        ]
+        return torch.cat(parts).transpose(0, 1)
+
+    def _attended(
+        self,
+        query: torch.Tensor,
+        rows: torch.Tensor,
+        of_keys: torch.Tensor,
+        of_values: torch.Tensor,
+        chunk: Chunk,
+    ) -> torch.Tensor:
+        """Of some heads, `[heads, count, v_head_dim]`."""
         latent, shared = rows.tensor_split([self._rank], -1)
-        shared = shared.expand(len(self.of_keys), -1, -1)
-        attended = scaled_dot_product_attention(
-            query[here].transpose(0, 1)[None],
-            torch.cat((latent @ self.of_keys.transpose(1, 2), shared), -1)[None],
-            (latent @ self.of_values.transpose(1, 2))[None],
+        shared = shared.expand(len(of_keys), -1, -1)
+        return scaled_dot_product_attention(
+            query[None],
+            torch.cat((latent @ of_keys.transpose(1, 2), shared), -1)[None],
+            (latent @ of_values.transpose(1, 2))[None],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None and chunk.count > 1,
             scale=self.scaling,
-        )
-        return attended[0].transpose(0, 1)
+        )[0]
 
     def _absorbed(self, group: DecodeGroup, query: torch.Tensor, pool: KvPart) -> torch.Tensor:
         """`[n, num_heads, v_head_dim]`."""
