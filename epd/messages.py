@@ -44,6 +44,7 @@ from epd.records import (
     MediaItem,
     Message,
     PixelBounds,
+    Record,
     RemoteRegion,
     RowContract,
     SamplingParams,
@@ -346,7 +347,7 @@ else:
 __all__ = [
     "Address", "CacheTier", "CancelAck", "CancelTransfer", "Clip", "Commit", "CommitAck", "Grant",
     "InstanceInfo", "KvLayout", "KvOffer", "KvState", "Load", "MediaItem", "Message",
-    "ObserveReport", "ObserveRequest", "PixelBounds", "RemoteRegion", "RowContract",
+    "ObserveReport", "ObserveRequest", "PixelBounds", "Record", "RemoteRegion", "RowContract",
     "SamplingParams", "Span", "StageCosts", "StateTensor", "TokenChunk", "TokenLogprobs",
     "TransferAborted", "TransferInDoubt", "TransportOffer", "end_of",
 ]  # fmt: skip

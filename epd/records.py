@@ -65,6 +65,7 @@ class KvLayout(Record):
     first_kv_head: int = 0  # of those here, by its place in the model: a rank has a part of them
     num_parts: int = 2  # keys and values; 1: a latent row that both are made of
     tensors: tuple[StateTensor, ...] = ()
+    ranks: tuple[tuple[int, int], ...] = ()  # of a group: each rank's first head, and how many
 
     @property
     def num_state_blocks(self) -> int:
@@ -72,6 +73,28 @@ class KvLayout(Record):
         return sum(
             -(-t.num_layers * t.num_pieces // (self.block_nbytes // t.piece_nbytes))
             for t in self.tensors
+        )
+
+    @property
+    def shares(self) -> tuple[range, ...]:
+        """The heads of each rank, by their place in the model."""
+        own = (self.first_kv_head, self.num_kv_heads)
+        return tuple(range(first, first + count) for first, count in self.ranks or (own,))
+
+    @property
+    def whole(self) -> KvLayout:
+        """What it would be at an instance of one rank: equal where KV can be exchanged, and the
+        bytes in which the ends of a room count, however their ranks share them.  Tensors are not
+        heads: such a layout is exchanged with equal ones."""
+        if not self.ranks or self.tensors:
+            return self
+        num_heads = max(share.stop for share in self.shares)
+        return msgspec.structs.replace(
+            self,
+            num_kv_heads=num_heads,
+            block_nbytes=self.block_nbytes // self.num_kv_heads * num_heads,
+            first_kv_head=0,
+            ranks=(),
         )
 
     @property
@@ -106,6 +129,14 @@ class Address(Record, kw_only=False):
     endpoint: str
     public_key: str = ""  # CURVE, z85; empty on ipc
 
+    def of_rank(self, rank: int) -> Address:
+        """Of a process of a group, to the data plane; the first leads, and is the instance."""
+        return Address(rank_name(self.instance_id, rank), self.epoch, "") if rank else self
+
+
+def rank_name(instance_id: str, rank: int) -> str:
+    return f"{instance_id}.{rank}"
+
 
 class TransportOffer(Record):
     """A way to move rows and KV; two instances with an equal offer can use it between them."""
@@ -128,7 +159,7 @@ class InstanceInfo(Record):
     row_contract: RowContract | None = None
     transports: tuple[TransportOffer, ...] = ()
     finds_rows: bool = False  # it cannot encode, but reads the storage that encoders write to
-    num_ranks: int = 1  # that share its language model (tensor parallelism)
+    rank_pids: tuple[int, ...] = ()  # of a group's other ranks, which share its language model
 
 
 STAGES = {  # what a state of a machine is called in traces and metrics

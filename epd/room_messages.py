@@ -39,7 +39,10 @@ class KvOffer(Message):
 
 
 class Grant(Message):
-    """The consumer leased `slots` of `region` for this room: the producer may write; idempotent."""
+    """The consumer leased `slots` of `region` for this room: the producer may write; idempotent.
+
+    Of a group the region is that of the first rank; each has the same slots in its own.
+    """
 
     room: str
     attempt: int
@@ -50,6 +53,13 @@ class Grant(Message):
     num_rows: int
     deadline_s: float
     num_held: int = 0  # slots' worth of KV that the consumer has: `slots` are for what is behind
+    parts: tuple[RemoteRegion, ...] = ()  # the region at the other ranks, in their order
+    layout: KvLayout | None = None  # of KV: which heads each rank has
+
+    @property
+    def slot_nbytes(self) -> int:
+        """What a slot holds at all ranks together; heads that several have count once."""
+        return self.region.slot_nbytes if self.layout is None else self.layout.whole.slot_nbytes
 
 
 class Commit(Message):

@@ -41,7 +41,7 @@ def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
     """The roles and the number of ranks of each instance, in the order of the text: "1e1pd:tp2"
     gives [(("encode",), 1), (("prefill", "decode"), 2)].
 
-    `num_ranks`: of instances with prefill and decode of which the text does not say it.  Raises
+    `num_ranks`: of instances with prefill or decode of which the text does not say it.  Raises
     ConfigError as `parse_topology`, and where ranks cannot share what an instance does.
     """
     parts = _PART.findall(text)
@@ -56,11 +56,6 @@ def parse_groups(text: str, num_ranks: int = 1) -> list[tuple[Roles, int]]:
         ranks = int(told[:4]) if told else num_ranks_of(roles, num_ranks)
         check_ranks(f"topology {text!r}: {count}{letters}", roles, ranks)
         groups += [(roles, ranks)] * _count(text, count, letters)
-    if len({ranks for roles, ranks in groups if roles != ("encode",)}) > 1:
-        raise ConfigError(
-            f"topology {text!r}: instances with prefill or decode must have equally many ranks; "
-            "KV of different shares cannot be exchanged yet"
-        )
     instances = [roles for roles, _ in groups]
     if len(instances) > MAX_INSTANCES:
         raise ConfigError(
@@ -84,12 +79,6 @@ def check_ranks(what: str, roles: Roles, num_ranks: int) -> None:
     """Raises ConfigError if an instance of these roles cannot have so many ranks."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ConfigError(f"{what} has {num_ranks} ranks; give 1 to {MAX_RANKS}")
-    if num_ranks > 1 and ("prefill" in roles) != ("decode" in roles):
-        raise ConfigError(
-            f"{what} cannot have {num_ranks} ranks: KV does not move between groups of ranks yet; "
-            "give ranks to an instance with prefill and decode, such as "
-            f"1epd:tp{num_ranks} or 1e1pd:tp{num_ranks}"
-        )
 
 
 def parse_roles(text: str) -> Roles:

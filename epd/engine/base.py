@@ -271,17 +271,23 @@ class LanguageEngine(Protocol):
         """The registered memory in which embedding rows arrive, so that the device reads it itself.
         Once."""
 
-    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> Sequence[Buffer]:
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> Sequence[Buffer]:
         """The bytes of slots (`block * kv_layout.slots_per_block + group`), in order, in host
         memory: a copy where the pool is not.  `in_place`: or what gathers them where they are.
+        `heads`: only those of these heads, one head of a slot behind the other.
 
         They must be final: computed by a step that has returned, or by layers of one that it said
         had passed.  They are read until the call has returned; what is no copy until the caller is
         done.
         """
 
-    async def land_kv(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy `slots` (blocks) of the attached memory into blocks of a pool elsewhere."""
+    async def land_kv(
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
+    ) -> None:
+        """Copy `slots` (blocks) of the attached memory into blocks of a pool elsewhere.
+        `by_head`: what landed has one head of a transfer's slot behind the other; also in place."""
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

@@ -169,13 +169,14 @@ def build_language(
     mirrored = mirrored_nbytes(row_nbytes) if on_gpu else 0
     num_blocks = shard.least(kv_blocks(engine_config, layout.block_nbytes, mirrored), device)
     forward.pool = KvPool(layout, num_blocks, kv_dtype, device)
+    landing = min(num_blocks, engine_config.kv_landing_nbytes // layout.block_nbytes)
     engine = TorchLanguageEngine(
         adapter,
         model,
         forward,
         executor,
         dtype,
-        engine_config.kv_landing_nbytes,
+        max(1, shard.least(landing, device)),
         kv_leaving_nbytes,
         shard,
     )

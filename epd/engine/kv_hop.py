@@ -17,6 +17,7 @@ import torch
 from epd.engine.base import Buffer
 from epd.engine.copies import to_device
 from epd.engine.executor import Deferred
+from epd.engine.kv_heads import put_blocks, take_heads
 from epd.engine.kv_pool import KvPool
 from epd.engine.pinned import Arena, device_tensor, register
 from epd.engine.row_memory import read_bytes
@@ -58,10 +59,32 @@ class KvHop:
             host.copy_(gathered, non_blocking=True)
         return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
 
-    def land(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> Deferred[None]:
+    def fetch_heads(
+        self, slots: Sequence[int], heads: range, *, in_place: bool
+    ) -> Deferred[list[Buffer]]:
+        """Those of slots that are final, in memory of their own: of the device, if `in_place`."""
+        with torch.inference_mode(), torch.cuda.stream(self._streams.kv_out_stream):
+            taken = take_heads(self._pool, self._index(slots), heads)
+            if not in_place:
+                host = torch.empty(taken.shape, dtype=torch.uint8, pin_memory=True)
+                host.copy_(taken, non_blocking=True)
+                return Deferred(lambda: [memoryview(host.numpy()).cast("B")], KV_OUT)
+        return Deferred(lambda: [taken.view(-1)], KV_OUT)
+
+    def land(
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
+    ) -> Deferred[None]:
         """Copy what lies in `slots` of this landing memory into `blocks` of the pool."""
         with torch.inference_mode():
             targets = self._index(blocks)
+            if by_head:
+                pieces = [slice(*run) for run in _runs(slots)]
+                if isinstance(memory, memoryview):
+                    landed = self._streams.upload(*(self._landing[run] for run in pieces))
+                else:
+                    landed = torch.cat([self._mirror[run] for run in pieces])
+                put_blocks(self._pool, targets, landed)
+                return Deferred(lambda: None)
             if isinstance(memory, memoryview):
                 runs = (self._landing[first:last] for first, last in _runs(slots))
                 self._pool.memory.index_copy_(0, targets, self._streams.upload(*runs))

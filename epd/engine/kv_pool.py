@@ -124,6 +124,11 @@ class KvPool:
         """The numbers, `[num_blocks, num_layers, num_parts, block_size, heads, head_dim]`."""
         return self._placed().numbers
 
+    @property
+    def scales(self) -> torch.Tensor | None:
+        """Of eight bits, `[num_blocks, num_layers, 2, num_kv_heads, block_size]`."""
+        return self._placed().scales
+
     def like(self, num_blocks: int) -> KvPool:
         """Another pool of the same shape, with memory of its own."""
         return KvPool(self.layout, num_blocks, self._dtype, self._device)

@@ -46,6 +46,7 @@ from epd.engine.base import (
 from epd.engine.executor import Deferred, DeviceExecutor
 from epd.engine.forward import Forward
 from epd.engine.grammar import Grammars
+from epd.engine.kv_heads import put_blocks, take_heads
 from epd.engine.kv_hop import KvHop
 from epd.engine.kv_pool import KvPool
 from epd.engine.logit_rules import Bits, SampleRequest
@@ -70,7 +71,7 @@ class TorchLanguageEngine:
         forward: Forward,
         executor: DeviceExecutor,
         dtype: torch.dtype = torch.float32,
-        kv_landing_nbytes: int = 0,
+        num_landing_blocks: int = 0,
         kv_leaving_nbytes: int = 0,
         shard: Shard = WHOLE,
     ) -> None:
@@ -84,10 +85,7 @@ class TorchLanguageEngine:
         self._hop: KvHop | None = None
         if executor.streams is not None:
             self._hop = KvHop(forward.pool, executor.streams, kv_leaving_nbytes)
-        landing = self.num_blocks
-        if not self.kv_in_place:
-            landing = max(1, min(landing, kv_landing_nbytes // self.kv_layout.block_nbytes))
-        self.num_landing_blocks = landing
+        self.num_landing_blocks = self.num_blocks if self.kv_in_place else num_landing_blocks
         self._adapter = adapter
         self._executor = executor
         self._shard = shard
@@ -126,21 +124,33 @@ class TorchLanguageEngine:
         if self._hop is not None:
             register(buffer, self)
 
-    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> Sequence[Buffer]:
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> Sequence[Buffer]:
         """The bytes of slots that are final, to be sent; on a GPU a copy in host memory, or a
-        what gathers them there."""
+        what gathers them there.  Heads are copied, on a GPU in its memory if that can be sent."""
         if self._hop is None:
-            return self.pool.slot_views(slots)
-        if in_place:
+            return self.pool.slot_views(slots) if heads is None else [self._heads(slots, heads)]
+        if in_place and heads is None:
             return [self._hop.source(slots)]
         fetch: Any = self._hop.fetch
+        if heads is not None:
+            fetch = partial(self._hop.fetch_heads, heads=heads, in_place=in_place)
         return list(await self._executor.launch_brief(fetch, tuple(slots)))
 
-    async def land_kv(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> None:
+    async def land_kv(
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
+    ) -> None:
         """What arrived in `slots` of this attached memory becomes the content of `blocks`."""
         if self._hop is not None:
-            land: Any = self._hop.land
+            land: Any = partial(self._hop.land, by_head=by_head)
             await self._executor.launch_brief(land, memory, tuple(slots), tuple(blocks))
+        elif by_head:
+            index = torch.tensor(blocks)
+            put_blocks(self.pool, index, self.pool.memory[torch.tensor(slots)])
+
+    def _heads(self, slots: Sequence[int], heads: range) -> memoryview:
+        return memoryview(take_heads(self.pool, torch.tensor(slots), heads).numpy()).cast("B")
 
     def step(
         self, batch: Sequence[StepSequence], on_layers: OnLayers | None = None

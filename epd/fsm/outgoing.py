@@ -183,7 +183,7 @@ def contract_holds(outgoing: Outgoing, event: BytesReady | GrantReceived) -> boo
     assert grant is not None
     assert manifest is not None
     return (
-        nbytes <= (grant.num_held + len(grant.slots)) * grant.region.slot_nbytes
+        nbytes <= (grant.num_held + len(grant.slots)) * grant.slot_nbytes
         and grant.contract == manifest.contract
         and grant.num_rows == manifest.num_rows
     )
@@ -425,4 +425,4 @@ class Outgoing(Room):
     def sent_nbytes(self) -> int:
         """Of the source: what the consumer does not hold already."""
         assert self.grant is not None
-        return self.nbytes - self.grant.num_held * self.grant.region.slot_nbytes
+        return self.nbytes - self.grant.num_held * self.grant.slot_nbytes

@@ -32,6 +32,7 @@ from epd.roles.observation import Observable
 from epd.roles.outgoing import OutgoingRooms
 from epd.roles.prefill import PrefillRole
 from epd.roles.profiling import Profiled
+from epd.roles.rank_asks import OtherRanks
 from epd.roles.registry import Registry
 from epd.roles.requests import Requests
 from epd.scheduling.encode_policy import pick_encoder
@@ -52,6 +53,8 @@ class Engines:
     profiler: Profiler | None = None
     close: Callable[[], Awaitable[object]] | None = None  # ends the threads of the device
     leader: Leader | None = None  # of several ranks
+    ranks: OtherRanks | None = None  # the others
+    epoch: int = 0  # that they know
 
     @property
     def num_ranks(self) -> int:
@@ -101,7 +104,7 @@ class Instance:
                 num_ranks=engines.num_ranks,
             )
         if engines.language is not None:
-            self._add_language(engines.language)
+            self._add_language(engines.language, engines.ranks)
             self._add_finder(gateway)
         if engines.profiler is not None:
             Profiled(actor, engines.profiler)
@@ -109,10 +112,10 @@ class Instance:
         info = self._info(engines, host_id, pid)
         self.member = Member(actor, gateway, info, fingerprint, config.timing, self.load)
 
-    def _add_language(self, engine: LanguageEngine) -> None:
+    def _add_language(self, engine: LanguageEngine, ranks: OtherRanks | None) -> None:
         config, actor = self.config, self.actor
         self.requests = Requests(
-            actor, engine, config.engine, config.timing, config.decode.max_running
+            actor, engine, config.engine, config.timing, config.decode.max_running, ranks
         )
         if "prefill" in config.roles:
             if engine.row_contract is not None:
@@ -170,7 +173,7 @@ class Instance:
             row_contract=contract,
             transports=self.actor.ports.transfers.offers,
             finds_rows=self.encode is not None and vision is None,
-            num_ranks=engines.num_ranks,
+            rank_pids=engines.ranks.pids if engines.ranks is not None else (),
         )
 
     def _memory(self) -> Iterator[Memory]:

@@ -11,19 +11,20 @@ granted before a single token is decoded.
 
 from __future__ import annotations
 
+from functools import partial
+
 from epd.config import DecodeConfig
 from epd.failure import Failure, FailureKind
 from epd.fsm.incoming import (
     BlocksLeased,
     CancelRequested,
     Incoming,
-    Published,
     PublishFailed,
     SlotsLeased,
 )
 from epd.fsm.kernel import Event, Machine
 from epd.fsm.request import Do, KvFailed, KvOffered, KvWithdrawn, RemoteKvArrived, Request
-from epd.messages import Address, CancelTransfer, Grant, KvOffer
+from epd.messages import Address, CancelTransfer, Grant, KvLayout, KvOffer
 from epd.roles.base import Actor, Component, performs, receives
 from epd.roles.incoming import IncomingRooms
 from epd.roles.landing import Landing
@@ -43,10 +44,9 @@ class DecodeRole(Component[Request]):
         self._requests = requests
         self._config = config
         self._layout = requests.engine.kv_layout
+        self._slot_nbytes = self._layout.whole.slot_nbytes  # of which rooms count the bytes
         self._landing = Landing(requests.engine)
-        mirror = actor.ports.transfers.mirror(requests.region)
-        if mirror is not None:
-            requests.engine.attach_kv(mirror.buffer)
+        requests.kv.own.take_in()
         requests.on_reserved = self._reserved
         requests.extend(self)
         requests.reports.related.append(self._transfer_of)
@@ -96,7 +96,7 @@ class DecodeRole(Component[Request]):
         own = self._layout
         if refusal := self.actor.refusal("decode", len(self._requests), self._config.max_queue):
             return refusal
-        if message.layout != own:
+        if message.layout.whole != own.whole:
             reason = f"KV layouts differ: prefill {message.layout}, decode {own}"
             return Failure(FailureKind.CONTRACT, reason)
         num_tokens = _num_tokens(message)
@@ -136,17 +136,28 @@ class DecodeRole(Component[Request]):
 
     def grant(self, incoming: Incoming) -> Grant:
         num_slots = self._requests.num_blocks_for(incoming.num_rows) * self._layout.slots_per_block
+        region = self._requests.kv.written(self._producer(incoming))
+        there = self._rooms.descriptor(region, incoming)
         return Grant(
             room=incoming.key,
             attempt=incoming.attempt,
             mm_hash="",
-            region=self._rooms.descriptor(self._requests.region, incoming),
+            region=there,
             slots=incoming.slots,
             contract=None,
             num_rows=incoming.num_rows,
             deadline_s=incoming.deadline_s,
             num_held=num_slots - len(incoming.slots),
+            parts=self._rooms.parts(region, incoming),
+            layout=self._layout,
         )
+
+    def _producer(self, incoming: Incoming) -> KvLayout:
+        """How its ranks share heads."""
+        request = self._requests.get(incoming.owner)
+        assert request is not None  # it waits for this room
+        assert isinstance(request.message, KvOffer)
+        return request.message.layout
 
     async def publish(self, incoming: Incoming) -> Event:
         kv, num_tokens = incoming.kv, incoming.num_rows
@@ -161,12 +172,14 @@ class DecodeRole(Component[Request]):
         order = KvOrder(num_held, kv.num_whole, num_blocks, size)
         places = order.places(0, order.num_slots)
         slots = [incoming.slots[place - num_held * size] for place in places]
-        region = self._rooms.landing(self._requests.region, incoming)
-        checked = await self._rooms.check_bytes(incoming, region, slots)
-        if isinstance(checked, Published):
-            memory = region.buffer  # a look: where it lands in place, the engine reads it alone
-            await self._landing.land(memory, incoming.slots, self._received(incoming))
-        return checked
+        land = partial(
+            self._requests.kv.land,
+            self._producer(incoming),
+            incoming.transport or "",
+            incoming.slots,
+            self._received(incoming),
+        )
+        return await self._rooms.check_bytes(incoming, slots, self._slot_nbytes, land)
 
     def _received(self, incoming: Incoming) -> tuple[int, ...]:
         """Of its blocks, those that the transfer fills."""
@@ -181,7 +194,7 @@ class DecodeRole(Component[Request]):
         for room, slots in self._landing.grants():
             incoming = self._rooms.find(room)
             assert incoming is not None  # with its end it left the queue
-            self._rooms.fire(incoming, SlotsLeased(slots, len(slots) * self._layout.slot_nbytes))
+            self._rooms.fire(incoming, SlotsLeased(slots, len(slots) * self._slot_nbytes))
 
     def withdraw_lease(self, incoming: Incoming) -> None:
         self._requests.leave_queue(incoming.owner)

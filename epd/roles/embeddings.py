@@ -348,7 +348,7 @@ class Embeddings(Component[Embedding]):
 
     async def publish(self, incoming: Incoming) -> Event:
         region = self._rooms.landing(self.region, incoming)
-        return await self._rooms.check_bytes(incoming, region, incoming.slots)
+        return await self._rooms.check_region(incoming, region, incoming.slots)
 
     def release_slots(self, incoming: Incoming) -> None:
         self._return_slots(incoming.key, incoming.slots)

@@ -65,6 +65,7 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Step:
     batch: Sequence[StepSequence]
+    tells_layers: bool = False  # as `TorchLanguageEngine.step`: all ranks do, or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +271,7 @@ class GroupVisionEngine:
 class GroupLanguageEngine:
     """The `LanguageEngine` of all ranks; `own` is the leader's share of it, and `step` runs that.
 
-    KV of a group neither comes nor goes: each rank has a part of it, and only the leader's could be
-    reached.
+    KV is the leader's own: what is asked of the others' is not asked of an engine (`rank_asks`).
     """
 
     def __init__(self, own: LanguageEngine, step: RunOwn, leader: Leader) -> None:
@@ -294,20 +294,25 @@ class GroupLanguageEngine:
     def attach_rows(self, buffer: memoryview) -> None:
         self._own.attach_rows(buffer)
 
-    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> Sequence[Buffer]:
-        raise EngineError("KV of a group of ranks is not sent elsewhere")
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> Sequence[Buffer]:
+        return await self._own.fetch_kv(slots, in_place=in_place, heads=heads)
 
-    async def land_kv(self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        raise EngineError("a group of ranks takes no KV from elsewhere")
+    async def land_kv(
+        self, memory: Buffer, slots: Sequence[int], blocks: Sequence[int], *, by_head: bool = False
+    ) -> None:
+        await self._own.land_kv(memory, slots, blocks, by_head=by_head)
 
     def step(self, batch: Batch, on_layers: OnLayers | None = None) -> Awaitable[StepResult]:
-        return self._leader.execute(Step(list(batch)), lambda: self._step(batch, on_layers))
+        step = Step(list(batch), tells_layers=on_layers is not None)
+        return self._leader.execute(step, lambda: self._step(batch, on_layers))
 
 
 class Rank(Protocol):
     """A rank's share of the engines.  What is asked for is queued when a call returns."""
 
-    def step(self, batch: Batch) -> Awaitable[object]: ...
+    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[object]: ...
 
     def encode(self, batch: Sequence[Patches]) -> Awaitable[object]: ...
 
@@ -334,8 +339,8 @@ class Follower:
 
     def _begin(self, command: Command) -> Awaitable[object]:
         match command:
-            case Step(batch):
-                return self._rank.step(batch)
+            case Step(batch, tells_layers):
+                return self._rank.step(batch, _unheard if tells_layers else None)
             case Encode(batch):
                 return self._rank.encode(batch)
             case Probe():
@@ -343,3 +348,7 @@ class Follower:
 
     def _is_next(self, number: int) -> bool:
         return number == self._last + 1
+
+
+def _unheard(num_layers: int) -> None:
+    """The leader pushes KV of all ranks: a layer is not over for it before it is for the others."""

@@ -7,7 +7,7 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from epd.failure import Failure, FailureKind
@@ -39,6 +39,9 @@ from epd.roles.base import performs, receives
 from epd.roles.rooms import Rooms
 from epd.scheduling.pairing import common
 from epd.transport.base import Received, Region
+
+Written = Sequence[tuple[Sequence[int], int]]  # of each write: slots, and how many bytes
+SumUp = Callable[[Written], Awaitable[Sequence[int]]]  # of what has landed, of each write
 
 
 class Consumer(Protocol):
@@ -128,6 +131,10 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
             incoming.transport = names[0] if names else ""
         return data_plane.descriptor(region, incoming.transport)
 
+    def parts(self, region: Region, incoming: Incoming) -> tuple[RemoteRegion, ...]:
+        """How it reaches the region at the other ranks of this instance."""
+        return self.actor.ports.transfers.parts(region, incoming.transport or "")
+
     def landing(self, region: Region, incoming: Incoming) -> Region:
         """Where the bytes of a room that was granted slots are."""
         return self.actor.ports.transfers.landing(region, incoming.transport or "")
@@ -150,23 +157,36 @@ class IncomingRooms(Rooms[Incoming, Consumer]):
             self.actor.fault(f"publish {incoming.key}", error)
             return PublishFailed(repr(error))
 
-    async def check_bytes(self, incoming: Incoming, region: Region, slots: Sequence[int]) -> Event:
+    async def check_bytes(
+        self, incoming: Incoming, slots: Sequence[int], slot_nbytes: int, sum_up: SumUp
+    ) -> Event:
         """Whether all that was wanted was written, and what landed in these slots, in the order of
         writing, is what the producer wrote, where it computed a sum."""
         written_nbytes = sum(nbytes for nbytes, _ in incoming.parts)
         if written_nbytes != incoming.nbytes:
             return PublishFailed(f"{written_nbytes} of {incoming.nbytes} bytes were written")
         at = 0
+        summed: dict[tuple[int, ...], tuple[int, int]] = {}  # by slots: bytes, and their sum
         for nbytes, checksum in incoming.parts:
-            stop = at - (-nbytes // region.remote.slot_nbytes)
+            stop = at - (-nbytes // slot_nbytes)
             if checksum:
-                views = region.views(slots[at:stop], nbytes)
-                found = await self.actor.ports.transfers.checksum(views)
-                if found != checksum:
-                    wrote = f"its producer wrote {checksum:#x}"
-                    return PublishFailed(f"checksum of {incoming.key} is {found:#x}, {wrote}")
+                summed[tuple(slots[at:stop])] = (nbytes, checksum)
             at = stop
+        sums = await sum_up([(at, nbytes) for at, (nbytes, _) in summed.items()])
+        for found, (_, checksum) in zip(sums, summed.values(), strict=True):
+            if found != checksum:
+                wrote = f"its producer wrote {checksum:#x}"
+                return PublishFailed(f"checksum of {incoming.key} is {found:#x}, {wrote}")
         return Published()
+
+    async def check_region(self, incoming: Incoming, region: Region, slots: Sequence[int]) -> Event:
+        """`check_bytes` of what landed in an own region."""
+        checksum = self.actor.ports.transfers.checksum
+
+        async def sum_up(written: Written) -> list[int]:
+            return [await checksum(region.views(slots, nbytes)) for slots, nbytes in written]
+
+        return await self.check_bytes(incoming, slots, region.remote.slot_nbytes, sum_up)
 
     @performs(Do.AWAIT_LANDING)
     def await_landing(self, incoming: Incoming, event: Event) -> None:

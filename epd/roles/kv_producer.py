@@ -19,7 +19,7 @@ from epd.fsm.outgoing import BytesReady, Manifest, Outgoing, PartReady, SourceFa
 from epd.fsm.request import Do, KvDelivered, KvFailed, LayersComputed, Request
 from epd.messages import Grant, KvOffer, KvState, PrefillRequest
 from epd.roles.base import Actor, Component, performs
-from epd.roles.outgoing import OutgoingRooms, Staged
+from epd.roles.outgoing import OutgoingRooms, Spread, Staged
 from epd.roles.requests import Requests
 from epd.scheduling.kv_order import KvOrder
 
@@ -32,6 +32,7 @@ class KvProducer(Component[Request]):
         self._rooms = outgoing
         self._requests = requests
         self._layout = requests.engine.kv_layout
+        self._whole = self._layout.whole  # of which rooms count the bytes
         self._held: dict[str, dict[int, int]] = {}  # by room: parts, place in prompt to block
         self._handed_over: dict[str, Request] = {}  # by room: all of its blocks
         requests.extend(self)
@@ -95,21 +96,21 @@ class KvProducer(Component[Request]):
         if layers is not None:
             num_full = layers.start // self._layout.block_size
             num_groups = layers.num_layers * self._layout.slots_per_block // self._layout.num_layers
-            num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._layout.block_nbytes
+            num_said = self._num_held(outgoing) + outgoing.ready_nbytes // self._whole.block_nbytes
             if request.num_whole is None:  # computed again, it may begin before what was sent
                 request.num_whole = max(num_full, num_said)
         else:
             num_full = request.num_computed // self._layout.block_size
         order = self._order(outgoing, request, min(num_full, len(request.block_table)))
         if num_ready := order.num_ready(num_groups):
-            self._rooms.fire(outgoing, PartReady(num_ready * self._layout.slot_nbytes))
+            self._rooms.fire(outgoing, PartReady(num_ready * self._whole.slot_nbytes))
 
     @performs(Do.HAND_OVER_KV)
     def hand_over_kv(self, request: Request, event: Event) -> None:
         outgoing = self.find(request)
         assert outgoing is not None  # opened when the first chunk was scheduled
         self._handed_over[request.kv_room] = request
-        nbytes = len(request.block_table) * self._layout.block_nbytes
+        nbytes = len(request.block_table) * self._whole.block_nbytes
         self._rooms.fire(outgoing, BytesReady(request.block_table, nbytes))
 
     # --- the order of sending ---------------------------------------------------------------------
@@ -130,7 +131,7 @@ class KvProducer(Component[Request]):
     def _places(self, outgoing: Outgoing, request: Request, start: int, stop: int) -> list[int]:
         """What is sent as these bytes; all that is sent whole is in the order of places anyway."""
         order = self._order(outgoing, request, self._requests.num_blocks_for(len(request.prompt)))
-        size = self._layout.slot_nbytes
+        size = self._whole.slot_nbytes
         return order.places(start // size, stop // size)
 
     # --- producer of KV ---------------------------------------------------------------------------
@@ -178,9 +179,9 @@ class KvProducer(Component[Request]):
     def release_slots(self, outgoing: Outgoing) -> None:
         """There are none."""
 
-    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread | None:
         """The part's bytes: views of the pool on a CPU; of a device's what a transport that reads
-        it gathers, or a copy in host memory."""
+        it gathers, or a copy in host memory.  Of groups what each rank has of them."""
         start = outgoing.written_nbytes
         request = self._handed_over.get(outgoing.key) or self._requests.get(outgoing.owner)
         if request is None:
@@ -188,11 +189,12 @@ class KvProducer(Component[Request]):
         places = self._places(outgoing, request, start, start + outgoing.part_nbytes)
         size, held = self._layout.slots_per_block, self._held.get(outgoing.key, {})
         table = {**dict(enumerate(request.block_table)), **held}
-        source = await self._requests.engine.fetch_kv(
-            [table[place // size] * size + place % size for place in places],
-            in_place=self.actor.ports.transfers.takes_references(grant.region),
-        )
-        return Staged(source, [grant.slots[place - grant.num_held] for place in places])
+        source = [table[place // size] * size + place % size for place in places]
+        target = [grant.slots[place - grant.num_held] for place in places]
+        if self._layout.ranks or (grant.layout is not None and grant.layout.ranks):
+            return Spread(self._requests.kv.writes(source, grant, target))
+        in_place = self.actor.ports.transfers.takes_references(grant.region)
+        return Staged(await self._requests.engine.fetch_kv(source, in_place=in_place), target)
 
     def release_source(self, outgoing: Outgoing) -> None:
         held = self._held.pop(outgoing.key, None)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 
 from epd.engine.base import LanguageEngine
 from epd.scheduling.pool import Pool
-from epd.transport.base import Buffer
 
 Blocks = tuple[int, ...]
 
@@ -52,11 +51,6 @@ class Landing:
                 return
             del self._queue[room]
             yield room, tuple(block * size + group for block in blocks for group in range(size))
-
-    async def land(self, memory: Buffer, slots: Sequence[int], received: Blocks) -> None:
-        """What arrived in the slots of this memory becomes the content of the blocks."""
-        if not self._engine.kv_in_place:
-            await self._engine.land_kv(memory, self._blocks_of(slots), received)
 
     def release(self, slots: Sequence[int]) -> None:
         """Nothing lands in them any more, and what has landed is not needed there."""

@@ -8,9 +8,10 @@ in the loop's next turn, and the write hands over a reference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
+from epd.config import Timing
 from epd.failure import Failure
 from epd.fsm.kernel import Event
 from epd.fsm.outgoing import (
@@ -38,9 +39,10 @@ from epd.messages import (
     TransferAborted,
     TransferInDoubt,
 )
-from epd.roles.base import performs, receives
+from epd.roles.base import Actor, performs, receives
+from epd.roles.fan_out import FanOuts, WritePart
 from epd.roles.rooms import Rooms
-from epd.transport.base import Buffer, Received, WriteFailed, Written
+from epd.transport.base import Buffer, Received, WriteFailed, WriteOutcome, Written
 
 
 class Staged(NamedTuple):
@@ -48,6 +50,12 @@ class Staged(NamedTuple):
 
     views: Sequence[Buffer]
     slots: Sequence[int]
+
+
+class Spread(NamedTuple):
+    """A write of which ranks do parts."""
+
+    parts: Sequence[WritePart]
 
 
 class Producer(Protocol):
@@ -73,7 +81,7 @@ class Producer(Protocol):
         """Leave that queue; nothing reads the slots any more."""
         ...
 
-    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | None:
+    async def stage(self, outgoing: Outgoing, grant: Grant) -> Staged | Spread | None:
         """The bytes from `written_nbytes` on, `part_nbytes` of them, where a write may read them
         until they are released; None: their owner has ended.  Nothing of them has been written when
         it raises."""
@@ -93,6 +101,10 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
 
     end = "outgoing"
     fires = Outgoing
+
+    def __init__(self, actor: Actor, timing: Timing) -> None:
+        super().__init__(actor, timing)
+        self._fan_outs = FanOuts(actor)
 
     def open(
         self,
@@ -207,9 +219,8 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             return WriteRefused(repr(error))
         if staged is None:
             return WriteRefused("withdrawn before the write began")
-        write = self.actor.ports.transfers.write
         try:
-            outcome = await write(staged.views, grant.region, staged.slots)
+            outcome = await self._write(outgoing, grant, staged)
         except Exception as error:
             self.actor.fault(f"write {outgoing.key}", error)
             return WriteOutcomeUnknown(repr(error))
@@ -219,11 +230,20 @@ class OutgoingRooms(Rooms[Outgoing, Producer]):
             return WriteRefused(outcome.reason)
         return WriteOutcomeUnknown(outcome.reason)
 
+    def _write(
+        self, outgoing: Outgoing, grant: Grant, staged: Staged | Spread
+    ) -> Awaitable[WriteOutcome]:
+        if isinstance(staged, Spread):
+            return self._fan_outs.write(f"{outgoing.key}+{outgoing.written_nbytes}", staged.parts)
+        write = self.actor.ports.transfers.write
+        return write(staged.views, grant.region, staged.slots)
+
     @performs(Do.SETTLE_WRITE)
     async def settle_write(self, outgoing: Outgoing, event: Event) -> Event | None:
         if self.actor.is_lost(outgoing.peer):
             return await self._fence(outgoing, PeerFenced())
-        if await self._holds(outgoing, self.actor.ports.transfers.settle(outgoing.peer)):
+        settle = self.actor.ports.transfers.settle
+        if await self._all_hold(outgoing, lambda rank, host_id, pid: settle(rank)):
             return WriteSettled()
         self._ask_again(outgoing)
         return None

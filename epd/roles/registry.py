@@ -34,6 +34,7 @@ from epd.messages import (
     InstanceInfo,
     Join,
     JoinRefused,
+    KvLayout,
     Leave,
     Load,
     Membership,
@@ -166,6 +167,8 @@ class Registry(Component[Instance]):
                 continue
             for name in ("kv_layout", "row_contract"):
                 own, its = getattr(other.info, name), getattr(join.info, name)
+                if isinstance(own, KvLayout) and isinstance(its, KvLayout):
+                    own, its = own.whole, its.whole  # KV is sliced by heads on its way
                 if own is not None and its is not None and own != its:
                     return f"{name} differs: {other.info.address.instance_id} {own}, it {its}"
             if reason := pairing.objection(other.info, join.info):

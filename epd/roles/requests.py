@@ -32,7 +32,9 @@ from epd.messages import (
     Tokens,
 )
 from epd.roles.base import Actor, Component, performs, receives
+from epd.roles.kv_ranks import KvRanks
 from epd.roles.prompt_scores import PromptScores, is_scored
+from epd.roles.rank_asks import OtherRanks
 from epd.roles.reports import Reports
 from epd.roles.signs_of_life import SignsOfLife
 from epd.roles.speculation import Speculation
@@ -62,16 +64,12 @@ class Requests(Component[Request]):
         config: EngineConfig,
         timing: Timing,
         max_running: int,
+        ranks: OtherRanks | None = None,
     ) -> None:
         super().__init__(actor)
         self.engine = engine
         self.pool = BlockPool(engine.num_blocks)
-        self.region = actor.ports.transfers.allocate(
-            "kv",
-            engine.num_landing_blocks * engine.kv_layout.slots_per_block,
-            engine.kv_layout.slot_nbytes,
-        )
-        engine.attach_kv(self.region.buffer)
+        self.kv = KvRanks(engine, actor.ports.transfers, ranks)
         self._timing = timing
         self._alive = SignsOfLife(actor, timing, self._tell_alive)
         self.cost = StepCost(

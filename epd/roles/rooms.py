@@ -13,7 +13,7 @@ own message comes, or its loss is declared.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import ClassVar, Generic, TypeVar
 
 from epd.config import Timing
@@ -31,6 +31,7 @@ from epd.messages import Address
 from epd.roles.base import Actor, Component, performs
 from epd.transport.base import Received
 
+AskOfRank = Callable[[Address, str, int], Awaitable[bool]]  # of its life, its host and its pid
 R = TypeVar("R", bound=Room)
 Owner = TypeVar("Owner")
 
@@ -125,14 +126,20 @@ class Rooms(Component[R], Generic[R, Owner]):
 
     async def _fence(self, room: R, fenced: Event) -> Event | None:
         """`fenced`, if the peer was lost and can touch the memory no more."""
-        peer = room.peer
-        if not self.actor.is_listed(peer):
-            info = self.actor.peer_info(peer)
-            host_id, pid = (info.host_id, info.pid) if info is not None else ("", 0)
-            if await self._holds(room, self.actor.ports.transfers.fence(peer, host_id, pid)):
-                return None if room.terminal else fenced
+        fence = self.actor.ports.transfers.fence
+        if not self.actor.is_listed(room.peer) and await self._all_hold(room, fence):
+            return None if room.terminal else fenced
         self._ask_again(room)
         return None
+
+    async def _all_hold(self, room: R, asked: AskOfRank) -> bool:
+        """Of each process that the peer consists of."""
+        info = self.actor.peer_info(room.peer)
+        host_id, pids = ("", (0,)) if info is None else (info.host_id, (info.pid, *info.rank_pids))
+        for rank, pid in enumerate(pids):
+            if not await self._holds(room, asked(room.peer.of_rank(rank), host_id, pid)):
+                return False
+        return True
 
     async def _holds(self, room: R, answer: Awaitable[bool]) -> bool:
         """An engine that fails to answer cannot tell; it is asked again."""

@@ -11,9 +11,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from epd.config import InstanceConfig
-from epd.engine.base import EncodeFailure, Patches, Progress, Rows, StepResult, no_progress
+from epd.engine.base import (
+    EncodeFailure,
+    OnLayers,
+    Patches,
+    Progress,
+    Rows,
+    StepResult,
+    no_progress,
+)
 from epd.roles.compose import Engines
 from epd.roles.group import Batch, GroupLanguageEngine, GroupVisionEngine, Leader
+from epd.roles.rank_asks import OtherRanks
 from epd.scheduling.slots import CACHE_ROWS, POOL_ROWS, sized
 from epd.transport.backend import Backend
 from epd.transport.backends import chosen
@@ -27,10 +36,11 @@ if TYPE_CHECKING:
     from epd.engine.vision import TorchVisionEngine
 
 
-class OtherRanks(Protocol):
+class FormedRanks(OtherRanks, Protocol):
     """The ranks with which an instance shares its language model."""
 
     leader: Leader
+    epoch: int  # of all of them
 
     def shard(self) -> Shard:
         """The instance's own; waits until all ranks are at it."""
@@ -54,7 +64,7 @@ def mirrored_nbytes(config: InstanceConfig, row_nbytes: int) -> int:
 
 
 def load_engines(
-    config: InstanceConfig, progress: Progress = no_progress, ranks: OtherRanks | None = None
+    config: InstanceConfig, progress: Progress = no_progress, ranks: FormedRanks | None = None
 ) -> Engines:
     """Load the stages that these roles need; blocks for seconds.  Raises ModelError.
 
@@ -71,6 +81,7 @@ def load_engines(
         engines.language = own.language.engine
     if ranks is not None:
         engines.leader = leader = ranks.leader
+        engines.ranks, engines.epoch = ranks, ranks.epoch
         engines.close = partial(_close_all, leader, executor.close)
         if own.vision is not None:
             engines.vision = GroupVisionEngine(own.vision, leader)
@@ -90,9 +101,9 @@ class LoadedRank:
     vision: TorchVisionEngine | None = None
     language: SharedRows | None = None
 
-    def step(self, batch: Batch) -> Awaitable[StepResult]:
+    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
         assert self.language is not None  # only its leader asks, which has the same roles
-        return self.language.step(batch)
+        return self.language.step(batch, on_layers)
 
     def encode(self, batch: Sequence[Patches]) -> Awaitable[list[Rows | EncodeFailure]]:
         assert self.vision is not None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -33,14 +34,18 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import msgspec
 
 from epd.config import InstanceConfig
-from epd.engine.base import Patches, StepSequence
+from epd.engine.base import EngineError, Patches, StepSequence
 from epd.errors import Told, explain
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
 from epd.fsm.story import RecordingJournal
+from epd.records import rank_name
 from epd.roles.group import Command, Encode, Follower, Leader, Probe, Step
+from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
+from epd.roles.rank_data import RankPart
 from epd.runtime.loading import load_rank
 from epd.runtime.logs import set_up_logging
 from epd.runtime.system import SystemClock
+from epd.runtime.worker import new_epoch, open_transfers
 
 if TYPE_CHECKING:
     from epd.engine.sharding import Shard
@@ -54,37 +59,59 @@ class GroupLost(Told):
     """A rank could not be loaded; the text is its own sentence."""
 
 
-class Numbered(msgspec.Struct, frozen=True):
+class Numbered(msgspec.Struct, frozen=True, tag=True):
     """A command, which computes nothing where it has neither.  Rows of images and pixels are not in
     it: ranks share them (`SharedRows`, `SharedTower`)."""
 
     number: int
     step: list[StepSequence] | None = None
     images: list[Patches] | None = None
+    tells_layers: bool = False
 
     @property
     def command(self) -> Command:
         if self.step is not None:
-            return Step(self.step)
+            return Step(self.step, self.tells_layers)
         return Probe() if self.images is None else Encode(self.images)
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Of a rank: it has executed a command; number 0: it is loaded."""
+class Asked(msgspec.Struct, frozen=True, tag=True):
+    """Something beside the steps."""
+
+    serial: int
+    ask: AnyAsk
+
+
+class Present(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank: it is loaded."""
+
+    joined: Joined
+
+
+class Executed(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank: a command, done or failed; number 0: it could not be loaded."""
 
     number: int
     failure: str = ""
 
 
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank: what came of what it was asked."""
+
+    serial: int
+    answer: Answer
+
+
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda tensor: tensor.tolist()).encode
-_decode_command = msgspec.msgpack.Decoder(Numbered).decode
-_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_decode_order = msgspec.msgpack.Decoder(Numbered | Asked).decode
+_decode_reply = msgspec.msgpack.Decoder(Present | Executed | Answered).decode
 
 
 def encode_command(number: int, command: Command) -> bytes:
     match command:
-        case Step(batch):
-            told = Numbered(number, step=[_without_rows(sequence) for sequence in batch])
+        case Step(batch, tells_layers):
+            step = [_without_rows(sequence) for sequence in batch]
+            told = Numbered(number, step, tells_layers=tells_layers)
         case Encode(images):
             from epd.engine.shared_tower import kind_of
 
@@ -119,16 +146,31 @@ class _Rank:
     socket: socket.socket
     writer: asyncio.StreamWriter | None = None
     reads: asyncio.Task[None] | None = None
+    asked: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)  # by serial
+    lost: RankLost | None = None
+
+    def end(self, lost: RankLost) -> None:
+        self.lost = lost
+        for future in self.asked.values():
+            if not future.done():
+                future.set_exception(lost)
 
 
 class ForkedRanks:
-    """The port `Ranks` over forked processes; `leader` is there when they are being formed."""
+    """The ports `Ranks` and `OtherRanks` over forked processes; `leader` is there when they are
+    being formed."""
 
-    def __init__(self, config: InstanceConfig, meeting: int, ranks: dict[int, _Rank]) -> None:
+    def __init__(
+        self, config: InstanceConfig, epoch: int, meeting: int, ranks: dict[int, _Rank]
+    ) -> None:
         self.config = config
+        self.epoch = epoch
         self.leader: Leader
+        self.joined: dict[int, Joined] = {}
+        self.pids = tuple(rank.pid for rank in ranks.values())
         self._meeting = meeting
         self._ranks = ranks
+        self._serials = itertools.count(1)
 
     async def form(self, load: Callable[[], T]) -> T:
         """Run `load`, which blocks, while the other ranks load; its result when all are there.
@@ -157,22 +199,42 @@ class ForkedRanks:
     async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                self._take(number, _decode_answer(await _frame_of(reader)))
+                self._take(number, _decode_reply(await _frame_of(reader)))
         except (EOFError, OSError):
+            self._ranks[number].end(RankLost(f"rank {number} has ended"))
             self.leader.fire(RankEnded(number, "its process has ended"))
 
-    def _take(self, number: int, answer: Answer) -> None:
-        if answer.number:
-            failed = bool(answer.failure)
-            self.leader.fire(CommandExecuted(number, answer.number, failed))
-        elif answer.failure:
-            self.leader.fire(RankEnded(number, answer.failure))
-        else:
-            self.leader.fire(RankJoined(number))
+    def _take(self, number: int, reply: Present | Executed | Answered) -> None:
+        match reply:
+            case Present():
+                self.joined[number] = reply.joined
+                self.leader.fire(RankJoined(number))
+            case Answered():
+                future = self._ranks[number].asked.pop(reply.serial)
+                if not future.done():
+                    future.set_result(reply.answer)
+            case Executed(number=0):
+                self.leader.fire(RankEnded(number, reply.failure))
+            case Executed():
+                failed = bool(reply.failure)
+                self.leader.fire(CommandExecuted(number, reply.number, failed))
 
     def shard(self) -> Shard:
         """The leader's own; waits until all ranks are at it."""
         return open_shard(self.config, 0, self._meeting)
+
+    async def ask(self, rank: int, ask: AnyAsk) -> Answer:
+        its = self._ranks[rank]
+        if its.lost is not None:
+            raise its.lost
+        assert its.writer is not None
+        serial = next(self._serials)
+        its.asked[serial] = asyncio.get_running_loop().create_future()
+        its.writer.write(_framed(_encode(Asked(serial, ask))))
+        answer = await its.asked[serial]
+        if isinstance(answer, Fault):
+            raise EngineError(f"rank {rank}: {answer.reason}")
+        return answer
 
     def send(self, number: int, command: Command) -> None:
         frame = encode_command(number, command)
@@ -216,7 +278,7 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
 def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> ForkedRanks:
     """Fork the followers of this process, which leads; to be called before there are threads."""
     meeting = os.memfd_create("epd-ranks")
-    leader = os.getpid()
+    leader, epoch = os.getpid(), new_epoch()
     ranks: dict[int, _Rank] = {}
     for number, device in enumerate(config.rank_devices, 1):
         ours, theirs = socket.socketpair()
@@ -229,17 +291,22 @@ def fork_ranks(config: InstanceConfig, log_level: str, *, log_json: bool) -> For
             own = msgspec.structs.replace(
                 config, engine=msgspec.structs.replace(config.engine, device=device)
             )
-            _be_rank(own, number, meeting, theirs, leader)
+            _be_rank(own, number, epoch, meeting, theirs, leader)
         theirs.close()
         ranks[number] = _Rank(pid, ours)
-    return ForkedRanks(config, meeting, ranks)
+    return ForkedRanks(config, epoch, meeting, ranks)
 
 
 # --- a follower -----------------------------------------------------------------------------------
 
 
 def _be_rank(
-    config: InstanceConfig, rank: int, meeting: int, channel: socket.socket, leader: int
+    config: InstanceConfig,
+    rank: int,
+    epoch: int,
+    meeting: int,
+    channel: socket.socket,
+    leader: int,
 ) -> NoReturn:
     """In the fork; leaves without teardown, as what its parent has to close is not its own."""
     status = 1
@@ -248,13 +315,15 @@ def _be_rank(
         for asked_of_leader in (signal.SIGINT, signal.SIGTERM):
             signal.signal(asked_of_leader, signal.SIG_IGN)
         if os.getppid() == leader:  # else it died before the kernel was asked
-            status = follow(config, rank, meeting, channel)
+            status = follow(config, rank, epoch, meeting, channel)
     finally:
         sys.stderr.flush()
         os._exit(status)
 
 
-def follow(config: InstanceConfig, rank: int, meeting: int, channel: socket.socket) -> int:
+def follow(
+    config: InstanceConfig, rank: int, epoch: int, meeting: int, channel: socket.socket
+) -> int:
     """Load a rank's share, then execute commands until there are no more; the exit status."""
     import uvloop
 
@@ -264,22 +333,35 @@ def follow(config: InstanceConfig, rank: int, meeting: int, channel: socket.sock
         executor = build_executor(config.engine, config.num_ranks)
         own = load_rank(config, executor, open_shard(config, rank, meeting))
     except Exception as error:
-        channel.sendall(_framed(_encode(Answer(0, explain(error)[1]))))
+        channel.sendall(_framed(_encode(Executed(0, explain(error)[1]))))
         return 1
 
     async def live() -> None:
         reader, writer = await asyncio.open_unix_connection(sock=channel)
 
-        def answer(number: int, failure: str) -> None:
-            writer.write(_framed(_encode(Answer(number, failure))))
+        def tell(reply: Present | Executed | Answered) -> None:
+            writer.write(_framed(_encode(reply)))
 
-        follower = Follower(own, answer)
-        answer(0, "")
+        async def answer(asked: Asked) -> None:
+            tell(Answered(asked.serial, await part.answer(asked.ask)))
+
+        transfers = open_transfers(config, rank_name(config.instance_id, rank), epoch)
+        engine = own.language.engine if own.language is not None else None
+        part = RankPart(engine, transfers, takes_kv="decode" in config.roles)
+        follower = Follower(own, lambda *executed: tell(Executed(*executed)))
+        tell(Present(part.joined()))
+        answering: set[asyncio.Task[None]] = set()
         with contextlib.suppress(EOFError, OSError):
             while True:
-                told = _decode_command(await _frame_of(reader))
-                follower.execute(told.number, told.command)
+                order = _decode_order(await _frame_of(reader))
+                if isinstance(order, Numbered):
+                    follower.execute(order.number, order.command)
+                    continue
+                task = asyncio.create_task(answer(order))
+                answering.add(task)
+                task.add_done_callback(answering.discard)
         await executor.close()
+        await transfers.close()
 
     uvloop.run(live())
     return 0

@@ -23,11 +23,12 @@ from epd.fsm.story import RecordingJournal
 from epd.messages import Address
 from epd.roles.base import Ports
 from epd.roles.compose import Engines, Instance
+from epd.roles.rank_data import GroupDataPlane
 from epd.runtime.loading import backends_of
 from epd.runtime.logs import LoggingLog
 from epd.runtime.system import SystemClock, SystemRandom
 from epd.transport.backend import BackendSettings
-from epd.transport.base import Bus, Storage
+from epd.transport.base import Bus, DataPlane, Storage
 from epd.transport.curve import ClusterKey
 from epd.transport.file_store import FileStore
 from epd.transport.host import this_host_id
@@ -51,7 +52,7 @@ def new_epoch() -> int:
 
 def make_ports(
     bus: Bus,
-    transfers: RoutingTransferEngine,
+    transfers: DataPlane,
     storage: Storage | None = None,
     journal: Journal | None = None,
 ) -> Ports:
@@ -66,6 +67,23 @@ def make_ports(
         log=LoggingLog(),
         storage=storage,
     )
+
+
+def open_transfers(config: InstanceConfig, name: str, epoch: int) -> RoutingTransferEngine:
+    """The data plane of an instance, or of one rank of it.  Raises TransportError."""
+    key = load_cluster_key(config.cluster_key)
+    settings = BackendSettings(
+        name,
+        epoch,
+        host=data_host(config.endpoint),
+        secret=key.data_plane_secret() if key is not None else b"",
+        directory=config.transport_directory,
+        mooncake=config.mooncake,
+        options=json.loads(config.transport_options or "{}"),
+        device=config.engine.device,
+    )
+    checksums = config.engine.checksums
+    return RoutingTransferEngine(settings, LocalMemory(), backends_of(config), checksums=checksums)
 
 
 def open_storage(config: InstanceConfig) -> Storage | None:
@@ -115,29 +133,18 @@ async def serve_instance(
     config: InstanceConfig, engines: Engines, fingerprint: str, ending: Ending, status: Status
 ) -> int:
     """Join the gateway over the network and serve until asked to end; returns the exit status."""
-    epoch = new_epoch()
+    epoch = engines.epoch or new_epoch()
     key = load_cluster_key(config.cluster_key)
-    backends = backends_of(config)
     bus = ZmqBus(config.instance_id, epoch, config.endpoint, cluster_key=key)
     try:
-        settings = BackendSettings(
-            config.instance_id,
-            epoch,
-            host=data_host(config.endpoint),
-            secret=key.data_plane_secret() if key is not None else b"",
-            directory=config.transport_directory,
-            mooncake=config.mooncake,
-            options=json.loads(config.transport_options or "{}"),
-            device=config.engine.device,
-        )
-        transfers = RoutingTransferEngine(
-            settings, LocalMemory(), backends, checksums=config.engine.checksums
-        )
+        transfers: DataPlane = open_transfers(config, config.instance_id, epoch)
+        if engines.ranks is not None:
+            transfers = GroupDataPlane(transfers, engines.ranks)
         ports = make_ports(bus, transfers, open_storage(config), engines.journal)
     except BaseException:
         await bus.close()
         raise
-    names = ", ".join(backend.name for backend in backends)
+    names = ", ".join(offer.name for offer in transfers.offers)
     logger.info("offers %s (transport %s)", names, config.transport)
     public_key = key.server_public if key is not None else ""
     gateway = Address("gateway", 0, config.gateway_endpoint, public_key)

@@ -172,7 +172,7 @@ def place(
     prefills = [p for p in prefills if all(_reached(p, them) for them in needed)] or prefills
     prefills = [c for c in prefills if c.instance_id == at] or prefills
     prefill = prefills[0] if len(prefills) == 1 else rule.prefill(prefills, decodes)
-    decodes = [prefill] if prefill.info.num_ranks > 1 else _reached(prefill, decodes) or decodes
+    decodes = _reached(prefill, decodes) or decodes
     decode = decodes[0] if len(decodes) == 1 else rule.decode(prefill, decodes)
     encoders = _reached(prefill, encoders) or encoders
     finder = prefill if finds and prefill.info.finds_rows else None

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from epd.config import MOONCAKE_OVER_TCP, MooncakeConfig
 from epd.messages import RemoteRegion
-from epd.transport.base import TransferEngine
+from epd.transport.base import Region, TransferEngine
 from epd.transport.region import SlotRegion
 
 
@@ -45,6 +45,13 @@ class Exposes(Protocol):
 
     def conceal(self, region: SlotRegion, remote: RemoteRegion) -> None:
         """No write begins any more; the region is about to be revoked."""
+
+
+@runtime_checkable
+class Recuts(Protocol):
+    """A backend of a device whose regions can be reached in finer slots, too."""
+
+    def recut(self, region: Region, num_parts: int) -> Region: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from epd.errors import Told
-from epd.messages import Address, Message, RemoteRegion, TransportOffer
+from epd.messages import Address, Message, Record, RemoteRegion, TransportOffer
 
 Life = tuple[str, int]  # instance id, epoch
 Buffer = Any  # contiguous, C-order, exposes the buffer protocol: memoryview, bytes, numpy array
@@ -94,23 +94,20 @@ class Bus(Protocol):
         """Flush briefly, close sockets, remove ipc files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Record, kw_only=False, tag=True):
     """All bytes are in the target's memory and the source is not read any more."""
 
     nbytes: int
     checksum: int  # of the bytes in slot order; 0: not computed
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
+class WriteFailed(Record, kw_only=False, tag=True):
     """Definite: no byte of this write lands from now on and the source is not read any more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WriteUnknown:
+class WriteUnknown(Record, kw_only=False, tag=True):
     """Bytes may still move.  Source and target stay owned until fenced (faults F6 to F8)."""
 
     reason: str
@@ -232,6 +229,14 @@ class DataPlane(TransferEngine, Protocol):
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         """How a peer reaches an own region over this transport; empty: the one that made it."""
+
+    def parts(self, region: Region, transport: str) -> tuple[RemoteRegion, ...]:
+        """How a peer reaches the region of this name at the other ranks of a group, in their order:
+        each has the same slots in its own."""
+        return ()
+
+    def recut(self, region: Region, num_parts: int) -> Region:
+        """The memory of an own region once more, as a region in which each slot is so many."""
 
     def mirror(self, region: Region) -> Region | None:
         """The same slots once more, in the device's memory, for peers that can write there; None:

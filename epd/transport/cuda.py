@@ -32,6 +32,7 @@ from epd.transport.base import (
     Buffer,
     Life,
     Reference,
+    Region,
     TransportError,
     WriteOutcome,
     WriteUnknown,
@@ -62,6 +63,7 @@ from epd.transport.region import (
     byte_views,
     check_shape,
     key_of,
+    recut,
 )
 
 LOCATOR = re.compile(r"[0-9a-f]{16}\.sock")
@@ -167,6 +169,14 @@ class CudaTransferEngine(HostEngine):
         self._own[region_id] = region
         self._memories[key_of(remote)] = memory
         return region
+
+    def recut(self, region: Region, num_parts: int) -> SlotRegion:
+        """See `DataPlane.recut`."""
+        assert isinstance(region, SlotRegion)
+        fine = recut(region, num_parts)
+        self._own[fine.remote.region_id] = fine
+        self._memories[key_of(fine.remote)] = self._memories[key_of(region.remote)]
+        return fine
 
     def _export(self, question: Question) -> int:
         region = self._own.get(question.region.region_id)

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from epd.messages import RemoteRegion
 from epd.transport.base import Buffer, Reference, TransportError
 
@@ -110,6 +112,21 @@ def cut(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview
 def only_reference(source: Sequence[Buffer]) -> Reference | None:
     """What is handed on as it is, if the source is that."""
     return source[0] if len(source) == 1 and isinstance(source[0], Reference) else None
+
+
+RECUT = "-cut"  # behind the name of a region whose slots are cut into parts
+
+
+def recut(region: SlotRegion, num_parts: int) -> SlotRegion:
+    """The same memory, where each slot is so many."""
+    its = region.remote
+    remote = msgspec.structs.replace(
+        its,
+        region_id=its.region_id + RECUT,
+        slot_nbytes=its.slot_nbytes // num_parts,
+        num_slots=its.num_slots * num_parts,
+    )
+    return SlotRegion(remote, region.buffer, by_reference=False)
 
 
 class RegionIds:

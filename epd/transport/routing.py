@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from epd.messages import Address, RemoteRegion, TransportOffer
-from epd.transport.backend import Backend, BackendEngine, BackendSettings, Exposes
+from epd.transport.backend import Backend, BackendEngine, BackendSettings, Exposes, Recuts
 from epd.transport.base import Buffer, Region, TransferEngine, WriteFailed, WriteOutcome
 from epd.transport.checksum import is_summed
 from epd.transport.endpoint import is_tcp, split_tcp
 from epd.transport.host import this_host_id
 from epd.transport.local import LocalMemory, LocalTransferEngine
-from epd.transport.region import RegionKey, SlotRegion, key_of
+from epd.transport.region import RegionKey, SlotRegion, key_of, recut
 
 
 def data_host(endpoint: str) -> str:
@@ -69,6 +69,7 @@ class RoutingTransferEngine:
         self._device = next((self._backends[name] for name in mirrors), None)
         self._mirrors: dict[RegionKey, Region] = {}
         self._exposed: dict[RegionKey, dict[str, RemoteRegion]] = {}
+        self._cuts: dict[RegionKey, SlotRegion] = {}  # by what they are cut from
         ranked = sorted(backends, key=lambda backend: (backend.rank, backend.name))
         self.offers = (
             TransportOffer(name="local", domain=self._local.domain),
@@ -92,6 +93,27 @@ class RoutingTransferEngine:
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         exposed = self._exposed.get(key_of(region.remote), {})
         return exposed.get(transport) or self.landing(region, transport).remote
+
+    def parts(self, region: Region, transport: str) -> tuple[RemoteRegion, ...]:
+        """Of one rank."""
+        return ()
+
+    def recut(self, region: Region, num_parts: int) -> Region:
+        """See `DataPlane.recut`: for each region once."""
+        key = key_of(region.remote)
+        if key not in self._cuts:
+            assert isinstance(region, SlotRegion)
+            fine = self._cuts[key] = recut(region, num_parts)
+            self._memory.add(fine)
+            self._exposed[key_of(fine.remote)] = {
+                name: backend.expose(fine)
+                for name, backend in self._backends.items()
+                if isinstance(backend, Exposes)
+            }
+            mirror = self._mirrors.get(key)
+            if mirror is not None and isinstance(self._device, Recuts):
+                self._mirrors[key_of(fine.remote)] = self._device.recut(mirror, num_parts)
+        return self._cuts[key]
 
     def mirror(self, region: Region) -> Region | None:
         """See `DataPlane.mirror`.  Raises TransportError."""
@@ -147,6 +169,8 @@ class RoutingTransferEngine:
 
     def revoke(self, region: Region) -> None:
         """Out of every table; see `TransferEngine.revoke`."""
+        if (fine := self._cuts.pop(key_of(region.remote), None)) is not None:
+            self.revoke(fine)
         if (mirror := self._mirrors.pop(key_of(region.remote), None)) is not None:
             self._backends[mirror.remote.backend].revoke(mirror)
         if isinstance(region, SlotRegion):

@@ -24,6 +24,7 @@ from epd.transport.codec import INSTANCE_ID, check_instance_id
 from epd.transport.copying import SETTLE_TIMEOUT_S, Copier
 from epd.transport.host import is_process_dead, this_host_id
 from epd.transport.region import (
+    RECUT,
     RegionIds,
     RegionKey,
     SlotRegion,
@@ -178,7 +179,8 @@ class ShmTransferEngine:
         return segment
 
     def _attach(self, target: RemoteRegion) -> Segment:
-        stem = f"{PREFIX}{target.instance_id}-{target.epoch}-{target.region_id}-"
+        region_id = target.region_id.removesuffix(RECUT)
+        stem = f"{PREFIX}{target.instance_id}-{target.epoch}-{region_id}-"
         if target.backend != "shm" or not (
             NAME.fullmatch(target.locator) and target.locator.startswith(stem)
         ):

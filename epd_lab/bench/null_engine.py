@@ -81,11 +81,18 @@ class NullLanguage:
     def attach_rows(self, buffer: memoryview) -> None:
         """Nothing is ever read."""
 
-    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> list[memoryview]:
         return [memoryview(bytes(LAYOUT.slot_nbytes)) for _ in slots]
 
     async def land_kv(
-        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+        self,
+        memory: memoryview,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        by_head: bool = False,
     ) -> None:
         """In place."""
 

@@ -11,6 +11,7 @@ from epd_lab.formal import encoding, pair, request
 from epd_lab.formal.child import child_model
 from epd_lab.formal.embedding import embedding_model
 from epd_lab.formal.encoding import encoding_model
+from epd_lab.formal.fan_out import fan_out_model
 from epd_lab.formal.form import Model
 from epd_lab.formal.generation import generation_model
 from epd_lab.formal.group import group_model
@@ -85,6 +86,7 @@ def models(tables: Mapping[str, Table] | None = None) -> tuple[Model, ...]:
         offer_model(for_rows=True, table=of["OFFER"], name="OFFER_FOR_ROWS"),
         child_model(of["CHILD"]),
         group_model(of["GROUP"]),
+        fan_out_model(of["FAN_OUT"]),
         *(
             pair_model(told, of["OUTGOING"], of["INCOMING"], name)
             for name, (_, told) in PAIRS.items()

@@ -143,13 +143,20 @@ class PlannedLanguage:
     def attach_rows(self, buffer: memoryview) -> None:
         """Nothing is computed."""
 
-    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> list[memoryview]:
         """On a stream of its own: it waits for nothing that was launched before."""
         await asyncio.sleep(COPY_HOST_S)
         return [memoryview(bytes(len(slots) * self.kv_layout.slot_nbytes))]
 
     async def land_kv(
-        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+        self,
+        memory: memoryview,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        by_head: bool = False,
     ) -> None:
         await self._device.launch([Piece(COPY_HOST_S, 0.0)], Weight.BRIEF)
 

@@ -34,6 +34,7 @@ from epd.fsm.request import (
 from epd.messages import Address
 from epd.roles.base import Actor, Log, Ports
 from epd.roles.compose import Engines, Gateway, Instance
+from epd.roles.rank_data import GroupDataPlane
 from epd.roles.row_tiers import note_of
 from epd.topology import Roles, name_instances, parse_groups
 from epd.transport import whole_file
@@ -280,6 +281,8 @@ class Cluster:
         engines, devices = self._engines(process, roles)
         language = engines.language
         self.groups.lead(process, engines, self.settings.timing, self._rank_engines)
+        if engines.ranks is not None:
+            ports.transfers = GroupDataPlane(ports.transfers, engines.ranks)
         joins = Address(GATEWAY, 0, f"sim://{GATEWAY}")
         instance = Instance(ports, config, engines, joins, FINGERPRINT, "sim", process.pid)
         node = Node(process, instance.actor, ports, instance=instance, devices=devices)
@@ -324,14 +327,14 @@ class Cluster:
     def _engines_on(
         self, device: SimDevice, pool: SimDevice, instance_id: str, roles: tuple[str, ...]
     ) -> Engines:
-        settings = self.settings
+        settings, size = self.settings, self.groups.size_of(instance_id)
         engines = Engines()
         if "encode" in roles:
-            is_cut = self.groups.size_of(instance_id) == 1
-            quantum_s = settings.engine.max_quantum_ms / 1e3 if is_cut else 0.0
+            quantum_s = settings.engine.max_quantum_ms / 1e3 if size == 1 else 0.0
             engines.vision = SimVisionEngine(device, pool, settings.costs, quantum_s)
         if "prefill" in roles or "decode" in roles:
-            engines.language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            language = SimLanguageEngine(device, settings.costs, settings.num_blocks)
+            engines.language = language.share(size) if size > 1 else language
         return engines
 
     def _ends(self, why: str, node: Node, reason: str) -> None:

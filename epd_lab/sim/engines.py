@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from epd.engine.base import (
     PENDING,
     ChunkScores,
@@ -188,6 +190,11 @@ class SimLanguageEngine:
         self._kv = memoryview(bytearray(num_blocks * BLOCK_NBYTES))
         self._last = _Launched(set())
 
+    def share(self, num_ranks: int) -> SimLanguageEngine:
+        """Be one of so many ranks, each of which has the one head that there is."""
+        self.kv_layout = msgspec.structs.replace(golden.KV_LAYOUT, ranks=((0, 1),) * num_ranks)
+        return self
+
     def rope_positions(self, num_tokens: int, items: Sequence[MediaLayout]) -> RopePositions:
         return golden.rope_positions(num_tokens, items)
 
@@ -200,13 +207,20 @@ class SimLanguageEngine:
     def kv_views(self, blocks: Sequence[int]) -> list[memoryview]:
         return [self._kv[b * BLOCK_NBYTES : (b + 1) * BLOCK_NBYTES] for b in blocks]
 
-    async def fetch_kv(self, slots: Sequence[int], *, in_place: bool) -> list[memoryview]:
+    async def fetch_kv(
+        self, slots: Sequence[int], *, in_place: bool, heads: range | None = None
+    ) -> list[memoryview]:
         if self.device.process.breaks.meet("fetch_kv"):
             raise self.device.process.breaks.error("fetch_kv")
         return [self._kv[s * SLOT_NBYTES : (s + 1) * SLOT_NBYTES] for s in slots]
 
     async def land_kv(
-        self, memory: memoryview, slots: Sequence[int], blocks: Sequence[int]
+        self,
+        memory: memoryview,
+        slots: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        by_head: bool = False,
     ) -> None:
         """In place."""
 

@@ -7,13 +7,17 @@ import msgspec
 from epd_lab.sim.cluster import Settings
 from epd_lab.sim.drill import Drill, replace_timing
 from epd_lab.sim.faults import Fault
+from epd_lab.sim.swarm import Excuse
+from epd_lab.sim.transfer import DataConditions
 from epd_lab.sim.workload import Workload
 
 MIXED = Workload(num_requests=16, image_share=0.4, max_tokens=24, spread_s=1.0)
 IMAGES = Workload(num_requests=16, image_share=0.9, max_tokens=12, spread_s=0.5)
+MANY = Workload(num_requests=32, image_share=0.2, max_tokens=8, spread_s=1.0)
 AHEAD = Settings(engine=msgspec.structs.replace(Settings().engine, async_scheduling=True))
 """Two steps are under way."""
 STEP = "GROUP:CommandGiven"
+PUSHES = "OUTGOING:GRANTED>STREAMING"
 LINGERING = Settings(rank_lingers_s=1.0, restart_after_s=0.1)
 HASTY = Settings(timing=replace_timing(group_join_timeout_s=0.5))
 
@@ -105,5 +109,53 @@ GROUP_DRILLS: tuple[Drill, ...] = (
         from_s=0.1,
         to_s=0.2,
         mutants=("ranks_of_all_lives_meet",),
+    ),
+    Drill(
+        "part-is-late",
+        ("F29",),
+        topology="1e1p:tp2,1d:tp3",
+        work=MIXED,
+        settings=AHEAD,
+        faults=(
+            Fault("slow", "p0.1", point=PUSHES, nth=3, factor=20.0, duration_s=1.0),
+            Fault("stall", "p0", point=PUSHES, nth=12, duration_s=0.3),
+        ),
+        mutants=("a_part_is_taken_for_all",),
+    ),
+    Drill(
+        "part-fails",
+        ("F8", "F29"),
+        topology="1e2p:tp2,2d:tp2",
+        work=MANY,
+        data=DataConditions(failed=0.07, unknown=0.07, jitter_s=0.02),
+        may_fail=Excuse(frozenset({"transfer"}), refusals=False),
+        why="four attempts can each meet a failed part",
+        fires=("FAN_OUT:WRITING>FAILING", "FAN_OUT:WRITING>DOUBTED"),
+        calm={"data.failed": 0.0, "data.unknown": 0.0},
+        mutants=("a_failed_part_is_told_at_once", "a_part_in_doubt_has_failed"),
+    ),
+    Drill(
+        "rank-dies-in-transfer",
+        ("F7", "F29"),
+        topology="1e2p:tp2,1d:tp2",
+        work=MIXED,
+        data=DataConditions(kind="rdma", linger_s=4.0, nbytes_per_s=2e3),
+        faults=(
+            Fault("slow", "p0.1", factor=20.0),
+            Fault("kill", "p0.1", point=PUSHES, nth=4),
+        ),
+        fires=("group_lost", "INCOMING:PeerFenced"),
+        from_s=0.6,
+        to_s=0.9,
+        mutants=("a_leader_is_fenced_alone",),
+    ),
+    Drill(
+        "granting-rank-dies",
+        ("F8", "F29"),
+        topology="1e1p:tp2,2d:tp2",
+        work=MIXED,
+        data=DataConditions(jitter_s=0.05),
+        faults=(Fault("kill", "d0.1", point=PUSHES, nth=6),),
+        fires=("group_lost",),
     ),
 )

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from epd.config import Timing
 from epd.engine.base import (
@@ -23,9 +23,7 @@ from epd.engine.base import (
     Outcome,
     Patches,
     Rows,
-    RowSpan,
     StepResult,
-    StepSequence,
     owners,
 )
 from epd.fsm.group import CommandExecuted, RankEnded, RankJoined
@@ -42,13 +40,16 @@ from epd.roles.group import (
     RunOwn,
     Step,
 )
+from epd.roles.rank_asks import Answer, AnyAsk
+from epd.roles.rank_data import RankPart
 from epd.topology import name_instances, parse_groups
 from epd_lab.sim.device import SimDevice
 from epd_lab.sim.engines import SimLanguageEngine, SimVisionEngine
 from epd_lab.sim.process import SimProcess
+from epd_lab.sim.rank_channels import Channel, SimAnswers, SimAsks, with_own_rows
+from epd_lab.sim.transfer import SimTransferEngine
 from epd_lab.sim.world import World
 
-DELAY_S = 0.0005  # of a command or an answer, up to
 LOADING_S = 0.4  # of a rank, up to
 
 MakeEngines = Callable[[SimProcess, SimDevice], Engines]  # of a rank of this leader
@@ -100,6 +101,7 @@ class Groups:
             for rank, member in group.members.items():
                 if member.process is process:
                     ended = RankEnded(rank, "its process has ended")
+                    group.to_leader(rank, group.ended, rank)
                     group.to_leader(rank, group.leader.fire, ended)
 
     def lead(
@@ -110,6 +112,7 @@ class Groups:
         if size == 1:
             return
         group = self.at[meeting_place(process)] = SimRanks(self, process, size)
+        engines.ranks = group
         clock, journal = self.world.clock(process), self.world.journal(process)
         leader = Leader(process.instance_id, size, group, clock, timing, journal)
         group.leader = engines.leader = leader
@@ -131,6 +134,11 @@ class Groups:
     def member(self, process: SimProcess | None) -> SimFollower | None:
         """What runs in this process, if it is a rank without roles."""
         return self.followers.get(process) if process is not None else None
+
+    def leader_of(self, process: SimProcess) -> SimProcess:
+        """Who leases the memory of this rank's part; itself, if it has roles."""
+        follower = self.followers.get(process)
+        return process if follower is None else follower.leader
 
     def living(self) -> list[SimProcess]:
         return [process for process in self.followers if process.alive]
@@ -168,34 +176,13 @@ class _SharedVision(GroupVisionEngine):
         return self._leader.execute(command, partial(self._group.encode, self._share, command))
 
 
-class Channel:
-    """One direction between two processes: in order, each message a little later."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self._world = world
-        self._random = world.random.stream("channel", name)
-        self._arrives_s = 0.0
-        self._count = 0
-        self.lose_next = 0
-
-    def send(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
-        self._count += 1
-        if self.lose_next:
-            self.lose_next -= 1
-            self._world.fired["command_lost"] += 1
-            return
-        loop = self._world.loop
-        arrives_s = loop.now_s + DELAY_S * self._random.uniform(self._count)
-        self._arrives_s = max(self._arrives_s, arrives_s)
-        loop.call_at(self._arrives_s, take, *what, context=to.context)
-
-
-class SimRanks:
-    """The port `Ranks`, of one life of a leader."""
+class SimRanks(SimAsks):
+    """The ports `Ranks` and `OtherRanks`, of one life of a leader."""
 
     leader: Leader
 
     def __init__(self, groups: Groups, process: SimProcess, size: int) -> None:
+        super().__init__()
         self.process = process
         self.size = size
         self.members: dict[int, SimFollower] = {}
@@ -206,17 +193,22 @@ class SimRanks:
         self._met: dict[int, asyncio.Future[None]] = {}
         self._made: dict[int, dict[int, list[Rows | EncodeFailure]]] = defaultdict(dict)
         self._all_made: dict[int, asyncio.Future[None]] = {}
+        self._halfway: dict[int, int] = {}  # by step: ranks that are to compute its first layer yet
+        self._tell_layers: dict[int, OnLayers] = {}
 
     def start(self, make: MakeEngines) -> None:
         for rank in range(1, self.size):
             name = f"{self.process.instance_id}.{rank}"
             main = partial(SimFollower, self._groups, self.process, rank)
             world = self._groups.world
-            world.spawn(name, partial(_begin, main, world, partial(make, self.process)))
+            spawned = world.spawn(name, partial(_begin, main, world, partial(make, self.process)))
+            assert spawned.epoch == self.process.epoch  # a data plane of one epoch
+            self.pids += (spawned.pid,)
 
     def join(self, rank: int, follower: SimFollower) -> None:
         """It has found this place."""
         self.members[rank] = follower
+        self.to_leader(rank, self.joined.__setitem__, rank, follower.part.joined())
         self.to_leader(rank, self.leader.fire, RankJoined(rank))
 
     def to_leader(self, rank: int, take: Callable[..., object], *what: object) -> None:
@@ -228,11 +220,15 @@ class SimRanks:
 
     def send(self, number: int, command: Command) -> None:
         if isinstance(command, Step):
-            command = Step([_with_own_rows(sequence) for sequence in command.batch])
+            command = replace(command, batch=[with_own_rows(each) for each in command.batch])
         if isinstance(command, Probe):
             self._groups.watch.entered(self, 0, number, command)
         for member in self.members.values():
             member.commands.send(member.process, member.take, number, command)
+
+    def send_ask(self, rank: int, serial: int, ask: AnyAsk) -> None:
+        member = self.members[rank]
+        member.commands.send(member.process, member.answers.take, serial, ask)
 
     def end(self) -> None:
         for member in self.members.values():
@@ -251,7 +247,7 @@ class SimRanks:
     ) -> Awaitable[StepResult]:
         """The leader's share."""
         number = self.leader.machine.given + 1
-        step = own.step(batch, on_layers)
+        step = own.step(batch, on_layers and self.at_layer(number, on_layers))
         self._groups.watch.entered(self, 0, number, Step(list(batch)))
         return self.together(0, number, step)
 
@@ -260,6 +256,21 @@ class SimRanks:
         number = self.leader.machine.given + 1
         self._groups.watch.entered(self, 0, number, command)
         return self.gathered(0, number, command.batch, own)
+
+    def at_layer(self, number: int, tell: OnLayers) -> OnLayers:
+        """What a rank says of a step's layers; none is over before every rank has computed it."""
+        if number not in self._halfway:
+            self._halfway[number] = self.size
+            self._tell_layers[number] = tell
+
+        def computed(num_layers: int) -> None:
+            self._halfway[number] -= 1
+            if not self._halfway[number]:
+                context = self.process.context
+                loop = self._groups.world.loop
+                loop.call_at(loop.now_s, self._tell_layers.pop(number), num_layers, context=context)
+
+        return computed
 
     async def together(self, rank: int, number: int, step: Awaitable[StepResult]) -> StepResult:
         met = self._enter(rank, number)
@@ -319,6 +330,9 @@ class SimFollower:
         self._groups = groups
         self._group: SimRanks
         self._follower = Follower(self, self._answer)
+        transfers = SimTransferEngine(groups.world.fabric, process)
+        self.part = RankPart(engines.language, transfers, takes_kv=True)
+        self.answers = SimAnswers(self.part, self._answer_ask)
         self._number = 0
         self._open = 0
         self._is_ending = False
@@ -340,16 +354,21 @@ class SimFollower:
             self._groups.watch.entered(self._group, self.rank, number, command)
         self._follower.execute(number, command)
 
-    def step(self, batch: Batch) -> Awaitable[StepResult]:
+    def step(self, batch: Batch, on_layers: OnLayers | None) -> Awaitable[StepResult]:
         assert self.engines.language is not None
-        self._groups.watch.entered(self._group, self.rank, self._number, Step(list(batch)))
-        return self._group.together(self.rank, self._number, self.engines.language.step(batch))
+        group, number = self._group, self._number
+        self._groups.watch.entered(group, self.rank, number, Step(list(batch)))
+        tell = on_layers and group.at_layer(number, on_layers)
+        return group.together(self.rank, number, self.engines.language.step(batch, tell))
 
     def encode(self, batch: Sequence[Patches]) -> Awaitable[_Made]:
         vision = self.engines.vision
         assert isinstance(vision, SimVisionEngine)
         self._groups.watch.entered(self._group, self.rank, self._number, Encode(list(batch)))
         return self._group.gathered(self.rank, self._number, batch, vision)
+
+    def _answer_ask(self, serial: int, answer: Answer) -> None:
+        self._group.to_leader(self.rank, self._group.answered, self.rank, serial, answer)
 
     def _answer(self, number: int, failure: str) -> None:
         self._open -= 1
@@ -373,16 +392,3 @@ def _begin(
     process: SimProcess,
 ) -> None:
     main(process, make(SimDevice(world.loop, process, world.random, "device")))
-
-
-def _with_own_rows(sequence: StepSequence) -> StepSequence:
-    """Rows as they are now, where they are not the leader's."""
-    if not sequence.spans:
-        return sequence
-    return replace(sequence, spans=[replace(span, rows=_copied(span)) for span in sequence.spans])
-
-
-def _copied(span: RowSpan) -> Any:
-    if isinstance(span.rows, Rows):
-        return Rows(bytes(span.rows.buffer()), span.rows.num_rows, span.rows.nbytes)
-    return [bytes(piece) for piece in span.rows]

@@ -129,9 +129,7 @@ class Fabric:
 
     def region(self, target: RemoteRegion) -> tuple[SlotRegion, SimProcess] | None:
         found = self.regions.get(key_of(target))
-        if found is None or found[0].remote != target:
-            return None
-        return found
+        return found if found is not None and found[0].remote == target else None
 
     def process_died(self, process: SimProcess) -> None:
         """Its threads stop; what a card has taken over lands for a while yet."""
@@ -305,6 +303,9 @@ class SimTransferEngine(DataPlane):
 
     def descriptor(self, region: Region, transport: str) -> RemoteRegion:
         return region.remote
+
+    def recut(self, region: Region, num_parts: int) -> Region:
+        return region  # of one head
 
     def takes_references(self, target: RemoteRegion) -> bool:
         found = self._fabric.region(target)

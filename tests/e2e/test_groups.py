@@ -54,6 +54,36 @@ async def test_two_ranks_answer_as_one_does(group: Server, together: Server) -> 
     group.check_all_returned()
 
 
+LONG = ("1e1p:tp2,1d", "1e1p:tp2,1d:tp2", "1e1p:tp4,1d:tp2")
+SPLIT = ("1e1p1d:tp2", *(pytest.param(text, marks=pytest.mark.long) for text in LONG))
+
+
+@pytest.mark.parametrize("topology", SPLIT)
+async def test_kv_is_sliced_on_its_way(topology: str, together: Server) -> None:
+    """Between groups of any sizes, in parts while the prompt is computed: token for token."""
+    bodies = questions(330, 6, side=200, num_tokens=30)
+    with serving(topology, **PATIENT) as server:
+        replies = [await post_all(one.base_url, bodies) for one in (server, together)]
+        answers = [[reply.text for reply in each] for each in replies]
+        assert answers[0] == answers[1] and all(answers[0])
+        server.check_all_returned()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["p0", "d0"])
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_dies_in_a_transfer_leaves_nothing_behind(name: str, rank: int) -> None:
+    """Who wrote to it, or was written to by it, has its memory again."""
+    with serving("1e1p:tp2,1d:tp2", **PATIENT) as server:
+        epoch = server.instances()[name]["epoch"]
+        victim = [psutil.Process(server.pid(name)), *followers(server, name)][rank]
+        bodies = questions(340 + 2 * rank + (name == "d0"), 8, 150, 60)
+        replies = await ask_during(server, bodies, victim.kill, first_has_said)
+        wait_until_replaced(server, name, epoch)
+        assert await check_same_afterwards(server, bodies, replies) == {"answered": 8}
+        server.check_all_returned()
+
+
 def kill_leader(server: Server) -> None:
     os.kill(server.pid("pd0"), signal.SIGKILL)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from epd.failure import FailureKind
-from epd.fsm import embedding, encoding, generation, group, offer, request
+from epd.fsm import embedding, encoding, fan_out, generation, group, offer, request
 from epd.messages import TokenLogprobs
 from tests.foreign.walk import Concrete, Values
 from tests.fsm import tables
@@ -127,7 +127,18 @@ def _of_group(machine: Any) -> Values:
     }
 
 
+def _fan_out(values: Values) -> fan_out.FanOut:
+    made = tables.make_fan_out()
+    made.awaited = {part for part in (0, 1) if values[f"awaited_{part}"]}
+    return made
+
+
+def _of_fan_out(machine: Any) -> Values:
+    return {f"awaited_{part}": part in machine.awaited for part in (0, 1)}
+
+
 CONCRETE = {
+    "FAN_OUT": Concrete(_fan_out, _of_fan_out),
     "GROUP": Concrete(_group, _of_group),
     "OFFER": Concrete(_offer, _of_offer),
     "LINK": Concrete(lambda values: tables.make_link()),

@@ -13,6 +13,7 @@ from epd.fsm import (
     child,
     embedding,
     encoding,
+    fan_out,
     generation,
     group,
     incoming,
@@ -117,6 +118,7 @@ CARRIES: dict[str, Any] = {
     "num_layers": 1,
     "num_tokens": 2,
     "number": 1,
+    "part": 0,
     "parts": ((64, 11),),
     "patches": "patches",
     "placement": "placement",
@@ -203,6 +205,10 @@ def make_group(journal: Journal = NULL_JOURNAL) -> group.Group:
     return group.Group("pd0", 3, journal)
 
 
+def make_fan_out(journal: Journal = NULL_JOURNAL) -> fan_out.FanOut:
+    return fan_out.FanOut("r/1/kv+0", 2, journal)
+
+
 @dataclass(frozen=True)
 class Kind:
     table: Table
@@ -227,6 +233,7 @@ KINDS = (
     Kind(offer.TABLE, make_offer, 12),
     Kind(child.TABLE, make_child, 24),
     Kind(group.TABLE, make_group, 22),
+    Kind(fan_out.TABLE, make_fan_out, 16),
 )
 
 

@@ -72,6 +72,7 @@ OF_THE_MOMENT: dict[str, dict[str, str]] = {
         "JoinMissed ProbeDue AnswerMissed EndMissed": "the clock of the present state",
         "CommandDone": "of the oldest command, which is under way",
     },
+    "FAN_OUT": {"PartWritten PartFailed PartUnknown": "of each part, once"},
     "OFFER": {
         "Offered": "once, first",
         "RoomReplaced RivalAdded": "of a room whose rows are wanted",

@@ -24,6 +24,7 @@ from epd.messages import (
     SamplingParams,
     TokenLogprobs,
 )
+from epd.roles.rank_asks import LandKv
 from epd.transport.base import Received
 from epd_lab.sim.cluster import GATEWAY
 from epd_lab.sim.golden import BLOCK_SIZE, KV_LAYOUT
@@ -248,14 +249,17 @@ def test_kv_that_came_is_put_in_place(num_whole: int) -> None:
     with desk("1e1p1d", "d0", "decode") as at:
         _, transfer = offered(at)
         transfer.kv, transfer.parts = kv_state(num_whole=num_whole), ((transfer.nbytes, 0),)
-        region, landing = at.role._requests.region, at.role._landing
+        own = at.role._requests.kv.own
         with (
-            mock.patch.object(region, "_take_in") as look,
-            mock.patch.object(landing, "land", mock.AsyncMock()) as land,
+            mock.patch.object(own.region, "_take_in") as look,
+            mock.patch.object(own, "land", mock.AsyncMock(wraps=own.land)) as land,
         ):
             assert published(at, transfer) == incoming.Published()
             look.assert_called_once_with()
-            land.assert_awaited_once_with(region._memory, transfer.slots, transfer.blocks)
+            asked = LandKv(
+                transport=transfer.transport or "", slots=transfer.slots, blocks=transfer.blocks
+            )
+            land.assert_awaited_once_with(asked)
             transfer.parts = ((1, 0),)
             assert isinstance(published(at, transfer), incoming.PublishFailed)
             assert look.call_count == land.await_count == 1

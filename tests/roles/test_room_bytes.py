@@ -104,7 +104,7 @@ def test_what_landed_is_what_was_written_part_by_part() -> None:
 
         def checked(*parts: tuple[int, int], nbytes: int = 26) -> Any:
             transfer.parts, transfer.nbytes = parts, nbytes
-            return outcome(at, at.role.check_bytes(transfer, region, (3, 4, 5, 6)))
+            return outcome(at, at.role.check_region(transfer, region, (3, 4, 5, 6)))
 
         with mock.patch.object(at.actor.ports.transfers, "checksum", checksum):
             right = (15, 111), (10, 222), (1, 333)

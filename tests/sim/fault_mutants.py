@@ -196,10 +196,10 @@ def the_last_part_is_not_summed() -> Iterator[None]:
     """F54: what goes with the first token is believed as it lands."""
     check = IncomingRooms.check_bytes
 
-    async def but_the_last(self: IncomingRooms, machine: Any, region: Any, slots: Any) -> Event:
+    async def but_the_last(self: IncomingRooms, machine: Any, *how: Any) -> Event:
         *head, last = machine.parts
         with mock.patch.object(machine, "parts", [*head, (last[0], 0)]):
-            return await check(self, machine, region, slots)
+            return await check(self, machine, *how)
 
     with mock.patch.object(IncomingRooms, "check_bytes", but_the_last):
         yield

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from epd.fsm import group
+from epd.fsm import fan_out, group
+from epd.fsm.kernel import Effect, Event, State
+from epd.fsm.room import Room
 from epd.roles.group import Command, Encode, Follower, InOrder, Leader, Step
+from epd.roles.rooms import AskOfRank, Rooms
 from epd_lab.sim import groups
 from epd_lab.sim.groups import SimRanks
 from epd_lab.sim.process import SimProcess
@@ -113,4 +117,56 @@ def ranks_of_all_lives_meet() -> Iterator[None]:
         return leader.instance_id
 
     with mock.patch.object(groups, "meeting_place", of_the_name):
+        yield
+
+
+# --- parts of a write -----------------------------------------------------------------------------
+
+
+@mutant
+def a_part_is_taken_for_all() -> Iterator[None]:
+    """F29: a write to a group is over when the first of its ranks has what is its own."""
+    with _ends_at_once(fan_out.PartWritten, fan_out.S.WRITTEN, fan_out.Do.TELL_WRITTEN):
+        yield
+
+
+@mutant
+def a_failed_part_is_told_at_once() -> Iterator[None]:
+    """F8: that a part has failed is told while others are still read and still land."""
+    with _ends_at_once(fan_out.PartFailed, fan_out.S.FAILED, fan_out.Do.TELL_FAILED):
+        yield
+
+
+def _ends_at_once(
+    event: type[Event], state: State, tell: Effect
+) -> contextlib.AbstractContextManager[None]:
+    """What comes later is dropped by who waits no more."""
+    later = dict.fromkeys(fan_out.TABLE.events, ())
+    return several(
+        mock.patch.dict(fan_out.TABLE.dispatch[state], later),
+        row(fan_out.TABLE, fan_out.S.WRITING, event, state, (tell,), fan_out.keep_end),
+    )
+
+
+@mutant
+def a_part_in_doubt_has_failed() -> Iterator[None]:
+    """F8: a part that may still land counts as one that does not."""
+    with several(
+        *(
+            mock.patch.dict(edges, {fan_out.PartUnknown: edges[fan_out.PartFailed]})
+            for edges in map(fan_out.TABLE.dispatch.__getitem__, fan_out.S)
+            if fan_out.PartFailed in edges
+        )
+    ):
+        yield
+
+
+@mutant
+def a_leader_is_fenced_alone() -> Iterator[None]:
+    """F7: of a group that was lost, only what its leader writes is waited for."""
+
+    async def of_the_leader(self: Rooms[Any, Any], room: Room, asked: AskOfRank) -> bool:
+        return await self._holds(room, asked(room.peer, "sim", 0))
+
+    with mock.patch.object(Rooms, "_all_hold", of_the_leader):
         yield

@@ -34,10 +34,10 @@ def only_the_first_part_is_summed() -> Iterator[None]:
     """F54: what landed behind the first part of a room is taken for what was sent."""
     check = IncomingRooms.check_bytes
 
-    async def first(self: IncomingRooms, room: Any, region: Any, slots: Any) -> Event:
+    async def first(self: IncomingRooms, room: Any, *how: Any) -> Event:
         head, *rest = room.parts
         with mock.patch.object(room, "parts", [head, *((n, 0) for n, _ in rest)]):
-            return await check(self, room, region, slots)
+            return await check(self, room, *how)
 
     with mock.patch.object(IncomingRooms, "check_bytes", first):
         yield

@@ -11,9 +11,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from epd.engine.base import MediaLayout, Patches, RopePositions
@@ -160,7 +162,11 @@ class ModelAdapter:
     ) -> KvLayout:
         """`dtype`: of paged rows; `compute_dtype`: of everything else."""
         tensors = self.sequence_tensors(compute_dtype or dtype)
-        return layout_of(self.paged_rows(shard), tensors, dtype, block_size, max_layer_groups)
+        own = layout_of(self.paged_rows(shard), tensors, dtype, block_size, max_layer_groups)
+        if shard.size == 1:
+            return own
+        each = [self.paged_rows(replace(shard, rank=rank)) for rank in range(shard.size)]
+        return structs.replace(own, ranks=tuple((r.first_head, r.num_heads) for r in each))
 
     # --- language ---------------------------------------------------------------------------------
 

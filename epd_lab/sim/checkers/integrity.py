@@ -67,9 +67,11 @@ class Integrity(Checker):
             )
 
     def _landed(self, write: Write, owner: SimProcess, slots: Sequence[int]) -> None:
+        leader_of = self.context.cluster.groups.leader_of
+        owner, writes = leader_of(owner), leader_of(write.writer)
+        writer = (writes.instance_id, writes.epoch)
         for slot in slots:
             lease = self._leases.get((owner.name, write.target.region_id, slot))
-            writer = (write.writer.instance_id, write.writer.epoch)
             place = f"slot {slot} of {write.target.region_id} at {owner.name}"
             if lease is None or lease.state not in _MAY_BE_WRITTEN:
                 state = "leased to nobody" if lease is None else f"{lease.key} {lease.state.name}"

@@ -40,6 +40,7 @@ NOT_LOOKED_AT = {
     "_Asked.news": "no instance is profiled in simulation",
     "Instance._idle": "who drains looks again and again, and wakes itself",
     "._ended": "over when it is made",
+    "FanOuts.write": "a write of OUTGOING, whose clocks watch it",
     "Leader.execute": "a step of a group; `groups` looks at those that do not end",
     **dict.fromkeys(
         ("Leader.ready", "Leader.lost", "Leader.closed"),

@@ -1,0 +1,95 @@
+"""What a group's leader asks of another rank beside the steps, and what the rank answers.
+
+The ranks of a group are one program in several processes.  A leader that has no other rank does the
+same things without asking.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from epd.engine.base import EngineError
+from epd.messages import Address, Record, RemoteRegion
+from epd.transport.base import WriteFailed, WriteUnknown, Written
+
+Heads = tuple[int, int]  # the first, and behind the last; of a rank's own
+
+
+class RankLost(EngineError):
+    """The rank has ended, and its group with it: whatever it was doing is unknown."""
+
+
+class Ask(Record, tag=True):
+    """Done as soon as it comes; those that take time overtake each other."""
+
+
+class WriteKv(Ask):
+    """Write own KV, which is final, to a rank of another instance."""
+
+    slots: tuple[int, ...]
+    target: RemoteRegion
+    target_slots: tuple[int, ...]
+    heads: Heads | None = None  # only these, one by one; None: whole slots
+
+
+class LandKv(Ask):
+    """Take in what has landed."""
+
+    transport: str
+    slots: tuple[int, ...]
+    blocks: tuple[int, ...]
+    heads: tuple[Heads, ...] = ()  # it came head by head, these from one rank; none: whole slots
+    summed: tuple[tuple[int, ...], ...] = ()  # the slots of each write whose sum is wanted
+
+
+class Settle(Ask):
+    """See `TransferEngine.settle`."""
+
+    peer: Address
+
+
+class Fence(Ask):
+    """See `TransferEngine.fence`."""
+
+    peer: Address
+    host_id: str
+    pid: int
+
+
+class Sums(Record, tag=True):
+    """Of each write: the checksums of what landed from each rank, added up."""
+
+    sums: tuple[int, ...]
+
+
+class Holds(Record, tag=True):
+    """Whether it is so."""
+
+    holds: bool
+
+
+class Fault(Record, tag=True):
+    """It could not be done."""
+
+    reason: str
+
+
+AnyAsk = WriteKv | LandKv | Settle | Fence
+Answer = Written | WriteFailed | WriteUnknown | Sums | Holds | Fault
+
+
+class Joined(Record):
+    """What a rank says of its data plane when it is there."""
+
+    regions: tuple[tuple[str, str, RemoteRegion], ...]  # its name, a transport, how peers reach it
+
+
+class OtherRanks(Protocol):
+    """Those of a group, for its leader."""
+
+    joined: dict[int, Joined]  # by rank
+    pids: tuple[int, ...]  # in the order of ranks
+
+    async def ask(self, rank: int, ask: AnyAsk) -> Answer:
+        """Raises RankLost; and EngineError for a fault."""
+        ...

@@ -1,0 +1,203 @@
+"""A rank's own part of what its group moves, and the data plane of all its ranks.
+
+Theory of operation
+-------------------
+Each rank has a data plane of its own and regions in it.  A region of a group has a part at every
+rank: of one name, with the same slots.  So slots are leased once, by the leader, and mean the same
+everywhere.  Who writes to a group, or from one, writes parts (`epd.fsm.fan_out`), each from one
+rank to another, and no rank passes anything on.
+
+Where two groups share heads alike, what one rank writes to another is slots as they are.  Else the
+producer sends a slot head by head, each where the consumer expects it, and the consumer puts them
+in their order when it takes in what has landed (`LanguageEngine.land_kv`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Sequence
+
+from epd.engine.base import LanguageEngine
+from epd.messages import Address, RemoteRegion, TransportOffer
+from epd.roles.rank_asks import (
+    Answer,
+    AnyAsk,
+    Fault,
+    Fence,
+    Holds,
+    Joined,
+    LandKv,
+    OtherRanks,
+    RankLost,
+    Settle,
+    Sums,
+    WriteKv,
+)
+from epd.scheduling.kv_cells import cut
+from epd.transport.base import Buffer, DataPlane, Region, WriteOutcome
+
+
+class RankKv:
+    """The KV of one rank: its part of the region, and what comes and goes."""
+
+    def __init__(self, engine: LanguageEngine, transfers: DataPlane) -> None:
+        self._engine = engine
+        self._transfers = transfers
+        layout = engine.kv_layout
+        self._num_heads = layout.num_kv_heads
+        num_slots = engine.num_landing_blocks * layout.slots_per_block
+        self.region = transfers.allocate("kv", num_slots, layout.slot_nbytes)
+        engine.attach_kv(self.region.buffer)
+
+    def take_in(self) -> None:
+        """Others may write to it: in a device's memory, too, where they can."""
+        mirror = self._transfers.mirror(self.region)
+        if mirror is not None:
+            self._engine.attach_kv(mirror.buffer)
+
+    def written(self, *, by_head: bool) -> Region:
+        """What others write to."""
+        return self._transfers.recut(self.region, self._num_heads) if by_head else self.region
+
+    async def write(self, ask: WriteKv) -> WriteOutcome:
+        source = await self._engine.fetch_kv(
+            ask.slots,
+            in_place=self._transfers.takes_references(ask.target),
+            heads=None if ask.heads is None else range(*ask.heads),
+        )
+        return await self._transfers.write(source, ask.target, ask.target_slots)
+
+    async def land(self, ask: LandKv) -> Sums:
+        """What has landed becomes the content of the blocks."""
+        by_head = bool(ask.heads)
+        region = self._transfers.landing(self.written(by_head=by_head), ask.transport)
+        sums = [await self._sum(region, slots, ask.heads) for slots in ask.summed]
+        memory = region.buffer  # a look: where it lands in place, the engine reads it alone
+        if by_head or not self._engine.kv_in_place:
+            size = self._engine.kv_layout.slots_per_block
+            slots = [slot // size for slot in ask.slots[::size]]
+            await self._engine.land_kv(memory, slots, ask.blocks, by_head=by_head)
+        return Sums(sums=tuple(sums))
+
+    async def _sum(
+        self, region: Region, slots: Sequence[int], heads: Sequence[tuple[int, int]]
+    ) -> int:
+        written: list[Sequence[int]] = [slots]
+        if heads:
+            written = [cut(slots, range(*own), self._num_heads) for own in heads]
+        total = 0
+        for part in written:
+            views = region.views(part, len(part) * region.remote.slot_nbytes)
+            total += await self._transfers.checksum(views)
+        return total & 0xFFFFFFFF
+
+
+class RankPart:
+    """What a rank that does not lead does beside the steps."""
+
+    def __init__(
+        self, engine: LanguageEngine | None, transfers: DataPlane, *, takes_kv: bool
+    ) -> None:
+        self._transfers = transfers
+        self._kv = None if engine is None else RankKv(engine, transfers)
+        if self._kv is not None and takes_kv:
+            self._kv.take_in()
+
+    def joined(self) -> Joined:
+        return Joined(regions=tuple(self._regions()))
+
+    def _regions(self) -> Iterator[tuple[str, str, RemoteRegion]]:
+        kv = [self._kv.written(by_head=by_head) for by_head in (False, True)] if self._kv else []
+        for region in kv:
+            for transport in ("", *(offer.name for offer in self._transfers.offers)):
+                there = self._transfers.descriptor(region, transport)
+                yield region.remote.region_id, transport, there
+
+    async def answer(self, ask: AnyAsk) -> Answer:
+        try:
+            match ask:
+                case WriteKv():
+                    assert self._kv is not None  # only its leader asks, which has the same roles
+                    return await self._kv.write(ask)
+                case LandKv():
+                    assert self._kv is not None
+                    return await self._kv.land(ask)
+                case Settle():
+                    return Holds(holds=await self._transfers.settle(ask.peer))
+                case Fence():
+                    fenced = await self._transfers.fence(ask.peer, ask.host_id, ask.pid)
+                    return Holds(holds=fenced)
+        except Exception as error:
+            return Fault(reason=str(error) or repr(error))
+
+
+class GroupDataPlane(DataPlane):
+    """Of all ranks: the leader's own, with the parts of the others."""
+
+    def __init__(self, own: DataPlane, others: OtherRanks) -> None:
+        self._own = own
+        self._others = others
+
+    @property
+    def offers(self) -> tuple[TransportOffer, ...]:
+        return self._own.offers
+
+    def allocate(
+        self, name: str, num_slots: int, slot_nbytes: int, *, by_reference: bool = False
+    ) -> Region:
+        return self._own.allocate(name, num_slots, slot_nbytes, by_reference=by_reference)
+
+    def parts(self, region: Region, transport: str) -> tuple[RemoteRegion, ...]:
+        def at(joined: Joined) -> RemoteRegion:
+            key = [region.remote.region_id, transport]
+            return next(there for *its, there in joined.regions if its == key)
+
+        return tuple(at(joined) for _, joined in sorted(self._others.joined.items()))
+
+    def recut(self, region: Region, num_parts: int) -> Region:
+        return self._own.recut(region, num_parts)
+
+    def descriptor(self, region: Region, transport: str) -> RemoteRegion:
+        return self._own.descriptor(region, transport)
+
+    def mirror(self, region: Region) -> Region | None:
+        return self._own.mirror(region)
+
+    def landing(self, region: Region, transport: str) -> Region:
+        return self._own.landing(region, transport)
+
+    def takes_references(self, target: RemoteRegion) -> bool:
+        return self._own.takes_references(target)
+
+    async def write(
+        self, source: Sequence[Buffer], target: RemoteRegion, slots: Sequence[int]
+    ) -> WriteOutcome:
+        return await self._own.write(source, target, slots)
+
+    async def checksum(self, views: Sequence[Buffer]) -> int:
+        return await self._own.checksum(views)
+
+    async def settle(self, peer: Address) -> bool:
+        return await self._all(self._own.settle(peer), Settle(peer=peer))
+
+    async def fence(self, peer: Address, host_id: str, pid: int) -> bool:
+        own = self._own.fence(peer, host_id, pid)
+        return await self._all(own, Fence(peer=peer, host_id=host_id, pid=pid))
+
+    async def _all(self, own: Awaitable[bool], ask: AnyAsk) -> bool:
+        others = (self._holds(rank, ask) for rank in sorted(self._others.joined))
+        return all(await asyncio.gather(own, *others))
+
+    async def _holds(self, rank: int, ask: AnyAsk) -> bool:
+        try:
+            answer = await self._others.ask(rank, ask)
+        except RankLost:  # what it does is not known, and the process is about to end
+            return False
+        return isinstance(answer, Holds) and answer.holds
+
+    def revoke(self, region: Region) -> None:
+        self._own.revoke(region)
+
+    async def close(self) -> None:
+        """The others close theirs when they end."""
+        await self._own.close()

@@ -1,0 +1,46 @@
+"""Which rank of a producer writes which heads of KV to which rank of a consumer.
+
+Each rank of the consumer gets each of its heads from one rank that has it.  Heads that several
+ranks of the producer have (fewer heads than ranks) are written by these in turn, and heads that
+several ranks of the consumer want go to each of them.  So nothing is gathered, and nothing goes
+where nobody wants it; ranks of equal shares write to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Shares = Sequence[range]  # the heads of each rank, by their place in the model
+
+
+class Cell(NamedTuple):
+    """What one rank writes to another."""
+
+    producer: int  # ranks
+    consumer: int
+    source: range  # heads, by their place among the producer rank's own
+    target: range  # the same ones, among the consumer rank's own
+    is_cut: bool  # they are not all that both have
+
+
+def cells(producer: Shares, consumer: Shares) -> list[Cell]:
+    """All of them, in the order of the consumer's ranks."""
+    found: list[Cell] = []
+    for rank, wanted in enumerate(consumer):
+        at = wanted.start
+        while at < wanted.stop:
+            holders = [r for r, share in enumerate(producer) if at in share]
+            writer = rank if rank in holders else holders[rank % len(holders)]
+            share = producer[writer]
+            stop = min(share.stop, wanted.stop)
+            source = range(at - share.start, stop - share.start)
+            target = range(at - wanted.start, stop - wanted.start)
+            found.append(Cell(writer, rank, source, target, share != wanted))
+            at = stop
+    return found
+
+
+def cut(slots: Sequence[int], heads: range, num_heads: int) -> list[int]:
+    """The places of these heads in slots of so many, where each head's part of a slot is a slot."""
+    return [slot * num_heads + head for slot in slots for head in heads]

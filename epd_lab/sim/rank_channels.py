@@ -1,0 +1,108 @@
+"""What passes between the ranks of a simulated group: commands, what is asked, and the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from epd.engine.base import EngineError, Rows, RowSpan, StepSequence
+from epd.roles.rank_asks import Answer, AnyAsk, Fault, Joined, RankLost
+from epd.roles.rank_data import RankPart
+from epd_lab.sim.process import SimProcess
+from epd_lab.sim.world import World
+
+DELAY_S = 0.0005  # of a command or an answer, up to
+
+
+class Channel:
+    """One direction between two processes: in order, each message a little later."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._random = world.random.stream("channel", name)
+        self._arrives_s = 0.0
+        self._count = 0
+        self.lose_next = 0
+
+    def send(self, to: SimProcess, take: Callable[..., object], *what: object) -> None:
+        self._count += 1
+        if self.lose_next:
+            self.lose_next -= 1
+            self._world.fired["command_lost"] += 1
+            return
+        loop = self._world.loop
+        arrives_s = loop.now_s + DELAY_S * self._random.uniform(self._count)
+        self._arrives_s = max(self._arrives_s, arrives_s)
+        loop.call_at(self._arrives_s, take, *what, context=to.context)
+
+
+class SimAsks(ABC):
+    """What a leader asks of other ranks, and what they have said of themselves."""
+
+    def __init__(self) -> None:
+        self.joined: dict[int, Joined] = {}
+        self.pids: tuple[int, ...] = ()
+        self._asked: dict[tuple[int, int], asyncio.Future[Answer]] = {}  # by rank and serial
+        self._ended: set[int] = set()
+        self._serial = 0
+
+    @abstractmethod
+    def send_ask(self, rank: int, serial: int, ask: AnyAsk) -> None: ...
+
+    async def ask(self, rank: int, ask: AnyAsk) -> Answer:
+        self._serial += 1
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._asked[rank, self._serial] = future
+        if rank in self._ended:
+            self.ended(rank)
+        self.send_ask(rank, self._serial, ask)
+        answer = await future
+        if isinstance(answer, Fault):
+            raise EngineError(f"rank {rank}: {answer.reason}")
+        return answer
+
+    def answered(self, rank: int, serial: int, answer: Answer) -> None:
+        future = self._asked.pop((rank, serial), None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def ended(self, rank: int) -> None:
+        """Its process: what it was asked has no answer any more."""
+        self._ended.add(rank)
+        for whom, serial in [key for key in self._asked if key[0] == rank]:
+            future = self._asked.pop((whom, serial))
+            if not future.done():
+                future.set_exception(RankLost(f"rank {rank} has ended"))
+
+
+class SimAnswers:
+    """What a rank is asked, done as soon as it comes."""
+
+    def __init__(self, part: RankPart, answer: Callable[[int, Answer], None]) -> None:
+        self._part = part
+        self._answer = answer
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, serial: int, ask: AnyAsk) -> None:
+        task = asyncio.get_running_loop().create_task(self._do(serial, ask))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _do(self, serial: int, ask: AnyAsk) -> None:
+        self._answer(serial, await self._part.answer(ask))
+
+
+def with_own_rows(sequence: StepSequence) -> StepSequence:
+    """Rows as they are now, where they are not the leader's."""
+    if not sequence.spans:
+        return sequence
+    return replace(sequence, spans=[replace(span, rows=_copied(span)) for span in sequence.spans])
+
+
+def _copied(span: RowSpan) -> Any:
+    if isinstance(span.rows, Rows):
+        return Rows(bytes(span.rows.buffer()), span.rows.num_rows, span.rows.nbytes)
+    return [bytes(piece) for piece in span.rows]
